@@ -35,9 +35,9 @@ import psutil
 from predicting.tasks import bundles
 from tabulate import tabulate
 
-from models.bundle import Bundle, pack
-from models.onnx_engine import OnnxModel
-from models.optimizer import Sgd
+from device_runtime.models.bundles.bundle import Bundle, pack
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.training.optimizer import Sgd
 
 ROOT = Path(__file__).parents[1]
 SAMPLES, LEAST, MOST, BUDGET_S = 32, 5, 60, 3.0

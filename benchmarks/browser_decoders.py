@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.fuzz import targets
-from broker import messages, small, steps, topics
-from broker.messages import (
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.messages import (
     Base,
     Blob,
     Contribution,
@@ -27,12 +29,12 @@ from broker.messages import (
     Step,
     Succession,
 )
-from models import archive, manifest, protobuf, tensors
-from models.bundle import Bundle, shipped
-from models.consistency import check_manifest
-from models.errors import BundleError, ModelError
-from strategies import registry
-from strategies.errors import KindError
+from device_runtime.models.bundles import archive, manifest, protobuf, tensors
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.consistency import check_manifest
+from device_runtime.models.errors import BundleError, ModelError
+from device_runtime.strategies import registry
+from device_runtime.strategies.errors import KindError
 
 
 @dataclass(frozen=True)

@@ -7,26 +7,22 @@ stragglers dropped; mixed rounds with the trained head; the same with the closed
 without a deadline, as if there were no stragglers. Means of the last five rounds and of the seeds.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
 import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from simulation import policies
-from simulation.executors.job import Job
-from simulation.records import Ask, RoundLine
-from simulation.run import prepare, simulate
-from simulation.scenario import load
-from strategies.device_half import Contribution
+from device_runtime.simulation import policies
+from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.scenario import load
+from device_runtime.strategies.training.device_half import Contribution
 
 LAST = 5
 """Rounds whose recalls are averaged."""

@@ -10,35 +10,30 @@ handwritten digits (Dirichlet 0.3), full updates alone: the mean over the seeds,
 What does not change numbers (delta alone, deflate) learns the very same model and is not run again.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, TypeVar
-
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
 import numpy as np
 from tabulate import tabulate
 
-from models import tensors
-from models.bundle import Bundle, shipped
-from models.onnx_engine import OnnxModel
-from models.tensors import Tensors, TensorSpec
-from simulation import digits, scenario
-from simulation.records import RoundLine
-from simulation.run import prepare, simulate
-from simulation.watch import Nobody
-from strategies.codecs.chain import Chain, named
-from strategies.device_half import NOTHING, LocalData, Run
-from strategies.full import Full
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.simulation import digits, scenario
+from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.watch import Nobody
+from device_runtime.strategies.codecs.chain import Chain, named
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.training.device_half import NOTHING, LocalData, Run
 
 BUNDLE = "digits-wrn-10-1"
 WORDS = (

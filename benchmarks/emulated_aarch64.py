@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 
 from tabulate import tabulate
 
@@ -44,7 +44,7 @@ MOST = 1e-4
 """Of a tensor's largest value, by which a model may be off after a round."""
 DIRECTIONS = """
 import hashlib, platform
-from strategies import directions
+from device_runtime.strategies import directions
 words = b"".join(directions.direction(7, p, 0, 1_000_003).tobytes() for p in range(4))
 print(platform.machine(), hashlib.sha256(words).hexdigest())
 """

@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tabulate import tabulate
 
-from models.bundle import Bundle
-from models.inputs import InputSpec
-from models.onnx_engine import OnnxModel
-from models.optimizer import Sgd
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.training.optimizer import Sgd
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +53,7 @@ SGD = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
 
 @dataclass(frozen=True)
 class Network:
-    """A network of `models.torch_networks` with its settings, and what it takes."""
+    """A network of `models.networks` with its settings, and what it takes."""
 
     build: str
     settings: dict[str, int | str]
@@ -136,7 +136,7 @@ def built(name: str) -> nn.Module:
     """The network with the weights of seed 0."""
     import torch
 
-    from models.torch_networks import build
+    from device_runtime.models.networks import build
 
     torch.manual_seed(0)
     return build(NETWORKS[name].build, NETWORKS[name].settings)
@@ -171,7 +171,7 @@ def exported(name: str, cache_folder: Path) -> Path:
     """The bundle of a network, made unless it is there."""
     folder = cache_folder / name
     if not (folder / "manifest.json").exists():
-        from models.torch_export import ExportSpec, export
+        from device_runtime.models.export.export import ExportSpec, export
 
         labels = tuple(str(label) for label in range(CLASSES))
         spec = ExportSpec(name, NETWORKS[name].input, labels, sets={tunable: {} for tunable in SETS})

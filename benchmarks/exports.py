@@ -30,16 +30,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tabulate import tabulate
 
-from models.bundle import Bundle
-from models.errors import ModelError
-from models.inputs import InputSpec
-from models.onnx_engine import OnnxModel
-from models.optimizer import Sgd
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import ModelError
+from device_runtime.models.training.optimizer import Sgd
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from models.torch_export import Checked
+    from device_runtime.models.export.export import Checked
 
 SETS = ("all", "mid", "head", "bias")
 SAMPLES = 8
@@ -51,7 +51,7 @@ CALIBRATIONS = 30  # batches that move the statistics of batch normalisation
 
 @dataclass(frozen=True)
 class Network:
-    """A network of `models.torch_networks` with its settings, what it takes, and what is trained."""
+    """A network of `models.networks` with its settings, what it takes, and what is trained."""
 
     build: str
     settings: dict[str, int | str]
@@ -120,7 +120,7 @@ def built(network: Network) -> nn.Module:
     """With the weights of seed 0, and statistics of random inputs, without which outputs fade out."""
     import torch
 
-    from models.torch_networks import build
+    from device_runtime.models.networks import build
 
     torch.manual_seed(0)
     module = build(network.build, network.settings)
@@ -143,7 +143,7 @@ def samples(network: Network) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any
 
 def exported(name: str, folder: Path) -> Exported:
     """Raises ExportError where its library does not load, ParityError."""
-    from models.torch_export import ExportSpec, export
+    from device_runtime.models.export.export import ExportSpec, export
 
     network = NETWORKS[name]
     labels = tuple(str(label) for label in range(network.classes))
@@ -171,7 +171,7 @@ def elsewhere() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             messages.append(record.getMessage())
 
-    logger, handler = logging.getLogger("models.torch_graph"), Kept()
+    logger, handler = logging.getLogger("device_runtime.models.export.graph"), Kept()
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

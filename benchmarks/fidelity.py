@@ -7,28 +7,23 @@ Medians of each kind in its last round; `same` is how many of all decisions (rou
 `apart` the largest difference of a weight at the end.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
-
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
 import numpy as np
 from tabulate import tabulate
 
-from aggregator.observer import RoundOpened
-from simulation import scenario as scenarios
-from simulation.demo.fleet import MIXED
-from simulation.records import Ask
-from simulation.run import prepare, simulate
-from simulation.watch import Nobody
-from simulation.wire.run import Course
-from simulation.wire.scenario import perform
+from device_runtime.aggregator.views.listener import RoundOpened
+from device_runtime.simulation import scenario as scenarios
+from device_runtime.simulation.demo.fleet import MIXED
+from device_runtime.simulation.records import Ask
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.watch import Nobody
+from device_runtime.simulation.wire.run import Course
+from device_runtime.simulation.wire.scenario import perform
 
 SEED, ROUNDS = 5, 3
 SHARES = {"phone-high": 0.25, "pi-5": 0.25, "jetson-nano": 0.25, "pi-zero-2w": 0.125}

@@ -24,13 +24,13 @@ import venv
 from pathlib import Path
 from statistics import median
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 
 import numpy as np
 from tabulate import tabulate
 
 from benchmarks.boards import clients, extras
-from broker import brokers
+from device_runtime.broker.servers import brokers
 
 ROOT = Path(__file__).parent.parent
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
@@ -128,10 +128,13 @@ def main() -> None:
         return
     rows: list[tuple[str, float | str, float]] = [
         ("import numpy", import_ms("import numpy"), rss_mb("import numpy")),
-        ("import the device", *(f("import device_runtime.commands.join") for f in (import_ms, rss_mb))),
+        ("import the device", *(f("import device_runtime.cli.join") for f in (import_ms, rss_mb))),
         (
             "import what works, and ONNX Runtime",
-            *(f("import device_runtime.task, onnxruntime") for f in (import_ms, rss_mb)),
+            *(
+                f("import device_runtime.client.training.local_task, onnxruntime")
+                for f in (import_ms, rss_mb)
+            ),
         ),
     ]
     with tempfile.TemporaryDirectory() as folder:

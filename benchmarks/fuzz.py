@@ -25,22 +25,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 
 import numpy as np
 import psutil
 from tabulate import tabulate
 
-from aggregator import task as tasks
-from aggregator.errors import TaskError
 from benchmarks.graph_mutations import Graphs, examined
-from broker import messages, topics
-from broker.errors import BrokerError, UrlError
-from broker.messages import Blob, Contribution, Get, Hello, Message, Metrics, Plan, Receipt, State
-from broker.url import BrokerUrl
-from models import archive, manifest, tensors
-from models.bundle import shipped
-from models.errors import ModelError
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.broker.errors import BrokerError, UrlError
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.messages import (
+    Blob,
+    Contribution,
+    Get,
+    Hello,
+    Message,
+    Metrics,
+    Plan,
+    Receipt,
+    State,
+)
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles import archive, manifest, tensors
+from device_runtime.models.bundles.bundle import shipped
+from device_runtime.models.errors import ModelError
 
 SLOWEST_S = 2.0
 """Seconds that one input may take."""

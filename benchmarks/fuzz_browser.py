@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).parent.parent
-sys.path[0] = str(ROOT)  # beside this lies simulation.py, which is not the package
+sys.path[0] = str(ROOT)  # where benchmarks is a package
 
 import msgspec
 from tabulate import tabulate

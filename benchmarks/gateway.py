@@ -9,7 +9,6 @@ come, when all are there and nothing is done, and after the rounds. By `full` 31
 a round, in blocks that are asked for; by class means a few kB.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
@@ -26,24 +25,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
-
 import numpy as np
 import psutil
 from tabulate import tabulate
 
-from broker import brokers, messages, topics
-from broker.blobs import Blobs
-from broker.events import Event, Received, Will
-from broker.link import Link, LinkOptions
-from broker.messages import INLINE_LIMIT, Contribution, Get, Hello, Metrics, Offer, Receipt, State, offer_in
-from broker.mosquitto import Mosquitto
-from broker.running import WEB_USER, BrokerOptions, WebSockets
-from broker.transfer import answer
-from broker.url import BrokerUrl
-from models import tensors
-from models.bundle import Bundle, shipped
-from strategies import registry
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.mosquitto import Mosquitto
+from device_runtime.broker.servers.server import WEB_USER, BrokerOptions, WebSockets
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.broker.wire.link_events import Event, Received, Will
+from device_runtime.broker.wire.messages import (
+    INLINE_LIMIT,
+    Contribution,
+    Get,
+    Hello,
+    Metrics,
+    Offer,
+    Receipt,
+    State,
+    offer_in,
+)
+from device_runtime.broker.wire.transfer import answer
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.strategies import registry
 
 BUNDLE = "digits-wrn-10-1"
 COMMAND = "import sys; from device_runtime.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -8,26 +8,22 @@
 would be too little.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
 import subprocess
 import sys
-from pathlib import Path
-
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
 import psutil
 from tabulate import tabulate
 
-from device_runtime.graph_memory import held
-from device_runtime.measuring import BATCH, drawn, ready, runnable
-from device_runtime.watching import MARGIN, MARGIN_BYTES
-from models.bundle import Bundle, find
-from models.engines import open_model
-from models.manifest import Graph
-from profiles.cost import session_bytes
+from device_runtime.client.selection.graph_memory import held
+from device_runtime.client.selection.profiling import BATCH, drawn, ready, runnable
+from device_runtime.client.training.engine_guard import MARGIN, MARGIN_BYTES
+from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.models.bundles.manifest import Graph
+from device_runtime.models.engines.available import open_model
+from device_runtime.profiles.cost import session_bytes
 
 RUNS = 3
 KNOWN = ("forward", "train.all")

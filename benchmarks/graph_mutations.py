@@ -16,10 +16,19 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from models.bundle import Bundle, shipped
-from models.errors import BundleError
-from models.graph_check import check_graph
-from models.protobuf import DELIMITED, FIXED32, FIXED64, VARINT, delimited_field, fields, number, varint
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.graph_check import check_graph
+from device_runtime.models.bundles.protobuf import (
+    DELIMITED,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    delimited_field,
+    fields,
+    number,
+    varint,
+)
+from device_runtime.models.errors import BundleError
 
 VECTORS = Path(__file__).parent.parent / "web" / "vectors" / "graphs.json"
 MESSAGES = {

@@ -9,8 +9,6 @@ loads which was never there; of the next visit, all that crosses, with headers. 
 model, all of it.
 """
 
-# ruff: noqa: E402
-
 from __future__ import annotations
 
 import argparse
@@ -25,8 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
-
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
 import numpy as np
 from playwright.sync_api import Browser, sync_playwright

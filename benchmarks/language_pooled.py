@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
-
-from models import torch_networks as networks  # noqa: E402
-from models.bundle import Bundle  # noqa: E402
-from simulation.data import DataSpec, load  # noqa: E402
+from device_runtime.models import networks
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.simulation.data import DataSpec, load
 
 DATA = os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data")
 

@@ -19,11 +19,11 @@ import psutil
 from msgspec.structs import replace
 from tabulate import tabulate
 
-from models.bundle import Bundle, find
-from models.data import Keep, Place, Shelf, png, wav
-from models.data.picture import Picture
-from models.inputs import InputSpec
-from models.manifest import Manifest
+from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.data import Keep, Place, Shelf, png, wav
+from device_runtime.models.data.picture import Picture
 
 SPEECH, PHOTO, COLOURS = (
     InputSpec((1, 61, 40)),

@@ -9,30 +9,25 @@ other three send nothing, or all of them one kind of cheap update. The figures a
 accuracy of the served model in the last round and its mean over all rounds (which rewards learning sooner).
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean, stdev
-
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
 import numpy as np
 from tabulate import tabulate
 
-from models.bundle import Bundle, shipped
-from models.onnx_engine import OnnxModel
-from models.softmax import accuracy_and_loss
-from simulation import digits, partition
-from simulation.demo.fleet import MIXED
-from strategies.aggregator_half import RoundModel
-from strategies.device_half import LocalData, Run
-from strategies.few_shot import FewShot
-from strategies.kind import AnyStrategy
-from strategies.merge import merge
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.simulation import digits, partition
+from device_runtime.simulation.demo.fleet import MIXED
+from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.training.device_half import LocalData, Run
 
 DEVICES, STRAGGLERS, ALPHA = 8, 3, 0.3
 

@@ -11,7 +11,6 @@ Dirichlet(0.1) and a simulated fleet sends class means; what it serves is evalua
 ../shared/data.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
@@ -25,22 +24,20 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from tabulate import tabulate
 
-from models.bundle import Bundle
-from models.head import SoftmaxHead
-from models.inputs import InputSpec
-from models.onnx_engine import OnnxModel
-from models.softmax import accuracy_and_loss
-from simulation import scenario
-from simulation.records import RoundLine
-from simulation.run import prepare, simulate
-from simulation.watch import Nobody
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.simulation import scenario
+from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.watch import Nobody
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS, IMAGES = DATA / "squeezenet1_0_imagenet.npz", DATA / "cifar10_10k_2k_jpegbytes.npz"
@@ -97,9 +94,9 @@ def _enlarged(file: bytes, size: int) -> NDArray[np.uint8]:
 
 def backbone(folder: Path, size: int = SIZE) -> Bundle:
     """SqueezeNet 1.0 with the weights of ImageNet and a new head of ten classes, as a bundle."""
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
-    from models.torch_weights import load_weights
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.export.weights import load_weights
+    from device_runtime.models.networks import build
 
     with np.load(IMAGES) as file:
         labels = tuple(str(name) for name in file["class_names"])

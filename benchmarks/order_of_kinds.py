@@ -9,7 +9,6 @@ Printed are the mean accuracy of the last five evaluations, modelled energy, and
 classes. It is `device-runtime simulate` of a scenario that lies in DIR; what is finished is not run again.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
@@ -21,15 +20,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
-
 import msgspec
 from tabulate import tabulate
 
-from simulation.papers import exporting
-from simulation.papers.places import data_folder
-from simulation.papers.sampling import spec_of
-from simulation.papers.shared import shared
+from device_runtime.simulation.papers import exporting
+from device_runtime.simulation.papers.places import data_folder
+from device_runtime.simulation.papers.sampling import spec_of
+from device_runtime.simulation.papers.shared import shared
 
 ORDERS = {
     "few-shot, scalars, class means": ("few-shot", "zeroth-order", "class-means"),
@@ -123,9 +120,7 @@ def toml(value: Any) -> str:
 def run(file: Path, out: Path, seeds: int) -> None:
     asked = ["--compare", "kinds=choose", "--seeds", str(seeds), "--parallel", "1", "--workers", "1"]
     command = [sys.executable, "-m", "device_runtime", "simulate", str(file), *asked, "--run-dir", str(out)]
-    subprocess.run(
-        command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": sys.path[0]}
-    )
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

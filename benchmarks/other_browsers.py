@@ -20,7 +20,7 @@ import psutil
 from browser import PAGE, served
 from tabulate import tabulate
 
-from models.bundle import pack
+from device_runtime.models.bundles.bundle import pack
 from tests.web import driven
 
 PATIENCE_S = 600.0

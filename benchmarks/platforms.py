@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from models.bundle import Bundle
-from models.manifest import PRECISIONS
-from models.onnx_engine import OnnxModel
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.manifest import PRECISIONS
+from device_runtime.models.engines.onnx_engine import OnnxModel
 
 SAMPLES = 6
 MOST = 1e-5

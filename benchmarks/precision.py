@@ -32,13 +32,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from models import quantised
-from models.bundle import Bundle, shipped, write
-from models.errors import ParityError
-from models.freed_memory import give_back
-from models.inputs import InputSpec
-from models.manifest import PRECISIONS
-from models.onnx_session import Loaded, SessionSettings, load_session, onnxruntime
+from device_runtime.models.bundles import quantised
+from device_runtime.models.bundles.bundle import Bundle, shipped, write
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import PRECISIONS
+from device_runtime.models.engines.freed_memory import give_back
+from device_runtime.models.engines.onnx_session import Loaded, SessionSettings, load_session, onnxruntime
+from device_runtime.models.errors import ParityError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 BATCH = 8
@@ -110,7 +110,7 @@ class Network:
 
 def with_precisions(bundle: Bundle, folder: Path) -> Bundle:
     """The bundle with its forward graph in each precision that passes the gate."""
-    from models.torch_precision import lower_forward
+    from device_runtime.models.export.precision import lower_forward
 
     weights = bundle.weights()
     manifest, files = bundle.manifest, {name: bundle.graph(name) for name in bundle.manifest.graphs}
@@ -129,9 +129,9 @@ def convolutional(name: str, settings: dict[str, str], spec: InputSpec, folder: 
     """A network of ImageNet; accuracy of nearest class means, cosine, on CIFAR-10 at 128 pixels."""
     import ncm_cifar10
 
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
-    from models.torch_weights import load_weights
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.export.weights import load_weights
+    from device_runtime.models.networks import build
 
     module = build(name.removesuffix("1_0"), {**settings, "classes": 10})
     load_weights(module, DATA / f"{name}_imagenet.npz", skip_head="classifier.1")
@@ -153,8 +153,8 @@ def convolutional(name: str, settings: dict[str, str], spec: InputSpec, folder: 
 
 def digits(folder: Path) -> Network:
     """The shipped bundle after two epochs of SGD; accuracy on 360 digits."""
-    from models.onnx_engine import OnnxModel
-    from simulation.digits import load
+    from device_runtime.models.engines.onnx_engine import OnnxModel
+    from device_runtime.simulation.digits import load
 
     bundle = Bundle.open(shipped("digits-wrn-10-1"))
     rng = np.random.default_rng(0)
@@ -179,8 +179,8 @@ def transformer(size: str, folder: Path) -> Network:
     """Random weights; agreement with float32 on random inputs."""
     import torch
 
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
 
     torch.manual_seed(0)
     module, spec = build("vit", {"size": size}), InputSpec((3, 224, 224))

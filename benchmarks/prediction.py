@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 
 import msgspec
 

@@ -24,11 +24,11 @@ import numpy as np
 from engines import NETWORKS, Row, built, exported, samples, say
 from tabulate import tabulate
 
-from models.bundle import Bundle
-from models.clipping import Privacy, PrivateGradients
-from models.engine import NO_EXTRAS, DeviceModel, Gradients, Inputs, Labels
-from models.onnx_engine import OnnxModel
-from models.tensors import Tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel, Gradients, Inputs, Labels
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.training.clipping import Privacy, PrivateGradients
 
 BATCH = 32
 SETS = ("all", "bias", "head")
@@ -48,7 +48,7 @@ class OneByOne:
 
 def steps(row: Row, folder: Path, device: str) -> Iterator[tuple[str, Callable[[], object]]]:
     """What is timed, by its column."""
-    from models.torch_engine import TorchModel
+    from device_runtime.models.torch_engine.engine import TorchModel
 
     x, y = samples(row)
 

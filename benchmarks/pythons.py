@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 
 from tabulate import tabulate
 

@@ -37,7 +37,7 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).parent.parent
 PEERS = Path(__file__).parent / "peers"
-sys.path[0] = str(PEERS)  # its modules import each other; this folder would hide the package simulation
+sys.path[0] = str(PEERS)  # its modules import each other
 
 import processes  # noqa: E402
 from environments import python_of  # noqa: E402

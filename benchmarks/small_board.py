@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -40,8 +40,8 @@ from benchmarks.boards.kinds import COMMAND, Trial
 from benchmarks.boards.rounds import Done, Place
 from benchmarks.control_groups import group
 from benchmarks.predicting import tasks
-from models.bundle import shipped
-from models.commands import export as export_command
+from device_runtime.cli import export as export_command
+from device_runtime.models.bundles.bundle import shipped
 
 MIB = 2**20
 BOARD = 512
@@ -78,12 +78,12 @@ SAMPLES_OF = {NETWORK: "data", WIDE: "small", DIGITS: "digits-data"}
 PREDICT = """
 import argparse, json, sys
 from pathlib import Path
-from models import data
-from device_runtime.choose import MAIN, priced
-from device_runtime.commands import profile
-from models.bundle import Bundle, find
-from strategies import registry
-from strategies.workload import workload
+from device_runtime.models import data
+from device_runtime.client.selection.choose import MAIN, priced
+from device_runtime.cli import profile
+from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.strategies import registry
+from device_runtime.strategies.training.workload import workload
 kind, settings, samples, *bundles = json.loads(sys.argv[1])
 parser = argparse.ArgumentParser()
 profile.add_arguments(parser)

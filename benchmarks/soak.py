@@ -14,7 +14,6 @@ on its disk. Ends with 1 if anything does not agree. That a next round is open s
 bytes that there is nothing to wait for: it counts, or the aggregator never had it. Both are counted.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
@@ -33,18 +32,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
-
 import msgspec
 import numpy as np
 from tabulate import tabulate
 
-from broker import brokers
-from broker.messages import Contribution, decode
-from broker.mosquitto import Mosquitto
-from broker.running import BrokerOptions
-from broker.url import BrokerUrl
-from simulation import digits
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.mosquitto import Mosquitto
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire.messages import Contribution, decode
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.simulation import digits
 
 COMMAND = "import sys; from device_runtime.cli import main; sys.exit(main(sys.argv[1:]))"
 TOLD = re.compile(r"round (\d+): (\S+?)(?: (accepted|duplicate|late|refused)|: the round is (over))")

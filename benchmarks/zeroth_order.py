@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 
 MODULES = {
     "step": "step",

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .personal.asking import Guess, Personal, Prediction
+    from .client.personal.asking import Guess, Personal, Prediction
 
 __all__ = ["Guess", "Personal", "Prediction"]
 
@@ -12,6 +12,6 @@ def __getattr__(name: str) -> Any:
     """The names above, imported when they are first asked for: importing this package costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .personal import asking
+    from .client.personal import asking
 
     return getattr(asking, name)

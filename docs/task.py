@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from aggregator.task import KindSettings, Task
-from device_runtime.commands.kinds import example
-from strategies import ranges, registry
-from strategies.ranges import Listed
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.cli.kinds import example
+from device_runtime.strategies import registry
+from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.settings import Listed
 
 HERE = Path(__file__).parent
 PAGE = HERE / "task.md"

@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from broker import brokers
-from broker.running import RunningBroker
-from models.bundle import Bundle, shipped
-from models.onnx_engine import OnnxModel
-from strategies.aggregator_half import RoundModel
-from strategies.device_half import LocalData
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.server import RunningBroker
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.training.device_half import LocalData
 
 T = TypeVar("T")
 Words = tuple[str, ...]
@@ -374,10 +374,10 @@ class Exported:
     ) -> str:
         import torch
 
-        from models import torch_networks as networks
-        from models.inputs import InputSpec
-        from models.manifest import Source
-        from models.torch_export import ExportSpec, export
+        from device_runtime.models import networks
+        from device_runtime.models.bundles.inputs import InputSpec
+        from device_runtime.models.bundles.manifest import Source
+        from device_runtime.models.export.export import ExportSpec, export
 
         spec = ExportSpec(
             name or network,

@@ -12,14 +12,15 @@ import numpy as np
 import psutil
 import pytest
 
-from broker import brokers, topics
-from broker.link import Link, LinkOptions, Received
-from broker.messages import Base, Contribution, Offer, Receipt, decode, encode
-from broker.running import BrokerOptions
-from broker.site import AGGREGATOR_KEY
-from broker.url import BrokerUrl
-from models import tensors
-from strategies import registry
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.broker_folder import AGGREGATOR_KEY
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Link, LinkOptions, Received
+from device_runtime.broker.wire.messages import Base, Contribution, Offer, Receipt, decode, encode
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies import registry
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def join(broker, launched, digits_in, tmp_path):
 ON_A_BUSY_MACHINE = """
 import sys
 from device_runtime.cli import main
-from simulation.demo import calibration
+from device_runtime.simulation.demo import calibration
 calibration.SCALES = (4.0,)
 sys.exit(main(["demo", *sys.argv[1:]]))
 """
@@ -171,7 +172,7 @@ class ScriptedAggregator:
         self.link.connect()
         packed = bundle.packed()
         weights = tensors.encode(bundle.weights())
-        from broker.blobs import name
+        from device_runtime.broker.wire.blobs import name
 
         self.contents = {name(packed).sha: packed, name(weights).sha: weights}
         self.base = Base(checkpoint=(name(weights),), sha=name(weights).sha)
@@ -192,8 +193,8 @@ class ScriptedAggregator:
 
     def answer(self, kinds, timeout_s=120):
         """Serve hellos and blocks until a contribution comes, and return it."""
-        from broker.blobs import BLOCK
-        from broker.messages import Get
+        from device_runtime.broker.wire.blobs import BLOCK
+        from device_runtime.broker.wire.messages import Get
 
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:

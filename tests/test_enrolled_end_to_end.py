@@ -11,12 +11,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from broker import mosquitto, topics
-from broker.enrolment import Enrolment
-from broker.link import Link, LinkOptions
-from broker.running import BrokerOptions, find_port
-from broker.signing import Signer
-from broker.site import Opened
+from device_runtime.broker.security.enrolment import Enrolment
+from device_runtime.broker.security.signing import Signer
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.servers.server import BrokerOptions, find_port
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Link, LinkOptions
 
 pytestmark = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
 PATIENCE_S = 300.0
@@ -184,8 +185,8 @@ def test_an_aggregator_with_another_key_gets_no_update(build, eventually):
 
 
 def _offer(content):
-    from broker.blobs import name
-    from broker.messages import Base, Offer
+    from device_runtime.broker.wire.blobs import name
+    from device_runtime.broker.wire.messages import Base, Offer
 
     blob = name(content)
     return Offer(

@@ -14,8 +14,9 @@ import numpy as np
 import psutil
 import pytest
 
-from broker import brokers
-from device_runtime import guest, leaving
+from device_runtime.broker.servers import brokers
+from device_runtime.client.service import instance_lock as guest
+from device_runtime.client.service import uninstall as leaving
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 SLOW = ("--as", "pi-5", "--slow", "20")

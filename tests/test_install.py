@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from device_runtime.commands.table import COMMANDS, EXTRAS
+from device_runtime.cli.table import COMMANDS, EXTRAS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,11 +23,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def modules_after(statement):
-    """Names of all top-level modules in a new process after this statement."""
-    program = (
-        f"{statement}\nimport sys, json; print(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
-    )
-    return set(json.loads(subprocess.check_output([sys.executable, "-c", program], text=True)))
+    """All modules in a new process after this statement: names of others' packages, of ours in two parts."""
+    program = f"{statement}\nimport sys, json; print(json.dumps([*sys.modules]))"
+    loaded = json.loads(subprocess.check_output([sys.executable, "-c", program], text=True))
+    return {".".join(name.split(".")[: 2 if name.startswith("device_runtime.") else 1]) for name in loaded}
 
 
 @pytest.mark.parametrize(
@@ -35,8 +34,8 @@ def modules_after(statement):
     [
         "import device_runtime",
         "import device_runtime.cli",
-        "import device_runtime.commands.join",
-        "from device_runtime.commands import doctor, explain, join, profile",
+        "import device_runtime.cli.join",
+        "from device_runtime.cli import doctor, explain, join, profile",
     ],
 )
 def test_the_device_imports_neither_torch_nor_aggregator_nor_simulation(statement):
@@ -45,8 +44,8 @@ def test_the_device_imports_neither_torch_nor_aggregator_nor_simulation(statemen
         "torch",
         "onnx",
         "onnxscript",
-        "aggregator",
-        "simulation",
+        "device_runtime.aggregator",
+        "device_runtime.simulation",
         "amqtt",
         "rich",
         "sklearn",
@@ -55,16 +54,16 @@ def test_the_device_imports_neither_torch_nor_aggregator_nor_simulation(statemen
 
 def test_a_device_at_work_brings_in_no_torch_either():
     loaded = modules_after(
-        "from models.bundle import Bundle, shipped\n"
-        "from models.engines import open_model\n"
-        "import numpy as np, strategies.registry as r\n"
-        "from strategies.kind import LocalData, Run\n"
+        "from device_runtime.models.bundles.bundle import Bundle, shipped\n"
+        "from device_runtime.models.engines.available import open_model\n"
+        "import numpy as np, device_runtime.strategies.registry as r\n"
+        "from device_runtime.strategies.kind import LocalData, Run\n"
         "model = open_model(Bundle.open(shipped('digits-wrn-10-1')))\n"
         "data = LocalData(np.zeros((8, 1, 8, 8), np.float32), np.arange(8))\n"
         "for name in r.USUAL: r.make(name).train(model, data, Run(1, 'd', lambda: 0.0, 1.0))"
     )
     assert "onnxruntime" in loaded
-    assert not loaded & {"torch", "onnx", "aggregator", "simulation"}
+    assert not loaded & {"torch", "onnx", "device_runtime.aggregator", "device_runtime.simulation"}
 
 
 def test_a_device_s_dependencies_are_the_few_that_are_priced():
@@ -211,14 +210,17 @@ def test_the_list_of_commands_imports_none_of_them(bare):
     """So that help answers at once, on a small board too."""
     program = (
         "import sys; from device_runtime.cli import main; main(['--help']); main(['serv']); "
-        "print(sorted({name.split('.')[0] for name in sys.modules}))"
+        "print(sorted(sys.modules))"
     )
     loaded = subprocess.check_output(
         [bare, "-c", program], text=True, stderr=subprocess.DEVNULL, cwd=bare.parent
     ).splitlines()[-1]
-    assert repr("device_runtime") in loaded
-    for module in ("numpy", "onnxruntime", "msgspec", "paho", "psutil", "aggregator", "models", "broker"):
+    for module in ("numpy", "onnxruntime", "msgspec", "paho", "psutil"):
         assert repr(module) not in loaded
+    ours = set(re.findall(r"'(device_runtime[^']*)'", loaded))
+    assert ours == {
+        "device_runtime", "device_runtime.cli", "device_runtime.cli.table", "device_runtime.console",
+    }  # fmt: skip
 
 
 def test_python_m_device_runtime_is_the_command(bare, installed):
@@ -226,13 +228,53 @@ def test_python_m_device_runtime_is_the_command(bare, installed):
     assert shown == bare_run(bare, installed, "--help").stdout
 
 
-def test_the_installed_wheel_runs_from_a_folder_with_its_own_models(installed, tmp_path):
-    """`models`, `broker` and `profiles` are plain names: a user's own must not stand in for ours."""
-    for name in ("models", "profiles", "broker", "strategies"):
+@pytest.fixture
+def crowded(tmp_path):
+    """A folder with packages of a user's own, named as ours are; importing one ends the process."""
+    for name in ("aggregator", "broker", "client", "edge", "models", "profiles", "simulation", "strategies"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong package was imported')")
+    return tmp_path
+
+
+EXPLAIN = "from device_runtime.cli import main; main(['explain', '--deadline', '60'])"
+
+
+@pytest.mark.parametrize("way", ["command", "module", "script", "python -c", "PYTHONPATH=."])
+def test_the_installed_wheel_runs_beside_a_user_s_own_packages(way, bare, installed, crowded):
+    (crowded / "mine.py").write_text(EXPLAIN)
+    words = {
+        "command": [installed / "bin" / "device-runtime", "explain", "--deadline", "60"],
+        "module": ["-m", "device_runtime", "explain", "--deadline", "60"],
+        "script": ["mine.py"],
+        "python -c": ["-c", EXPLAIN],
+        "PYTHONPATH=.": [installed / "bin" / "device-runtime", "explain", "--deadline", "60"],
+    }[way]
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    if way == "PYTHONPATH=.":
+        env["PYTHONPATH"] = "."
+    ended = subprocess.run([bare, *words], cwd=crowded, env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "->" in ended.stdout
+
+
+EXPORT = "export mynet:build --input 1,8,8 --labels a,b --out bundle"
+
+
+def test_a_user_s_own_network_is_exported_from_a_package_named_models(installed, tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").touch()
+    (tmp_path / "models" / "cnn.py").write_text("WIDTH = 8\n")
+    (tmp_path / "mynet.py").write_text(
+        "import torch\nfrom models.cnn import WIDTH\n\n\n"
+        "def build():\n"
+        "    return torch.nn.Sequential(\n"
+        "        torch.nn.Flatten(), torch.nn.Linear(64, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 2)\n"
+        "    )\n"
+    )
     ended = subprocess.run(
-        [installed / "bin" / "device-runtime", "explain", "--deadline", "60"],
+        [sys.executable, installed / "bin" / "device-runtime", *EXPORT.split()],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(installed)},
         capture_output=True,
@@ -240,19 +282,27 @@ def test_the_installed_wheel_runs_from_a_folder_with_its_own_models(installed, t
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "->" in ended.stdout
+    assert (tmp_path / "bundle" / "manifest.json").exists()
 
 
-def test_the_wheel_holds_the_shipped_bundle_and_profiles_and_no_tests(installed):
-    files = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
-    assert "models/bundles/digits-wrn-10-1/weights.safetensors" in files
-    assert {"profiles/boards.toml", "profiles/presets/phones.toml"} <= files
-    assert not any(file.startswith(("tests/", "benchmarks/")) for file in files)
+def test_the_wheel_installs_one_package_with_its_content_and_no_tests(installed):
+    assert {path.name for path in installed.iterdir()} - {"bin", "__pycache__"} == {
+        "device_runtime", f"device_runtime-{metadata.version('device-runtime')}.dist-info",
+    }  # fmt: skip
+    content = installed / "device_runtime" / "_content"
+    files = {str(path.relative_to(content)) for path in content.rglob("*") if path.is_file()}
+    assert {
+        "broker/PROTOCOL.md",
+        "models/bundles/digits-wrn-10-1/weights.safetensors",
+        "profiles/boards.toml",
+        "profiles/fleets/phones.toml",
+        "profiles/scenarios/digits.toml",
+    } <= files
 
 
 def test_the_wheel_holds_the_page_that_browsers_join_by_and_not_its_libraries(installed):
     """Which are 50 MB that a device has no use for: `device-runtime web fetch`."""
-    page = installed / "aggregator" / "web" / "browser"
+    page = installed / "device_runtime" / "_content" / "web"
     files = {str(path.relative_to(page)): path.stat().st_size for path in page.rglob("*") if path.is_file()}
     known = subprocess.check_output(["git", "ls-files", "web"], cwd=ROOT, text=True).splitlines()
     here = {path.removeprefix("web/") for path in known}
@@ -266,7 +316,7 @@ def test_the_wheel_holds_the_page_that_browsers_join_by_and_not_its_libraries(in
 
 def test_the_device_s_image_starts_a_command_that_there_is():
     """Where the samples are is the one option that its default has; the enrolment tells the rest."""
-    from device_runtime.commands import join
+    from device_runtime.cli import join
 
     said = (ROOT / "deploy" / "device.Dockerfile").read_text()
     [entry], words = (

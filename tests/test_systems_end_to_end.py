@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models import tensors
+from device_runtime.models.bundles import tensors
 
 ROUNDS = 4
 TASK = """

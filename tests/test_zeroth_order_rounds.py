@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulation import scenario
-from simulation.executors.job import Job
-from simulation.executors.plain import Plain
-from simulation.run import prepare, simulate
-from simulation.watch import Nobody
-from strategies.folding import Folding
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.simulation import scenario
+from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.watch import Nobody
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 30

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 import psutil
 
-from broker import brokers
+from device_runtime.broker.servers import brokers
 
 from . import wheel
 
@@ -93,7 +93,7 @@ def _client(name: str, programs: Path, home: Path, stack: ExitStack) -> Client:
     more = ("--min-devices", "2", "--broker", broker.url, "--run-dir", home / "run")
     join = (programs / "device-runtime", "join", broker.url, "--data", data, "--name", "idle")
     return Client(
-        name, "", "import device_runtime.commands.join",
+        name, "", "import device_runtime.cli.join",
         Program((*serve, *more), "task "),
         Program((*join, "--state", home / "state"), "samples of"),
     )  # fmt: skip

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from broker import brokers
-from models import tensors
+from device_runtime.broker.servers import brokers
+from device_runtime.models.bundles import tensors
 
 from . import clients
 from .kinds import COMMAND, Trial

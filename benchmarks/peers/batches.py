@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from models import bundle as bundles
-from models.bundle import Bundle
-from models.engines import EngineWish
-from simulation.clients import Clients
-from simulation.executors.job import Executor, Job, World
-from strategies import registry
-from strategies.kind import AnyStrategy
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.executors.job import Executor, Job, World
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import AnyStrategy
 
 CLIENTS = (10, 50, 100)
 SAMPLES = 60
@@ -85,7 +85,7 @@ def world_of(row: Row) -> World:
 
 def measure(row: Row) -> dict[str, Any]:
     """Medians of both executors, in clients per second."""
-    from simulation.executors.choice import ExecutorWish, make
+    from device_runtime.simulation.executors.choice import ExecutorWish, make
 
     world = world_of(row)
     executors: dict[str, Executor] = {

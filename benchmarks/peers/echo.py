@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from models.engine import DeviceModel
-from models.manifest import Manifest
-from models.tensors import TensorSpec
-from profiles import Cost, DeviceProfile, Work, Workload, predict
-from strategies import registry
-from strategies.aggregator_half import Effect, RoundModel
-from strategies.device_half import Contribution, LocalData, Run
-from strategies.kind import Usual
-from strategies.tensor_mean import TensorMean
-from strategies.workload import upload_bytes
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import Usual
+from device_runtime.strategies.merging.aggregator_half import Effect, RoundModel
+from device_runtime.strategies.merging.tensor_mean import TensorMean
+from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
+from device_runtime.strategies.training.workload import upload_bytes
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,10 @@ def exported(folder: Path, width: int) -> Path:
     if not (home / "manifest.json").exists():
         import torch
 
-        from models.inputs import InputSpec
-        from models.manifest import Source
-        from models.torch_export import ExportSpec, export
-        from models.torch_networks import build
+        from device_runtime.models.bundles.inputs import InputSpec
+        from device_runtime.models.bundles.manifest import Source
+        from device_runtime.models.export.export import ExportSpec, export
+        from device_runtime.models.networks import build
 
         torch.manual_seed(0)
         source = Source("mlp", {"inputs": 64, "hidden": width})
@@ -92,10 +92,10 @@ def growth(options: argparse.Namespace, folder: Path) -> int:
 
 def measure(row: Row) -> dict[str, Any]:
     """One run in this process, which should be new."""
-    from simulation.executors.choice import ExecutorWish, make
-    from simulation.run import prepare, simulate
-    from simulation.scenario import load
-    from simulation.watch import Nobody
+    from device_runtime.simulation.executors.choice import ExecutorWish, make
+    from device_runtime.simulation.run import prepare, simulate
+    from device_runtime.simulation.scenario import load
+    from device_runtime.simulation.watch import Nobody
 
     marks: list[float] = []
 

@@ -1,10 +1,10 @@
-"""Ours: all of simulation.run.simulate: fleet, virtual clock, choosing, round machine, checks, merging.
+"""Ours: all of `simulation.run.simulate`: fleet, virtual clock, choosing, round machine, checks, merging.
 
     --executor NAME    plain, processes, batched, or auto, which chooses (auto)
     --engine NAME      what devices train on: onnxruntime, torch, or auto (auto)
 
 All devices are alike, always there and quick enough; a cohort is drawn of them each round; no evaluation.
-The bundle of a work is exported once, beside its samples, from `models.torch_networks`. Work C is done by a
+The bundle of a work is exported once, beside its samples, from `models.networks`. Work C is done by a
 kind of update that only benchmarks have, see echo.py. Seconds are taken when a round's line comes: the first
 has the preparations.
 """
@@ -21,21 +21,21 @@ import echo
 import numpy as np
 from work import SCALE, SEED, WORKS, Arrays, Job, report, round_seed, user_name, weights
 
-from aggregator.task import KindSettings, Task
-from models.bundle import Bundle
-from models.engines import EngineWish
-from models.inputs import InputSpec
-from models.manifest import Source
-from profiles import fleets
-from simulation.clients import Clients
-from simulation.data import DataSet
-from simulation.executors.choice import ExecutorWish, make
-from simulation.executors.job import Job as Training
-from simulation.executors.job import World
-from simulation.records import Ask, RoundLine
-from simulation.run import Prepared, simulate
-from simulation.scenario import Scenario
-from strategies.device_half import Contribution
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Source
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.executors.choice import ExecutorWish, make
+from device_runtime.simulation.executors.job import Job as Training
+from device_runtime.simulation.executors.job import World
+from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.run import Prepared, simulate
+from device_runtime.simulation.scenario import Scenario
+from device_runtime.strategies.training.device_half import Contribution
 
 LABELS = tuple(str(label) for label in range(10))
 FLEET = {"name": "alike", "groups": {"user": {"profile": "pi-5", "share": 1.0}}}
@@ -66,8 +66,8 @@ def bundle(job: Job) -> Bundle:
     if not (folder / "manifest.json").exists():
         import torch
 
-        from models.torch_export import ExportSpec, export
-        from models.torch_networks import build
+        from device_runtime.models.export.export import ExportSpec, export
+        from device_runtime.models.networks import build
 
         shape = WORKS[job.work].shape
         source = Source("cnn", {}) if job.work == "A" else Source("linear", {"inputs": shape[0]})

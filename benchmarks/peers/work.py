@@ -179,13 +179,13 @@ def user_name(user: int) -> str:
 
 
 def round_seed(round_: int) -> int:
-    """Of round `round_`, from 0, of a task with seed SEED: see aggregator.task.Task."""
+    """Of round `round_`, from 0, of a task with seed SEED: see device_runtime.aggregator.tasks.task.Task."""
     digest = hashlib.sha256(f"{SEED}:{round_ + 1}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 11
 
 
 def _order(round_: int, user: int, samples: int) -> NDArray[np.int64]:
-    """As the device's own code shuffles: see strategies.device_half.Run.rng and strategies.local_training."""
+    """As the device's own code shuffles: see `Run.rng` and `local_training`, in strategies.training."""
     digest = hashlib.sha256(f"{round_seed(round_)}:{user_name(user)}".encode()).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
     return rng.permutation(np.arange(samples))

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from broker.messages import Base, Blob, Kind, Offer
-from device_runtime.choose import MAIN
-from device_runtime.errors import OutOfMemory
-from device_runtime.link_speed import LinkSpeed
-from device_runtime.one_kind import peak_bytes
-from device_runtime.task import DeviceTask, Given, Settings
-from device_runtime.work import Listener, Outcome
-from models.bundle import Bundle
-from strategies.device_half import NOTHING
+from device_runtime.broker.wire.messages import Base, Blob, Kind, Offer
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.selection.choose import MAIN
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.client.selection.measure_one import peak_bytes
+from device_runtime.client.training.local_task import DeviceTask, Given, Settings
+from device_runtime.client.training.work import Listener, Outcome
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.strategies.training.device_half import NOTHING
 
 _NO_BLOB = Blob(bytes(32), 0)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from broker.messages import Kind
-from models.bundle import Bundle, shipped
-from models.commands import export
-from strategies import registry
+from device_runtime.broker.wire.messages import Kind
+from device_runtime.cli import export
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.strategies import registry
 
 EXPORT = (
     "wrn --set depth=16 --set width=1 --set in_channels=3 --set classes=10 --input 3,32,32 "

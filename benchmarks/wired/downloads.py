@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.bare_mqtt import Connection, Fleet
-from broker import messages
-from broker.blobs import BLOCK, block_count
-from broker.messages import Blob, Get
-from broker.transfer import WINDOW
-from broker.url import BrokerUrl
+from device_runtime.broker.wire import messages
+from device_runtime.broker.wire.blobs import BLOCK, block_count
+from device_runtime.broker.wire.messages import Blob, Get
+from device_runtime.broker.wire.transfer import WINDOW
+from device_runtime.broker.wire.url import BrokerUrl
 
 from .load import CONNECTIONS, MB, Answers, Row, broker, opened, serving, up
 from .uploads import model_of

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from broker import messages, topics
-from broker.messages import State
-from models import tensors
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.messages import State
+from device_runtime.models.bundles import tensors
 
 from .load import Answers, Row, broker, connected, contribution, opened, serving, up
 

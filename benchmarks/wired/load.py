@@ -15,10 +15,11 @@ from pathlib import Path
 import psutil
 
 from benchmarks.bare_mqtt import Connection, Fleet, publish
-from broker import brokers, messages, topics
-from broker.messages import Contribution, Get, Hello, Metrics, Offer, Receipt
-from broker.mosquitto import Mosquitto
-from broker.url import BrokerUrl
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.mosquitto import Mosquitto
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.messages import Contribution, Get, Hello, Metrics, Offer, Receipt
+from device_runtime.broker.wire.url import BrokerUrl
 
 MB = 1_000_000
 SHIPPED = "digits-wrn-10-1"

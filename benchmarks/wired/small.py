@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bare_mqtt import publish
-from broker import topics
-from models import tensors
+from device_runtime.broker.wire import topics
+from device_runtime.models.bundles import tensors
 
 from .load import Answers, Row, broker, connected, contribution, opened, serving, stream
 from .subscriber import beside

@@ -7,10 +7,10 @@ import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from broker import topics
-from broker.events import Received
-from broker.link import Link, LinkOptions
-from broker.url import BrokerUrl
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.broker.wire.link_events import Received
+from device_runtime.broker.wire.url import BrokerUrl
 
 
 @contextmanager

@@ -15,11 +15,11 @@ import numpy as np
 import psutil
 
 from benchmarks.bare_mqtt import Fleet, publish
-from broker import topics
-from broker.blobs import BLOCK, name
-from broker.url import BrokerUrl
-from models import tensors
-from models.bundle import Bundle
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.blobs import BLOCK, name
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
 
 from .load import (
     CONNECTIONS,

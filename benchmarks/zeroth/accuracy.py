@@ -26,13 +26,13 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from simulation import scenario
-from simulation.executors.plain import Plain
-from simulation.records import RoundLine
-from simulation.run import prepare, simulate
-from simulation.watch import Nobody
-from strategies.registry import KINDS
-from strategies.zeroth_order import FEDMEZO, MEASURED
+from device_runtime.simulation import scenario
+from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.watch import Nobody
+from device_runtime.strategies.registry import KINDS
+from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED
 
 from . import shown
 from .liars import ALIKE

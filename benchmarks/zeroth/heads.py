@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.head import SoftmaxHead
-from models.manifest import Manifest
-from models.softmax import cross_entropy
-from models.tensors import Flat, Tensors
-from simulation.executors.batched_features import Features, Known
-from simulation.executors.job import Job, Result, World, run_of
-from strategies.device_half import LocalData
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Flat, Tensors
+from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.softmax import cross_entropy
+from device_runtime.simulation.executors.batched_features import Features, Known
+from device_runtime.simulation.executors.job import Job, Result, World, run_of
+from device_runtime.strategies.training.device_half import LocalData
 
 CACHE_BYTES = 256 << 20
 
 
 class _Probe:
-    """See `models.engine.LossProbe`."""
+    """See `models.engines.base.LossProbe`."""
 
     def __init__(self, manifest: Manifest, weights: Tensors) -> None:
         self._head = SoftmaxHead(manifest, weights)
@@ -39,7 +39,7 @@ class _Probe:
 
 
 class _Model:
-    """What `ZerothOrder.train` asks of a `models.engine.DeviceModel`."""
+    """What `ZerothOrder.train` asks of a `models.engines.base.DeviceModel`."""
 
     def __init__(self, manifest: Manifest, weights: Tensors) -> None:
         self.manifest, self.weights = manifest, weights
@@ -51,7 +51,7 @@ class _Model:
 
 
 class Heads:
-    """An executor, see simulation.executors.job.Executor, of kinds with a loss probe and tunable head."""
+    """An executor, see `simulation.executors.job`, of kinds with a loss probe and tunable head."""
 
     name = "features kept"
 

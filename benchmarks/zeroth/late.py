@@ -18,16 +18,16 @@ from statistics import mean, stdev
 
 from tabulate import tabulate
 
-from aggregator.task import Task
-from models.tensors import Tensors
-from simulation import scenario
-from simulation.evaluating import Evaluator
-from simulation.executors.job import Job, base_key
-from simulation.run import Prepared, prepare
-from strategies.aggregator_half import RoundModel
-from strategies.device_half import Contribution, Late
-from strategies.folding import Folding
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.simulation import scenario
+from device_runtime.simulation.evaluating import Evaluator
+from device_runtime.simulation.executors.job import Job, base_key
+from device_runtime.simulation.run import Prepared, prepare
+from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.training.device_half import Contribution, Late
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from .heads import Heads
 from .liars import ALIKE, DEVICES

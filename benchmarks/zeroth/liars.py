@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from models.tensors import Tensors
-from simulation import scenario
-from simulation.executors.job import Executor, Failed, Job, Result, World
-from simulation.records import RoundLine
-from simulation.run import prepare, simulate
-from simulation.watch import Nobody
-from strategies.robust import RULES
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.simulation import scenario
+from device_runtime.simulation.executors.job import Executor, Failed, Job, Result, World
+from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.watch import Nobody
+from device_runtime.strategies.robust import RULES
 
 from .heads import Heads
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from models.tensors import Tensors
-from simulation.executors.batched_features import Features
-from simulation.executors.batched_heads import BatchedHeads
-from simulation.executors.job import Job, Result, World
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.simulation.executors.batched_features import Features
+from device_runtime.simulation.executors.batched_heads import BatchedHeads
+from device_runtime.simulation.executors.job import Job, Result, World
 
 from .heads import CACHE_BYTES, Heads
 
 
 class OnFeatures:
-    """See simulation.executors.job.Executor."""
+    """See device_runtime.simulation.executors.job.Executor."""
 
     name = "on features"
 

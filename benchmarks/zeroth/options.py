@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from models.softmax import cross_entropy
-from simulation import data as data_sets
-from simulation.data import DataSpec
+from device_runtime.models.training.softmax import cross_entropy
+from device_runtime.simulation import data as data_sets
+from device_runtime.simulation.data import DataSpec
 
 from .pretrained import subject
 

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.bundle import Bundle
-from models.inputs import InputSpec
-from simulation import data as data_sets
-from simulation.data import DataSet, DataSpec
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.simulation import data as data_sets
+from device_runtime.simulation.data import DataSet, DataSpec
 
 DATA = Path(os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data"))
 WEIGHTS = DATA / "squeezenet1_0_imagenet.npz"
@@ -72,8 +72,8 @@ def loaded(data: str, size: int = 32) -> DataSet:
 
 
 def backbone(classes: int) -> Any:
-    from models.torch_networks import build
-    from models.torch_weights import load_weights
+    from device_runtime.models.export.weights import load_weights
+    from device_runtime.models.networks import build
 
     module = build("squeezenet", {"version": "1.0", "classes": classes})
     load_weights(module, WEIGHTS, skip_head="classifier.1")
@@ -111,7 +111,7 @@ def _head(folder: Path, names: tuple[str, ...], scale: float, scaled: bool) -> B
     """A linear layer whose inputs have a root mean square of 1."""
     import torch
 
-    from models.torch_export import ExportSpec, export
+    from device_runtime.models.export.export import ExportSpec, export
 
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(512, len(names)))
@@ -122,7 +122,7 @@ def _head(folder: Path, names: tuple[str, ...], scale: float, scaled: bool) -> B
 def _whole(folder: Path, size: int) -> Bundle:
     import torch
 
-    from models.torch_export import ExportSpec, export
+    from device_runtime.models.export.export import ExportSpec, export
 
     torch.manual_seed(0)
     images = loaded("cifar10", size)

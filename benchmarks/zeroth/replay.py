@@ -16,9 +16,9 @@ import time
 import numpy as np
 from tabulate import tabulate
 
-from models.tensors import Vector
-from strategies import directions, replaying
-from strategies.replaying import Along
+from device_runtime.models.bundles.tensors import Vector
+from device_runtime.strategies.directions import directions, replaying
+from device_runtime.strategies.directions.replaying import Along
 
 DIRECTIONS = 2
 

@@ -33,14 +33,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tabulate import tabulate
 
-from broker.messages import Step
-from models.bundle import Bundle
-from models.inputs import InputSpec
-from models.onnx_engine import OnnxModel
-from strategies import directions
-from strategies.device_half import LocalData, Run
-from strategies.replaying import Along, perturb, replay
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.broker.wire.messages import Step
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.strategies.directions import directions
+from device_runtime.strategies.directions.replaying import Along, perturb, replay
+from device_runtime.strategies.training.device_half import LocalData, Run
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,7 +52,7 @@ ENTRY = Path(__file__).parent.parent / "zeroth_order.py"
 
 @dataclass(frozen=True)
 class Network:
-    """Of `models.torch_networks`, its settings, and a side of the square images it takes."""
+    """Of `models.networks`, its settings, and a side of the square images it takes."""
 
     build: str
     settings: dict[str, int | str]
@@ -99,7 +99,7 @@ def built(name: str) -> nn.Module:
     """With the weights of seed 0."""
     import torch
 
-    from models.torch_networks import build
+    from device_runtime.models.networks import build
 
     torch.manual_seed(0)
     return build(NETWORKS[name].build, NETWORKS[name].settings).eval()
@@ -109,7 +109,7 @@ def exported(name: str, cache: Path) -> Path:
     """The bundle of a network, made unless it is there."""
     folder = cache / name
     if not (folder / "manifest.json").exists():
-        from models.torch_export import ExportSpec, export
+        from device_runtime.models.export.export import ExportSpec, export
 
         side = NETWORKS[name].side
         labels = tuple(str(label) for label in range(CLASSES))

@@ -24,25 +24,26 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from aggregator.observer import Happening, RoundClosed
-from aggregator.ports import Devices, Ports
-from aggregator.service import Service
-from aggregator.task import KindSettings, Task
 from benchmarks.zeroth.metered import Meter
-from broker import brokers, topics
-from broker import steps as log
-from broker.link import Link, LinkOptions
-from broker.messages import Step, encode
-from broker.running import BrokerOptions
-from broker.signing import DeviceSigner, Signer, said_by
-from broker.url import BrokerUrl
-from device_runtime.agent import Agent
-from device_runtime.settings import Settings
-from models.bundle import Bundle
-from models.bundle import shipped as shipped_at
-from simulation import digits
-from strategies.directions import GENERATOR
-from strategies.replaying import replay
+from device_runtime.aggregator.rounds.ports import Devices, Ports
+from device_runtime.aggregator.rounds.service import Service
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.views.listener import Happening, RoundClosed
+from device_runtime.broker.security.signing import DeviceSigner, Signer, said_by
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire import step_log as log
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.broker.wire.messages import Step, encode
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.client.agent import Agent
+from device_runtime.client.settings import Settings
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.bundle import shipped as shipped_at
+from device_runtime.simulation import digits
+from device_runtime.strategies.directions.directions import GENERATOR
+from device_runtime.strategies.directions.replaying import replay
 
 BUNDLE = "digits-wrn-10-1"
 THERE, AWAY, LATE = ("pi-0", "pi-1"), "pi-2", "pi-3"

@@ -13,19 +13,31 @@ import numpy as np
 import psutil
 import pytest
 
-from aggregator.crowd import MOST_DEVICES
-from aggregator.ports import Ports
-from aggregator.service import Service
-from aggregator.task import KindSettings, Task
-from broker import brokers, messages, mosquitto, small, topics
-from broker.blobs import Blobs
-from broker.link import Link, LinkOptions, Received, Will
-from broker.messages import INLINE_LIMIT, Contribution, Get, Hello, Metrics, Offer, Plan, Receipt, State
-from broker.running import BrokerOptions
-from broker.transfer import answer
-from broker.url import BrokerUrl
-from models import tensors
-from models.bundle import Bundle, find
+from device_runtime.aggregator.intake.device_limit import MOST_DEVICES
+from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.rounds.service import Service
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.broker.servers import brokers, mosquitto
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.link import Link, LinkOptions, Received, Will
+from device_runtime.broker.wire.messages import (
+    INLINE_LIMIT,
+    Contribution,
+    Get,
+    Hello,
+    Metrics,
+    Offer,
+    Plan,
+    Receipt,
+    State,
+)
+from device_runtime.broker.wire.transfer import answer
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle, find
 
 BUNDLE = "digits-wrn-10-1"
 METRICS = Metrics(train_loss=0.5, train_time_ms=1500, energy_mj=2000, peak_memory_kib=1024)
@@ -361,7 +373,7 @@ def is_worker(process):
     """Whether it is one, and alive; the aggregator may have a broker of its own."""
     with suppress(psutil.NoSuchProcess):
         words = process.cmdline()  # none of a zombie
-        return any("aggregator.worker" in word for word in words)
+        return any("device_runtime.aggregator.intake.worker_main" in word for word in words)
     return False
 
 

@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from aggregator.observer import Contributed, Refused, RoundClosed
-from aggregator.task import KindSettings
-from broker import messages, topics
-from broker.link import Connected, Received
-from broker.messages import Hello
-from device_runtime.agent import Agent
-from device_runtime.task import Settings
-from models import tensors
-from profiles import Speed
-from strategies import closed_form
-from strategies.class_statistics import ROWS
-from strategies.class_sums import read_rows
-from strategies.kind import ClassStatistics
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.views.listener import Contributed, Refused, RoundClosed
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.link import Connected, Received
+from device_runtime.broker.wire.messages import Hello
+from device_runtime.client.agent import Agent
+from device_runtime.client.training.local_task import Settings
+from device_runtime.models.bundles import tensors
+from device_runtime.profiles import Speed
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.statistics import closed_form
+from device_runtime.strategies.statistics.class_statistics import ROWS
+from device_runtime.strategies.statistics.class_sums import read_rows
 
 BRIEF = KindSettings(name="few-shot", settings={"epochs": 2})
 
@@ -96,7 +96,9 @@ def hall(bench, make_task, tmp_path, monkeypatch):
 
     digits = load_digits()
     x = digits.images.astype(np.uint8)
-    monkeypatch.setattr("device_runtime.task.measured", lambda *_: Speed(1e12, source="set"))
+    monkeypatch.setattr(
+        "device_runtime.client.training.local_task.measured", lambda *_: Speed(1e12, source="set")
+    )
 
     def make(names, **task):
         made = Hall(bench(make_task(BRIEF, min_devices=len(names), **task)), tmp_path)

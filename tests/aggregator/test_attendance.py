@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator import machine
-from aggregator.machine import step
-from aggregator.moves import (
+from device_runtime.aggregator.rounds import machine
+from device_runtime.aggregator.rounds.events import (
     Announce,
     Announced,
     Believed,
@@ -26,7 +25,8 @@ from aggregator.moves import (
     Work,
     Worked,
 )
-from aggregator.state import RETRY_S, SETTLE_S, Rules, Saved, State
+from device_runtime.aggregator.rounds.machine import step
+from device_runtime.aggregator.rounds.state import RETRY_S, SETTLE_S, Rules, Saved, State
 
 RULES = Rules(rounds=9, round_deadline_s=10.0, min_devices=4, devices_per_round=2)
 BUFFERED = replace(RULES, buffer_size=2, max_staleness=3)

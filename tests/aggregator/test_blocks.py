@@ -5,10 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from aggregator.blocks import EXTRA_BYTES, MOST_OF_ONE, REFILL_S, ROOM_BYTES, TIMES, Blocks
-from broker.blobs import BLOCK, Blobs
-from broker.messages import Blob, Get
-from broker.transfer import MAX_WINDOW
+from device_runtime.aggregator.delivery.block_sender import (
+    EXTRA_BYTES,
+    MOST_OF_ONE,
+    REFILL_S,
+    ROOM_BYTES,
+    TIMES,
+    Blocks,
+)
+from device_runtime.broker.wire.blobs import BLOCK, Blobs
+from device_runtime.broker.wire.messages import Blob, Get
+from device_runtime.broker.wire.transfer import MAX_WINDOW
 
 
 @pytest.fixture

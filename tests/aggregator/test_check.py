@@ -2,12 +2,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator.check import Offered, check_content, check_message, norm
-from aggregator.errors import UpdateRefused
-from aggregator.task import KindSettings, Task
-from broker.blobs import name as blob_of
-from broker.messages import Blob, Contribution, Metrics
-from models import tensors
+from device_runtime.aggregator.errors import UpdateRefused
+from device_runtime.aggregator.intake.check import Offered, check_content, check_message, norm
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.broker.wire.blobs import name as blob_of
+from device_runtime.broker.wire.messages import Blob, Contribution, Metrics
+from device_runtime.models.bundles import tensors
 
 METRICS = Metrics(0.5, 1, 1, 1)
 

@@ -6,17 +6,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator import systems
-from aggregator.feasible import with_possible_head
-from aggregator.state import SETTLE_S
-from aggregator.task import KindSettings, Task, decode, kinds_named
-from models.engines import open_model
-from models.tensors import decode as read
-from models.tensors import encode
-from strategies import class_statistics, closed_form
-from strategies.class_statistics import RIGHT, ROWS
-from strategies.device_half import LocalData, Run
-from strategies.kind import ClassStatistics
+from device_runtime.aggregator.rounds.state import SETTLE_S
+from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.feasible import with_possible_head
+from device_runtime.aggregator.tasks.task import KindSettings, Task, decode, kinds_named
+from device_runtime.models.bundles.tensors import decode as read
+from device_runtime.models.bundles.tensors import encode
+from device_runtime.models.engines.available import open_model
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.statistics import class_statistics, closed_form
+from device_runtime.strategies.statistics.class_statistics import RIGHT, ROWS
+from device_runtime.strategies.training.device_half import LocalData, Run
 
 FULL = KindSettings(name="full", settings={"epochs": 1, "lr": 0.05, "batch": 16})
 FEW_SHOT = KindSettings(name="few-shot", settings={"epochs": 1, "join_base": True})

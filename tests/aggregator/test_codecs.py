@@ -5,11 +5,11 @@ import zlib
 import numpy as np
 import pytest
 
-from aggregator.task import KindSettings
-from broker.messages import Get, decode
-from models import tensors
-from strategies.codecs.chain import named
-from strategies.device_half import NOTHING
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.broker.wire.messages import Get, decode
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies.codecs.chain import named
+from device_runtime.strategies.training.device_half import NOTHING
 
 WORD = "delta+int8+deflate"
 NAME = "head.weight"

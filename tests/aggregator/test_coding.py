@@ -2,10 +2,10 @@ from argparse import ArgumentParser
 
 import pytest
 
-from aggregator import command
-from aggregator.coding import coded
-from aggregator.errors import TaskError
-from aggregator.task import KindSettings, Task, decode
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks.task import KindSettings, Task, decode
+from device_runtime.aggregator.tasks.task_codec import coded
+from device_runtime.cli import serve as command
 
 
 def task(*kinds):

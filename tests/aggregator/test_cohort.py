@@ -4,9 +4,9 @@ from math import sqrt
 import pytest
 from rpds import HashTrieMap, HashTrieSet
 
-from aggregator.cohort import draw
-from aggregator.moves import Invite
-from aggregator.state import Rules, State
+from device_runtime.aggregator.rounds.cohort import draw
+from device_runtime.aggregator.rounds.events import Invite
+from device_runtime.aggregator.rounds.state import Rules, State
 
 NAMES = [f"pi-{i:02d}" for i in range(20)]
 

@@ -13,14 +13,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator import backing, command
-from aggregator.config import BrokerSection
-from aggregator.errors import ConfigError, RunFolderError, TaskError
-from aggregator.exits import Exit
-from aggregator.state import SETTLE_S
-from aggregator.store import Store
-from aggregator.tools import samples
-from device_runtime.commands.table import COMMANDS
+from device_runtime.aggregator.errors import ConfigError, RunFolderError, TaskError
+from device_runtime.aggregator.merging.strategy_tools import samples
+from device_runtime.aggregator.rounds.state import SETTLE_S
+from device_runtime.aggregator.serving import run_backends as backing
+from device_runtime.aggregator.serving.config import BrokerSection
+from device_runtime.aggregator.serving.exit_codes import Exit
+from device_runtime.aggregator.storage.store import Store
+from device_runtime.cli import serve as command
+from device_runtime.cli.table import COMMANDS
 
 DATABASES = ("sqlite", "postgres")
 KINDS = ("full", "few-shot", "zeroth-order", "class-means")
@@ -215,7 +216,7 @@ def test_a_run_to_which_no_device_contributes_ends_with_a_status_of_its_own(
 
 def test_a_run_folder_of_another_task_is_refused_with_what_differs(broker, tmp_path):
     options = f"--bundle digits-wrn-10-1 --run-dir {tmp_path / 'run'} --broker {broker.url} --rounds".split()
-    from aggregator.rounds import Rounds
+    from device_runtime.aggregator.rounds.run import Rounds
 
     rounds = Rounds(command.task_of(parsed(*options, 2)), tmp_path / "run")
     with pytest.raises(RunFolderError, match="another aggregator runs in"):

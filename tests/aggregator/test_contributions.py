@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from aggregator.contributions import AT_ONCE, Bytes, Stored
-from aggregator.observer import RoundRecord
-from aggregator.store import CarriedBlobs, Store
-from broker.messages import Base, Metrics
+from device_runtime.aggregator.intake.contributions import AT_ONCE, Bytes, Stored
+from device_runtime.aggregator.storage.store import CarriedBlobs, Store
+from device_runtime.aggregator.views.listener import RoundRecord
+from device_runtime.broker.wire.messages import Base, Metrics
 
 DATABASES = ("sqlite", "postgres")
 
@@ -28,7 +28,7 @@ def record(number):
 
 
 def test_those_of_a_round_come_in_order_however_many_there_are(store, monkeypatch):
-    monkeypatch.setattr("aggregator.contributions.AT_ONCE", 4)
+    monkeypatch.setattr("device_runtime.aggregator.intake.contributions.AT_ONCE", 4)
     devices = [f"pi-{number:02d}" for number in range(10)]
     for device in reversed(devices):
         store.contributions.keep(stored(device, kind="b" if device < "pi-03" else "a"), Bytes(1, 2))

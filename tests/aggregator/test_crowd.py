@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from aggregator.crowd import Crowd
-from aggregator.observer import Contributed
-from broker import topics
-from broker.link import Received
-from broker.messages import Hello, Plan, State, encode
+from device_runtime.aggregator.intake.device_limit import Crowd
+from device_runtime.aggregator.views.listener import Contributed
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Received
+from device_runtime.broker.wire.messages import Hello, Plan, State, encode
 
 DATABASES = ("sqlite", "postgres")
 

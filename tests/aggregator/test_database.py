@@ -2,8 +2,8 @@
 
 import pytest
 
-from aggregator.database import Database
-from aggregator.errors import RunFolderError
+from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.aggregator.storage.database import Database
 
 
 def test_a_commit_that_a_full_disk_refuses_leaves_nothing_and_the_next_one_works(tmp_path):

@@ -6,13 +6,16 @@ from datetime import datetime, timezone
 
 import pytest
 
-from aggregator import config, doorway, welcome
-from aggregator.command import add_arguments, server_of
-from aggregator.errors import ConfigError
-from aggregator.welcome import Reader
-from broker import link_book, links, production
-from broker.site import Site
-from broker.url import BrokerUrl
+from device_runtime.aggregator.errors import ConfigError
+from device_runtime.aggregator.serving import config, welcome
+from device_runtime.aggregator.serving import join_address as doorway
+from device_runtime.aggregator.serving.welcome import Reader
+from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as links
+from device_runtime.broker.servers import production
+from device_runtime.broker.servers.broker_folder import Site
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.cli.serve import add_arguments, server_of
 
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
 HERE = BrokerUrl("127.0.0.1", 1883)

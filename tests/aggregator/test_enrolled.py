@@ -5,10 +5,10 @@ import logging
 import msgspec
 import pytest
 
-from aggregator.enrolled import AHEAD_S, IssueClock, sealing
-from broker.messages import Base, Blob, Offer, Signed, decode
-from broker.signing import Verifier
-from broker.site import SHOWN_S, SITE, Opened, Site, SiteError, rotate_key
+from device_runtime.aggregator.serving.enrolled import AHEAD_S, IssueClock, sealing
+from device_runtime.broker.security.signing import Verifier
+from device_runtime.broker.servers.broker_folder import SHOWN_S, SITE, Opened, Site, SiteError, rotate_key
+from device_runtime.broker.wire.messages import Base, Blob, Offer, Signed, decode
 
 
 class Clock:

@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator.errors import RunFolderError, TaskError
-from aggregator.task import KindSettings
-from models import bundle as bundles
-from models import manifest as manifests
+from device_runtime.aggregator.errors import RunFolderError, TaskError
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles import manifest as manifests
 
 SLICE = KindSettings(name="width-slice", settings={"members": ["", "twin"]})
 

@@ -2,10 +2,10 @@ import logging
 
 import pytest
 
-from aggregator.errors import TaskError
-from aggregator.feasible import check_kinds
-from aggregator.task import KindSettings
-from strategies import registry
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks.feasible import check_kinds
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.strategies import registry
 
 LORA = KindSettings(name="zeroth-order", settings={"tunable": "lora"})
 

@@ -4,11 +4,11 @@ import queue
 
 import pytest
 
-from aggregator.flood import BURST, Flood, Inbox, cost
-from broker import topics
-from broker.blobs import block_count
-from broker.events import Connected, Received
-from broker.messages import Get
+from device_runtime.aggregator.intake.rate_limit import BURST, Flood, Inbox, cost
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.blobs import block_count
+from device_runtime.broker.wire.link_events import Connected, Received
+from device_runtime.broker.wire.messages import Get
 
 
 def taken(flood, device, messages, now):

@@ -4,16 +4,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator.checker import Checked, checked
-from aggregator.enrolled import Enrolled, devices
-from aggregator.router import Router
-from broker import messages, pact, small, topics
-from broker.events import Received
-from broker.messages import Hello, Receipt
-from broker.register import Entry
-from broker.signing import DeviceSigner, Signer
-from broker.site import DEVICES, SITE, Opened, Site
-from device_runtime.trust import Trust
+from device_runtime.aggregator.delivery.router import Router
+from device_runtime.aggregator.intake.check_process import Checked, checked
+from device_runtime.aggregator.serving.enrolled import Enrolled, devices
+from device_runtime.broker.security.register import Entry
+from device_runtime.broker.security.signing import DeviceSigner, Signer
+from device_runtime.broker.servers.broker_folder import DEVICES, SITE, Opened, Site
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire import session_mac as pact
+from device_runtime.broker.wire.link_events import Received
+from device_runtime.broker.wire.messages import Hello, Receipt
+from device_runtime.client.connection.trust import Trust
 
 KIND = "zeroth-order"
 AGGREGATOR = Signer(bytes(range(32)))

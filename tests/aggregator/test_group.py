@@ -4,12 +4,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from aggregator.contributions import Contributions
-from aggregator.database import Database
-from aggregator.errors import RunFolderError
-from aggregator.observer import Contributed, RoundClosed
-from broker import messages, topics
-from broker.link import Received
+from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.aggregator.intake.contributions import Contributions
+from device_runtime.aggregator.storage.database import Database
+from device_runtime.aggregator.views.listener import Contributed, RoundClosed
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.link import Received
 
 DEVICES = ("pi-01", "pi-02", "pi-03")
 

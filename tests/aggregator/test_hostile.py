@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker import brokers, messages, mosquitto, topics
-from broker.link import Link, LinkOptions, Received
-from broker.messages import Blob, Contribution, Hello, Metrics, Offer, Receipt, Signed
-from broker.running import BrokerOptions
-from broker.url import BrokerUrl
-from models import tensors
+from device_runtime.broker.servers import brokers, mosquitto
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.link import Link, LinkOptions, Received
+from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Metrics, Offer, Receipt, Signed
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles import tensors
 
 
 class Sender:

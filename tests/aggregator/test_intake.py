@@ -4,12 +4,12 @@ import hashlib
 
 import pytest
 
-from aggregator.intake import BLOCKS_ASKED, MAX_PULLS, MOST_OF_ONE, Intake
-from aggregator.moves import Update
-from broker.blobs import Blobs
-from broker.messages import Blob
-from broker.partial import BLOCK
-from broker.transfer import WINDOW
+from device_runtime.aggregator.intake.fetching import BLOCKS_ASKED, MAX_PULLS, MOST_OF_ONE, Intake
+from device_runtime.aggregator.rounds.events import Update
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.messages import Blob
+from device_runtime.broker.wire.partial_blob import BLOCK
+from device_runtime.broker.wire.transfer import WINDOW
 
 CONTENT = bytes(range(256)) * (20 * BLOCK // 256)
 BLOB = Blob(hashlib.sha256(CONTENT).digest(), len(CONTENT))
@@ -49,7 +49,7 @@ def test_blocks_of_another_device_or_blob_bring_nothing(intake, asked):
 
 
 def test_only_so_many_wait_and_those_that_do_are_fetched(intake, asked, monkeypatch, caplog):
-    monkeypatch.setattr("aggregator.intake.MOST_WAITING", 3)
+    monkeypatch.setattr("device_runtime.aggregator.intake.fetching.MOST_WAITING", 3)
     others = [Update(f"stranger-{number}", 1, "full", 1, 1) for number in range(5)]
     for update in others:
         intake.want(update, "its message", BLOB)

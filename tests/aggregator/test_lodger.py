@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from aggregator import lodger
-from aggregator.lodger import Lodger
-from broker.events import Connected, Received, Will
+from device_runtime.aggregator.rounds import task_thread as lodger
+from device_runtime.aggregator.rounds.task_thread import Lodger
+from device_runtime.broker.wire.link_events import Connected, Received, Will
 
 
 class Scripted:
@@ -80,8 +80,8 @@ SIGNALLED = """
 import os, signal, sys, threading
 sys.path[:] = {path!r}
 from types import SimpleNamespace
-from aggregator import serving
-from aggregator.lodger import Lodger
+from device_runtime.aggregator.serving import process as serving
+from device_runtime.aggregator.rounds.task_thread import Lodger
 
 stop = threading.Event()
 service = SimpleNamespace(

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from aggregator.logs import Lines
+from device_runtime.aggregator.serving.logs import Lines
 
 
 def line(form, **fields):

@@ -2,9 +2,9 @@
 
 import logging
 
-from aggregator import logs
-from aggregator.config import LogSection
-from aggregator.logs import WARNINGS, WITHIN_S, Limited
+from device_runtime.aggregator.serving import logs
+from device_runtime.aggregator.serving.config import LogSection
+from device_runtime.aggregator.serving.logs import WARNINGS, WITHIN_S, Limited
 
 
 def line(text, at, number=1, level=logging.WARNING):
@@ -45,6 +45,6 @@ def test_the_service_limits_what_it_logs(monkeypatch, capsys):
     logs.configure(LogSection())
     logs.configure(LogSection())
     for number in range(1000):
-        logging.getLogger("aggregator.service").warning("message on %d dropped", number)
+        logging.getLogger("device_runtime.aggregator.rounds.service").warning("message on %d dropped", number)
     assert capsys.readouterr().err.count("dropped") == WARNINGS
     assert len(handler.filters) == 1

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator import machine
-from aggregator.machine import step
-from aggregator.moves import (
+from device_runtime.aggregator.rounds import machine
+from device_runtime.aggregator.rounds.events import (
     Announce,
     Announced,
     Believed,
@@ -27,7 +26,8 @@ from aggregator.moves import (
     Work,
     Worked,
 )
-from aggregator.state import SETTLE_S, Rules, Saved, State
+from device_runtime.aggregator.rounds.machine import step
+from device_runtime.aggregator.rounds.state import SETTLE_S, Rules, Saved, State
 
 RULES = Rules(rounds=2, round_deadline_s=10.0)
 

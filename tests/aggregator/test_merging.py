@@ -5,11 +5,11 @@ import hashlib
 import numpy as np
 import pytest
 
-from aggregator import bases
-from aggregator.state import SETTLE_S
-from aggregator.task import KindSettings
-from broker import steps
-from models import tensors
+from device_runtime.aggregator.rounds.state import SETTLE_S
+from device_runtime.aggregator.storage import bases
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.models.bundles import tensors
 
 
 def test_the_order_in_which_contributions_arrive_changes_no_bit(bench, make_task, update_of):

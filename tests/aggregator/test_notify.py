@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aggregator import notify, wishes
+from device_runtime.aggregator.serving import systemd_notify as notify
+from device_runtime.aggregator.storage import rollback_request as wishes
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 BEAT_S = 0.5

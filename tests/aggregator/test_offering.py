@@ -1,9 +1,9 @@
 """Cohorts and buffered rounds on a bench: who is offered what, and what a restart remembers."""
 
-from aggregator.observer import RoundClosed, RoundExtended
-from aggregator.state import SETTLE_S
-from broker import messages, topics
-from broker.messages import Hello, Offer, State
+from device_runtime.aggregator.rounds.state import SETTLE_S
+from device_runtime.aggregator.views.listener import RoundClosed, RoundExtended
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.messages import Hello, Offer, State
 
 DEVICES = ("a", "b", "c", "d", "e")
 
@@ -115,7 +115,7 @@ def test_after_a_restart_the_cohort_is_the_same_and_what_it_sends_counts(bench, 
 def test_a_restart_between_a_round_and_its_draw_draws_when_it_is_known_who_is_there(
     bench, make_task, monkeypatch
 ):
-    from aggregator import cohort
+    from device_runtime.aggregator.rounds import cohort
 
     expected = asked(cohort_bench(bench, make_task))
     with monkeypatch.context() as patch:

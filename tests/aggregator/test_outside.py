@@ -5,16 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator import bases, machine, wishes
-from aggregator.errors import RunFolderError
-from aggregator.machine import step
-from aggregator.moves import Announce, Close, Extend, Give, Present, Tick, Work, Worked
-from aggregator.observer import RoundClosed
-from aggregator.outside import FILE, GivenRound
-from aggregator.rounds import SERVED
-from aggregator.state import Rules, Saved, State
-from aggregator.store import CarriedBlobs
 from device_runtime import cli
+from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.aggregator.rounds import machine
+from device_runtime.aggregator.rounds.events import Announce, Close, Extend, Give, Present, Tick, Work, Worked
+from device_runtime.aggregator.rounds.given_rounds import FILE, GivenRound
+from device_runtime.aggregator.rounds.machine import step
+from device_runtime.aggregator.rounds.run import SERVED
+from device_runtime.aggregator.rounds.state import Rules, Saved, State
+from device_runtime.aggregator.storage import bases
+from device_runtime.aggregator.storage import rollback_request as wishes
+from device_runtime.aggregator.storage.store import CarriedBlobs
+from device_runtime.aggregator.views.listener import RoundClosed
 
 RULES = Rules(rounds=9, round_deadline_s=10.0, given=True)
 

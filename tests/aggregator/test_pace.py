@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator import machine
-from aggregator.moves import (
+from device_runtime.aggregator.rounds import machine
+from device_runtime.aggregator.rounds.events import (
     Believed,
     Extend,
     GiveUp,
@@ -18,9 +18,9 @@ from aggregator.moves import (
     Work,
     Worked,
 )
-from aggregator.observer import RoundOpened
-from aggregator.pace import STEP, Pace, class_of, deadline_s, longest_s
-from aggregator.state import Rules, Saved, State
+from device_runtime.aggregator.rounds.pace import STEP, Pace, class_of, deadline_s, longest_s
+from device_runtime.aggregator.rounds.state import Rules, Saved, State
+from device_runtime.aggregator.views.listener import RoundOpened
 
 PACE = Pace(quantile=0.75, margin=2.0, least_s=1.0)
 RULES = Rules(rounds=9, round_deadline_s=100.0, pace=PACE)

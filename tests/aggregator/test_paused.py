@@ -1,7 +1,7 @@
 """Devices whose owners let them do no work for now: rounds go on without them."""
 
-from aggregator.observer import RoundClosed
-from broker.messages import Plan, State
+from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.broker.wire.messages import Plan, State
 
 
 def test_a_round_does_not_wait_for_a_device_that_pauses_and_counts_it_again_after_its_hello(

@@ -11,16 +11,17 @@ from contextlib import closing, suppress
 import psycopg
 import pytest
 
-from aggregator import command, place
-from aggregator.backing import database_for
-from aggregator.database import Database
-from aggregator.errors import ConfigError, DatabaseError, RunFolderError
-from aggregator.postgres import PATIENCE_S, Waiting
-from aggregator.postgres_session import Server, connect, schema_for, with_password
-from aggregator.store import Identity, Store
-from broker import messages, topics
-from broker.link import Received
 from device_runtime import cli
+from device_runtime.aggregator.errors import ConfigError, DatabaseError, RunFolderError
+from device_runtime.aggregator.serving.run_backends import database_for
+from device_runtime.aggregator.storage import database_place as place
+from device_runtime.aggregator.storage.database import Database
+from device_runtime.aggregator.storage.postgres import PATIENCE_S, Waiting
+from device_runtime.aggregator.storage.postgres_session import Server, connect, schema_for, with_password
+from device_runtime.aggregator.storage.store import Identity, Store
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.link import Received
+from device_runtime.cli import serve as command
 
 ASK = "INSERT INTO asked VALUES (?, ?) ON CONFLICT DO NOTHING"
 MINE = Identity(b"{}", "run", bytes(32))
@@ -239,7 +240,7 @@ def test_a_service_whose_database_is_gone_ends_and_tells_no_device_that_it_was_k
 
 
 def test_only_one_has_a_run_also_from_another_machine(postgres, opened, tmp_path, monkeypatch):
-    monkeypatch.setattr("aggregator.postgres_session.LOCK_S", 0.3)
+    monkeypatch.setattr("device_runtime.aggregator.storage.postgres_session.LOCK_S", 0.3)
     first = opened(postgres.url)
     with pytest.raises(
         RunFolderError, match=f"run folder {tmp_path}/run: another|another aggregator runs in"
@@ -255,7 +256,7 @@ def test_only_one_has_a_run_also_from_another_machine(postgres, opened, tmp_path
 OWNER = """
 import sys, time
 from pathlib import Path
-from aggregator.database import Database
+from device_runtime.aggregator.storage.database import Database
 database = Database(Path(sys.argv[1]), url=sys.argv[2])
 with database.commit() as db:
     db.execute("INSERT INTO asked VALUES ('a', 1)")

@@ -5,11 +5,11 @@ from math import nan
 
 import pytest
 
-from aggregator import machine
-from aggregator.moves import Believed, Finish, Present, Update, Worked
-from aggregator.progress import Progress, score_of
-from aggregator.state import Rules, Saved, State
-from broker import steps
+from device_runtime.aggregator.rounds import machine
+from device_runtime.aggregator.rounds.events import Believed, Finish, Present, Update, Worked
+from device_runtime.aggregator.rounds.progress import Progress, score_of
+from device_runtime.aggregator.rounds.state import Rules, Saved, State
+from device_runtime.broker.wire import step_log as steps
 
 
 def through(scores, gain=0.0, anew=()):
@@ -104,8 +104,8 @@ def graded(bench, make_task, bundle, monkeypatch):
     """A service whose models have the accuracies that the test says, round by round."""
 
     def make(scores, kind="few-shot", **settings):
-        from aggregator.evaluation import Evaluator
-        from aggregator.store import Figures
+        from device_runtime.aggregator.merging.evaluation import Evaluator
+        from device_runtime.aggregator.storage.store import Figures
 
         told = iter(scores)
         monkeypatch.setattr(Evaluator, "figures", lambda *_: Figures(next(told), 1.0, 0.5))

@@ -8,8 +8,11 @@ from math import nan
 import msgspec
 import pytest
 
-from aggregator.board import Board, sparkline
-from aggregator.observer import (
+from device_runtime.aggregator.storage.records import Records
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.aggregator.views.console_log import Plain, energy_from, size, summary
+from device_runtime.aggregator.views.dashboard_state import Board, sparkline
+from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
     DeviceSeen,
@@ -22,9 +25,6 @@ from aggregator.observer import (
     RoundRecord,
     Started,
 )
-from aggregator.plain import Plain, energy_from, size, summary
-from aggregator.records import Records
-from aggregator.task import Task
 
 TASK = Task(bundle="b", name="digits", rounds=2)
 
@@ -155,7 +155,7 @@ def test_the_board_counts_the_rounds_of_a_device_once_each():
 
 def test_the_live_view_shows_devices_and_rounds_and_takes_their_texts_for_text():
     console = pytest.importorskip("rich.console")
-    from aggregator.view import Live
+    from device_runtime.aggregator.views.terminal import Live
 
     out = io.StringIO()
     view = Live("mqtt://x", console.Console(file=out, width=160, force_terminal=False))

@@ -11,19 +11,20 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from aggregator import bases, wishes
-from aggregator import rounds as rounds_module
-from aggregator.conductor import Conductor
-from aggregator.errors import RollbackError, RunFolderError
-from aggregator.registry import Registry
-from aggregator.state import SETTLE_S
-from aggregator.versions import versions_in
-from broker import steps as log
 from device_runtime import cli
-from models import bundle as bundles
-from models import tensors
-from models.bundle import Bundle
-from models.onnx_engine import OnnxModel
+from device_runtime.aggregator.errors import RollbackError, RunFolderError
+from device_runtime.aggregator.rounds import run as rounds_module
+from device_runtime.aggregator.rounds.runner import Conductor
+from device_runtime.aggregator.rounds.state import SETTLE_S
+from device_runtime.aggregator.storage import bases
+from device_runtime.aggregator.storage import rollback_request as wishes
+from device_runtime.aggregator.storage.model_versions import Registry
+from device_runtime.aggregator.storage.stored_versions import versions_in
+from device_runtime.broker.wire import step_log as log
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.onnx_engine import OnnxModel
 
 DATABASES = ("sqlite", "postgres")
 
@@ -235,7 +236,7 @@ def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench,
 ASKER = """
 import sys
 from pathlib import Path
-from aggregator import wishes
+from device_runtime.aggregator.storage import rollback_request as wishes
 for to in range(1, 301):
     wishes.ask(Path(sys.argv[1]), to)
 """

@@ -5,10 +5,20 @@ import queue
 
 import pytest
 
-from aggregator.router import MOST_BLOBS, Router
-from broker import topics
-from broker.events import Connected, Disconnected, Received
-from broker.messages import Blob, Contribution, Get, Hello, Metrics, Plan, State, decode, encode
+from device_runtime.aggregator.delivery.router import MOST_BLOBS, Router
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link_events import Connected, Disconnected, Received
+from device_runtime.broker.wire.messages import (
+    Blob,
+    Contribution,
+    Get,
+    Hello,
+    Metrics,
+    Plan,
+    State,
+    decode,
+    encode,
+)
 
 
 def hello(device, task="", boot=1, retain=False):

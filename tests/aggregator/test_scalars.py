@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator.observer import RoundClosed
-from aggregator.task import KindSettings
-from broker.messages import Step
-from models import tensors
-from strategies.replaying import replay
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.broker.wire.messages import Step
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies.directions.replaying import replay
 
 KIND = "zeroth-order"
 

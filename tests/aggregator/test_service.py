@@ -9,8 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator.intake import MAX_PULLS
-from aggregator.observer import (
+from device_runtime.aggregator.delivery.last_will import GRACE_S, RETURN_S
+from device_runtime.aggregator.intake.fetching import MAX_PULLS
+from device_runtime.aggregator.rounds.service import FETCHED_S, LINGER_S, MOST_LINGER_S, MOST_REASONS
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.aggregator.views.listener import (
     Contributed,
     DeviceSeen,
     Finished,
@@ -19,18 +22,16 @@ from aggregator.observer import (
     RoundClosed,
     RoundExtended,
 )
-from aggregator.service import FETCHED_S, LINGER_S, MOST_LINGER_S, MOST_REASONS
-from aggregator.task import KindSettings
-from aggregator.text import LIMIT
-from aggregator.wills import GRACE_S, RETURN_S
-from broker import messages, steps, topics
-from broker.blobs import block_count
-from broker.errors import BlobError
-from broker.link import Connected, Disconnected, Received, packet_bytes
-from broker.messages import Blob, Get, Hello, Offer, Plan, State
-from broker.transfer import answer
-from models import tensors
-from strategies.replaying import replay
+from device_runtime.aggregator.views.text import LIMIT
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.blobs import block_count
+from device_runtime.broker.wire.link import Connected, Disconnected, Received, packet_bytes
+from device_runtime.broker.wire.messages import Blob, Get, Hello, Offer, Plan, State
+from device_runtime.broker.wire.transfer import answer
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies.directions.replaying import replay
 
 DATABASES = ("sqlite", "postgres")
 
@@ -456,7 +457,7 @@ def test_presence_of_devices_that_are_gone_is_cleared_from_the_broker(bench, mak
 
 
 def test_what_cannot_be_kept_is_not_acknowledged(bench, make_task, update_of, monkeypatch):
-    from aggregator.errors import RunFolderError
+    from device_runtime.aggregator.errors import RunFolderError
 
     b = bench(make_task("few-shot"))
     b.join("pi-01")
@@ -505,7 +506,7 @@ def test_a_disk_that_cannot_be_read_costs_no_device_its_contribution(
 
 
 def test_a_full_disk_while_blocks_come_in_loses_nothing(bench, make_task, update_of, monkeypatch):
-    from broker import partial
+    from device_runtime.broker.wire import partial_blob as partial
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -707,7 +708,7 @@ def test_after_a_restart_the_will_of_one_that_left_meanwhile_is_heard_and_a_sile
 
 
 def test_who_is_here_is_remembered_once_the_disk_has_room_again(bench, make_task, monkeypatch):
-    from aggregator.errors import RunFolderError
+    from device_runtime.aggregator.errors import RunFolderError
 
     b = bench(make_task("few-shot"))
 

@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from aggregator import place
-from aggregator.store import Store
+from device_runtime.aggregator.storage import database_place as place
+from device_runtime.aggregator.storage.store import Store
 
 TASKS = {"digits": ("full", "few-shot"), "letters": ("zeroth-order", "class-means")}
 ROUNDS = {"digits": 20, "letters": 60}

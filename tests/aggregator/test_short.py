@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from aggregator.contributions import Contributions
-from aggregator.observer import RoundClosed
-from aggregator.outbound import Outbound
-from aggregator.receipts import RECEIPT_S
-from aggregator.state import SETTLE_S
-from aggregator.store import Store
-from broker import messages, small, topics
-from broker.messages import Hello, Offer
-from broker.signing import Signer
-from device_runtime.trust import Trust
+from device_runtime.aggregator.delivery.outbound import Outbound
+from device_runtime.aggregator.intake.contributions import Contributions
+from device_runtime.aggregator.intake.receipts import RECEIPT_S
+from device_runtime.aggregator.rounds.state import SETTLE_S
+from device_runtime.aggregator.storage.store import Store
+from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.broker.security.signing import Signer
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.messages import Hello, Offer
+from device_runtime.client.connection.trust import Trust
 
 KIND = "zeroth-order"
 

@@ -1,10 +1,10 @@
 import msgspec
 import pytest
 
-from aggregator import systems
-from aggregator.command import add_arguments, task_of
-from aggregator.errors import TaskError
-from aggregator.task import KindSettings, Task
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.cli.serve import add_arguments, task_of
 
 TASK = Task(bundle="digits-wrn-10-1", rounds=10)
 

@@ -1,12 +1,12 @@
 import msgspec
 import pytest
 
-from aggregator import task as tasks
-from aggregator.errors import TaskError
-from aggregator.task import KindSettings, Task, kinds_named
-from strategies import registry
-from strategies.full import Full
-from strategies.kind import ClassStatistics
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.tasks.task import KindSettings, Task, kinds_named
+from device_runtime.strategies import registry
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.kind import ClassStatistics
 
 
 def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_base():

@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aggregator import task as tasks
-from aggregator.task import KindSettings, Task, tomllib
-from strategies import class_statistics, ranges
-from strategies.few_shot import FewShot
-from strategies.full import Full
+from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.tasks.task import KindSettings, Task, tomllib
+from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.statistics import class_statistics
 
 ROOT = Path(__file__).parents[2]
 PAGE = runpy.run_path(str(ROOT / "docs" / "task.py"))

@@ -1,7 +1,7 @@
 """Texts about devices, for people."""
 
-from aggregator.moves import GiveUp
-from aggregator.text import in_vain
+from device_runtime.aggregator.rounds.events import GiveUp
+from device_runtime.aggregator.views.text import in_vain
 
 
 def test_why_a_run_is_given_up_names_the_first_devices_and_what_they_said():

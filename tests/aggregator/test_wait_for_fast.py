@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rpds import HashTrieSet
 
-from aggregator import machine
-from aggregator.errors import RunFolderError, TaskError
-from aggregator.moves import (
+from device_runtime.aggregator.errors import RunFolderError, TaskError
+from device_runtime.aggregator.rounds import machine
+from device_runtime.aggregator.rounds.events import (
     Announce,
     Announced,
     Believed,
@@ -28,10 +28,10 @@ from aggregator.moves import (
     Work,
     Worked,
 )
-from aggregator.observer import RoundClosed
-from aggregator.pace import STEP, WINDOW, class_of, closing_s
-from aggregator.state import Rules, Saved, State
-from aggregator.task import KindSettings, Task, kinds_named
+from device_runtime.aggregator.rounds.pace import STEP, WINDOW, class_of, closing_s
+from device_runtime.aggregator.rounds.state import Rules, Saved, State
+from device_runtime.aggregator.tasks.task import KindSettings, Task, kinds_named
+from device_runtime.aggregator.views.listener import RoundClosed
 
 DATABASES = ("sqlite", "postgres")
 
@@ -523,7 +523,7 @@ def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
 def test_what_a_round_said_of_its_end_is_kept_where_the_aggregator_dies_as_it_merges(fast, monkeypatch):
     b = fast
     sends(b, "a", 3)
-    monkeypatch.setattr("aggregator.merging.merge_round", lambda *_: 1 / 0)
+    monkeypatch.setattr("device_runtime.aggregator.merging.merge_round.merge_round", lambda *_: 1 / 0)
     with pytest.raises(RunFolderError):
         b.wait(11)
     monkeypatch.undo()

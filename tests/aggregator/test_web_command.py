@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from aggregator import web_command
-from aggregator.errors import MissingExtra
-from aggregator.web import pages
-from aggregator.web_command import FetchError
+from device_runtime.aggregator.errors import MissingExtra
+from device_runtime.aggregator.http import pages
+from device_runtime.cli import web as web_command
+from device_runtime.cli.web import FetchError
 
 NPM = (
     '#!/bin/sh\ntest -f package-lock.json || exit 1\nmkdir -p node_modules\necho "$@" > node_modules/asked\n'

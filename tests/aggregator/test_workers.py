@@ -14,22 +14,24 @@ from contextlib import closing, suppress
 import numpy as np
 import pytest
 
-from aggregator import command, worker
-from aggregator.checker import Checked, Checker, checked
-from aggregator.config import LogSection
-from aggregator.errors import ConfigError, DatabaseError, WorkerError
-from aggregator.exits import Exit, exit_code
-from aggregator.router import Router
-from aggregator.serving import Process
-from aggregator.store import Store
-from aggregator.task import KindSettings
-from aggregator.worker_frames import Looked, Order, Ready, Word, read, write
-from aggregator.workers import Workers
-from broker import messages, mosquitto, topics
-from broker.link import Link, LinkOptions, Received
-from broker.messages import Metrics
-from broker.url import BrokerUrl
 from device_runtime import cli
+from device_runtime.aggregator.delivery.router import Router
+from device_runtime.aggregator.errors import ConfigError, DatabaseError, WorkerError
+from device_runtime.aggregator.intake import worker_main as worker
+from device_runtime.aggregator.intake.check_process import Checked, Checker, checked
+from device_runtime.aggregator.intake.worker_pool import Workers
+from device_runtime.aggregator.intake.worker_protocol import Looked, Order, Ready, Word, read, write
+from device_runtime.aggregator.serving.config import LogSection
+from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
+from device_runtime.aggregator.serving.process import Process
+from device_runtime.aggregator.storage.store import Store
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.link import Link, LinkOptions, Received
+from device_runtime.broker.wire.messages import Metrics
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.cli import serve as command
 
 DATABASES = ("sqlite", "postgres")
 KINDS = ("full", "few-shot", "zeroth-order", "class-means")
@@ -253,7 +255,7 @@ def test_workers_that_cannot_begin_are_the_end_in_words(tmp_path):
     ids=["ends", "talks", "confuses"],
 )
 def test_a_worker_that_is_none_is_ended_and_said(tmp_path, monkeypatch, does, why):
-    monkeypatch.setattr("aggregator.workers._BOOT", f"import sys; {does}")
+    monkeypatch.setattr("device_runtime.aggregator.intake.worker_pool._BOOT", f"import sys; {does}")
     order = Order(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (tmp_path,), "", LogSection())
     with pytest.raises(WorkerError, match=f"worker 1 cannot work: .*{why}") as failed:
         Workers(1, order, queue.SimpleQueue()).__enter__()
@@ -262,7 +264,7 @@ def test_a_worker_that_is_none_is_ended_and_said(tmp_path, monkeypatch, does, wh
 
 TALKER = """
 import sys
-from aggregator.worker_frames import Looked, Ready, write
+from device_runtime.aggregator.intake.worker_protocol import Looked, Ready, write
 out = sys.stdout.buffer
 for word in (*[Ready()] * 20_000, Looked("t", b"", None)):
     write(out, word)
@@ -273,7 +275,7 @@ sys.stdin.read()
 
 def test_however_often_a_worker_says_that_it_is_ready_nothing_of_it_is_kept(monkeypatch):
     """It says so at each start."""
-    monkeypatch.setattr("aggregator.workers._BOOT", TALKER)
+    monkeypatch.setattr("device_runtime.aggregator.intake.worker_pool._BOOT", TALKER)
     order, inbox = (
         Order(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (), "", LogSection()),
         queue.SimpleQueue(),

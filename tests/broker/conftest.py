@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import pytest
 
-from broker import brokers, mosquitto
-from broker.brokers import Choice
-from broker.link import Event, Link, LinkOptions
-from broker.running import BrokerOptions, RunningBroker
-from broker.url import TLS, BrokerUrl
+from device_runtime.broker.servers import brokers, mosquitto
+from device_runtime.broker.servers.brokers import Choice
+from device_runtime.broker.servers.server import BrokerOptions, RunningBroker
+from device_runtime.broker.wire.link import Event, Link, LinkOptions
+from device_runtime.broker.wire.url import TLS, BrokerUrl
 
 E = TypeVar("E", bound=Event)
 FAST_S = (0.05, 0.5)

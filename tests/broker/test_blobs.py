@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker import partial as partial_module
-from broker.blobs import Blobs, Room, name
-from broker.errors import BlobError
-from broker.messages import Blob
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire import partial_blob as partial_module
+from device_runtime.broker.wire.blobs import Blobs, Room, name
+from device_runtime.broker.wire.messages import Blob
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from broker import brokers, mosquitto
-from broker.errors import BrokerStartError
+from device_runtime.broker.errors import BrokerStartError
+from device_runtime.broker.servers import brokers, mosquitto
 
 
 def test_auto_takes_mosquitto_where_it_is_installed() -> None:
@@ -28,7 +28,7 @@ def test_auto_takes_amqtt_otherwise_and_says_so(monkeypatch: pytest.MonkeyPatch)
 
 def test_with_neither_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mosquitto, "find", lambda: None)
-    monkeypatch.delitem(sys.modules, "broker.embedded", raising=False)
+    monkeypatch.delitem(sys.modules, "device_runtime.broker.servers.amqtt_broker", raising=False)
     monkeypatch.setitem(sys.modules, "amqtt.broker", None)
     with pytest.raises(BrokerStartError, match=r"pip install 'device-runtime\[aggregator\]'"):
         brokers.start()
@@ -41,8 +41,8 @@ def test_mosquitto_asked_for_but_missing_is_an_error(monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_device_imports_brings_in_neither_amqtt_nor_numpy() -> None:
-    modules = "blobs, command, link, messages, topics, transfer, url"
-    program = f"import sys; from broker import {modules}; print(sorted(sys.modules))"
+    modules = "blobs, link, messages, topics, transfer, url"
+    program = f"import sys; from device_runtime.broker.wire import {modules}; print(sorted(sys.modules))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     imported = run.stdout
     assert "'paho'" in imported

@@ -8,13 +8,14 @@ import sys
 
 import pytest
 
-from broker import command, mosquitto
-from broker.link import Connected, Event, Link
-from broker.url import BrokerUrl
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.wire.link import Connected, Event, Link
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.cli import broker as command
 
 _RUN = """
 import argparse, sys
-from broker import command
+from device_runtime.cli import broker as command
 parser = argparse.ArgumentParser()
 command.add_arguments(parser)
 sys.exit(command.run(parser.parse_args()))

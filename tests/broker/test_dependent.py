@@ -9,20 +9,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.dependent import Dependent
+from device_runtime.broker.servers.dependent_process import Dependent
 
 SLEEPS = "import time; time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); print('here', flush=True); {SLEEPS}"
 STARTER = """
 import sys, time
 from pathlib import Path
-from broker.dependent import Dependent
+from device_runtime.broker.servers.dependent_process import Dependent
 program = Dependent([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]))
 print(program.pid, flush=True)
 time.sleep(600)
 """
 LONELY = """
-from broker.dependent import end_when_alone
+from device_runtime.broker.servers.dependent_process import end_when_alone
 end_when_alone(0)
 print("here", flush=True)
 while True:

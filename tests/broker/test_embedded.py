@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from broker import embedded
-from broker.embedded import Embedded
-from broker.errors import BrokerError, BrokerStartError
-from broker.link import Event, Link, LinkOptions
-from broker.running import BrokerOptions, WebSockets
-from broker.url import TLS, BrokerUrl
+from device_runtime.broker.errors import BrokerError, BrokerStartError
+from device_runtime.broker.servers import amqtt_broker as embedded
+from device_runtime.broker.servers.amqtt_broker import Embedded
+from device_runtime.broker.servers.server import BrokerOptions, WebSockets
+from device_runtime.broker.wire.link import Event, Link, LinkOptions
+from device_runtime.broker.wire.url import TLS, BrokerUrl
 
 
 def test_it_starts_and_ends_with_its_thread() -> None:

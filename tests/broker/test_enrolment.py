@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.authority import make_authority
-from broker.enrolment import FILE, PREFIX, Enrolment, EnrolmentError, _check
-from broker.errors import UrlError
-from broker.url import BrokerUrl
+from device_runtime.broker.errors import UrlError
+from device_runtime.broker.security.authority import make_authority
+from device_runtime.broker.security.enrolment import FILE, PREFIX, Enrolment, EnrolmentError, _check
+from device_runtime.broker.wire.url import BrokerUrl
 
 DER = bytes(range(200))
 GIVEN = Enrolment(

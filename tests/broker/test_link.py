@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from broker import link as link_module
-from broker.errors import BrokerRefused, BrokerUnreachable
-from broker.link import (
+from device_runtime.broker.errors import BrokerRefused, BrokerUnreachable
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire import link as link_module
+from device_runtime.broker.wire.link import (
     Connected,
     Disconnected,
     Link,
@@ -23,9 +24,8 @@ from broker.link import (
     Will,
     packet_bytes,
 )
-from broker.messages import MessageError
-from broker.running import BrokerOptions
-from broker.url import BrokerUrl
+from device_runtime.broker.wire.messages import MessageError
+from device_runtime.broker.wire.url import BrokerUrl
 
 ACCEPT_3, ACCEPT_5 = b"\x20\x02\x00\x00", b"\x20\x03\x00\x00\x00"
 REFUSE_3 = b"\x20\x02\x00\x04"
@@ -78,8 +78,8 @@ def test_what_others_retain_does_not_leak_to_those_who_did_not_ask(house: Any) -
 
 _DOOMED = """
 import queue, sys, time
-from broker.link import Link, LinkOptions, Will
-from broker.url import BrokerUrl
+from device_runtime.broker.wire.link import Link, LinkOptions, Will
+from device_runtime.broker.wire.url import BrokerUrl
 options = LinkOptions(will=Will("fl/v1/d/pi/up/state", b"gone"), keepalive_s=int(sys.argv[2]))
 Link(BrokerUrl.parse(sys.argv[1]), "doomed", queue.SimpleQueue(), options).connect()
 print("connected", flush=True)

@@ -11,15 +11,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker import device_command, link_book, links, production, register
-from broker.enrolment import Enrolment
-from broker.links import LinkError, NameTaken, Opening
-from broker.mosquitto import hash_passwords, is_of_password
-from broker.register import RegisterError
-from broker.running import BrokerOptions
-from broker.signing import DeviceSigner
-from broker.site import PASSWORDS, Opened, Site
-from broker.topics import TopicError
+from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as links
+from device_runtime.broker.security import register
+from device_runtime.broker.security.enrolment import Enrolment
+from device_runtime.broker.security.one_time_links import LinkError, NameTaken, Opening
+from device_runtime.broker.security.register import RegisterError
+from device_runtime.broker.security.signing import DeviceSigner
+from device_runtime.broker.servers import production
+from device_runtime.broker.servers.broker_folder import PASSWORDS, Opened, Site
+from device_runtime.broker.servers.mosquitto import hash_passwords, is_of_password
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire.topics import TopicError
+from device_runtime.cli import device as device_command
 
 NOW = 1_800_000_000
 MINE, OTHER = "a" * 43, "b" * 43

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import messages, steps
-from broker.errors import BrokerError
-from broker.messages import (
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.wire import messages
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.messages import (
     Base,
     Blob,
     Contribution,

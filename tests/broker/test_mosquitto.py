@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from broker import mosquitto, topics
-from broker.errors import BrokerRefused, BrokerStartError, BrokerUnreachable
-from broker.link import Connected, Disconnected, LinkOptions, Received
-from broker.mosquitto import Mosquitto, access_list, configure, hash_passwords
-from broker.running import BrokerOptions, WebSockets
-from broker.url import TLS
+from device_runtime.broker.errors import BrokerRefused, BrokerStartError, BrokerUnreachable
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers.mosquitto import Mosquitto, access_list, configure, hash_passwords
+from device_runtime.broker.servers.server import BrokerOptions, WebSockets
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Connected, Disconnected, LinkOptions, Received
+from device_runtime.broker.wire.url import TLS
 
 pytestmark = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
@@ -140,7 +141,7 @@ def test_retained_offers_survive_a_crash_with_persistence(mosquitto_house: Any, 
 
 _PARENT = """
 import sys, time
-from broker.mosquitto import Mosquitto
+from device_runtime.broker.servers.mosquitto import Mosquitto
 broker = Mosquitto()
 print(broker.pid, flush=True)
 time.sleep(600)

@@ -5,9 +5,9 @@ from hashlib import sha256
 
 import pytest
 
-from broker import pact
-from broker.messages import MessageError
-from broker.signing import NotTrusted, Signer, Verifier
+from device_runtime.broker.security.signing import NotTrusted, Signer, Verifier
+from device_runtime.broker.wire import session_mac as pact
+from device_runtime.broker.wire.messages import MessageError
 
 AGGREGATOR = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
 ITS_PUBLIC = bytes.fromhex("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a")

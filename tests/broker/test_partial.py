@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.blobs import Blobs, name
-from broker.errors import BlobError, BlockError
-from broker.messages import Blob
-from broker.partial import BLOCK, block_count
+from device_runtime.broker.errors import BlobError, BlockError
+from device_runtime.broker.wire.blobs import Blobs, name
+from device_runtime.broker.wire.messages import Blob
+from device_runtime.broker.wire.partial_blob import BLOCK, block_count
 
 
 @pytest.fixture
@@ -95,7 +95,10 @@ def test_a_crash_while_it_was_being_finished_costs_no_block(tmp_path: Path, monk
     for index, block in enumerate(blocks_of(data)):
         partial.add(index, block)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("broker.partial.admit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "device_runtime.broker.wire.partial_blob.admit",
+            lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
+        )
         partial.finish()
     again = Blobs(tmp_path).partial(name(data))
     assert again.missing() == ()

@@ -18,18 +18,19 @@ from typing import Any
 
 import pytest
 
-from broker import mosquitto, production, register
-from broker.authority import AuthorityError, issue, make_authority
-from broker.enrolment import Enrolment
-from broker.errors import BrokerRefused, BrokerUnreachable
-from broker.link import Connected, Disconnected, LinkOptions, Received
-from broker.messages import Base, Blob, Offer
-from broker.register import RegisterError
-from broker.running import BrokerOptions, find_port
-from broker.signing import DeviceSigner, Verifier
-from broker.site import Opened, Site, SiteError, rotate_key
-from broker.topics import TopicError
-from broker.url import TLS
+from device_runtime.broker.errors import BrokerRefused, BrokerUnreachable
+from device_runtime.broker.security import register
+from device_runtime.broker.security.authority import AuthorityError, issue, make_authority
+from device_runtime.broker.security.enrolment import Enrolment
+from device_runtime.broker.security.register import RegisterError
+from device_runtime.broker.security.signing import DeviceSigner, Verifier
+from device_runtime.broker.servers import mosquitto, production
+from device_runtime.broker.servers.broker_folder import Opened, Site, SiteError, rotate_key
+from device_runtime.broker.servers.server import BrokerOptions, find_port
+from device_runtime.broker.wire.link import Connected, Disconnected, LinkOptions, Received
+from device_runtime.broker.wire.messages import Base, Blob, Offer
+from device_runtime.broker.wire.topics import TopicError
+from device_runtime.broker.wire.url import TLS
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 needs_openssl = pytest.mark.skipif(
@@ -422,7 +423,7 @@ def test_whenever_renewing_ends_certificate_and_key_are_of_each_other(
             write(path, text, mode)
 
         with monkeypatch.context() as ending:
-            ending.setattr("broker.site.write", ends)
+            ending.setattr("device_runtime.broker.servers.broker_folder.write", ends)
             ending.setattr(production, "write", ends)
             with suppress(KeyboardInterrupt):
                 production.renew(opened, NOW, 30)
@@ -507,7 +508,8 @@ def test_two_who_enrol_at_once_lose_nobody(tmp_path: Path) -> None:
     opened = made(tmp_path / "e")
     code = (
         "import sys\nfrom datetime import datetime, timezone\nfrom pathlib import Path\n"
-        "from broker import register\nfrom broker.site import Opened\n"
+        "from device_runtime.broker.security import register\n"
+        "from device_runtime.broker.servers.broker_folder import Opened\n"
         "for n in range(15): register.add(Opened(Path(sys.argv[1])), f'{sys.argv[2]}-{n}', "
         "datetime.now(timezone.utc))"
     )

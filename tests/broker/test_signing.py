@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import topics
-from broker.blobs import name
-from broker.messages import Base, FromDevice, MessageError, Offer, Signed, State, Succession, decode, encode
-from broker.signing import (
+from device_runtime.broker.security.signing import (
     DeviceSigner,
     KeyFileError,
     NotTrusted,
@@ -21,6 +18,19 @@ from broker.signing import (
     Verifier,
     fingerprint,
     said_by,
+)
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.messages import (
+    Base,
+    FromDevice,
+    MessageError,
+    Offer,
+    Signed,
+    State,
+    Succession,
+    decode,
+    encode,
 )
 
 BLOB = name(b"x")

@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import small, steps
-from broker.messages import Base, Blob, Contribution, Kind, MessageError, Metrics, Offer, Step, encode, pack
-from broker.small import LostTrack, Next
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.compact_round import LostTrack, Next
+from device_runtime.broker.wire.messages import (
+    Base,
+    Blob,
+    Contribution,
+    Kind,
+    MessageError,
+    Metrics,
+    Offer,
+    Step,
+    encode,
+    pack,
+)
 
 SEED = 5
 BLOB = Blob(bytes(range(32)), 310_000)

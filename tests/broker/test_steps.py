@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import steps
-from broker.messages import Base, Blob, MessageError, Step, Stretch
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.messages import Base, Blob, MessageError, Step, Stretch
 
 FLOAT32 = st.floats(width=32, allow_nan=False)
 PLAIN = Step(3, "philox/1", 7, "all", 1e-3, 1.0, (0.5, -1.25))

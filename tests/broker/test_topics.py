@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import BrokerError
-from broker.topics import (
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.wire.topics import (
     BUT_CONTRIBUTIONS,
     CONTRIBUTIONS,
     FROM_DEVICES,

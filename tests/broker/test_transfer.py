@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.blobs import BLOCK, Blobs, name
-from broker.errors import BlobError
-from broker.messages import Blob, Get
-from broker.transfer import MAX_WAIT_S, MAX_WINDOW, UNKNOWN, Pull, answer
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.blobs import BLOCK, Blobs, name
+from device_runtime.broker.wire.messages import Blob, Get
+from device_runtime.broker.wire.transfer import MAX_WAIT_S, MAX_WINDOW, UNKNOWN, Pull, answer
 
 
 @pytest.fixture

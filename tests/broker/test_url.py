@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import BrokerError, UrlError
-from broker.url import TLS, BrokerUrl
+from device_runtime.broker.errors import BrokerError, UrlError
+from device_runtime.broker.wire.url import TLS, BrokerUrl
 
 
 def test_every_part_is_read() -> None:

@@ -16,12 +16,12 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Origin
 
-from broker import brokers, mosquitto
-from broker.embedded import _Settled
-from broker.errors import BrokerRefused, BrokerUnreachable
-from broker.link import Connected, LinkOptions, Received
-from broker.running import BrokerOptions, WebSockets, find_port
-from broker.url import TLS
+from device_runtime.broker.errors import BrokerRefused, BrokerUnreachable
+from device_runtime.broker.servers import brokers, mosquitto
+from device_runtime.broker.servers.amqtt_broker import _Settled
+from device_runtime.broker.servers.server import BrokerOptions, WebSockets, find_port
+from device_runtime.broker.wire.link import Connected, LinkOptions, Received
+from device_runtime.broker.wire.url import TLS
 
 FAST_S = (0.05, 0.5)
 READS = LinkOptions(subscriptions=("fl/v1/#",), reconnect_s=FAST_S)

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from broker import topics
-from broker.blobs import Blobs
-from broker.link import Received
-from broker.messages import Blob, Get, decode, encode
-from broker.transfer import Pull, answer
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.link import Received
+from device_runtime.broker.wire.messages import Blob, Get, decode, encode
+from device_runtime.broker.wire.transfer import Pull, answer
 
 DATA = os.urandom(1_000_003)
 

@@ -6,20 +6,30 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker import topics
-from broker.blobs import BLOCK, block_count, name
-from broker.link import Connected, Received
-from broker.messages import Base, Contribution, Get, Hello, Offer, Plan, Receipt, decode, encode
-from broker.topics import parse
-from device_runtime.agent import Agent
-from device_runtime.settings import Settings
-from device_runtime.workplace import in_this_process
-from models import bundle as bundles
-from models import manifest as manifests
-from models import tensors
-from profiles import Speed
-from strategies import registry
-from strategies.class_means import ClassMeans
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.blobs import BLOCK, block_count, name
+from device_runtime.broker.wire.link import Connected, Received
+from device_runtime.broker.wire.messages import (
+    Base,
+    Contribution,
+    Get,
+    Hello,
+    Offer,
+    Plan,
+    Receipt,
+    decode,
+    encode,
+)
+from device_runtime.broker.wire.topics import parse
+from device_runtime.client.agent import Agent
+from device_runtime.client.backend.base import in_this_process
+from device_runtime.client.settings import Settings
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles import manifest as manifests
+from device_runtime.models.bundles import tensors
+from device_runtime.profiles import Speed
+from device_runtime.strategies import registry
+from device_runtime.strategies.class_means import ClassMeans
 
 ROUND_S = 60.0
 
@@ -141,7 +151,9 @@ def stage(bundle, tmp_path, clock, monkeypatch):
 
     digits = load_digits()
     np.savez(tmp_path / "a.npz", x=digits.images[:40].astype(np.uint8), y=digits.target[:40])
-    monkeypatch.setattr("device_runtime.task.measured", lambda *_: Speed(1e9, source="set"))
+    monkeypatch.setattr(
+        "device_runtime.client.training.local_task.measured", lambda *_: Speed(1e9, source="set")
+    )
     return Stage(bundle, tmp_path, clock)
 
 

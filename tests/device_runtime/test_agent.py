@@ -7,19 +7,31 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker import topics
-from broker.blobs import name
-from broker.link import Connected
-from broker.messages import Base, Blob, Contribution, Get, Hello, Plan, State, Stretch, decode, encode
-from broker.topics import parse
-from device_runtime.agent import Agent
-from device_runtime.errors import OutOfMemory
-from device_runtime.task import Settings
-from device_runtime.watching import Pretence, Time
-from models import tensors
-from models.bundle import Bundle
-from profiles import Speed, shipped
-from strategies import class_statistics, registry
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.link import Connected
+from device_runtime.broker.wire.messages import (
+    Base,
+    Blob,
+    Contribution,
+    Get,
+    Hello,
+    Plan,
+    State,
+    Stretch,
+    decode,
+    encode,
+)
+from device_runtime.broker.wire.topics import parse
+from device_runtime.client.agent import Agent
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.training.engine_guard import Pretence, Time
+from device_runtime.client.training.local_task import Settings
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.profiles import Speed, shipped
+from device_runtime.strategies import registry
+from device_runtime.strategies.statistics import class_statistics
 
 
 def test_a_device_fetches_trains_and_sends_once(stage):
@@ -53,8 +65,8 @@ def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another
 def slow_at_first(stage, monkeypatch):
     """A device that is found to be a million times too slow, and then as it is; the load stays as it was."""
     found = [Speed(1e3, source="set"), Speed(1e9, source="set")]
-    monkeypatch.setattr("device_runtime.task.measured", lambda *_: found.pop(0))
-    monkeypatch.setattr("device_runtime.task.load", lambda: 1.0)
+    monkeypatch.setattr("device_runtime.client.training.local_task.measured", lambda *_: found.pop(0))
+    monkeypatch.setattr("device_runtime.client.training.local_task.load", lambda: 1.0)
     return stage
 
 
@@ -84,7 +96,8 @@ def test_a_device_that_sits_out_measures_anew_in_a_round_that_is_extended_also_a
 def test_a_device_that_is_really_too_slow_measures_anew_in_every_third_round(slow_at_first, monkeypatch):
     stage, measured_in = slow_at_first, []
     monkeypatch.setattr(
-        "device_runtime.task.measured", lambda *_: measured_in.append(number) or Speed(1e3, source="set")
+        "device_runtime.client.training.local_task.measured",
+        lambda *_: measured_in.append(number) or Speed(1e3, source="set"),
     )
     for number in range(1, 10):
         stage.link.announce(stage.offer(number))
@@ -97,7 +110,7 @@ def test_a_device_that_sits_out_measures_anew_at_once_when_the_load_has_changed_
     slow_at_first, monkeypatch
 ):
     stage, loads = slow_at_first, [4.0, 0.0]
-    monkeypatch.setattr("device_runtime.task.load", lambda: loads.pop(0))
+    monkeypatch.setattr("device_runtime.client.training.local_task.load", lambda: loads.pop(0))
     loads.append(0.0)  # when it has measured again
     stage.link.announce(stage.offer(1))
     stage.go()
@@ -112,7 +125,7 @@ def test_a_device_whose_measuring_fails_stays_with_what_it_knew(slow_at_first, m
     def no_memory(*_):
         raise OutOfMemory("none left")
 
-    monkeypatch.setattr("device_runtime.task.measured", no_memory)
+    monkeypatch.setattr("device_runtime.client.training.local_task.measured", no_memory)
     for number in (2, 3, 4):
         stage.link.announce(stage.offer(number))
         stage.go()
@@ -451,7 +464,7 @@ def test_whoever_has_a_loop_of_their_own_steps_the_agent_until_it_waits_for_noth
 
 
 def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothing(stage, monkeypatch):
-    monkeypatch.setattr("device_runtime.task.measured", None)
+    monkeypatch.setattr("device_runtime.client.training.local_task.measured", None)
     profile = shipped("pi-zero-2w")
     pretence = Pretence(profile, time=Time(stage.clock, stage.clock.sleep))
     agent = Agent(Settings("a", stage.folder / "a.npz", stage.folder, pretence), 1, stage.clock)

@@ -6,25 +6,26 @@ from datetime import datetime
 
 import pytest
 
-from broker.link import Connected
-from broker.messages import Contribution, Get, Plan
-from device_runtime import owner
-from device_runtime.agent import Agent
-from device_runtime.allow_list import AllowList
-from device_runtime.commands import policy_options
-from device_runtime.commands.join import add_arguments
-from device_runtime.dispatches import Terms
-from device_runtime.errors import PolicyError
-from device_runtime.policy import Conditions, Policy, judge
-from device_runtime.settings import Settings
-from device_runtime.task import allowed_statistics
-from strategies import class_statistics, registry
-from strategies.attention_transfer import AttentionTransfer
-from strategies.class_means import ClassMeans
-from strategies.full import Full
-from strategies.kind import ClassStatistics
-from strategies.representatives import Representatives
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.broker.wire.link import Connected
+from device_runtime.broker.wire.messages import Contribution, Get, Plan
+from device_runtime.cli import policy_options
+from device_runtime.cli.join import add_arguments
+from device_runtime.client.agent import Agent
+from device_runtime.client.backend.rpc_calls import Terms
+from device_runtime.client.errors import PolicyError
+from device_runtime.client.policy import owner_rules as owner
+from device_runtime.client.policy.allow_list import AllowList
+from device_runtime.client.policy.rules import Conditions, Policy, judge
+from device_runtime.client.settings import Settings
+from device_runtime.client.training.local_task import allowed_statistics
+from device_runtime.strategies import registry
+from device_runtime.strategies.attention_transfer import AttentionTransfer
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.representatives import Representatives
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 
 def parsed(*words):

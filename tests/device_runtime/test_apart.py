@@ -12,25 +12,25 @@ from time import monotonic
 import psutil
 import pytest
 
-from broker import topics
-from broker.messages import Contribution, Hello, Kind, Metrics, Plan, encode, pack
-from device_runtime import apart as working
-from device_runtime import child
-from device_runtime.apart import AGAIN_S, Apart
-from device_runtime.crossing import LENGTH
-from device_runtime.dispatches import Settle
-from device_runtime.errors import WorkDied
-from device_runtime.hours import LOOK_S, Hours
-from device_runtime.link_speed import LinkSpeed
-from device_runtime.meters import MeterError
-from device_runtime.offers import Open
-from device_runtime.policy import Rule, Verdict
-from device_runtime.settings import Settings
-from device_runtime.workplace import Death, in_this_process
-from models.errors import DataError
-from strategies import registry
-from strategies.class_means import ClassMeans
-from strategies.full import Full
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.messages import Contribution, Hello, Kind, Metrics, Plan, encode, pack
+from device_runtime.client.backend import child_process as child
+from device_runtime.client.backend import subprocess as working
+from device_runtime.client.backend.base import Death, in_this_process
+from device_runtime.client.backend.rpc import LENGTH
+from device_runtime.client.backend.rpc_calls import Settle
+from device_runtime.client.backend.subprocess import AGAIN_S, Apart
+from device_runtime.client.connection.offers import Open
+from device_runtime.client.energy import MeterError
+from device_runtime.client.errors import WorkDied
+from device_runtime.client.policy.rules import Rule, Verdict
+from device_runtime.client.policy.work_gate import LOOK_S, Hours
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.client.settings import Settings
+from device_runtime.models.errors import DataError
+from device_runtime.strategies import registry
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.full import Full
 
 SHORT, LONG = registry.write(Full(epochs=2, batch=20)), registry.write(Full(epochs=4000, batch=20))
 SOME = registry.write(Full(epochs=100, batch=20))
@@ -329,7 +329,9 @@ def test_a_meter_that_cannot_be_had_is_told_by_whoever_asks_first(stage):
         place.close()
 
 
-PREPARE = "import device_runtime.here as here; here.Here.prepare = lambda *_: sys.exit(3)"
+PREPARE = (
+    "import device_runtime.client.backend.in_process as here; here.Here.prepare = lambda *_: sys.exit(3)"
+)
 
 
 @pytest.mark.parametrize("program", ["sys.exit(3)", PREPARE])
@@ -375,14 +377,14 @@ ALONE = """
 import sys
 from pathlib import Path
 from time import monotonic
-from broker.messages import Offer, decode
-from device_runtime.apart import Apart
-from device_runtime.hours import Hours
-from device_runtime.link_speed import LinkSpeed
-from device_runtime.offers import Open
-from device_runtime.settings import Settings
-from device_runtime.workplace import Death, in_this_process
-from device_runtime.workplace import Ears
+from device_runtime.broker.wire.messages import Offer, decode
+from device_runtime.client.backend.subprocess import Apart
+from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.client.connection.offers import Open
+from device_runtime.client.settings import Settings
+from device_runtime.client.backend.base import Death, in_this_process
+from device_runtime.client.backend.base import Ears
 
 folder, hangs = Path(sys.argv[1]), sys.argv[2] == "hangs"
 offer = decode((folder / "offer").read_bytes(), Offer)
@@ -441,8 +443,9 @@ def _runs(pid):
 
 def test_the_command_of_a_device_imports_nothing_that_only_work_needs():
     program = (
-        "import sys, device_runtime.cli, device_runtime.commands.join; "
-        "names = ('numpy', 'onnxruntime', 'safetensors', 'psutil', 'ctypes', 'profiles.cost'); "
+        "import sys, device_runtime.cli, device_runtime.cli.join; "
+        "names = ('numpy', 'onnxruntime', 'safetensors', 'psutil', 'ctypes', "
+        "'device_runtime.profiles.cost'); "
         "print([name for name in names if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.at_work import Worker
-from device_runtime.crossing import Crossing
-from device_runtime.dispatches import After, Asked, Beat, Ended, GoOn, Said, Terms
-from device_runtime.errors import OutOfMemory
-from device_runtime.settings import Settings
+from device_runtime.client.backend.rpc import Crossing
+from device_runtime.client.backend.rpc_calls import After, Asked, Beat, Ended, GoOn, Said, Terms
+from device_runtime.client.backend.worker_main import Worker
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.settings import Settings
 
 
 @pytest.fixture

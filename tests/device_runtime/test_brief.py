@@ -4,13 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker import small
-from broker.messages import Contribution, Metrics, Receipt, decode
-from broker.topics import up
-from device_runtime.outbox import Outbox
-from device_runtime.sending import Sending
-from device_runtime.speaking import Voice
-from models.tensors import encode
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt, decode
+from device_runtime.broker.wire.topics import up
+from device_runtime.client.connection.speaking import Voice
+from device_runtime.client.delivery.outbox import Outbox
+from device_runtime.client.delivery.sending import Sending
+from device_runtime.models.bundles.tensors import encode
 
 BOOT = 7
 

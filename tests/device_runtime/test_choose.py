@@ -3,15 +3,16 @@ from dataclasses import replace
 
 import pytest
 
-from device_runtime.choose import MAIN, MARGIN, choose, priced
-from device_runtime.work import cheaper
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, shipped
-from strategies import class_statistics, registry
-from strategies.class_means import ClassMeans
-from strategies.full import Full
-from strategies.kind import ClassStatistics
-from strategies.prototypes import Prototypes
-from strategies.workload import workload
+from device_runtime.client.selection.choose import MAIN, MARGIN, choose, priced
+from device_runtime.client.training.work import cheaper
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, shipped
+from device_runtime.strategies import registry
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.prototypes import Prototypes
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.workload import workload
 
 EVEN = (18,) * 10
 

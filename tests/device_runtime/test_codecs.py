@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from models import tensors
-from strategies import registry
-from strategies.codecs.chain import named
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies import registry
+from device_runtime.strategies.codecs.chain import named
 
 WORD = "delta+int8+deflate"
 SETTINGS = {"shots": 2, "epochs": 1, "codec": WORD}

@@ -10,9 +10,16 @@ from datetime import datetime
 import psutil
 import pytest
 
-from device_runtime import readouts
-from device_runtime.conditions import COMMANDS_EACH_S, NETWORK_MANAGER, Load, Look, own_cpu_s, said
-from device_runtime.policy import Charge, Policy
+from device_runtime.client.policy import readouts
+from device_runtime.client.policy.conditions import (
+    COMMANDS_EACH_S,
+    NETWORK_MANAGER,
+    Load,
+    Look,
+    own_cpu_s,
+    said,
+)
+from device_runtime.client.policy.rules import Charge, Policy
 
 TERMUX_BATTERY = """{
   "present": true,
@@ -246,7 +253,7 @@ def test_where_nobody_tells_of_the_network_that_is_said(clock):
 
 
 def test_programs_that_are_not_there_fail_or_hang_say_nothing(monkeypatch):
-    monkeypatch.setattr("device_runtime.conditions.COMMAND_S", 0.2)
+    monkeypatch.setattr("device_runtime.client.policy.conditions.COMMAND_S", 0.2)
     assert said(["echo", "yes"]) == "yes\n"
     assert said(["no-such-program-anywhere"]) == ""
     assert said(["false"]) == ""

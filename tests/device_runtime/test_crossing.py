@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.messages import Hello
-from device_runtime.crossing import LENGTH, Crossing, Gone
-from device_runtime.dispatches import Asked, Beat, Ended, GoOn, Known, Said, Terms
-from device_runtime.personal.wish import Wish
-from device_runtime.pretence import Pretence
-from device_runtime.settings import Settings
-from models.data import Place
-from models.names import EngineWish
-from strategies.accountant import Limit
+from device_runtime.broker.wire.messages import Hello
+from device_runtime.client.backend.rpc import LENGTH, Crossing, Gone
+from device_runtime.client.backend.rpc_calls import Asked, Beat, Ended, GoOn, Known, Said, Terms
+from device_runtime.client.personal.wish import Wish
+from device_runtime.client.settings import Settings
+from device_runtime.client.training.emulation import Pretence
+from device_runtime.models.bundles.names import EngineWish
+from device_runtime.models.data import Place
+from device_runtime.strategies.privacy.accountant import Limit
 
 
 @pytest.fixture

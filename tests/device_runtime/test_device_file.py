@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime import device_file
-from device_runtime.commands import join, policy_options
-from device_runtime.errors import PolicyError
-from device_runtime.manners import Manners
-from device_runtime.policy import Policy, Window
+from device_runtime.cli import join, policy_options
+from device_runtime.client.errors import PolicyError
+from device_runtime.client.policy.process_priority import Manners
+from device_runtime.client.policy.rules import Policy, Window
+from device_runtime.client.service import device_file
 
 ALL = """
 broker = "mqtts://broker.example.org"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from broker.blobs import Blobs, Room, name
-from broker.errors import BlobError, NoRoom
-from broker.messages import Blob
-from broker.transfer import UNKNOWN
-from device_runtime.downloads import Downloads
+from device_runtime.broker.errors import BlobError, NoRoom
+from device_runtime.broker.wire.blobs import Blobs, Room, name
+from device_runtime.broker.wire.messages import Blob
+from device_runtime.broker.wire.transfer import UNKNOWN
+from device_runtime.client.delivery.downloads import Downloads
 
 DATA = b"the model"
 

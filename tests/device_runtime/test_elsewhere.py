@@ -1,4 +1,4 @@
-from device_runtime.elsewhere import TASKS, Elsewhere
+from device_runtime.client.connection.task_directory import TASKS, Elsewhere
 
 
 def taken(elsewhere):

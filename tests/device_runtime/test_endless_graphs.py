@@ -6,20 +6,20 @@ import numpy as np
 import psutil
 import pytest
 
-from broker.blobs import Blobs
-from broker.messages import Plan
-from device_runtime import apart as working
-from device_runtime.apart import Apart
-from device_runtime.hours import Hours
-from device_runtime.link_speed import LinkSpeed
-from device_runtime.offers import Open
-from device_runtime.settings import Settings
-from models import bundle as bundles
-from models.graph_check import check_graph
-from models.protobuf import delimited_field, fields, number_field
-from strategies import registry
-from strategies.class_means import ClassMeans
-from strategies.full import Full
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.messages import Plan
+from device_runtime.client.backend import subprocess as working
+from device_runtime.client.backend.subprocess import Apart
+from device_runtime.client.connection.offers import Open
+from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.client.settings import Settings
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.graph_check import check_graph
+from device_runtime.models.bundles.protobuf import delimited_field, fields, number_field
+from device_runtime.strategies import registry
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.full import Full
 
 from .test_apart import DAY_S, PAUSED, Verdict, apart, measured, process, run_until_it_is_over, when_tried
 

@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker.blobs import name
-from broker.messages import Base, Get, Member
-from models import tensors
-from strategies import registry
-from strategies.prototypes import Prototypes
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.messages import Base, Get, Member
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies import registry
+from device_runtime.strategies.prototypes import Prototypes
 
 SMALLER = Prototypes(beta=0, members=("another",), epochs=1)
 

@@ -3,17 +3,18 @@
 import msgspec
 import pytest
 
-from broker import small, steps
-from broker.link import Received
-from broker.messages import Base, Blob, Hello, MessageError, Offer, Step, decode, encode
-from broker.signing import NotTrusted, Signer
-from broker.small import LostTrack, Next
-from broker.topics import down
-from broker.topics import offer as topic_of
-from device_runtime.agent import Agent
-from device_runtime.following import TASKS, Following
-from device_runtime.settings import Settings
-from device_runtime.trust import Trust
+from device_runtime.broker.security.signing import NotTrusted, Signer
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.compact_round import LostTrack, Next
+from device_runtime.broker.wire.link import Received
+from device_runtime.broker.wire.messages import Base, Blob, Hello, MessageError, Offer, Step, decode, encode
+from device_runtime.broker.wire.topics import down
+from device_runtime.broker.wire.topics import offer as topic_of
+from device_runtime.client.agent import Agent
+from device_runtime.client.connection.offer_stream import TASKS, Following
+from device_runtime.client.connection.trust import Trust
+from device_runtime.client.settings import Settings
 
 SIGNER, OTHER = Signer(bytes(32)), Signer(bytes([1]) * 32)
 BLOB = Blob(bytes(range(32)), 310_000)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from device_runtime.graph_memory import held
-from device_runtime.watching import MARGIN, MARGIN_BYTES
-from models.manifest import Graph
-from profiles.cost import session_bytes
+from device_runtime.client.selection.graph_memory import held
+from device_runtime.client.training.engine_guard import MARGIN, MARGIN_BYTES
+from device_runtime.models.bundles.manifest import Graph
+from device_runtime.profiles.cost import session_bytes
 
 MB = 10**6
 

@@ -1,9 +1,9 @@
 """A hello is said until there is an answer: a broker may drop what it has acknowledged."""
 
-from broker.link import Received
-from broker.messages import Hello, encode
-from broker.topics import down
-from device_runtime.greeting import Greeting
+from device_runtime.broker.wire.link import Received
+from device_runtime.broker.wire.messages import Hello, encode
+from device_runtime.broker.wire.topics import down
+from device_runtime.client.connection.hello_retry import Greeting
 
 
 def said(greeting, seconds):

@@ -9,13 +9,16 @@ from datetime import datetime
 
 import pytest
 
-from broker.enrolment import Enrolment
-from device_runtime import connecting, guest, leaving, owner
+from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.cli import main
-from device_runtime.errors import InUse, PolicyError
-from device_runtime.manners import Manners
-from device_runtime.owner import Owner
-from device_runtime.policy import Policy, Window
+from device_runtime.client.connection import connecting
+from device_runtime.client.errors import InUse, PolicyError
+from device_runtime.client.policy import owner_rules as owner
+from device_runtime.client.policy.owner_rules import Owner
+from device_runtime.client.policy.process_priority import Manners
+from device_runtime.client.policy.rules import Policy, Window
+from device_runtime.client.service import instance_lock as guest
+from device_runtime.client.service import uninstall as leaving
 
 
 def test_one_device_is_one_process_and_a_lock_ends_with_it(tmp_path):
@@ -45,9 +48,9 @@ def test_a_full_disk_and_a_file_system_without_locks_keep_no_device_from_its_wor
 EARLY = """
 import os, signal, sys
 from pathlib import Path
-from device_runtime import owner
+from device_runtime.client.policy import owner_rules as owner
 from device_runtime.cli import main
-from device_runtime.commands import join
+from device_runtime.cli import join
 folder = Path(sys.argv[1])
 join.place = lambda *_: os.kill(os.getpid(), signal.SIGUSR1) or print(owner.paused(folder), flush=True)
 main(["join", "mqtt://127.0.0.1:1", "--data", sys.argv[1], "--state", sys.argv[1]])
@@ -97,7 +100,7 @@ def test_the_rules_of_the_last_join_are_kept_for_whoever_asks(tmp_path):
 MANNERS = """
 import os, psutil, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # one that is there before, as numpy's
-from device_runtime.manners import Manners
+from device_runtime.client.policy.process_priority import Manners
 Manners(nice=7, idle_io=True, cores=1).apply()
 print(os.nice(0), int(psutil.Process().ionice().ioclass), len(os.sched_getaffinity(0)))
 print(open("/proc/self/oom_score_adj").read().strip())

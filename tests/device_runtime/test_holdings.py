@@ -4,18 +4,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker import steps
-from broker.blobs import name
-from broker.errors import BlobError, NoRoom
-from broker.messages import Base, Blob, Offer, Step
-from device_runtime import ways
-from device_runtime.downloads import prune
-from device_runtime.errors import StaleBase, UnusableBase
-from device_runtime.holdings import Holdings
-from models.errors import BundleError
-from models.tensors import TensorError, encode, encoded_parts
-from strategies.directions import GENERATOR
-from strategies.replaying import replay
+from device_runtime.broker.errors import BlobError, NoRoom
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.messages import Base, Blob, Offer, Step
+from device_runtime.client.cache import base_route as ways
+from device_runtime.client.cache.model_cache import Holdings
+from device_runtime.client.delivery.downloads import prune
+from device_runtime.client.errors import StaleBase, UnusableBase
+from device_runtime.models.bundles.tensors import TensorError, encode, encoded_parts
+from device_runtime.models.errors import BundleError
+from device_runtime.strategies.directions.directions import GENERATOR
+from device_runtime.strategies.directions.replaying import replay
 
 
 def step(number):

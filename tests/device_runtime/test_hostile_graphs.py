@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from broker.messages import Kind, pack
-from models import bundle as bundles
-from models.protobuf import delimited_field, fields, number_field
-from strategies import registry
-from strategies.class_means import ClassMeans
+from device_runtime.broker.wire.messages import Kind, pack
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.protobuf import delimited_field, fields, number_field
+from device_runtime.strategies import registry
+from device_runtime.strategies.class_means import ClassMeans
 
 MODEL_GRAPH, MODEL_FUNCTION = 7, 25
 NODE, INITIALISER, SPARSE = 1, 5, 15

@@ -2,8 +2,8 @@
 
 import signal
 
-from broker.events import Connected, Disconnected
-from device_runtime.inbox import Inbox
+from device_runtime.broker.wire.link_events import Connected, Disconnected
+from device_runtime.client.inbox import Inbox
 
 
 def test_events_come_in_order_each_with_its_moment(clock):

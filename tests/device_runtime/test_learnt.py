@@ -1,11 +1,11 @@
 import pytest
 
-from device_runtime.choose import Candidate, Plan
-from device_runtime.learnt import Learnt, Measurements, grown
-from device_runtime.work import Outcome, Timing
-from profiles import Bandwidth, Cost, DeviceProfile, Memory, Power, Speed, Verdict
-from strategies.class_means import ClassMeans
-from strategies.device_half import Contribution
+from device_runtime.client.selection.calibration import Learnt, Measurements, grown
+from device_runtime.client.selection.choose import Candidate, Plan
+from device_runtime.client.training.work import Outcome, Timing
+from device_runtime.profiles import Bandwidth, Cost, DeviceProfile, Memory, Power, Speed, Verdict
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.training.device_half import Contribution
 
 SPEED = Speed(1e9, {"forward": 0.5}, "measured", {"forward": 0.1}, 0.01, {"forward": 77})
 

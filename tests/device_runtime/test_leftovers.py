@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import BlobError
-from device_runtime.leftovers import Leftovers, Of
+from device_runtime.broker.errors import BlobError
+from device_runtime.client.delivery.error_feedback import Leftovers, Of
 
 OF = Of("r", "full")
 

@@ -1,7 +1,7 @@
 import pytest
 
-from device_runtime.link_speed import LARGE_BYTES, LinkSpeed
-from profiles import Bandwidth
+from device_runtime.client.selection.link_speed import LARGE_BYTES, LinkSpeed
+from device_runtime.profiles import Bandwidth
 
 ASSUMED = Bandwidth(10.0, 20.0, "assumed")
 

@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from device_runtime.errors import OutOfMemory
-from device_runtime.measuring import clocks, completed, measure, ready
-from device_runtime.watching import Pretence
-from models.bundle import Bundle, shipped
-from models.engines import EngineWish, open_model
-from profiles import Speed
-from profiles.measure import Clocks
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.selection.profiling import clocks, completed, measure, ready
+from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.engines.available import EngineWish, open_model
+from device_runtime.profiles import Speed
+from device_runtime.profiles.measure import Clocks
 
 
 @pytest.fixture

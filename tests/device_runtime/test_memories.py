@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.memories import Memories
-from strategies.class_means import ClassMeans
+from device_runtime.client.cache.strategy_state import Memories
+from device_runtime.strategies.class_means import ClassMeans
 
 
 def kept(value):

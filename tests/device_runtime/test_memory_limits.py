@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiles.machine_memory import OWN, own_groups
+from device_runtime.profiles.machine_memory import OWN, own_groups
 
 TRAIN = """
 import json, os, sys, time
@@ -18,15 +18,15 @@ import numpy as np
 from dataclasses import replace
 from pathlib import Path
 Path(sys.argv[2], "cgroup.procs").write_text(str(os.getpid()))
-from device_runtime.link_speed import LinkSpeed
-from device_runtime.task import DeviceTask, Settings
-from device_runtime.watchdog import guarded
-from device_runtime.watching import Watcher
-from device_runtime.work import Assignment, perform
-from models.bundle import Bundle, shipped
-from profiles.machine_memory import room
-from strategies.class_means import ClassMeans
-from strategies.full import Full
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.client.training.local_task import DeviceTask, Settings
+from device_runtime.client.training.memory_watchdog import guarded
+from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.client.training.work import Assignment, perform
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.profiles.machine_memory import room
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.full import Full
 
 folder, wrong, leave = Path(sys.argv[1]), sys.argv[3] == "wrong", int(sys.argv[4])
 if wrong:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from nacl.signing import SigningKey
 
-from broker import topics
-from broker.errors import BrokerUnreachable
-from broker.link import Link
-from broker.messages import Base, Blob, Offer, encode
-from broker.url import BrokerUrl
-from device_runtime import other_tasks
-from device_runtime.connecting import Connection
+from device_runtime.broker.errors import BrokerUnreachable
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Link
+from device_runtime.broker.wire.messages import Base, Blob, Offer, encode
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.client.connection import other_tasks
+from device_runtime.client.connection.connecting import Connection
 
 BLOB = Blob(sha=bytes(32), size=1)
 

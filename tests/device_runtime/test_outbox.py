@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from broker.messages import Contribution, Metrics, Receipt
-from device_runtime.outbox import Outbox
+from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt
+from device_runtime.client.delivery.outbox import Outbox
 
 
 def contribution(seq, boot=7):

@@ -5,15 +5,15 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from broker import topics
-from broker.link import Connected
-from broker.messages import VERSION, Get, Hello, Plan, State, decode, encode
-from device_runtime.hours import Hours
-from device_runtime.policy import Rule, Verdict
-from models.onnx_engine import OnnxModel
-from strategies import registry
-from strategies.class_means import ClassMeans
-from strategies.full import Full
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Connected
+from device_runtime.broker.wire.messages import VERSION, Get, Hello, Plan, State, decode, encode
+from device_runtime.client.policy.rules import Rule, Verdict
+from device_runtime.client.policy.work_gate import Hours
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.strategies import registry
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.full import Full
 
 YES = Verdict()
 FULL = registry.write(Full(epochs=5, batch=20))

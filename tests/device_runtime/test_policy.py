@@ -5,8 +5,8 @@ from datetime import datetime
 
 import pytest
 
-from device_runtime.errors import PolicyError
-from device_runtime.policy import Charge, Conditions, Policy, Seen, Window, judge
+from device_runtime.client.errors import PolicyError
+from device_runtime.client.policy.rules import Charge, Conditions, Policy, Seen, Window, judge
 
 NOON = datetime(2026, 11, 22, 12, 0)
 

@@ -4,7 +4,7 @@ import time
 import psutil
 import pytest
 
-from device_runtime.programs import asked
+from device_runtime.client.policy.external_programs import asked
 
 
 def test_what_a_program_says_and_how_it_ends():

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker import brokers
-from broker.errors import BrokerRefused, BrokerUnreachable
-from broker.events import Connected
-from broker.link import Link, LinkOptions
-from broker.patience import Patience
-from broker.running import BrokerOptions, find_port
-from broker.url import BrokerUrl
-from device_runtime.reaching import reach
+from device_runtime.broker.errors import BrokerRefused, BrokerUnreachable
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.server import BrokerOptions, find_port
+from device_runtime.broker.wire.backoff import Patience
+from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.broker.wire.link_events import Connected
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.client.connection.first_connection import reach
 
 FAST_S = (0.01, 0.1)
 

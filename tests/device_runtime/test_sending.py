@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from broker.messages import Contribution, Metrics, Receipt, decode
-from broker.topics import up
-from device_runtime.outbox import Outbox
-from device_runtime.sending import Sending
-from device_runtime.speaking import Voice
+from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt, decode
+from device_runtime.broker.wire.topics import up
+from device_runtime.client.connection.speaking import Voice
+from device_runtime.client.delivery.outbox import Outbox
+from device_runtime.client.delivery.sending import Sending
 
 BOOT = 7
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime import installing, leaving, service_unit
-from device_runtime.errors import InstallError
-from device_runtime.service_unit import Job, service, unit
+from device_runtime.client.errors import InstallError
+from device_runtime.client.service import install as installing
+from device_runtime.client.service import service_unit
+from device_runtime.client.service import uninstall as leaving
+from device_runtime.client.service.service_unit import Job, service, unit
 
 COMMAND = ("/opt/a b/bin/device-runtime", "join", "--config", "/x/100%/$HOME.toml")
 LIMITED = Job("kitchen-pi", COMMAND, Path("/srv"), 10, True, 50.0, 200_000_000)

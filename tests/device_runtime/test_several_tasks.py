@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker import topics
-from broker.messages import Hello, encode
-from device_runtime.agent import ANOTHER_S
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.messages import Hello, encode
+from device_runtime.client.agent import ANOTHER_S
 
 
 def hellos(stage):

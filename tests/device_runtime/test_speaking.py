@@ -2,11 +2,11 @@
 
 import pytest
 
-from broker.blobs import BLOCK, Blobs, name
-from broker.messages import Get, Hello, Plan, State, decode
-from broker.packets import packet_bytes
-from broker.topics import block, parse, up
-from device_runtime.speaking import Voice
+from device_runtime.broker.wire.blobs import BLOCK, Blobs, name
+from device_runtime.broker.wire.messages import Get, Hello, Plan, State, decode
+from device_runtime.broker.wire.packets import packet_bytes
+from device_runtime.broker.wire.topics import block, parse, up
+from device_runtime.client.connection.speaking import Voice
 
 REASONS = (
     "full needs 30.0 s of 2.7 s (link)",

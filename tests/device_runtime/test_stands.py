@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from broker.messages import Base
-from device_runtime.stands import Stands
-from device_runtime.ways import Stand
+from device_runtime.broker.wire.messages import Base
+from device_runtime.client.cache.base_route import Stand
+from device_runtime.client.cache.replay_state import Stands
 
 LINE, OTHER = b"8 bytes.", b"others.."
 WEIGHTS = {"w": np.arange(3, dtype=np.float32)}

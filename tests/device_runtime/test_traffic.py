@@ -1,8 +1,8 @@
 from datetime import date, timedelta
 
-from device_runtime import traffic
-from device_runtime.commands import traffic as command
-from device_runtime.traffic import FILE, KEPT_DAYS, WRITE_BYTES, WRITE_S, Day, Traffic
+from device_runtime.cli import traffic as command
+from device_runtime.client import traffic
+from device_runtime.client.traffic import FILE, KEPT_DAYS, WRITE_BYTES, WRITE_S, Day, Traffic
 
 MONDAY = date(2026, 11, 23)
 

@@ -2,15 +2,23 @@ from math import isnan, nan
 
 import pytest
 
-from device_runtime import trials
-from device_runtime.meters import MODELLED, About, find
-from device_runtime.meters.integral import Joules
-from device_runtime.meters.polled import Polled
-from device_runtime.one_kind import Device, Figures, Order, peak_bytes
-from device_runtime.trials import Spread, cells, idle_watts, in_a_child, interleaved, lines, row
-from device_runtime.watching import Time
-from models.engines import EngineWish
-from profiles import Speed
+from device_runtime.client.energy import MODELLED, About, find
+from device_runtime.client.energy.integral import Joules
+from device_runtime.client.energy.polled import Polled
+from device_runtime.client.selection import measurement as trials
+from device_runtime.client.selection.measure_one import Device, Figures, Order, peak_bytes
+from device_runtime.client.selection.measurement import (
+    Spread,
+    cells,
+    idle_watts,
+    in_a_child,
+    interleaved,
+    lines,
+    row,
+)
+from device_runtime.client.training.engine_guard import Time
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.profiles import Speed
 
 # Of /proc/PID/status of a process on Linux 6.1.
 STATUS = (

@@ -7,12 +7,13 @@ import sys
 import msgspec
 import pytest
 
-from broker import small, topics
-from broker.blobs import name
-from broker.link import Received
-from broker.messages import Base, MessageError, Offer, encode
-from broker.signing import NotTrusted, Signer
-from device_runtime.trust import RUNS, Trust
+from device_runtime.broker.security.signing import NotTrusted, Signer
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.link import Received
+from device_runtime.broker.wire.messages import Base, MessageError, Offer, encode
+from device_runtime.client.connection.trust import RUNS, Trust
 
 BLOB = name(b"x")
 SIGNER, OTHER = Signer(bytes(range(32))), Signer(bytes(32))
@@ -83,7 +84,7 @@ def test_an_offer_that_is_older_than_one_taken_is_refused_also_in_another_life(t
 
 
 def test_a_new_key_of_the_aggregator_is_kept_and_what_was_issued_before_it_stays_known(tmp_path):
-    from broker.enrolment import Enrolment
+    from device_runtime.broker.security.enrolment import Enrolment
 
     enrolment = Enrolment("mqtts://h:1", "a", "p", b"", SIGNER.public, 5, bytes(32))
     enrolment.save(tmp_path)
@@ -104,7 +105,7 @@ def test_a_new_key_of_the_aggregator_is_kept_and_what_was_issued_before_it_stays
 
 
 def test_a_new_key_that_is_not_kept_leaves_known_what_was_issued_by_the_one_before(tmp_path, monkeypatch):
-    from broker.enrolment import Enrolment, EnrolmentError
+    from device_runtime.broker.security.enrolment import Enrolment, EnrolmentError
 
     Enrolment("mqtts://h:1", "a", "p", b"", SIGNER.public, 5, bytes(32)).save(tmp_path)
     trust = Trust(SIGNER.public, folder=tmp_path)
@@ -162,8 +163,8 @@ class Line:
 
 
 def test_an_agent_ignores_a_forged_offer_and_says_so(caplog, tmp_path):
-    from device_runtime.agent import Agent
-    from device_runtime.task import Settings
+    from device_runtime.client.agent import Agent
+    from device_runtime.client.training.local_task import Settings
 
     settings = Settings("a", tmp_path / "none.npz", tmp_path, aggregator=SIGNER.public)
     agent = Agent(settings, 1, lambda: 0.0)
@@ -185,10 +186,10 @@ def test_an_agent_ignores_a_forged_offer_and_says_so(caplog, tmp_path):
 
 
 def test_an_agent_with_a_key_of_its_own_signs_its_hello_and_takes_no_receipt_without_a_word(tmp_path, caplog):
-    from broker.messages import Hello, Receipt, decode
-    from broker.signing import DeviceSigner, said_by
-    from device_runtime.agent import Agent
-    from device_runtime.task import Settings
+    from device_runtime.broker.security.signing import DeviceSigner, said_by
+    from device_runtime.broker.wire.messages import Hello, Receipt, decode
+    from device_runtime.client.agent import Agent
+    from device_runtime.client.training.local_task import Settings
 
     class Heard(Line):
         said = ()
@@ -218,5 +219,5 @@ def test_an_agent_with_a_key_of_its_own_signs_its_hello_and_takes_no_receipt_wit
 
 
 def test_a_device_that_is_not_enrolled_loads_no_cryptography():
-    code = "import sys, device_runtime.commands.join; assert 'nacl' not in sys.modules"
+    code = "import sys, device_runtime.cli.join; assert 'nacl' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pytest
 
-from device_runtime.errors import OutOfMemory
-from device_runtime.watchdog import STALLED, Watchdog, guarded
-from device_runtime.watching import Watcher
-from models.onnx_engine import OnnxModel
-from profiles.machine_memory import MIB, Room
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.client.training.memory_watchdog import STALLED, Watchdog, guarded
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.profiles.machine_memory import MIB, Room
 
 PLENTY = Room(8000 * MIB, 4000 * MIB)
 ONE = np.zeros((1, 1, 8, 8), np.float32)
@@ -88,10 +88,10 @@ def test_the_thread_looks_while_there_is_work_and_ends_with_it(bundle, monkeypat
 
 CAPPED = """
 import numpy as np
-from device_runtime.watchdog import cap
-from models.bundle import Bundle, shipped
-from models.errors import EngineError
-from models.onnx_engine import OnnxModel
+from device_runtime.client.training.memory_watchdog import cap
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.errors import EngineError
+from device_runtime.models.engines.onnx_engine import OnnxModel
 trainer = OnnxModel(Bundle.open(shipped("digits-wrn-10-1"))).trainer("all")
 x, y = np.zeros((32, 1, 8, 8), np.float32), np.zeros(32, np.int64)
 cap(500_000)
@@ -112,9 +112,9 @@ def test_memory_beyond_a_cap_is_refused_and_the_process_lives():
 
 
 TIGHT = """
-from device_runtime import watchdog
-from device_runtime.watching import Watcher
-from profiles.machine_memory import Room
+from device_runtime.client.training import memory_watchdog as watchdog
+from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.profiles.machine_memory import Room
 watchdog.room = lambda: Room(10**9, 0)
 watcher = Watcher(10**12)
 with watchdog.guarded(watcher, lambda: None):
@@ -140,7 +140,9 @@ def test_a_cap_ends_with_the_work(bundle):
 
 def test_a_session_is_refused_that_does_not_fit_into_what_is_free_by_now(bundle, monkeypatch):
     """The limit was set when the round began; others have taken memory since."""
-    monkeypatch.setattr("device_runtime.watching.room", lambda: Room(1000 * MIB, 21 * MIB))
+    monkeypatch.setattr(
+        "device_runtime.client.training.engine_guard.room", lambda: Room(1000 * MIB, 21 * MIB)
+    )
     model = OnnxModel(bundle, watch=Watcher(10**12))
     with pytest.raises(OutOfMemory, match=r"train\.all needs \d+ MB in all, this device may use \d+ MB"):
         model.trainer("all")

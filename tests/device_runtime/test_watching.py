@@ -5,11 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.errors import OutOfMemory
-from device_runtime.watching import Pretence, Time, Watcher, limit_bytes, own_memory, run_bytes, watcher
-from models.onnx_engine import OnnxModel
-from profiles import Memory, ProfileError, Speed, shipped
-from profiles.cost import session_bytes
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.training.engine_guard import (
+    Pretence,
+    Time,
+    Watcher,
+    limit_bytes,
+    own_memory,
+    run_bytes,
+    watcher,
+)
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.profiles import Memory, ProfileError, Speed, shipped
+from device_runtime.profiles.cost import session_bytes
 
 
 def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):

@@ -4,25 +4,25 @@ from math import isnan
 import numpy as np
 import pytest
 
-from broker.messages import Base, Blob, Offer
-from device_runtime.choose import MAIN, Candidate, Plan
-from device_runtime.equipment import Equipment
-from device_runtime.errors import OutOfMemory
-from device_runtime.meters import About, Account, Energy, Reading
-from device_runtime.privacy_budget import Budget, Guard
-from device_runtime.reports import contribution_message
-from device_runtime.watching import Pretence, Time, Watcher
-from device_runtime.work import Assignment, Outcome, Timing, cheaper, corrected, perform
-from device_runtime.workplace import Death
-from models.errors import EngineError, TensorError
-from models.onnx_engine import OnnxModel
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, Verdict
-from strategies import registry
-from strategies.accountant import Limit
-from strategies.class_means import ClassMeans
-from strategies.device_half import LocalData
-from strategies.full import Full
-from strategies.workload import workload
+from device_runtime.broker.wire.messages import Base, Blob, Offer
+from device_runtime.client.backend.base import Death
+from device_runtime.client.delivery.reports import contribution_message
+from device_runtime.client.energy import About, Account, Energy, Reading
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.policy.privacy_budget import Budget, Guard
+from device_runtime.client.selection.choose import MAIN, Candidate, Plan
+from device_runtime.client.training.engine_guard import Pretence, Time, Watcher
+from device_runtime.client.training.equipment import Equipment
+from device_runtime.client.training.work import Assignment, Outcome, Timing, cheaper, corrected, perform
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import EngineError, TensorError
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, Verdict
+from device_runtime.strategies import registry
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.privacy.accountant import Limit
+from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.training.workload import workload
 
 BLOB = Blob(bytes(32), 10)
 UNLIMITED = Guard(Budget)

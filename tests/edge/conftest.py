@@ -5,13 +5,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from aggregator.ports import Ports
-from aggregator.service import Service
-from aggregator.task import KindSettings, Task
-from broker import messages, small, topics
-from broker.blobs import Blobs, block_count
-from broker.events import Connected, Received
-from broker.messages import (
+from device_runtime.aggregator.hierarchy.edge_process import Edge
+from device_runtime.aggregator.hierarchy.site_manager import SiteRules
+from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.rounds.service import Service
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.blobs import Blobs, block_count
+from device_runtime.broker.wire.link_events import Connected, Received
+from device_runtime.broker.wire.messages import (
     INLINE_LIMIT,
     Contribution,
     Get,
@@ -22,11 +25,9 @@ from broker.messages import (
     Receipt,
     State,
 )
-from broker.transfer import answer
-from device_runtime.task import Settings
-from edge.ground import SiteRules
-from edge.process import Edge
-from models import tensors
+from device_runtime.broker.wire.transfer import answer
+from device_runtime.client.training.local_task import Settings
+from device_runtime.models.bundles import tensors
 
 BUNDLE = "digits-wrn-10-1"
 METRICS = Metrics(train_loss=0.5, train_time_ms=1500, energy_mj=2000, peak_memory_kib=1024)

@@ -6,11 +6,11 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from aggregator.store import Store
-from broker import brokers
-from models import tensors
-from strategies import closed_form
-from strategies.kind import ClassStatistics
+from device_runtime.aggregator.storage.store import Store
+from device_runtime.broker.servers import brokers
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.statistics import closed_form
 
 ROUNDS = 3
 

@@ -2,12 +2,13 @@
 
 import pytest
 
-from broker.blobs import name
-from broker.messages import Base, Offer
-from edge.kinds import NothingToForward, site_kinds, usual_kinds, why_not
-from strategies import class_statistics, registry
-from strategies.kind import ClassStatistics
-from strategies.registry import KINDS, make
+from device_runtime.aggregator.hierarchy.kinds import NothingToForward, site_kinds, usual_kinds, why_not
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.messages import Base, Offer
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.registry import KINDS, make
+from device_runtime.strategies.statistics import class_statistics
 
 
 def offer(*kinds):

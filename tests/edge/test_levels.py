@@ -4,18 +4,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator.outside import Outside
-from aggregator.task import KindSettings
-from broker import topics
-from broker.events import Connected, Received
-from broker.messages import Contribution, Hello, Plan, Step, encode
-from edge.ground import SiteRules
-from edge.scalars import at_site
-from models.onnx_engine import OnnxModel
-from strategies.device_half import LocalData, Run
-from strategies.full import Full
-from strategies.step_size import Moment, relative, unit
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.aggregator.hierarchy.scalars import at_site
+from device_runtime.aggregator.hierarchy.site_manager import SiteRules
+from device_runtime.aggregator.rounds.given_rounds import Outside
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link_events import Connected, Received
+from device_runtime.broker.wire.messages import Contribution, Hello, Plan, Step, encode
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.strategies.directions.step_size import Moment, relative, unit
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.training.device_half import LocalData, Run
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 LATE = {"late": "count", "max_staleness": 2}
 
@@ -85,7 +85,7 @@ def test_an_edge_is_ready_when_enough_of_its_devices_are_and_no_longer(levels):
 
 
 def test_strangers_without_end_are_not_remembered_for_the_next_site(levels, monkeypatch):
-    monkeypatch.setattr("edge.ground.MOST_DEVICES", 3)
+    monkeypatch.setattr("device_runtime.aggregator.hierarchy.site_manager.MOST_DEVICES", 3)
     h = levels("full", rules=SiteRules(min_devices=2))
     h.go().join("a", "b")
     h.join(*(f"stranger-{number}" for number in range(20)))

@@ -7,17 +7,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator import bases, rounds
-from aggregator.outside import SEEDS, GivenRound, Outside
-from aggregator.store import CarriedBlobs
-from aggregator.task import Task
-from broker import steps
-from broker.messages import Base, Blob, Offer
-from broker.messages import Step as LogStep
-from edge import ground
-from edge.ground import SiteRules
-from edge.scalars import steps_between
-from strategies import directions
+from device_runtime.aggregator.hierarchy import site_manager as ground
+from device_runtime.aggregator.hierarchy.scalars import steps_between
+from device_runtime.aggregator.hierarchy.site_manager import SiteRules
+from device_runtime.aggregator.rounds import run as rounds
+from device_runtime.aggregator.rounds.given_rounds import SEEDS, GivenRound, Outside
+from device_runtime.aggregator.storage import bases
+from device_runtime.aggregator.storage.store import CarriedBlobs
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.messages import Base, Blob, Offer
+from device_runtime.broker.wire.messages import Step as LogStep
+from device_runtime.strategies.directions import directions
 
 KIND = "zeroth-order"
 

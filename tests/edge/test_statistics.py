@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.task import KindSettings
-from broker import topics
-from broker.events import Received
-from broker.messages import Hello, State, encode
-from edge import statistics
-from models import tensors
-from models.onnx_engine import OnnxModel
-from strategies import class_statistics, closed_form, held_out
-from strategies.class_statistics import MOMENTS, RIGHT, ROWS, SPREAD, Statistics
-from strategies.class_sums import ClassSums, read_rows
-from strategies.device_half import LocalData, Run
-from strategies.kind import ClassStatistics
-from strategies.registry import make
+from device_runtime.aggregator.hierarchy import statistics
+from device_runtime.aggregator.tasks.task import KindSettings
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link_events import Received
+from device_runtime.broker.wire.messages import Hello, State, encode
+from device_runtime.models.bundles import tensors
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.registry import make
+from device_runtime.strategies.statistics import class_statistics, closed_form, held_out
+from device_runtime.strategies.statistics.class_statistics import MOMENTS, RIGHT, ROWS, SPREAD, Statistics
+from device_runtime.strategies.statistics.class_sums import ClassSums, read_rows
+from device_runtime.strategies.training.device_half import LocalData, Run
 
 FULL = KindSettings(name="full", settings={"epochs": 1, "lr": 0.05, "batch": 16})
 FEW_SHOT = KindSettings(name="few-shot", settings={"epochs": 1, "join_base": True})

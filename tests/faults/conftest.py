@@ -16,20 +16,21 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from aggregator.ports import Ports
-from aggregator.service import Service
-from aggregator.store import Store
-from aggregator.task import KindSettings, Task
-from broker import brokers, messages, mosquitto, topics
-from broker.errors import BrokerStartError
-from broker.link import Link, LinkOptions, Received
-from broker.messages import Receipt
-from broker.mosquitto import Mosquitto
-from broker.running import BrokerOptions
-from broker.url import BrokerUrl
-from device_runtime.agent import Agent
-from device_runtime.task import Settings
-from profiles import Speed
+from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.rounds.service import Service
+from device_runtime.aggregator.storage.store import Store
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.broker.errors import BrokerStartError
+from device_runtime.broker.servers import brokers, mosquitto
+from device_runtime.broker.servers.mosquitto import Mosquitto
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.link import Link, LinkOptions, Received
+from device_runtime.broker.wire.messages import Receipt
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.client.agent import Agent
+from device_runtime.client.training.local_task import Settings
+from device_runtime.profiles import Speed
 
 FAST_S = (0.05, 0.4)
 needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
@@ -381,7 +382,9 @@ class Site:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Devices need not measure how fast they are."""
-    monkeypatch.setattr("device_runtime.task.measured", lambda *_: Speed(1e12, source="set"))
+    monkeypatch.setattr(
+        "device_runtime.client.training.local_task.measured", lambda *_: Speed(1e12, source="set")
+    )
 
 
 @pytest.fixture(params=[pytest.param("mosquitto", marks=needs_mosquitto), "amqtt"])

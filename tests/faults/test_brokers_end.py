@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from broker import messages, topics
-from broker.link import Link, LinkOptions
-from broker.messages import Hello, State
-from broker.url import BrokerUrl
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.broker.wire.messages import Hello, State
+from device_runtime.broker.wire.url import BrokerUrl
 
 
 def end(broker, number):

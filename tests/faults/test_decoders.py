@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator import task as tasks
-from aggregator.errors import TaskError
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks import task as tasks
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
 

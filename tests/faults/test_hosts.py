@@ -10,13 +10,14 @@ import time
 
 import pytest
 
-from aggregator.errors import RunFolderError
-from broker import partial
-from broker.blobs import Blobs
+from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.broker.wire import partial_blob as partial
+from device_runtime.broker.wire.blobs import Blobs
 
 SERVE = """
 import os, sys
-from aggregator import contributions, outbound
+from device_runtime.aggregator.delivery import outbound
+from device_runtime.aggregator.intake import contributions
 from device_runtime.cli import main
 
 where, left = sys.argv[1], [2]
@@ -155,7 +156,7 @@ def test_a_disk_that_is_full_for_a_while(site, eventually, monkeypatch, side):
 
 
 def test_a_database_that_is_full_for_a_while(site, eventually, monkeypatch):
-    from aggregator.contributions import Contributions
+    from device_runtime.aggregator.intake.contributions import Contributions
 
     real, left = Contributions.settle, [3]
 
@@ -168,7 +169,9 @@ def test_a_database_that_is_full_for_a_while(site, eventually, monkeypatch):
         real(self)
 
     monkeypatch.setattr(Contributions, "settle", settle)
-    monkeypatch.setattr("device_runtime.sending._Sent.__init__.__defaults__", (0.5,), raising=True)
+    monkeypatch.setattr(
+        "device_runtime.client.delivery.sending._Sent.__init__.__defaults__", (0.5,), raising=True
+    )
     broker = site.broker()
     aggregator = site.aggregator(broker.url, "few-shot")
     device = site.device("pi", broker.url)
@@ -230,10 +233,10 @@ def test_a_retained_round_of_an_earlier_run_is_only_a_sign(site, eventually):
     """A broker may keep an offer whose aggregator is long gone: nobody works on it."""
     import queue
 
-    from broker import messages, topics
-    from broker.link import Link, LinkOptions
-    from broker.messages import Base, Blob, Offer
-    from broker.url import BrokerUrl
+    from device_runtime.broker.wire import messages, topics
+    from device_runtime.broker.wire.link import Link, LinkOptions
+    from device_runtime.broker.wire.messages import Base, Blob, Offer
+    from device_runtime.broker.wire.url import BrokerUrl
 
     broker = site.broker()
     blob = Blob(bytes(32), 9)

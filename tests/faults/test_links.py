@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from broker import messages, topics
-from broker.link import Disconnected, Link, LinkOptions
-from broker.messages import State
-from broker.url import BrokerUrl
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.link import Disconnected, Link, LinkOptions
+from device_runtime.broker.wire.messages import State
+from device_runtime.broker.wire.url import BrokerUrl
 
 FAST_S = (0.05, 0.4)
 
@@ -82,8 +82,8 @@ def test_a_far_link(site, eventually):
 
 CROWD = """
 import queue, sys, time
-from broker.link import Link, LinkOptions
-from broker.url import BrokerUrl
+from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.broker.wire.url import BrokerUrl
 url, first, count = BrokerUrl.parse(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 links = []
 for number in range(first, first + count):
@@ -132,7 +132,7 @@ def test_five_hundred_come_back_at_once(mosquitto_site, eventually):
 @pytest.mark.slow
 def test_a_queue_that_overflows_at_the_broker_loses_nothing_for_good(mosquitto_site, eventually, monkeypatch):
     """Mosquitto acknowledges what it drops: here all but five of what waits for a slow reader."""
-    from broker import mosquitto
+    from device_runtime.broker.servers import mosquitto
 
     real = mosquitto.configure
     narrow = lambda *given: real(*given).replace(  # noqa: E731

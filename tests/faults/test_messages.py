@@ -6,8 +6,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from broker import messages
-from broker.messages import Contribution
+from device_runtime.broker.wire import messages
+from device_runtime.broker.wire.messages import Contribution
 
 
 def the_first(number, what):

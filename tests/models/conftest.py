@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from models.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped
 
 
 @pytest.fixture(scope="session")

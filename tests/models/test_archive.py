@@ -4,8 +4,8 @@ import zipfile
 
 import pytest
 
-from models.archive import MAX_FILES, pack_files, read_zip, unpack_files
-from models.errors import BundleError
+from device_runtime.models.bundles.archive import MAX_FILES, pack_files, read_zip, unpack_files
+from device_runtime.models.errors import BundleError
 
 
 def zipped(*entries: tuple[str, bytes]) -> bytes:

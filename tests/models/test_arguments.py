@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from models.arguments import batches, check_sizes, copied_weights
-from models.errors import EngineError, TensorError
+from device_runtime.models.engines.arguments import batches, check_sizes, copied_weights
+from device_runtime.models.errors import EngineError, TensorError
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import bundle as bundles
-from models import manifest as manifests
-from models import tensors
-from models.bundle import Bundle, find, pack, shipped, shipped_names, unpack, write
-from models.errors import BundleError
-from models.manifest import Parameter
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles import manifest as manifests
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle, find, pack, shipped, shipped_names, unpack, write
+from device_runtime.models.bundles.manifest import Parameter
+from device_runtime.models.errors import BundleError
 
 
 def test_shipped_bundle_is_found_by_name_and_by_path(digits):

@@ -4,11 +4,17 @@ import sys
 import msgspec
 import pytest
 
-from models import engines
-from models.bundle import Bundle
-from models.engines import ENGINES, EngineWish, engine_choice, engine_choices, open_model
-from models.errors import EngineError
-from models.onnx_engine import OnnxModel
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines import available as engines
+from device_runtime.models.engines.available import (
+    ENGINES,
+    EngineWish,
+    engine_choice,
+    engine_choices,
+    open_model,
+)
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import EngineError
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def test_the_default_is_named_with_its_version():
 
 def test_auto_takes_torch_where_onnxruntime_is_missing_and_the_bundle_says_what_it_is(digits, lacking):
     pytest.importorskip("torch")
-    from models.torch_engine import TorchModel
+    from device_runtime.models.torch_engine.engine import TorchModel
 
     lacking("onnxruntime")
     assert engine_choice(digits).name == "torch"
@@ -85,7 +91,8 @@ def test_a_device_is_for_engine_torch_alone_and_must_be_here(digits):
 
 def test_choosing_imports_no_engine():
     code = (
-        "import sys\nfrom models.bundle import Bundle, shipped\nfrom models.engines import engine_choices\n"
+        "import sys\nfrom device_runtime.models.bundles.bundle import Bundle, shipped\n"
+        "from device_runtime.models.engines.available import engine_choices\n"
         "engine_choices(Bundle.open(shipped('digits-wrn-10-1')))\n"
         "print([name for name in ('torch', 'onnx', 'onnxruntime') if name in sys.modules])"
     )

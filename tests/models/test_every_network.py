@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.errors import ExportError  # noqa: E402
-from models.inputs import InputSpec  # noqa: E402
-from models.onnx_engine import OnnxModel  # noqa: E402
-from models.optimizer import Sgd  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
-from models.torch_networks import NETWORKS, build  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
+from device_runtime.models.errors import ExportError  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.models.networks import NETWORKS, build  # noqa: E402
+from device_runtime.models.training.optimizer import Sgd  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import numpy as np
 import psutil
 import pytest
 
-from models.freed_memory import give_back
+from device_runtime.models.engines.freed_memory import give_back
 
 MANY, SIZE = 2000, 50_000  # 100 MB in pieces that the C library keeps when they are freed
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models import graph_check
-from models.errors import BundleError
-from models.graph_check import check_graph
-from models.manifest import Graph
-from models.onnx_session import SessionSettings, load_session
-from models.protobuf import delimited_field
+from device_runtime.models.bundles import graph_check
+from device_runtime.models.bundles.graph_check import check_graph
+from device_runtime.models.bundles.manifest import Graph
+from device_runtime.models.bundles.protobuf import delimited_field
+from device_runtime.models.engines.onnx_session import SessionSettings, load_session
+from device_runtime.models.errors import BundleError
 
 ROOT = Path(__file__).parents[2]
 VECTORS = json.loads((ROOT / "web" / "vectors" / "graphs.json").read_text())
@@ -74,7 +74,10 @@ def test_no_session_is_made_of_a_graph_that_names_a_file(which, tmp_path, monkey
     for path in (within / "enrolment.json", tmp_path / "weights"):
         path.write_bytes(SECRET.tobytes())
     monkeypatch.chdir(within)
-    monkeypatch.setattr("models.onnx_session.onnxruntime", lambda: pytest.fail("ONNX Runtime was asked"))
+    monkeypatch.setattr(
+        "device_runtime.models.engines.onnx_session.onnxruntime",
+        lambda: pytest.fail("ONNX Runtime was asked"),
+    )
     with pytest.raises(BundleError, match="graph forward: initialiser w lies in"):
         loaded(REFUSED[which])
 
@@ -84,7 +87,8 @@ def test_onnx_runtime_would_read_the_file_that_is_refused(tmp_path):
     (tmp_path / "enrolment.json").write_bytes(SECRET.tobytes())
     (tmp_path / "graph.onnx").write_bytes(REFUSED["a relative file"])
     code = (
-        "import numpy, sys; from models import onnx_session as s; from models.manifest import Graph\n"
+        "import numpy, sys; from device_runtime.models.engines import onnx_session as s\n"
+        "from device_runtime.models.bundles.manifest import Graph\n"
         "s.check_graph = lambda onnx, **_: frozenset()\n"
         "onnx = open('graph.onnx', 'rb').read()\n"
         "loaded = s.load_session('f', Graph('', '', 0, (), 0, 0, 0), onnx, {}, s.SessionSettings())\n"
@@ -124,4 +128,4 @@ def test_sessions_are_made_in_one_place_alone():
             word in path.read_text() for word in ("InferenceSession", "TrainingSession", "CheckpointState")
         )
     }
-    assert makers == {"models/onnx_session.py"}
+    assert makers == {"device_runtime/models/engines/onnx_session.py"}

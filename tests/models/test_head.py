@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from models.errors import TensorError
-from models.head import SoftmaxHead
-from models.optimizer import Sgd
+from device_runtime.models.errors import TensorError
+from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.optimizer import Sgd
 
 torch = pytest.importorskip("torch")
 

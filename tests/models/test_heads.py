@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.head import SoftmaxHead
-from models.heads import Lesson, inputs_of, joined, parted, train_heads
-from models.manifest import Manifest
-from models.optimizer import Sgd
-from models.tensors import Tensors
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.heads import Lesson, inputs_of, joined, parted, train_heads
+from device_runtime.models.training.optimizer import Sgd
 
 SGDS = (Sgd(0.5), Sgd(0.2, momentum=0.9), Sgd(0.2, weight_decay=0.1), Sgd(0.1, 0.5, 0.01))
 SIZES = (17, 1, 8, 30, 5, 0)  # batches of 8: one of them partial, one sample, whole ones, none at all
@@ -75,7 +75,7 @@ def test_windows_of_gathered_samples_change_nothing(manifest, weights, monkeypat
     given, _ = lessons(manifest)
     start = joined(weights, manifest.head)
     whole = train_heads(start, given, SGDS[1])
-    monkeypatch.setattr("models.heads.WINDOW_BYTES", 1)
+    monkeypatch.setattr("device_runtime.models.training.heads.WINDOW_BYTES", 1)
     assert train_heads(start, given, SGDS[1]).heads.tobytes() == whole.heads.tobytes()
 
 

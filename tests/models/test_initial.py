@@ -4,14 +4,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.bundle import Bundle
-from models.errors import BundleError
-from models.initial import fresh
-from models.inputs import InputSpec
-from models.manifest import Parameter
-from models.onnx_engine import OnnxModel
-from models.optimizer import Sgd
-from models.softmax import accuracy_and_loss
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.initial import fresh
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Parameter
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import BundleError
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.models.training.softmax import accuracy_and_loss
 
 
 @pytest.fixture
@@ -192,8 +192,8 @@ def test_a_fresh_wide_resnet_has_sensible_logits_and_learns_digits(digits):
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory) -> Bundle:
     pytest.importorskip("torch")
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
 
     settings = {"size": "tiny", "image": 8, "patch": 4, "depth": 3, "in_channels": 1, "classes": 10}
     taken = InputSpec((1, 8, 8), 1 / 16, (0.3,), (0.4,))

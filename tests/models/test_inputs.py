@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from models.errors import TensorError
-from models.inputs import InputSpec
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.errors import TensorError
 
 
 def test_prepare_scales_then_normalises_each_channel():

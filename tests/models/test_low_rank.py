@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from models.errors import TensorError
-from models.low_rank import factors, product
+from device_runtime.models.errors import TensorError
+from device_runtime.models.training.low_rank import factors, product
 
 
 def rotation(size: int, seed: int) -> np.ndarray:

@@ -2,9 +2,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from models import manifest as manifests
-from models.errors import BundleError
-from models.manifest import RUN_BYTES, Graph
+from device_runtime.models.bundles import manifest as manifests
+from device_runtime.models.bundles.manifest import RUN_BYTES, Graph
+from device_runtime.models.errors import BundleError
 
 
 def test_manifest_comes_back_as_it_was_encoded(digits):

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.bundle import Bundle
-from models.engine import DeviceModel
-from models.engines import open_model
-from models.errors import BundleError, EngineError, TensorError
-from models.onnx_engine import OnnxModel
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.available import open_model
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import BundleError, EngineError, TensorError
 
 SETS = ("all", "mid", "head")
 
@@ -28,7 +28,7 @@ def torch() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def network(torch, digits):
-    from models.torch_networks.wide_resnet import wrn
+    from device_runtime.models.networks.wide_resnet import wrn
 
     module = wrn(10, 1, 1, 10).eval()
     module.load_state_dict({name: torch.from_numpy(w) for name, w in digits.weights().items()})
@@ -151,8 +151,8 @@ def test_unloading_and_loading_again_gives_the_same_bits(digits, data):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
 def test_rounds_of_loading_and_unloading_do_not_grow_the_process(digits):
     code = (
-        "import re, numpy as np\nfrom models.bundle import Bundle, find\n"
-        "from models.onnx_engine import OnnxModel\n"
+        "import re, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find\n"
+        "from device_runtime.models.engines.onnx_engine import OnnxModel\n"
         "model = OnnxModel(Bundle.open(find('digits-wrn-10-1')))\n"
         "x, y = np.zeros((32, 1, 8, 8), np.float32), np.zeros(32, np.int64)\n"
         "def resident():\n"
@@ -280,14 +280,16 @@ def test_unknown_sets_and_settings_are_refused(digits):
 
 def test_refused_graph_is_an_engine_error_of_one_line(digits, monkeypatch):
     without_weights = digits.graph("forward").replace(b"Conv", b"Relu")
-    monkeypatch.setattr("models.bundle.Bundle.graph", lambda self, name: without_weights)
+    monkeypatch.setattr(
+        "device_runtime.models.bundles.bundle.Bundle.graph", lambda self, name: without_weights
+    )
     with pytest.raises(EngineError, match="ONNX Runtime, graph forward") as caught:
         OnnxModel(digits).logits(np.zeros((1, 1, 8, 8), np.float32))
     assert "\n" not in str(caught.value)
 
 
 def test_graph_that_is_not_allowed_is_a_bundle_error_of_one_line(digits, monkeypatch):
-    monkeypatch.setattr("models.bundle.Bundle.graph", lambda self, name: b"not onnx")
+    monkeypatch.setattr("device_runtime.models.bundles.bundle.Bundle.graph", lambda self, name: b"not onnx")
     with pytest.raises(BundleError, match="graph forward: no protocol buffer") as caught:
         OnnxModel(digits).logits(np.zeros((1, 1, 8, 8), np.float32))
     assert "\n" not in str(caught.value)
@@ -295,8 +297,9 @@ def test_graph_that_is_not_allowed_is_a_bundle_error_of_one_line(digits, monkeyp
 
 def test_importing_models_loads_neither_torch_nor_onnx_nor_onnxruntime():
     code = (
-        "import sys, models.onnx_engine, models.head, models.bundle, models.commands.inspect, "
-        "models.commands.export\n"
+        "import sys, device_runtime.models.engines.onnx_engine, device_runtime.models.training.head, "
+        "device_runtime.models.bundles.bundle, device_runtime.cli.inspect, "
+        "device_runtime.cli.export\n"
         "print([name for name in ('torch', 'onnx', 'onnxruntime') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -306,8 +309,8 @@ def test_importing_models_loads_neither_torch_nor_onnx_nor_onnxruntime():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads peak memory from /proc")
 def test_training_takes_about_the_memory_that_was_predicted(digits):
     code = (
-        "import re, numpy as np\nfrom models.bundle import Bundle, find\n"
-        "from models.onnx_engine import OnnxModel\n"
+        "import re, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find\n"
+        "from device_runtime.models.engines.onnx_engine import OnnxModel\n"
         "trainer = OnnxModel(Bundle.open(find('digits-wrn-10-1')), batch=1024).trainer('all')\n"
         "x, y = np.zeros((1024, 1, 8, 8), np.float32), np.zeros(1024, np.int64)\n"
         "def peak(): return 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
@@ -320,8 +323,8 @@ def test_training_takes_about_the_memory_that_was_predicted(digits):
 
 def test_running_a_bundle_does_not_load_torch():
     code = (
-        "import sys, numpy as np\nfrom models.bundle import Bundle, find\n"
-        "from models.onnx_engine import OnnxModel\n"
+        "import sys, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find\n"
+        "from device_runtime.models.engines.onnx_engine import OnnxModel\n"
         "m = OnnxModel(Bundle.open(find('digits-wrn-10-1')))\n"
         "m.trainer('head').loss_and_grads(np.zeros((1, 1, 8, 8), np.float32), np.zeros(1, np.int64))\n"
         "print([name for name in ('torch', 'onnx') if name in sys.modules])"

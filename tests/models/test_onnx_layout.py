@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from models.onnx_layout import Initialiser, Node, Tried, initialised, nodes, values
+from device_runtime.models.engines.onnx_layout import Initialiser, Node, Tried, initialised, nodes, values
 
 NORM = Node("BatchNormalization", ("c", "gain", "offset", "mean", "variance"), ("n",), 0.25)
 CONV = Node("Conv", ("x", "kernel", "bias"), ("c",), 1e-5)

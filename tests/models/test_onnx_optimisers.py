@@ -1,7 +1,7 @@
 import numpy as np
 
-from models.onnx_engine import OnnxModel
-from models.onnx_optimisers import left_out
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.engines.onnx_optimisers import left_out
 
 
 def test_constants_are_folded_and_laid_out_only_where_kernels_are_frozen():
@@ -19,7 +19,7 @@ def test_the_gradient_is_the_same_with_all_optimisers(digits, monkeypatch):
     y = np.arange(6)
     few, all_of_them = OnnxModel(digits).trainer("mid"), OnnxModel(digits)
     few.loss_and_grads(x, y)
-    monkeypatch.setattr("models.onnx_session.left_out", lambda frozen: [])
+    monkeypatch.setattr("device_runtime.models.engines.onnx_session.left_out", lambda frozen: [])
     trainer = all_of_them.trainer("mid")
     trainer.loss_and_grads(x, y)
     np.testing.assert_allclose(few.grads.vector, trainer.grads.vector, rtol=1e-4, atol=1e-6)

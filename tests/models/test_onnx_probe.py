@@ -2,13 +2,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from models import onnx_constant_probe, onnx_laid_out
-from models.errors import BundleError
-from models.onnx_constant_probe import ConstantProbe
-from models.onnx_constants import convolves, with_constants
-from models.onnx_engine import OnnxModel
-from models.onnx_probe import OnnxProbe, fewer_by
-from models.tensors import TensorSpec
+from device_runtime.models.bundles.tensors import TensorSpec
+from device_runtime.models.engines import onnx_constant_probe, onnx_laid_out
+from device_runtime.models.engines.onnx_constant_probe import ConstantProbe
+from device_runtime.models.engines.onnx_constants import convolves, with_constants
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.engines.onnx_probe import OnnxProbe, fewer_by
+from device_runtime.models.errors import BundleError
 
 
 @pytest.fixture(scope="module")

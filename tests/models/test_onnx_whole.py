@@ -3,9 +3,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from models.errors import BundleError
-from models.onnx_engine import OnnxModel
-from models.onnx_whole import joined, whole
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.engines.onnx_whole import joined, whole
+from device_runtime.models.errors import BundleError
 
 WORDS = {"labels": '["0", "1"]', "text": "in words: ≥ 1"}
 

@@ -2,8 +2,8 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from models.errors import ExportError  # noqa: E402
-from models.onnx_work import measure_work  # noqa: E402
+from device_runtime.models.errors import ExportError  # noqa: E402
+from device_runtime.models.export.graph_cost import measure_work  # noqa: E402
 
 FLOAT = onnx.TensorProto.FLOAT
 

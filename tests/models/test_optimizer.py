@@ -3,8 +3,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from models.blocks import BLOCK
-from models.optimizer import Adam, Sgd
+from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.models.training.optimizer import Adam, Sgd
 
 SIZES = (100, BLOCK, 2 * BLOCK + 5)
 

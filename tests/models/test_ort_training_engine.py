@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from models import bundle as bundles
-from models.bundle import Bundle
-from models.errors import BundleError, EngineError
-from models.onnx_engine import OnnxModel
-from models.ort_training_engine import VERSION, OrtTrainingModel, available
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.engines.ort_training_engine import VERSION, OrtTrainingModel, available
+from device_runtime.models.errors import BundleError, EngineError
 
 needs_package = pytest.mark.skipif(bool(available()), reason=available())
 
@@ -20,11 +20,11 @@ needs_package = pytest.mark.skipif(bool(available()), reason=available())
 def bundle(tmp_path_factory) -> Bundle:
     """Wide ResNet with GroupNorm; sets all and head, of which all alone has an ort-training graph."""
     torch = pytest.importorskip("torch")
-    from models.inputs import InputSpec
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
-    from models.torch_ort_training import training_graph
-    from models.torch_subject import Subject
+    from device_runtime.models.bundles.inputs import InputSpec
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.export.ort_training import training_graph
+    from device_runtime.models.export.subject import Subject
+    from device_runtime.models.networks import build
 
     torch.manual_seed(3)
     module = build("wrn", {"depth": 10, "width": 1, "in_channels": 1, "classes": 3, "norm": "group"}).eval()

@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import BundleError
-from models.protobuf import DELIMITED, VARINT, delimited_field, fields, number_field, varint
+from device_runtime.models.bundles.protobuf import (
+    DELIMITED,
+    VARINT,
+    delimited_field,
+    fields,
+    number_field,
+    varint,
+)
+from device_runtime.models.errors import BundleError
 
 PART = st.one_of(
     st.tuples(st.integers(1, 500), st.binary(max_size=300)),

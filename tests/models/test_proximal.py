@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from models.blocks import BLOCK
-from models.errors import TensorError
-from models.optimizer import Adam, Sgd
-from models.proximal import Proximal, fscprox
-from models.tensors import Flat, TensorSpec
+from device_runtime.models.bundles.tensors import Flat, TensorSpec
+from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.models.errors import TensorError
+from device_runtime.models.training.optimizer import Adam, Sgd
+from device_runtime.models.training.proximal import Proximal, fscprox
 
 SPECS = [TensorSpec("body", (2, 2)), TensorSpec("head", (3,))]
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from models.errors import TensorError
-from models.manifest import Derived, Graph
-from models.quantised import derive, has_exact_int8, holds_float16, initialisers
+from device_runtime.models.bundles.manifest import Derived, Graph
+from device_runtime.models.bundles.quantised import derive, has_exact_int8, holds_float16, initialisers
+from device_runtime.models.errors import TensorError
 
 
 def graph_of(*derived: Derived, frozen: tuple[str, ...] = ()) -> Graph:

@@ -9,15 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import models  # noqa: E402
-from models.bundle import Bundle  # noqa: E402
-from models.commands import export  # noqa: E402
-from models.torch_candidates import Wanted, candidates  # noqa: E402
-from models.torch_subject import Subject  # noqa: E402
+from device_runtime.cli import export  # noqa: E402
+from device_runtime.content import content  # noqa: E402
+from device_runtime.models.bundles.bundle import Bundle  # noqa: E402
+from device_runtime.models.export.candidates import Wanted, candidates  # noqa: E402
+from device_runtime.models.export.subject import Subject  # noqa: E402
 
 
 def arguments(out: Path) -> argparse.Namespace:
-    readme = Path(models.__file__).parent / "bundles" / "README.md"
+    readme = content("models") / "bundles" / "README.md"
     line = re.search(r"^device-runtime export (.*)$", readme.read_text(), re.MULTILINE)
     assert line is not None
     parser = argparse.ArgumentParser()

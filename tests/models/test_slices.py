@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from models.errors import TensorError
-from models.inputs import InputSpec
-from models.manifest import Head, Manifest, Parameter
-from models.records import File
-from models.slices import Slices
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Head, Manifest, Parameter
+from device_runtime.models.bundles.manifest_records import File
+from device_runtime.models.bundles.slices import Slices
+from device_runtime.models.errors import TensorError
 
 LABELS = ("no", "yes")
 INPUT = InputSpec((3,))
@@ -132,8 +132,8 @@ def test_a_part_computes_what_the_main_model_does_with_its_other_channels_unseen
 ):
     """Weights from the other channels into the leading ones set to 0: the leading ones are the member's."""
     torch = pytest.importorskip("torch")
-    from models.torch_networks import build
-    from models.torch_subject import stored_tensors
+    from device_runtime.models.export.subject import stored_tensors
+    from device_runtime.models.networks import build
 
     torch.manual_seed(3)
     modules = [build(network, settings).eval() for settings in (wide, narrow)]
@@ -156,8 +156,8 @@ def test_a_part_computes_what_the_main_model_does_with_its_other_channels_unseen
 
 def test_networks_that_are_no_parts_say_which_tensor_is_at_fault():
     pytest.importorskip("torch")
-    from models.torch_networks import build
-    from models.torch_subject import stored_tensors
+    from device_runtime.models.export.subject import stored_tensors
+    from device_runtime.models.networks import build
 
     def net(name, **settings):
         shapes = {key: tuple(tensor.shape) for key, tensor in stored_tensors(build(name, settings)).items()}

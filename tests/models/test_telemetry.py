@@ -6,8 +6,8 @@ import sys
 
 RUN = """
 import numpy as np
-from models.bundle import Bundle, shipped
-from models.onnx_engine import OnnxModel
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.engines.onnx_engine import OnnxModel
 OnnxModel(Bundle.open(shipped("digits-wrn-10-1"))).forward(np.zeros((1, 1, 8, 8), np.float32))
 """
 

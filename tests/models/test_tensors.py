@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import TensorError
-from models.tensors import Flat, TensorSpec, check, decode, encode, finite
+from device_runtime.models.bundles.tensors import Flat, TensorSpec, check, decode, encode, finite
+from device_runtime.models.errors import TensorError
 
 SPECS = (TensorSpec("head.weight", (12, 64)), TensorSpec("head.bias", (12,)))
 

@@ -5,13 +5,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models import torch_clipping  # noqa: E402
-from models.clipping import Privacy, PrivateGradients  # noqa: E402
-from models.onnx_engine import OnnxModel  # noqa: E402
-from models.torch_clipping import ClippedSums  # noqa: E402
-from models.torch_engine import TorchGradients, TorchModel  # noqa: E402
-from models.torch_gradients import Inputs, loss_and_gradients  # noqa: E402
-from models.torch_subject import Subject  # noqa: E402
+from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
+from device_runtime.models.export.subject import Subject  # noqa: E402
+from device_runtime.models.torch_engine import clipping as torch_clipping  # noqa: E402
+from device_runtime.models.torch_engine.clipping import ClippedSums  # noqa: E402
+from device_runtime.models.torch_engine.engine import TorchGradients, TorchModel  # noqa: E402
+from device_runtime.models.torch_engine.gradients import Inputs, loss_and_gradients  # noqa: E402
+from device_runtime.models.training.clipping import Privacy, PrivateGradients  # noqa: E402
 
 
 class Small(torch.nn.Module):

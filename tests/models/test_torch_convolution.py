@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models import torch_convolution  # noqa: E402
+from device_runtime.models.torch_engine import convolution as torch_convolution  # noqa: E402
 
 functional = torch.nn.functional
 

@@ -9,14 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.bundle import Bundle  # noqa: E402
-from models.engine import DeviceModel  # noqa: E402
-from models.errors import BundleError, EngineError, TensorError  # noqa: E402
-from models.inputs import InputSpec  # noqa: E402
-from models.manifest import Source  # noqa: E402
-from models.torch_engine import TorchModel  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
-from models.torch_networks import build  # noqa: E402
+from device_runtime.models.bundles.bundle import Bundle  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.bundles.manifest import Source  # noqa: E402
+from device_runtime.models.engines.base import DeviceModel  # noqa: E402
+from device_runtime.models.errors import BundleError, EngineError, TensorError  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.models.networks import build  # noqa: E402
+from device_runtime.models.torch_engine.engine import TorchModel  # noqa: E402
 
 SETTINGS = {"depth": 10, "width": 1, "in_channels": 1, "classes": 10}
 
@@ -64,7 +64,8 @@ def test_only_networks_of_the_registry_with_their_own_settings_are_built(digits,
 def test_a_bundle_names_no_files_here(digits, monkeypatch):
     seen = {}
     monkeypatch.setattr(
-        "models.torch_networks.build", lambda name, settings: seen.update(settings) or build("wrn", SETTINGS)
+        "device_runtime.models.networks.build",
+        lambda name, settings: seen.update(settings) or build("wrn", SETTINGS),
     )
     TorchModel(made_from(digits, Source("gru", {"vectors": "/etc/hostname", "hidden": 8})))
     assert seen == {"hidden": 8}
@@ -78,7 +79,7 @@ def test_a_network_of_other_sizes_takes_no_memory(digits, monkeypatch):
         devices.append(torch.get_default_device().type)
         return build(name, settings)
 
-    monkeypatch.setattr("models.torch_networks.build", watched)
+    monkeypatch.setattr("device_runtime.models.networks.build", watched)
     message = (
         r"not made from this wrn: group1\.0\.conv1\.weight is float32 \(32000, 16, 3, 3\), the bundle has"
     )
@@ -119,7 +120,9 @@ def test_parameters_and_gradients_share_their_memory_with_torch(digits, data):
 def test_memory_of_another_device_is_copied_there_and_back_at_each_call(digits, data, monkeypatch):
     """torch copies to `cpu:0`, as it does to a GPU, though it is the same processor."""
     here = TorchModel(digits, batch=8)
-    monkeypatch.setattr("models.torch_engine.find_device", lambda name: torch.device("cpu", 0))
+    monkeypatch.setattr(
+        "device_runtime.models.torch_engine.engine.find_device", lambda name: torch.device("cpu", 0)
+    )
     there = TorchModel(digits, batch=8)
     np.testing.assert_array_equal(there.logits(data[0]), here.logits(data[0]))
     ours, theirs = there.trainer("all"), here.trainer("all")
@@ -217,11 +220,12 @@ def test_what_torch_raises_is_an_engine_error_of_one_line(digits, data, monkeypa
 
 def test_the_engine_needs_neither_onnxruntime_nor_torch_s_tracer():
     code = (
-        "import sys, numpy as np\nfrom models.bundle import Bundle, find\n"
-        "from models.torch_engine import TorchModel\n"
+        "import sys, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find\n"
+        "from device_runtime.models.torch_engine.engine import TorchModel\n"
         "m = TorchModel(Bundle.open(find('digits-wrn-10-1')))\n"
         "m.trainer('head').loss_and_grads(np.zeros((1, 1, 8, 8), np.float32), np.zeros(1, np.int64))\n"
-        "print([n for n in ('onnxruntime', 'onnx', 'models.torch_trace') if n in sys.modules])"
+        "names = ('onnxruntime', 'onnx', 'device_runtime.models.export.trace')\n"
+        "print([n for n in names if n in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -7,13 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.bundle import Bundle, shipped  # noqa: E402
-from models.engines import EngineWish, open_model  # noqa: E402
-from models.errors import BundleError, EngineError, ExportError, ParityError  # noqa: E402
-from models.inputs import InputSpec  # noqa: E402
-from models.onnx_engine import OnnxModel  # noqa: E402
-from models.optimizer import Sgd  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
+from device_runtime.models.bundles.bundle import Bundle, shipped  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.engines.available import EngineWish, open_model  # noqa: E402
+from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
+from device_runtime.models.errors import BundleError, EngineError, ExportError, ParityError  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.models.training.optimizer import Sgd  # noqa: E402
 
 nn = torch.nn
 LABELS = ("a", "b", "c")
@@ -145,11 +145,11 @@ def test_batch_norm_whose_statistics_are_the_mean_of_all_batches_is_refused_in_t
 
 
 def test_wrong_rule_is_caught_by_the_parity_gate_and_nothing_is_written(tmp_path, monkeypatch):
-    from models import torch_rules
+    from device_runtime.models.export import rules as torch_rules
 
     right = torch_rules.nll_loss_backward
     wrong = {torch.ops.aten.nll_loss_backward.default: lambda *args: 1.001 * right(*args)}
-    monkeypatch.setattr("models.torch_trace.RULES", torch_rules.RULES | wrong)
+    monkeypatch.setattr("device_runtime.models.export.trace.RULES", torch_rules.RULES | wrong)
     message = r"graph train.all, batch 1, seed 0: grad\.1\.(weight|bias) differs from torch by .* accepted"
     with pytest.raises(ParityError, match=message):
         export(linear(nn.Linear(32, 3)), SPEC, tmp_path / "out")

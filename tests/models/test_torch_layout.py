@@ -4,7 +4,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from models.torch_layout import INNERMOST, channels_innermost, keep_layout  # noqa: E402
+from device_runtime.models.torch_engine.layout import INNERMOST, channels_innermost, keep_layout  # noqa: E402
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from models.torch_linear import LARGE, write_gradients  # noqa: E402
+from device_runtime.models.torch_engine.linear import LARGE, write_gradients  # noqa: E402
 
 
 class Twice(nn.Module):

@@ -5,14 +5,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.clipping import clip  # noqa: E402
-from models.inputs import InputSpec  # noqa: E402
-from models.manifest import Source  # noqa: E402
-from models.optimizer import Sgd  # noqa: E402
-from models.torch_engine import TorchModel  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
-from models.torch_many import Lesson, pays, possible, train_many  # noqa: E402
-from models.torch_networks import build  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.bundles.manifest import Source  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.models.networks import build  # noqa: E402
+from device_runtime.models.torch_engine.engine import TorchModel  # noqa: E402
+from device_runtime.models.torch_engine.many import Lesson, pays, possible, train_many  # noqa: E402
+from device_runtime.models.training.clipping import clip  # noqa: E402
+from device_runtime.models.training.optimizer import Sgd  # noqa: E402
 
 LABELS = tuple("abcd")
 NETWORKS = {
@@ -105,6 +105,6 @@ def test_it_pays_for_small_networks_and_on_a_gpu_for_all(opened, digits):
     manifest = opened("cnn").manifest
     assert manifest.graphs["train.all"].flops > 2_000_000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("models.torch_many.PAYS_BELOW_FLOPS", 2_000_000)
+        patch.setattr("device_runtime.models.torch_engine.many.PAYS_BELOW_FLOPS", 2_000_000)
         assert not pays(manifest, "all", on_cpu=True)
         assert pays(manifest, "mid", on_cpu=False)

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models import torch_norms  # noqa: E402
+from device_runtime.models.torch_engine import norms as torch_norms  # noqa: E402
 
 functional = torch.nn.functional
 

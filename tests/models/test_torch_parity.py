@@ -9,14 +9,16 @@ import pytest
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
-from models import torch_candidates, torch_graph, torch_parity  # noqa: E402
-from models.errors import ParityError  # noqa: E402
-from models.inputs import InputSpec  # noqa: E402
-from models.torch_candidates import Wanted, candidates  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
-from models.torch_parity import BATCHES, MOST_NUDGES, SEEDS, Candidate, check_parity  # noqa: E402
-from models.torch_subject import Subject  # noqa: E402
-from models.torch_trace import TRACED_BATCH  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.errors import ParityError  # noqa: E402
+from device_runtime.models.export import candidates as torch_candidates  # noqa: E402
+from device_runtime.models.export import graph as torch_graph  # noqa: E402
+from device_runtime.models.export import parity as torch_parity  # noqa: E402
+from device_runtime.models.export.candidates import Wanted, candidates  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.models.export.parity import BATCHES, MOST_NUDGES, SEEDS, Candidate, check_parity  # noqa: E402
+from device_runtime.models.export.subject import Subject  # noqa: E402
+from device_runtime.models.export.trace import TRACED_BATCH  # noqa: E402
 
 nn = torch.nn
 SPEC = ExportSpec("twins", InputSpec((8,)), ("a", "b", "c"))

@@ -5,12 +5,12 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("torch")
 
-from models import torch_precision
-from models.bundle import Bundle, write
-from models.errors import BundleError, ParityError
-from models.onnx_session import SessionSettings, load_session
-from models.quantised import initialisers
-from models.torch_precision import lower_forward
+from device_runtime.models.bundles.bundle import Bundle, write
+from device_runtime.models.bundles.quantised import initialisers
+from device_runtime.models.engines.onnx_session import SessionSettings, load_session
+from device_runtime.models.errors import BundleError, ParityError
+from device_runtime.models.export import precision as torch_precision
+from device_runtime.models.export.precision import lower_forward
 
 PRECISIONS = ("int8", "float16")
 

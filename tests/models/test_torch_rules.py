@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models import torch_rules as rules  # noqa: E402
+from device_runtime.models.export import rules  # noqa: E402
 
 functional = torch.nn.functional
 

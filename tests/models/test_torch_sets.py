@@ -6,13 +6,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from models.errors import ExportError  # noqa: E402
-from models.inputs import InputSpec  # noqa: E402
-from models.onnx_engine import OnnxModel  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
-from models.torch_networks import build  # noqa: E402
-from models.torch_networks.vit import vit  # noqa: E402
-from models.torch_sets import changes  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
+from device_runtime.models.errors import ExportError  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.models.export.tunable_sets import changes  # noqa: E402
+from device_runtime.models.networks import build  # noqa: E402
+from device_runtime.models.networks.vit import vit  # noqa: E402
 
 
 def test_sets_that_change_the_network_are_said_where_they_share_a_bundle():
@@ -32,9 +32,9 @@ def test_export_says_so_in_one_line(tmp_path, caplog):
     torch.manual_seed(0)
     module = vit(classes=3, image=8, patch=4, depth=3, dim=8, heads=2)
     spec = ExportSpec("it", InputSpec((3, 8, 8)), ("a", "b", "c"), sets={"head": {}, "prompt": {"tokens": 2}})
-    with caplog.at_level(logging.WARNING, logger="models.torch_export"):
+    with caplog.at_level(logging.WARNING, logger="device_runtime.models.export.export"):
         export(module, spec, tmp_path / "out")
-    [record] = [r for r in caplog.records if r.name == "models.torch_export"]
+    [record] = [r for r in caplog.records if r.name == "device_runtime.models.export.export"]
     assert "untrained prompt tokens change" in record.getMessage()
     assert "\n" not in record.getMessage()
 

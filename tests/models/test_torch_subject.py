@@ -6,9 +6,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from models.engines import open_model  # noqa: E402
-from models.inputs import InputSpec  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.engines.available import open_model  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
 
 nn = torch.nn
 

@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
-from models.errors import ExportError  # noqa: E402
-from models.torch_weights import load_weights, read_weights  # noqa: E402
+from device_runtime.models.errors import ExportError  # noqa: E402
+from device_runtime.models.export.weights import load_weights, read_weights  # noqa: E402
 
 
 class Small(nn.Module):

@@ -7,12 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
-from models import torch_graph  # noqa: E402
-from models.errors import ExportError  # noqa: E402
-from models.torch_candidates import Wanted, candidates  # noqa: E402
-from models.torch_parity import check_parity  # noqa: E402
-from models.torch_subject import Subject  # noqa: E402
-from models.torch_trace import TRACED_BATCH  # noqa: E402
+from device_runtime.models.errors import ExportError  # noqa: E402
+from device_runtime.models.export import graph as torch_graph  # noqa: E402
+from device_runtime.models.export.candidates import Wanted, candidates  # noqa: E402
+from device_runtime.models.export.parity import check_parity  # noqa: E402
+from device_runtime.models.export.subject import Subject  # noqa: E402
+from device_runtime.models.export.trace import TRACED_BATCH  # noqa: E402
 
 nn = torch.nn
 functional = nn.functional

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models import vocabulary
-from models.errors import ExportError
-from models.tokens.file import decode, encode
+from device_runtime.models.bundles import vocabulary
+from device_runtime.models.errors import ExportError
+from device_runtime.models.text.file import decode, encode
 
 library = pytest.importorskip("tokenizers")
 

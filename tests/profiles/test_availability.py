@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.availability import DAY, Availability, joined
+from device_runtime.profiles.fleets.availability import DAY, Availability, joined
 
 HOUR = 3600
 

@@ -2,8 +2,19 @@ from dataclasses import replace
 
 import pytest
 
-from profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Pass, Power, Speed, Work, Workload, predict
-from profiles.cost import (
+from device_runtime.profiles import (
+    Bandwidth,
+    DeviceProfile,
+    GraphWork,
+    Memory,
+    Pass,
+    Power,
+    Speed,
+    Work,
+    Workload,
+    predict,
+)
+from device_runtime.profiles.cost import (
     GRAPH_FACTOR,
     SESSION_BYTES,
     activation_bytes,
@@ -11,7 +22,7 @@ from profiles.cost import (
     of_another,
     session_bytes,
 )
-from profiles.straggler import classify, misfits
+from device_runtime.profiles.straggler import classify, misfits
 
 
 def device(**changes):

@@ -4,9 +4,9 @@ from math import inf, isnan, log
 import numpy as np
 import pytest
 
-from profiles import ProfileError, shipped
-from profiles.drawing import counts
-from profiles.fleets import FleetSpec, load, preset_names, read
+from device_runtime.profiles import ProfileError, shipped
+from device_runtime.profiles.fleets.drawing import counts
+from device_runtime.profiles.fleets.scenarios import FleetSpec, load, preset_names, read
 
 DAY = 86_400
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from profiles.keys import explained, no_such_key
+from device_runtime.profiles.keys import explained, no_such_key
 
 
 class Leaf(msgspec.Struct, forbid_unknown_fields=True):

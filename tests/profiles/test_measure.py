@@ -1,7 +1,7 @@
 import psutil
 import pytest
 
-from profiles.measure import Clocks, Trial, host_profile, load, measure_speed
+from device_runtime.profiles.measure import Clocks, Trial, host_profile, load, measure_speed
 
 
 def by(clock):

@@ -1,7 +1,7 @@
 import pytest
 
-from profiles import ProfileError, shipped, shipped_names
-from profiles.shipped import boards
+from device_runtime.profiles import ProfileError, shipped, shipped_names
+from device_runtime.profiles.shipped import boards
 
 
 @pytest.mark.parametrize("name", shipped_names())

@@ -4,9 +4,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiles import groups
-from profiles.fleets import load, preset_names
-from profiles.tables import refreshed
+from device_runtime.profiles.fleets import groups
+from device_runtime.profiles.fleets.scenarios import load, preset_names
+from device_runtime.profiles.tables import refreshed
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleets.md"
 FIELDS = {

@@ -7,7 +7,7 @@ from math import nan
 import numpy as np
 import pytest
 
-from simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import Ask, RoundLine
 
 ROUND = RoundLine(
     round=1,

@@ -2,15 +2,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker import steps
-from broker.messages import Step
-from broker.steps import SEGMENT, TAIL
-from models import tensors
-from simulation.bases import NOTHING_HELD, SEGMENT_BYTES, Bases, Held, Shipped
-from strategies import directions
-from strategies.aggregator_half import Carried
-from strategies.device_half import NOTHING
-from strategies.merge import Merged
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.messages import Step
+from device_runtime.broker.wire.step_log import SEGMENT, TAIL
+from device_runtime.models.bundles import tensors
+from device_runtime.simulation.bases import NOTHING_HELD, SEGMENT_BYTES, Bases, Held, Shipped
+from device_runtime.strategies.directions import directions
+from device_runtime.strategies.merging.aggregator_half import Carried
+from device_runtime.strategies.merging.merge import Merged
+from device_runtime.strategies.training.device_half import NOTHING
 
 BODY, HEAD, SMALL = 1000, 100, 10
 """Bytes of the main model's two parts, and of the one of the member "small"."""

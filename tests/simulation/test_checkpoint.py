@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator import systems
-from models import tensors
-from simulation import checkpoint, scenario
-from simulation.bases import Base, Version
-from simulation.checkpoint import Checkpoint, Kept
-from simulation.errors import SimulationError
-from simulation.run import Keeping, prepare, simulate
+from device_runtime.aggregator.tasks import systems
+from device_runtime.models.bundles import tensors
+from device_runtime.simulation import checkpoint, scenario
+from device_runtime.simulation.bases import Base, Version
+from device_runtime.simulation.checkpoint import Checkpoint, Kept
+from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.run import Keeping, prepare, simulate
 
 TASKS = {
     "synchronous": {"rounds": 4, "round_deadline_s": 3.0, "late": "count"},

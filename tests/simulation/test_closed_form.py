@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulation import scenario
-from simulation.clients import Clients
-from simulation.run import Keeping, prepare, simulate
-from strategies import closed_form
+from device_runtime.simulation import scenario
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.run import Keeping, prepare, simulate
+from device_runtime.strategies.statistics import closed_form
 
 
 def fleet_of(speed, up):

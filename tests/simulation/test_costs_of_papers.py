@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from models import tensors
-from models.bundle import Bundle
-from models.onnx_engine import OnnxModel
-from simulation import scenario
-from simulation.compare.figures import Terms, figures
-from simulation.compare.performing import How, perform
-from simulation.compare.reading import read_run
-from simulation.compare.run_folder import Name
-from simulation.executors.choice import ExecutorWish
-from simulation.watch import Nobody
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.simulation import scenario
+from device_runtime.simulation.compare.figures import Terms, figures
+from device_runtime.simulation.compare.performing import How, perform
+from device_runtime.simulation.compare.reading import read_run
+from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.watch import Nobody
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PLAIN = How(ExecutorWish("plain"), probed_rounds=0)
@@ -40,9 +40,9 @@ def photos(tmp_path_factory):
 def squeezenet(tmp_path_factory) -> Bundle:
     """With random weights: costs follow from the manifest alone."""
     torch = pytest.importorskip("torch")
-    from models.inputs import InputSpec
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
+    from device_runtime.models.bundles.inputs import InputSpec
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
 
     torch.manual_seed(0)
     spec = ExportSpec("squeezenet", InputSpec((3, 32, 32), 1 / 255), LABELS, sets={"head": {}}, objectives=())

@@ -10,20 +10,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.errors import AggregatorError
-from aggregator.observer import ContributionRecord, RoundRecord
+from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
+from device_runtime.cli import demo as command
 from device_runtime.cli import main
-from device_runtime.pretence import Time
-from models.bundle import Bundle, shipped
-from simulation import digits
-from simulation.demo import calibration, command, fleet_processes, javascript, plot, worth
-from simulation.demo.figures import kind_costs, parts, recall, summarise
-from simulation.demo.fleet import DROPPED, FLEET, MIXED, Member, beside
-from simulation.demo.fleet_processes import FleetProcesses, Placed
-from simulation.demo.runs import BUNDLE, Collected, Run, Setting, _abandoned_if, _late, save
-from simulation.demo.samples import divided
-from simulation.digits import Labelled
-from strategies import registry
+from device_runtime.client.training.emulation import Time
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.simulation import digits
+from device_runtime.simulation.demo import calibration, fleet_processes, javascript, plot, worth
+from device_runtime.simulation.demo.figures import kind_costs, parts, recall, summarise
+from device_runtime.simulation.demo.fleet import DROPPED, FLEET, MIXED, Member, beside
+from device_runtime.simulation.demo.fleet_processes import FleetProcesses, Placed
+from device_runtime.simulation.demo.runs import BUNDLE, Collected, Run, Setting, _abandoned_if, _late, save
+from device_runtime.simulation.demo.samples import divided
+from device_runtime.simulation.digits import Labelled
+from device_runtime.strategies import registry
 
 NAN = float("nan")
 

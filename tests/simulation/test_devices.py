@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles import fleets
-from simulation.clients import Clients
-from simulation.devices import Devices
-from simulation.timeline import Asked, Luck
-from strategies.class_means import ClassMeans
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.clock.devices import Devices
+from device_runtime.simulation.clock.timeline import Asked, Luck
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 KINDS = (ClassMeans(),)
 MINE = 40

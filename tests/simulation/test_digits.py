@@ -1,6 +1,6 @@
 import numpy as np
 
-from simulation import digits
+from device_runtime.simulation import digits
 
 
 def test_the_digits_are_split_without_loss_or_overlap():

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from simulation import scenario
-from simulation.director import WILL_S
-from simulation.errors import SimulationError
-from simulation.run import Keeping, prepare, simulate
+from device_runtime.simulation import scenario
+from device_runtime.simulation.clock.director import WILL_S
+from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.run import Keeping, prepare, simulate
 
 DAY_S = 86_400.0
 

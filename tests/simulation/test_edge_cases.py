@@ -6,14 +6,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from models import bundle as bundles
-from models import tensors
-from models.bundle import Bundle
-from models.onnx_engine import OnnxModel
-from simulation import scenario
-from simulation.errors import SimulationError
-from simulation.run import prepare, simulate
-from strategies import registry
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.simulation import scenario
+from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.strategies import registry
 
 KINDS = tuple(registry.KINDS)
 TAUGHT = ("attention-transfer", "prototypes", "representatives", "width-slice")

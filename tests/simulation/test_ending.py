@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from models import tensors
-from simulation import scenario
-from simulation.run import Keeping, prepare, simulate
-from simulation.watch import Nobody
+from device_runtime.models.bundles import tensors
+from device_runtime.simulation import scenario
+from device_runtime.simulation.run import Keeping, prepare, simulate
+from device_runtime.simulation.watch import Nobody
 
 FLEET = {
     "name": "two",

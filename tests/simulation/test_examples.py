@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from simulation import scenario
+from device_runtime.simulation import scenario
 
-FOLDER = Path(scenario.__file__).parents[1] / "examples"
+FOLDER = Path(__file__).parents[2] / "examples"
 DOCS = FOLDER.parent / "docs" / "simulation.md"
 EXAMPLES = sorted(FOLDER.glob("*.toml"))
 

@@ -6,16 +6,16 @@ from math import nan
 import numpy as np
 import pytest
 
-from aggregator.task import KindSettings, Task
-from aggregator.tools import Tools as ServerSide
-from simulation.asking import Flight
-from simulation.bases import Bases, Shipped
-from simulation.executors.job import Failed, Job
-from simulation.learning import Learning, Tools
-from simulation.ledger import Figures
-from strategies.aggregator_half import Carried
-from strategies.device_half import Contribution
-from strategies.registry import make
+from device_runtime.aggregator.merging.strategy_tools import Tools as ServerSide
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.simulation.bases import Bases, Shipped
+from device_runtime.simulation.clock.asking import Flight
+from device_runtime.simulation.executors.job import Failed, Job
+from device_runtime.simulation.learning import Learning, Tools
+from device_runtime.simulation.ledger import Figures
+from device_runtime.strategies.merging.aggregator_half import Carried
+from device_runtime.strategies.registry import make
+from device_runtime.strategies.training.device_half import Contribution
 
 FULL = make("full", {"epochs": 1, "moon": 1.0})
 

@@ -1,13 +1,13 @@
 import msgspec
 import pytest
 
-from aggregator import systems
-from aggregator.task import KindSettings, Task
-from simulation.errors import ScenarioError
-from simulation.policies import describe, names, of, under
-from simulation.scenario import load
-from strategies.class_means import ClassMeans
-from strategies.registry import KINDS
+from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.policies import describe, names, of, under
+from device_runtime.simulation.scenario import load
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.registry import KINDS
 
 TASK = Task(
     bundle="digits-wrn-10-1",

@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from simulation import scenario
-from simulation.executors.plain import Plain
-from simulation.run import prepare, simulate
-from simulation.watch import Nobody
-from strategies.robust import RULES
+from device_runtime.simulation import scenario
+from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.watch import Nobody
+from device_runtime.strategies.robust import RULES
 
 ALIKE = {"name": "alike", "groups": {"all": {"profile": "pi-5", "share": 1.0}}}
 LIARS = 3

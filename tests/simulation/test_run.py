@@ -6,14 +6,14 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from models import bundle as bundles
-from models import tensors
-from models.bundle import Bundle
-from simulation import scenario
-from simulation.errors import ScenarioError, SimulationError
-from simulation.executors.plain import Plain
-from simulation.run import prepare, simulate
-from strategies import registry
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.simulation import scenario
+from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.strategies import registry
 
 FLEET = {
     "name": "two",

@@ -3,9 +3,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiles import fleets
-from simulation import scenario
-from simulation.errors import ScenarioError
+from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.simulation import scenario
+from device_runtime.simulation.errors import ScenarioError
 
 FLEET = """
 [groups.a]

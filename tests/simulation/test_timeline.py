@@ -5,10 +5,10 @@ from math import inf
 
 import pytest
 
-from profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Power, Speed, Workload
-from simulation.timeline import Asked, Luck, timeline
-from strategies.full import Full
-from strategies.privacy import DpSgd
+from device_runtime.profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Power, Speed, Workload
+from device_runtime.simulation.clock.timeline import Asked, Luck, timeline
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.privacy.dp_sgd import DpSgd
 
 FULL = Full(epochs=2, batch=32)
 DEVICE = DeviceProfile(

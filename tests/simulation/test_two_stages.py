@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from models import bundle as bundles
-from models.bundle import Bundle
-from simulation import policies, scenario
-from simulation.run import prepare, simulate
-from simulation.watch import Nobody
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.simulation import policies, scenario
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.watch import Nobody
 
 QUICK = [{"name": kind, "settings": {"epochs": 2, "lr": 0.05}} for kind in ("full", "peft")]
 HEAD = {"head.weight", "head.bias"}

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.bundle import Bundle
-from models.inputs import InputSpec
-from models.manifest import Manifest
-from models.onnx_engine import OnnxModel
-from strategies.aggregator_half import RoundModel
-from strategies.device_half import LocalData, Run
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.training.device_half import LocalData, Run
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def family(digits: LocalData, tmp_path_factory: pytest.TempPathFactory) -> Famil
     """Plain convolutions with tanh, whose graphs are made soonest."""
     torch = pytest.importorskip("torch")
     nn = torch.nn
-    from models.torch_export import ExportSpec, export
+    from device_runtime.models.export.export import ExportSpec, export
 
     def level(inner: int, outer: int, blocks: int, stride: int) -> Any:
         first = nn.Conv2d(inner, outer, 3, stride, padding=1)
@@ -115,8 +115,8 @@ def family(digits: LocalData, tmp_path_factory: pytest.TempPathFactory) -> Famil
 def wide_family(bundle: Bundle, digits: LocalData, tmp_path_factory: pytest.TempPathFactory) -> Family:
     """WRN-16-1, and WRN-10-1 as "small"; it takes a minute or so."""
     torch = pytest.importorskip("torch")
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
 
     bundles = {}
     for name, depth in (("", 16), ("small", 10)):

@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models import tensors
-from models.errors import BundleError
-from models.onnx_engine import OnnxModel
-from models.optimizer import Sgd
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from strategies import local_training, teaching
-from strategies.aggregator_half import Carried
-from strategies.attention_transfer import AttentionTransfer
-from strategies.device_half import Contribution, LocalData
-from strategies.full import Full
-from strategies.merge import merge
-from strategies.teaching import Attention, Lesson
-from strategies.workload import workload
+from device_runtime.models.bundles import tensors
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import BundleError
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.strategies.attention_transfer import AttentionTransfer
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.merging.aggregator_half import Carried
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.training import local_training, teaching
+from device_runtime.strategies.training.device_half import Contribution, LocalData
+from device_runtime.strategies.training.teaching import Attention, Lesson
+from device_runtime.strategies.training.workload import workload
 
 KIND = AttentionTransfer(members=("small",), epochs=2, lr=0.1, batch=16, server_batch=32, beta=960.0)
 

@@ -4,13 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.softmax import accuracy_and_loss
-from models.tensors import decode, encode
-from strategies.class_means import MASKED, ClassMeans
-from strategies.device_half import LocalData
-from strategies.merge import merge
-from strategies.server_optimizer import ServerOptimizer
-from strategies.workload import workload
+from device_runtime.models.bundles.tensors import decode, encode
+from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.strategies.class_means import MASKED, ClassMeans
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
+from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.training.workload import workload
 
 
 def fold_all(strategy, model, devices, round_model, run):

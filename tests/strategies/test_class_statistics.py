@@ -5,14 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models import tensors
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from strategies import class_statistics, registry
-from strategies.class_statistics import MOMENT_ROWS, MOMENTS, ROWS, SPREAD, Statistics
-from strategies.class_sums import ROW
-from strategies.device_half import LocalData
-from strategies.kind import ClassStatistics
-from strategies.workload import workload
+from device_runtime.models.bundles import tensors
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics.class_statistics import (
+    MOMENT_ROWS,
+    MOMENTS,
+    ROWS,
+    SPREAD,
+    Statistics,
+)
+from device_runtime.strategies.statistics.class_sums import ROW
+from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.training.workload import workload
 
 PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))
 SHORT = {

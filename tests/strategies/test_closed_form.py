@@ -5,14 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models.tensors import decode, encode
-from strategies import class_statistics, closed_form, registry
-from strategies.class_statistics import Statistics
-from strategies.closed_form import Pool
-from strategies.device_half import Contribution, Late, LocalData
-from strategies.folding import Folding
-from strategies.kind import ClassStatistics
-from strategies.projection import Projection
+from device_runtime.models.bundles.tensors import decode, encode
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.statistics import class_statistics, closed_form
+from device_runtime.strategies.statistics.class_statistics import Statistics
+from device_runtime.strategies.statistics.closed_form import Pool
+from device_runtime.strategies.statistics.projection import Projection
+from device_runtime.strategies.training.device_half import Contribution, Late, LocalData
 
 
 def statistics(features, y, labels):
@@ -127,7 +128,7 @@ QUICK = {
 
 
 def closed_form_nothing():
-    from strategies.aggregator_half import Carried
+    from device_runtime.strategies.merging.aggregator_half import Carried
 
     return Carried()
 

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from strategies import clustering
-from strategies.clustering import kmeans, lloyd, nearest, principal, representatives, seeds
+from device_runtime.strategies.training import clustering
+from device_runtime.strategies.training.clustering import (
+    kmeans,
+    lloyd,
+    nearest,
+    principal,
+    representatives,
+    seeds,
+)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from strategies import directions
+from device_runtime.strategies.directions import directions
 
 MASK = (1 << 64) - 1
 

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from profiles import shipped
-from strategies.device_half import Contribution
-from strategies.entropy_subset import EntropySubset
-from strategies.privacy import DpSgd
-from strategies.workload import workload
+from device_runtime.profiles import shipped
+from device_runtime.strategies.entropy_subset import EntropySubset
+from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.workload import workload
 
 
 def test_the_least_certain_samples_are_selected_most_uncertain_first():

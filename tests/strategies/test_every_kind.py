@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from models import tensors
-from models.onnx_engine import OnnxModel
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from strategies import registry
-from strategies.workload import workload
+from device_runtime.models.bundles import tensors
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.strategies import registry
+from device_runtime.strategies.training.workload import workload
 
 SHORT = {
     **{name: {"epochs": 2} for name in ("full", "full+few-shot", "width-slice", "entropy-subset")},

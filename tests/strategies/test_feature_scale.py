@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.manifest import Parameter
-from strategies.class_means import ClassMeans, ClassSums
-from strategies.feature_scale import scale_by, scale_in
+from device_runtime.models.bundles.manifest import Parameter
+from device_runtime.strategies.class_means import ClassMeans, ClassSums
+from device_runtime.strategies.statistics.feature_scale import scale_by, scale_in
 
 SCALE = "head.scale"
 

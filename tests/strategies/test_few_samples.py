@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from strategies import few_samples
-from strategies.aggregator_half import Carried, Effect, RoundModel
-from strategies.merge import merge
-from strategies.tensor_mean import TensorMean
+from device_runtime.strategies.merging import few_samples
+from device_runtime.strategies.merging.aggregator_half import Carried, Effect, RoundModel
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.merging.tensor_mean import TensorMean
 
 BASE = {"w": np.full(3, 1.0, np.float32)}
 

@@ -3,12 +3,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from strategies.device_half import Contribution, OutOfTime, Run
-from strategies.few_shot import FewShot
-from strategies.full import Full
-from strategies.merge import merge
-from strategies.workload import workload
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
+from device_runtime.strategies.training.workload import workload
 
 
 def named(*effects):
@@ -103,7 +103,7 @@ def test_the_same_seed_and_device_give_the_same_classifier(model, digits, run):
 
 
 def test_one_class_alone_is_no_classifier(bundle):
-    from strategies.workload import workload
+    from device_runtime.strategies.training.workload import workload
 
     assert "2 classes" in FewShot().unfit(workload(bundle.manifest, (50,) + (0,) * 9))
     assert FewShot().unfit(workload(bundle.manifest, (50, 1) + (0,) * 8)) == ""

@@ -6,11 +6,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from models.errors import TensorError
-from strategies.aggregator_half import Carried, Effect
-from strategies.device_half import Contribution
-from strategies.folding import Folding
-from strategies.tensor_update import Averaged
+from device_runtime.models.errors import TensorError
+from device_runtime.strategies.merging.aggregator_half import Carried, Effect
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.tensor_update import Averaged
 
 
 @dataclass(frozen=True)

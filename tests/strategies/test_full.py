@@ -4,16 +4,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from models import tensors
-from models.manifest import Parameter
-from models.optimizer import Sgd
-from profiles import shipped
-from strategies.device_half import Contribution, OutOfTime, Run
-from strategies.entropy_subset import EntropySubset
-from strategies.full import Full
-from strategies.local_training import alone
-from strategies.privacy import DpSgd
-from strategies.workload import workload
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.manifest import Parameter
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import shipped
+from device_runtime.strategies.entropy_subset import EntropySubset
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
+from device_runtime.strategies.training.local_training import alone
+from device_runtime.strategies.training.workload import workload
 
 
 def test_fedavg_weights_by_samples(round_model):

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models import tensors
-from models.head import SoftmaxHead
-from models.optimizer import Sgd
-from profiles import shipped
-from profiles.cost import activation_bytes
-from strategies.aggregator_half import RoundModel
-from strategies.device_half import Contribution, LocalData, Run
-from strategies.few_shot import FewShot
-from strategies.full import Full
-from strategies.full_and_few_shot import FullAndFewShot
-from strategies.merge import merge
-from strategies.workload import workload
+from device_runtime.models.bundles import tensors
+from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import shipped
+from device_runtime.profiles.cost import activation_bytes
+from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.full_and_few_shot import FullAndFewShot
+from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
+from device_runtime.strategies.training.workload import workload
 
 SHORT = {"epochs": 2, "batch": 30}
 FEW = FewShot(shots=3, epochs=2)

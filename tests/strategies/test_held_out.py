@@ -7,20 +7,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.errors import TensorError
-from models.manifest import Parameter
-from models.tensors import decode, encode
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from strategies import class_statistics, closed_form, held_out, registry
-from strategies.class_statistics import RIGHT, ROWS, Statistics
-from strategies.closed_form import Pool
-from strategies.codecs import chain
-from strategies.device_half import Late, LocalData
-from strategies.folding import Folding
-from strategies.kind import ClassStatistics
-from strategies.merge import NOTHING_CARRIED
-from strategies.projection import Projection
-from strategies.workload import workload
+from device_runtime.models.bundles.manifest import Parameter
+from device_runtime.models.bundles.tensors import decode, encode
+from device_runtime.models.errors import TensorError
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.strategies import registry
+from device_runtime.strategies.codecs import chain
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.merging.merge import NOTHING_CARRIED
+from device_runtime.strategies.statistics import class_statistics, closed_form, held_out
+from device_runtime.strategies.statistics.class_statistics import RIGHT, ROWS, Statistics
+from device_runtime.strategies.statistics.closed_form import Pool
+from device_runtime.strategies.statistics.projection import Projection
+from device_runtime.strategies.training.device_half import Late, LocalData
+from device_runtime.strategies.training.workload import workload
 
 PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))
 SHORT = {

@@ -4,16 +4,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.tensors import encode
-from strategies.device_half import Contribution, Late
-from strategies.folding import Folding
-from strategies.full import Full
-from strategies.merge import brought_forward
-from strategies.replaying import replay
-from strategies.robust import RULES, Robust, Screen
-from strategies.robust.ruling import FAR
-from strategies.robust.scalars import BY_LENGTH
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.models.bundles.tensors import encode
+from device_runtime.strategies.directions.replaying import replay
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.merging.merge import brought_forward
+from device_runtime.strategies.robust import RULES, Robust, Screen
+from device_runtime.strategies.robust.ruling import FAR
+from device_runtime.strategies.robust.scalars import BY_LENGTH
+from device_runtime.strategies.training.device_half import Contribution, Late
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 KIND = ZerothOrder(lr=0.1)
 LAST = Late(2, 55, 0.5)

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from models.clipping import Privacy
-from models.manifest import Extra
-from models.optimizer import Adam, Sgd
-from models.proximal import Proximal, fscprox
-from models.tensors import Flat, TensorSpec
-from strategies import local_training
-from strategies.device_half import LocalData, OutOfTime, Run
-from strategies.local_training import Epochs
+from device_runtime.models.bundles.manifest import Extra
+from device_runtime.models.bundles.tensors import Flat, TensorSpec
+from device_runtime.models.training.clipping import Privacy
+from device_runtime.models.training.optimizer import Adam, Sgd
+from device_runtime.models.training.proximal import Proximal, fscprox
+from device_runtime.strategies.training import local_training
+from device_runtime.strategies.training.device_half import LocalData, OutOfTime, Run
+from device_runtime.strategies.training.local_training import Epochs
 
 
 @dataclass

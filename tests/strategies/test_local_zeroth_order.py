@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from profiles import shipped
-from strategies import directions
-from strategies.device_half import Contribution, OutOfTime, Run
-from strategies.full import Full
-from strategies.local_zeroth_order import LocalZerothOrder
-from strategies.merge import merge
-from strategies.workload import workload
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.profiles import shipped
+from device_runtime.strategies.directions import directions
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.local_zeroth_order import LocalZerothOrder
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
+from device_runtime.strategies.training.workload import workload
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 TWO = LocalZerothOrder(steps=2, num_z=2, eps=1e-2, lr=0.05, tunable="head")
 

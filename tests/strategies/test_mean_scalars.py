@@ -1,7 +1,7 @@
 import numpy as np
 
-from strategies.device_half import Late
-from strategies.mean_scalars import MeanScalars
+from device_runtime.strategies.directions.mean_scalars import MeanScalars
+from device_runtime.strategies.training.device_half import Late
 
 NOW = Late(7, 70, 1.0)
 

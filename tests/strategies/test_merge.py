@@ -1,13 +1,13 @@
 import numpy as np
 
-from models.softmax import accuracy_and_loss
-from strategies import registry
-from strategies.aggregator_half import Effect
-from strategies.few_shot import FewShot
-from strategies.merge import merge, rebased
-from strategies.replaying import replay
-from strategies.tensor_mean import TensorMean
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.strategies import registry
+from device_runtime.strategies.directions.replaying import replay
+from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.merging.aggregator_half import Effect
+from device_runtime.strategies.merging.merge import merge, rebased
+from device_runtime.strategies.merging.tensor_mean import TensorMean
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 
 def named(*effects):

@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 
-from models.onnx_engine import OnnxModel
-from profiles import shipped
-from profiles.cost import MissingGraph
-from strategies.device_half import LocalData, OutOfTime, Run
-from strategies.full import Full
-from strategies.local_training import alone, train
-from strategies.peft import Peft
-from strategies.privacy import DpSgd
-from strategies.tensor_update import ACCOUNTANT_BYTES
-from strategies.workload import workload
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.profiles import shipped
+from device_runtime.profiles.cost import MissingGraph
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.peft import Peft
+from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.strategies.training.device_half import LocalData, OutOfTime, Run
+from device_runtime.strategies.training.local_training import alone, train
+from device_runtime.strategies.training.tensor_update import ACCOUNTANT_BYTES
+from device_runtime.strategies.training.workload import workload
 
 
 def test_linear_probing_trains_and_sends_the_head_alone(model, digits, run):

@@ -6,15 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.optimizer import Sgd
-from models.tensors import Flat, TensorSpec
-from strategies import accountant, local_training, registry
-from strategies.accountant import Limit, PrivacyUnavailable, Spent, spent
-from strategies.device_half import LocalData
-from strategies.errors import KindError
-from strategies.full import Full
-from strategies.local_training import Epochs
-from strategies.privacy import (
+from device_runtime.models.bundles.tensors import Flat, TensorSpec
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.strategies import registry
+from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.privacy import accountant
+from device_runtime.strategies.privacy.accountant import Limit, PrivacyUnavailable, Spent, spent
+from device_runtime.strategies.privacy.dp_sgd import (
     BudgetExceeded,
     DpSgd,
     Ledger,
@@ -24,6 +23,9 @@ from strategies.privacy import (
     settings_of,
     steps,
 )
+from device_runtime.strategies.training import local_training
+from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.training.local_training import Epochs
 
 SMALL = (200, 64, 10)
 """Samples, batch, epochs: a rate of 0.32 and 40 steps a round."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strategies.projection import Projection
+from device_runtime.strategies.statistics.projection import Projection
 
 
 def matrix(made: Projection):

@@ -6,18 +6,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from models import tensors
-from models.errors import BundleError
-from models.onnx_engine import OnnxModel
-from models.optimizer import Sgd
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from strategies import teaching
-from strategies.aggregator_half import Carried
-from strategies.device_half import Contribution, LocalData
-from strategies.merge import merge
-from strategies.prototypes import Prototypes, local_prototypes
-from strategies.teaching import Lesson
-from strategies.workload import workload
+from device_runtime.models.bundles import tensors
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import BundleError
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.strategies.merging.aggregator_half import Carried
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.prototypes import Prototypes, local_prototypes
+from device_runtime.strategies.training import teaching
+from device_runtime.strategies.training.device_half import Contribution, LocalData
+from device_runtime.strategies.training.teaching import Lesson
+from device_runtime.strategies.training.workload import workload
 
 KAD = Prototypes(members=("small",), epochs=2, batch=16, generic_samples=96, server_batch=32)
 MD = replace(KAD, beta=0.0)

@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from aggregator.task import tomllib
-from strategies import ranges, registry
-from strategies.errors import KindError
-from strategies.ranges import Setting
+from device_runtime.aggregator.tasks.task import tomllib
+from device_runtime.strategies import registry
+from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.settings import Setting
 
 EVERY = [(name, row) for name, kind in registry.KINDS.items() for row in ranges.listed(kind, kind.refused)]
 

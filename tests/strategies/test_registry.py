@@ -1,13 +1,13 @@
 import msgspec
 import pytest
 
-from broker.messages import Kind, pack
-from strategies import registry
-from strategies.entropy_subset import EntropySubset
-from strategies.full import Full
-from strategies.names import EXACT
-from strategies.privacy import DpSgd
-from strategies.registry import KindError
+from device_runtime.broker.wire.messages import Kind, pack
+from device_runtime.strategies import registry
+from device_runtime.strategies.entropy_subset import EntropySubset
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.names import EXACT
+from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.strategies.registry import KindError
 
 NAN = float("nan")
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.messages import Step
-from models.bundle import Bundle, shipped, shipped_names
-from models.errors import TensorError
-from models.tensors import Flat, TensorSpec, encode
-from strategies import directions, replaying
-from strategies.device_half import Run
-from strategies.replaying import Along, move, perturb, replay
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.broker.wire.messages import Step
+from device_runtime.models.bundles.bundle import Bundle, shipped, shipped_names
+from device_runtime.models.bundles.tensors import Flat, TensorSpec, encode
+from device_runtime.models.errors import TensorError
+from device_runtime.strategies.directions import directions, replaying
+from device_runtime.strategies.directions.replaying import Along, move, perturb, replay
+from device_runtime.strategies.training.device_half import Run
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 EVERY = list(directions.GENERATORS)
 SPECS = (

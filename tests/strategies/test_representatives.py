@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from models import tensors
-from models.bundle import Bundle
-from models.errors import BundleError
-from models.onnx_engine import OnnxModel
-from models.softmax import accuracy_and_loss
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from profiles.cost import MissingGraph
-from strategies import registry
-from strategies.aggregator_half import RoundModel
-from strategies.device_half import LocalData
-from strategies.full import Full
-from strategies.merge import merge
-from strategies.representatives import COUNTS, MAPS, Pool, Representatives
-from strategies.workload import workload
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import BundleError
+from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.profiles.cost import MissingGraph
+from device_runtime.strategies import registry
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.representatives import COUNTS, MAPS, Pool, Representatives
+from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.training.workload import workload
 
 MID = Representatives(level="mid", clusters=3, components=10, epochs=1, server_epochs=3)
 
@@ -27,8 +27,8 @@ MID = Representatives(level="mid", clusters=3, components=10, epochs=1, server_e
 def cnn(bundle, tmp_path_factory) -> Bundle:
     """Two convolutions for the digits, 8 and 16 maps, and graphs above each level."""
     torch = pytest.importorskip("torch")
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
 
     torch.manual_seed(5)
     module = build("cnn", {"in_channels": 1, "size": 8, "width": 0.25})

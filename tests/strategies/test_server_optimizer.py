@@ -3,8 +3,8 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from models.blocks import BLOCK
-from strategies.server_optimizer import ServerOptimizer
+from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 
 NAMES = ("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 

@@ -9,18 +9,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from models.inputs import InputSpec  # noqa: E402
-from models.onnx_engine import OnnxModel  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
-from profiles import shipped  # noqa: E402
-from profiles.cost import MissingGraph  # noqa: E402
-from strategies import registry  # noqa: E402
-from strategies.aggregator_half import RoundModel  # noqa: E402
-from strategies.device_half import LocalData, Run  # noqa: E402
-from strategies.merge import merge  # noqa: E402
-from strategies.peft import Peft  # noqa: E402
-from strategies.slora import SparseStage, handed_over  # noqa: E402
-from strategies.workload import workload  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.profiles import shipped  # noqa: E402
+from device_runtime.profiles.cost import MissingGraph  # noqa: E402
+from device_runtime.strategies import registry  # noqa: E402
+from device_runtime.strategies.merging.aggregator_half import RoundModel  # noqa: E402
+from device_runtime.strategies.merging.merge import merge  # noqa: E402
+from device_runtime.strategies.peft import Peft  # noqa: E402
+from device_runtime.strategies.slora import SparseStage, handed_over  # noqa: E402
+from device_runtime.strategies.training.device_half import LocalData, Run  # noqa: E402
+from device_runtime.strategies.training.workload import workload  # noqa: E402
 
 RANK, ALPHA = 9, 4.0
 """The rank is more than either layer can have, so that nothing is lost."""

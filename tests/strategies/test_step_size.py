@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from broker import steps
-from broker.messages import Step
-from models.tensors import TensorSpec
-from strategies.step_size import GRID, MOST, SMALLEST, Moment, relative, unit
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.messages import Step
+from device_runtime.models.bundles.tensors import TensorSpec
+from device_runtime.strategies.directions.step_size import GRID, MOST, SMALLEST, Moment, relative, unit
 
 SPECS = (TensorSpec("a", (3,)), TensorSpec("b", (1,)))
 

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from models.errors import BundleError
-from models.onnx_engine import OnnxModel
-from models.optimizer import Sgd
-from strategies import teaching
-from strategies.device_half import LocalData
-from strategies.teaching import Attention, Lesson
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import BundleError
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.strategies.training import teaching
+from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.training.teaching import Attention, Lesson
 
 
 def test_a_lesson_is_the_loop_written_out(model, digits):

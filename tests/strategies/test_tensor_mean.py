@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from models.blocks import BLOCK
-from strategies.tensor_mean import TensorMean
+from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.strategies.merging.tensor_mean import TensorMean
 
 
 def test_tensors_are_averaged_by_weight_over_those_who_trained_them():

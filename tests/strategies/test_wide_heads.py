@@ -6,17 +6,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from models import tensors
-from models.manifest import Parameter
-from models.onnx_engine import OnnxModel
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from strategies import class_statistics, closed_form, registry
-from strategies.aggregator_half import Carried
-from strategies.class_statistics import MOMENTS, ROWS
-from strategies.device_half import LocalData
-from strategies.folding import Folding
-from strategies.kind import ClassStatistics
-from strategies.workload import workload
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.manifest import Parameter
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.merging.aggregator_half import Carried
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.statistics import class_statistics, closed_form
+from device_runtime.strategies.statistics.class_statistics import MOMENTS, ROWS
+from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.training.workload import workload
 
 PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))
 KINDS = {
@@ -29,8 +30,8 @@ KINDS = {
 @pytest.fixture(scope="module")
 def wide(bundle, tmp_path_factory):
     torch = pytest.importorskip("torch")
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
 
     torch.manual_seed(0)
     spec = ExportSpec("wide", bundle.manifest.input, bundle.manifest.labels)

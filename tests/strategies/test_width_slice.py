@@ -6,19 +6,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.bundle import Bundle
-from models.errors import TensorError
-from models.onnx_engine import OnnxModel
-from models.softmax import accuracy_and_loss
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from strategies import registry
-from strategies.aggregator_half import RoundModel
-from strategies.device_half import Contribution
-from strategies.full import Full
-from strategies.kind import Derives, NeedsModels
-from strategies.merge import merge
-from strategies.width_slice import WidthSlice
-from strategies.workload import workload
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import TensorError
+from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from device_runtime.strategies import registry
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.kind import Derives, NeedsModels
+from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.workload import workload
+from device_runtime.strategies.width_slice import WidthSlice
 
 MEMBERS = ("half", "quarter")
 
@@ -27,8 +27,8 @@ MEMBERS = ("half", "quarter")
 def family(bundle, tmp_path_factory) -> dict[str, Bundle]:
     """The shipped WRN-10-1 and its half."""
     torch = pytest.importorskip("torch")
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
 
     torch.manual_seed(5)
     module = build("wrn", {"width": 0.5, "in_channels": 1})

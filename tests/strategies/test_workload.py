@@ -1,13 +1,13 @@
 import msgspec
 import pytest
 
-from models.blocks import BLOCK
-from models.bundle import Bundle, shipped
-from models.inputs import InputSpec
-from profiles import GraphWork, Workload
-from profiles.cost import SESSION_BYTES, MissingGraph, activation_bytes
-from strategies.few_shot import FewShot
-from strategies.workload import training_work, workload
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.profiles import GraphWork, Workload
+from device_runtime.profiles.cost import SESSION_BYTES, MissingGraph, activation_bytes
+from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.training.workload import training_work, workload
 
 
 @pytest.fixture

@@ -4,17 +4,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker.messages import Contribution as ContributionMessage
-from broker.messages import Metrics, Step
-from broker.messages import encode as encode_message
-from models.tensors import encode
-from profiles import shipped
-from strategies import directions
-from strategies.device_half import Contribution, Run
-from strategies.merge import merge
-from strategies.replaying import replay
-from strategies.workload import workload
-from strategies.zeroth_order import FEDMEZO, ZerothOrder
+from device_runtime.broker.wire.messages import Contribution as ContributionMessage
+from device_runtime.broker.wire.messages import Metrics, Step
+from device_runtime.broker.wire.messages import encode as encode_message
+from device_runtime.models.bundles.tensors import encode
+from device_runtime.profiles import shipped
+from device_runtime.strategies.directions import directions
+from device_runtime.strategies.directions.replaying import replay
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.training.device_half import Contribution, Run
+from device_runtime.strategies.training.workload import workload
+from device_runtime.strategies.zeroth_order import FEDMEZO, ZerothOrder
 
 ROUNDS = 4
 

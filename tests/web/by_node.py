@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models import tensors
-from models.bundle import Bundle
-from models.onnx_engine import OnnxModel
-from models.tensors import Tensors
-from strategies import class_statistics, class_sums, registry
-from strategies.aggregator_half import RoundModel
-from strategies.device_half import Contribution, LocalData, Run
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.strategies import registry
+from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.statistics import class_statistics, class_sums
+from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
 
 HERE = Path(__file__).parent
 WEB = HERE.parents[1] / "web"

@@ -14,18 +14,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker import brokers, messages, topics
-from broker.blobs import BLOCK, name
-from broker.events import Event
-from broker.link import Link, LinkOptions, Received
-from broker.messages import Base, Blob, Contribution, Get, Hello, Offer, Plan, Receipt
-from broker.running import BrokerOptions, WebSockets
-from broker.signing import Signer
-from broker.url import BrokerUrl
-from models import tensors
-from models.archive import FolderFiles, pack_files
-from models.bundle import Bundle, shipped
-from strategies import registry
+from device_runtime.broker.security.signing import Signer
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.server import BrokerOptions, WebSockets
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.blobs import BLOCK, name
+from device_runtime.broker.wire.link import Link, LinkOptions, Received
+from device_runtime.broker.wire.link_events import Event
+from device_runtime.broker.wire.messages import Base, Blob, Contribution, Get, Hello, Offer, Plan, Receipt
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.archive import FolderFiles, pack_files
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.strategies import registry
 
 from .conftest import Visit
 from .serving_pages import Pages

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.resampling import resampled
-from models.log_mel import RATE, log_mel, samples_of
+from device_runtime.models.data.log_mel import RATE, log_mel, samples_of
+from device_runtime.models.data.resampling import resampled
 
 FRAMES, BANDS = 61, 40
 FAST_HZ = 48_000

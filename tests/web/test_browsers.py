@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from strategies import registry
+from device_runtime.strategies import registry
 
 from .conftest import DEVICES, Visit
 from .services import KINDS, Services, one_of_each, task

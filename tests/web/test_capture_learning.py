@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.bundle import Bundle, write
-from models.data.resampling import resampled
-from models.log_mel import RATE, log_mel, samples_of
-from models.onnx_engine import OnnxModel
-from models.optimizer import Adam
+from device_runtime.models.bundles.bundle import Bundle, write
+from device_runtime.models.data.log_mel import RATE, log_mel, samples_of
+from device_runtime.models.data.resampling import resampled
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.training.optimizer import Adam
 
 from .conftest import OPEN, SCRIPTED, Visit
 from .props import BANDS, FAST_HZ, FRAMES, nearest, record

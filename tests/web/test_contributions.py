@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from models.bundle import Bundle, shipped
-from strategies.device_half import Contribution, LocalData
-from strategies.held_out import CLOSED_FORM
-from strategies.tensor_update import FEW_SHOT
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.strategies.statistics.held_out import CLOSED_FORM
+from device_runtime.strategies.training.device_half import Contribution, LocalData
+from device_runtime.strategies.training.tensor_update import FEW_SHOT
 
 from . import by_node
 from .by_node import Site, Work

@@ -9,14 +9,15 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from aggregator.store import Store
-from broker import brokers, topics
-from broker.link import Link, LinkOptions, Received
-from broker.running import WEB_USER, BrokerOptions, WebSockets
-from broker.url import BrokerUrl
-from models import tensors
-from strategies import closed_form, held_out
-from strategies.kind import ClassStatistics
+from device_runtime.aggregator.storage.store import Store
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.server import WEB_USER, BrokerOptions, WebSockets
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Link, LinkOptions, Received
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.statistics import closed_form, held_out
 
 from .conftest import DEVICES
 from .services import Services, task

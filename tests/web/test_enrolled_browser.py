@@ -11,10 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
-from broker import link_book, mosquitto, register
-from broker.running import BrokerOptions, find_port
-from broker.site import Opened
-from broker.url import is_loopback
+from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import register
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.servers.server import BrokerOptions, find_port
+from device_runtime.broker.wire.url import is_loopback
 
 from .conftest import Visit
 

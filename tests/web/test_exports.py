@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.bundle import Bundle  # noqa: E402
-from models.inputs import InputSpec  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
-from models.torch_networks import build  # noqa: E402
-from strategies.device_half import LocalData  # noqa: E402
+from device_runtime.models.bundles.bundle import Bundle  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.models.networks import build  # noqa: E402
+from device_runtime.strategies.training.device_half import LocalData  # noqa: E402
 
 from . import by_node  # noqa: E402
 from .by_node import Site, Work  # noqa: E402

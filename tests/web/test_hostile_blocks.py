@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker import topics
-from broker.blobs import BLOCK, name
-from broker.messages import Base, Contribution
-from models import tensors
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.blobs import BLOCK, name
+from device_runtime.broker.wire.messages import Base, Contribution
+from device_runtime.models.bundles import tensors
 
 from .hostile import HONEST, Siege, besieged, repacked
 

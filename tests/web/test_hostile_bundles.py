@@ -8,9 +8,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from broker.blobs import name
-from broker.messages import Contribution
-from models.archive import pack_files
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.messages import Contribution
+from device_runtime.models.bundles.archive import pack_files
 
 from .hostile import FILES, MANIFEST, Siege, besieged, repacked
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from broker import messages, topics
-from broker.messages import Contribution, Kind, Member
-from broker.signing import Signer
+from device_runtime.broker.security.signing import Signer
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.messages import Contribution, Kind, Member
 
 from .hostile import DEVICE, ISSUED, Siege, altered, besieged
 

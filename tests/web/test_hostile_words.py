@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from broker import topics
-from broker.messages import Contribution
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.messages import Contribution
 
 from .hostile import MANIFEST, Siege, besieged, repacked
 

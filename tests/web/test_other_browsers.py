@@ -9,7 +9,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from broker import mosquitto, register
+from device_runtime.broker.security import register
+from device_runtime.broker.servers import mosquitto
 
 from . import driven
 from .conftest import DEVICES

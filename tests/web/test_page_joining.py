@@ -1,6 +1,6 @@
 """Who joins by the page, in a real Chromium on a scripted device: forms, links, and leaving."""
 
-from broker.enrolment import Enrolment
+from device_runtime.broker.security.enrolment import Enrolment
 
 from .seen import SEVEN, keep
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from broker import mosquitto
-from broker.running import BrokerOptions, find_port
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers.server import BrokerOptions, find_port
 
 from .services import task
 from .serving_pages import WEB

@@ -26,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).parent
 WRITERS = sorted(path for path in (HERE / "writers").glob("*.py") if not path.stem.startswith("_"))
 FOLDER = HERE.parents[1] / "web" / "vectors"
-TABLE = HERE.parents[1] / "models" / "allowed_graphs.json"
+TABLE = HERE.parents[1] / "device_runtime" / "models" / "bundles" / "allowed_graphs.json"
 TABLE_IN_BROWSER = HERE.parents[1] / "web" / "device" / "allowed_graphs.js"
 LARGEST = 2**53
 ROUNDED_ONE_IN = 500
@@ -83,9 +83,9 @@ def target(writer: Path) -> Path:
 
 
 def table_in_browser() -> str:
-    """models/allowed_graphs.json as a module, which every browser can load."""
+    """device_runtime/models/bundles/allowed_graphs.json as a module, which every browser can load."""
     return (
-        "/** What a graph may hold: models/allowed_graphs.json, copied by python -m tests.web.vectors. */\n"
+        "/** What a graph may hold: allowed_graphs.json, copied by python -m tests.web.vectors. */\n"
         f"export const ALLOWED = {TABLE.read_text('utf-8').strip()};\n"
     )
 

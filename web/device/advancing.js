@@ -1,4 +1,4 @@
-/** One open round: what it needs is fetched, it is worked on, what comes of it is kept and sent: of device_runtime/duty.py. */
+/** One open round: what it needs is fetched, it is worked on, what comes of it is kept and sent: of client/duty.py. */
 
 import { BlobError, DiskError, LeftOut, StaleBase, oneLine } from "./errors.js";
 import { isWhole } from "./messages.js";

@@ -1,6 +1,6 @@
 /**
  * What there is to do after a round, and after a task: the model that came is judged on samples kept out. Of
- * device_runtime/duty.py.
+ * client/duty.py.
  */
 
 import { DeviceError, LeftOut, oneLine } from "./errors.js";

@@ -1,4 +1,4 @@
-/** What a graph may hold: models/allowed_graphs.json, copied by python -m tests.web.vectors. */
+/** What a graph may hold: allowed_graphs.json, copied by python -m tests.web.vectors. */
 export const ALLOWED = {
  "most_bytes": 67108864,
  "most_fields": 500000,

@@ -1,4 +1,4 @@
-/** Zips of plain files, as models/archive.py writes them: nothing in them is compressed. */
+/** Zips of plain files, as models/bundles/archive.py writes them: nothing in them is compressed. */
 
 import { BundleError } from "./errors.js";
 import { countOf, entries } from "./zip.js";

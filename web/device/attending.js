@@ -1,4 +1,4 @@
-/** Which task a device is in, and what an offer of that, or of another, means for it: of device_runtime/agent.py. */
+/** Which task a device is in, and what an offer of that, or of another, means for it: of client/agent.py. */
 
 import { Elsewhere } from "./elsewhere.js";
 import { same } from "./messages.js";

@@ -1,6 +1,6 @@
 /**
  * A bundle as it travels, one zip: manifest, weights and graphs, all verified when it is opened
- * (models/bundle.py).
+ * (models/bundles/bundle.py).
  */
 
 import { readZip } from "./archive.js";

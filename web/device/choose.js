@@ -1,4 +1,4 @@
-/** Choosing the richest update that a device can afford, as device_runtime/choose.py. Pure functions. */
+/** Choosing the richest update that a device can afford, as client/selection/choose.py. Pure functions. */
 
 import * as classStatistics from "./class_statistics.js";
 import { classify, misfits } from "./classify.js";

@@ -1,6 +1,6 @@
 /**
  * Class statistics of features, sent beside an update: counts, means, and second moments
- * (strategies/class_statistics.py).
+ * (strategies/statistics/class_statistics.py).
  */
 
 import { byClass, rowBytes, short, specOfRows, writeRows } from "./class_sums.js";

@@ -1,4 +1,4 @@
-/** Sums of features by class, and the rows in which their means are sent (strategies/class_sums.py). */
+/** Sums of features by class, and the rows in which their means are sent (strategies/statistics/class_sums.py). */
 
 import { TensorError } from "./errors.js";
 import { toHalf } from "./half.js";

@@ -1,4 +1,4 @@
-/** Whether the parts of a manifest fit each other, as models/consistency.py. */
+/** Whether the parts of a manifest fit each other, as models/bundles/consistency.py. */
 
 import { isPlain } from "./archive.js";
 import { BundleError } from "./errors.js";

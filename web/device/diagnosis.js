@@ -1,4 +1,4 @@
-/** Why there is no connection: one line that says what, where, and what to do, as broker/diagnosis.py. */
+/** Why there is no connection: one line that says what, where, and what to do, as broker/wire/diagnosis.py. */
 
 const WRONG_PASSWORD = [4, 5, 134, 135];
 

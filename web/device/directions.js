@@ -1,5 +1,5 @@
 /**
- * Random directions that are the same bits everywhere, as strategies/directions.py defines them: a protocol.
+ * Random directions that are the same bits everywhere, as strategies/directions/directions.py defines them: a protocol.
  * Word j of direction p under seed s is word j mod 4 of Philox4x64-10(counter = floor(j / 4) + 1, key = (s,
  * p)).
  */

@@ -1,4 +1,4 @@
-/** Other tasks that are not over, where a device may go when its own is, as device_runtime/elsewhere.py. */
+/** Other tasks that are not over, where a device may go when its own is, as client/connection/task_directory.py. */
 
 /** Of which so many are remembered, those heard of last: any of them will do. */
 const TASKS = 64;

@@ -1,5 +1,5 @@
 /**
- * A bundle on ONNX Runtime in the browser, back-propagation included (models/onnx_engine.py).
+ * A bundle on ONNX Runtime in the browser, back-propagation included (models/engines/onnx_engine.py).
  *
  * Inputs are a typed array of n * prod(input.shape) prepared values: Float32Array, or Int32Array for token
  * ids. Frozen parameters are initialisers of a session; trainable ones are inputs, fed in each run.

@@ -1,5 +1,5 @@
 /**
- * Named float32 tensors in one buffer, and the check of tensors before they are believed (models/tensors.py).
+ * Named float32 tensors in one buffer, and the check of tensors before they are believed (models/bundles/tensors.py).
  *
  * @typedef {{name: string, shape: number[], dtype: string, variable?: boolean}} TensorSpec
  *   `variable`: with at most so many rows.

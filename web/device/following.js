@@ -1,4 +1,4 @@
-/** From what comes on the topics of offers to the offers that it stands for, as device_runtime/following.py. */
+/** From what comes on the topics of offers to the offers that it stands for, as client/connection/offer_stream.py. */
 import { LostTrack, MessageError } from "./errors.js";
 import { following, isNext } from "./small.js";
 import { isOffer, offer as offerTopic } from "./topics.js";

@@ -6,7 +6,7 @@ import { shapeText } from "./flat.js";
 /** @typedef {import("./flat.js").Flat} Flat */
 
 /**
- * weight / 2 * sum over the anchor's tensors of ||w - anchor||^2 (models/proximal.py): FedProx's term (Li et
+ * weight / 2 * sum over the anchor's tensors of ||w - anchor||^2 (models/training/proximal.py): FedProx's term (Li et
  * al. 2020, equation 2) on every trained tensor, FSCProx's with twice the weight on the classifier alone.
  * @typedef {{weight: number, anchor: import("./flat.js").Tensors}} Proximal
  */

@@ -1,6 +1,6 @@
 /**
  * Examines a graph before a session is made of it: nothing is in it but what the table allows
- * (models/graph_check.py, whose words these are).
+ * (models/bundles/graph_check.py, whose words these are).
  */
 
 import { ALLOWED } from "./allowed_graphs.js";

@@ -1,4 +1,4 @@
-/** Training the last layer alone, on features computed once (models/head.py). */
+/** Training the last layer alone, on features computed once (models/training/head.py). */
 
 import { Flat, sizeOf } from "./flat.js";
 import { logSoftmax } from "./softmax.js";

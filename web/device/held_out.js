@@ -1,4 +1,4 @@
-/** Samples that a device holds out, to compare the closed-form head with the trained one (strategies/held_out.py). */
+/** Samples that a device holds out, to compare the closed-form head with the trained one (strategies/statistics/held_out.py). */
 
 import { SoftmaxHead } from "./head.js";
 import { everyOne, gathered } from "./kinds/kind.js";

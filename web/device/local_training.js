@@ -1,6 +1,6 @@
 /**
  * Local epochs of mini-batches on a tunable set: what all kinds that train a device's model share
- * (strategies/local_training.py).
+ * (strategies/training/local_training.py).
  *
  * @typedef {import("./kinds/kind.js").Run} Run
  * @typedef {import("./kinds/kind.js").LocalData} LocalData

@@ -1,4 +1,4 @@
-/** What a bundle says about itself: manifest.json, as models/manifest.py reads and checks it. */
+/** What a bundle says about itself: manifest.json, as models/bundles/manifest.py reads and checks it. */
 
 import { hex, sha256, text as textOf, utf8 } from "./bytes.js";
 import { BundleError, TensorError } from "./errors.js";

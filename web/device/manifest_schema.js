@@ -1,4 +1,4 @@
-/** What manifest.json may say, part by part, as the structs of models/manifest.py and models/inputs.py. */
+/** What manifest.json may say, part by part, as the structs of models/bundles/manifest.py and models/bundles/inputs.py. */
 
 import { dictOf, listOf, nullable, number, oneOf, record, text, truth, whole } from "./records.js";
 

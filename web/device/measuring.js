@@ -1,4 +1,4 @@
-/** How fast a bundle is on this device, as device_runtime/measuring.py. In seconds. */
+/** How fast a bundle is on this device, as client/selection/profiling.py. In seconds. */
 
 import { SoftmaxHead } from "./head.js";
 import { SgdSteps } from "./optimizer.js";

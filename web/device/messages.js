@@ -1,5 +1,5 @@
 /**
- * What crosses the wire: MessagePack arrays, as broker/messages.py has them. Fields keep their names there.
+ * What crosses the wire: MessagePack arrays, as broker/wire/messages.py has them. Fields keep their names there.
  *
  * Every message begins with the protocol version, which is not among the fields of the object here. Tensors
  * never stand in a message's own encoding: `body` is safetensors, and more than INLINE_LIMIT is named by its

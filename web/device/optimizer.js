@@ -1,4 +1,4 @@
-/** SGD on one flat vector, in place and in float32: what torch's does, to rounding (models/optimizer.py). */
+/** SGD on one flat vector, in place and in float32: what torch's does, to rounding (models/training/optimizer.py). */
 
 /** v = momentum * v + g + weightDecay * w;  w -= lr * v: torch's convention, without dampening. */
 export class Sgd {

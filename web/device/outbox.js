@@ -1,4 +1,4 @@
-/** Contributions that the aggregator has not receipted yet, on the disk, as device_runtime/outbox.py. */
+/** Contributions that the aggregator has not receipted yet, on the disk, as client/delivery/outbox.py. */
 import { MessageError } from "./errors.js";
 import { Contribution, decode, encode } from "./messages.js";
 

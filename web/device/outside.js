@@ -1,6 +1,6 @@
 /**
  * A graph whose weights are given to a session by name. The graphs of a bundle say of each such initialiser
- * that it stands at byte 0 of a file "weights" (models/torch_writer.py); here each says that it is a file of
+ * that it stands at byte 0 of a file "weights" (models/export/writer.py); here each says that it is a file of
  * its own. Field numbers are those of onnx.proto.
  */
 

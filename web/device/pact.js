@@ -1,5 +1,5 @@
 /**
- * A word of 8 bytes by which a device knows its aggregator, as broker/pact.py: X25519 of a key that each life of
+ * A word of 8 bytes by which a device knows its aggregator, as broker/wire/session_mac.py: X25519 of a key that each life of
  * the device draws, and of the aggregator's Ed25519 key, mapped; then HMAC-SHA256.
  */
 import { concat, littleEndian, toLittleEndian, utf8 } from "./bytes.js";

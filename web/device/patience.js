@@ -1,4 +1,4 @@
-/** How long to wait before connecting again, and what short connections mean, as broker/patience.py. */
+/** How long to wait before connecting again, and what short connections mean, as broker/wire/backoff.py. */
 
 /** Seconds. A connection that lasted less did not count: the back-off goes on growing. */
 const STEADY_S = 5;

@@ -1,5 +1,5 @@
 // What a bundle's input wants (manifest.json, `input`), and pictures and raw values made into it, as
-// models/inputs.py and models/data/picture.py do. "Raw" is before scale, mean and std.
+// models/bundles/inputs.py and models/data/picture.py do. "Raw" is before scale, mean and std.
 
 import { DataError } from "./errors.js";
 import { sizeOf } from "./flat.js";

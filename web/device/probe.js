@@ -1,6 +1,6 @@
 /**
  * The loss as a function of parameters that are changed in place, for zeroth-order work
- * (models/onnx_probe.py).
+ * (models/engines/onnx_probe.py).
  */
 
 import { Bound } from "./bound.js";

@@ -1,4 +1,4 @@
-/** A fixed random projection of features, as strategies/projection.py defines it: the same bits everywhere. */
+/** A fixed random projection of features, as strategies/statistics/projection.py defines it: the same bits everywhere. */
 
 import { RADEMACHER, direction } from "./directions.js";
 import { fill } from "./philox.js";

@@ -1,5 +1,5 @@
 /**
- * The fields of a protobuf message, read and written, as models/protobuf.py: no more than ONNX files need.
+ * The fields of a protobuf message, read and written, as models/bundles/protobuf.py: no more than ONNX files need.
  */
 
 import { concat } from "./bytes.js";

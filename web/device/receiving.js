@@ -1,4 +1,4 @@
-/** Messages of the link, by their topics, to whom each is of use: of device_runtime/agent.py. */
+/** Messages of the link, by their topics, to whom each is of use: of client/agent.py. */
 
 import { LostTrack } from "./errors.js";
 import { Get, decode } from "./messages.js";

@@ -1,11 +1,11 @@
 /**
- * What is applied along directions, as strategies/replaying.py: in float64, one rounding to float32 a weight
+ * What is applied along directions, as strategies/directions/replaying.py: in float64, one rounding to float32 a weight
  * and step, so that all who replay hold the same bits.
  *
  * @typedef {import("./flat.js").Tensors} Tensors
  * @typedef {{seed: bigint, index: bigint, scale: number, generator: string}} Along scale times that direction
  * @typedef {{round: number, generator: string, seed: bigint, tunable: string, lr: number, share: number,
- *   scalars: number[]}} Step as broker/messages.py has it
+ *   scalars: number[]}} Step as broker/wire/messages.py has it
  */
 
 import { breathe } from "./breathing.js";

@@ -1,4 +1,4 @@
-/** Verifies the aggregator's offers, and signs what an enrolled device says (Ed25519), as broker/signing.py. */
+/** Verifies the aggregator's offers, and signs what an enrolled device says (Ed25519), as broker/security/signing.py. */
 import { concat, equal, hex, utf8, view } from "./bytes.js";
 import { MessageError, NotTrusted } from "./errors.js";
 import { FromDevice, Offer, Signed, decode, encode } from "./messages.js";

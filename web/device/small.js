@@ -1,5 +1,5 @@
 /**
- * A round of scalars in few bytes, as broker/small.py: the next one for who has the offer of this one, and a
+ * A round of scalars in few bytes, as broker/wire/compact_round.py: the next one for who has the offer of this one, and a
  * device's answer. Neither is a MessagePack array, by whose first byte those are told.
  */
 import { concat, equal, view } from "./bytes.js";

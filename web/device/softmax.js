@@ -1,4 +1,4 @@
-/** Softmax of rows, and what is read off it: entropies (models/softmax.py). */
+/** Softmax of rows, and what is read off it: entropies (models/training/softmax.py). */
 
 /**
  * Row by row, float32; logits (n, classes).

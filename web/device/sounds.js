@@ -1,5 +1,5 @@
 // Sounds as a bundle of speech wants them: RIFF WAVE read, brought to 16 kHz, log-mel features; as
-// models/data/{wav,resampling}.py and models/log_mel.py. Samples are in the unit of 16 bits.
+// models/data/{wav,resampling}.py and models/data/log_mel.py. Samples are in the unit of 16 bits.
 
 import { DataError } from "./errors.js";
 import { isSound } from "./preparing.js";

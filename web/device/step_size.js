@@ -1,4 +1,4 @@
-/** How far a zeroth-order step goes: the unit of length of its settings (strategies/step_size.py). */
+/** How far a zeroth-order step goes: the unit of length of its settings (strategies/directions/step_size.py). */
 
 /** The unit of weights that are all 0, or nearly. */
 const SMALLEST = 2 ** -10;

@@ -1,5 +1,5 @@
 /**
- * The log of zeroth-order steps in few bytes, as broker/steps.py: what steps have in common is written once.
+ * The log of zeroth-order steps in few bytes, as broker/wire/step_log.py: what steps have in common is written once.
  *
  * A step is {round, generator, seed, tunable, lr, share, scalars}: `w <- w - lr * share * mean of scalars[p] * z_p`.
  * `seed` is a bigint; `scalars` are numbers, each as exact as it was written.

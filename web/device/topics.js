@@ -1,4 +1,4 @@
-/** The topic tree, as broker/topics.py: each device has its own branch. */
+/** The topic tree, as broker/wire/topics.py: each device has its own branch. */
 import { fromHex, hex } from "./bytes.js";
 import { TopicError } from "./errors.js";
 

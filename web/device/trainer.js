@@ -1,4 +1,4 @@
-/** Back-propagation; the optimiser is the caller's, on the two flat vectors (models/onnx_engine.py). */
+/** Back-propagation; the optimiser is the caller's, on the two flat vectors (models/engines/onnx_engine.py). */
 
 import { Bound } from "./bound.js";
 import { EngineError } from "./errors.js";

@@ -1,5 +1,5 @@
 /**
- * Pulling a blob block by block, in either direction, as broker/transfer.py: no clock, no link.
+ * Pulling a blob block by block, in either direction, as broker/wire/transfer.py: no clock, no link.
  *
  * The receiver asks (`Pull.wanted`), the sender answers each Get with `answer` and keeps no state. Patience
  * adapts: a block that takes long to arrive is not asked for again sooner, or a slow link would be filled with

@@ -1,4 +1,4 @@
-/** Whose offers this device acts on, as device_runtime/trust.py. */
+/** Whose offers this device acts on, as client/connection/trust.py. */
 import { fromHex, hex, text, utf8 } from "./bytes.js";
 import { MessageError, NotTrusted } from "./errors.js";
 import { Receipt, decode, offerIn } from "./messages.js";

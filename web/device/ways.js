@@ -1,4 +1,4 @@
-/** How a device gets to a base model, as device_runtime/ways.py: by steps from where it stands, or anew. */
+/** How a device gets to a base model, as client/cache/base_route.py: by steps from where it stands, or anew. */
 import { equal } from "./bytes.js";
 import { MessageError, UnusableBase } from "./errors.js";
 import { isWhole, same } from "./messages.js";

@@ -1,4 +1,4 @@
-/** From a bundle and the local data to what the cost model understands, as strategies/workload.py. */
+/** From a bundle and the local data to what the cost model understands, as strategies/training/workload.py. */
 
 import { named } from "./codecs.js";
 import { GraphWork, Workload, activationBytes } from "./cost.js";
@@ -10,7 +10,7 @@ import { GraphWork, Workload, activationBytes } from "./cost.js";
 export const ENVELOPE_BYTES = 120;
 /** A sample alone over its share of a batch of 32, in seconds. */
 export const SINGLY = 5;
-/** Values that the optimiser works on at once (models/blocks.py). */
+/** Values that the optimiser works on at once (models/engines/blocks.py). */
 export const BLOCK = 1 << 15;
 /** Samples of one run, where the memory allows it. */
 export const BATCH = 32;

@@ -73,7 +73,7 @@ class Running:
 def mosquitto():
     if not (shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")):
         pytest.skip("mosquitto is not installed")
-    from broker.mosquitto import Mosquitto
+    from device_runtime.broker.servers.mosquitto import Mosquitto
 
     running = Mosquitto()
     yield running

@@ -8,14 +8,14 @@ pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[se
 
 from fastapi import HTTPException
 
-from aggregator import place
-from aggregator.ports import Pulse
-from aggregator.store import Store
-from aggregator.task import Task
-from aggregator.web.api import Api, Guard
-from aggregator.web.hosted import Hosted
-from aggregator.web.metrics import Metrics
-from aggregator.web.tokens import Token
+from device_runtime.aggregator.http.api import Api, Guard
+from device_runtime.aggregator.http.hosted import Hosted
+from device_runtime.aggregator.http.metrics import Metrics
+from device_runtime.aggregator.http.tokens import Token
+from device_runtime.aggregator.rounds.ports import Pulse
+from device_runtime.aggregator.storage import database_place as place
+from device_runtime.aggregator.storage.store import Store
+from device_runtime.aggregator.tasks.task import Task
 
 
 class Broker:

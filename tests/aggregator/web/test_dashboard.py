@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from broker import messages, topics
-from broker.link import Link
-from broker.messages import Hello, Plan, State
-from broker.url import BrokerUrl
+from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire.link import Link
+from device_runtime.broker.wire.messages import Hello, Plan, State
+from device_runtime.broker.wire.url import BrokerUrl
 
 from .conftest import HOSTILE, PATIENCE_MS, TOKEN
 

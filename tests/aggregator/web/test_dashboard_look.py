@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from aggregator.web.shapes import (
+from device_runtime.aggregator.http.shapes import (
     Device,
     Devices,
     Entries,
@@ -26,7 +26,7 @@ from .conftest import PATIENCE_MS
 
 pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
 
-STATIC = resources.files("aggregator.web") / "static"
+STATIC = resources.files("device_runtime.aggregator.http") / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 KINDS = ("full+few-shot", "full", "width-slice", "entropy-subset", "few-shot", "zeroth-order", "class-means")
 WHY = (

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from aggregator import config
-from aggregator import task as tasks
-from aggregator.exits import Exit
-from aggregator.task import tomllib
-from aggregator.web.metrics import Metrics
-from broker import mosquitto
-from broker.errors import BrokerRefused
-from broker.link import Link
-from broker.running import BrokerOptions
-from broker.url import BrokerUrl
+from device_runtime.aggregator.http.metrics import Metrics
+from device_runtime.aggregator.serving import config
+from device_runtime.aggregator.serving.exit_codes import Exit
+from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.tasks.task import tomllib
+from device_runtime.broker.errors import BrokerRefused
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire.link import Link
+from device_runtime.broker.wire.url import BrokerUrl
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
@@ -55,7 +55,7 @@ def test_the_compose_file_has_all_that_it_mounts():
 
 def test_alerts_ask_for_metrics_that_there_are(tmp_path, clock):
     yaml = pytest.importorskip("yaml", reason="needs PyYAML")
-    from aggregator.observer import Refused
+    from device_runtime.aggregator.views.listener import Refused
 
     from .test_watch import hosted
 

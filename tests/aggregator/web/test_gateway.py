@@ -13,10 +13,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from aggregator.doorway import Doorway
-from aggregator.web import connections, gateway
-from broker.link import Connected, Link, LinkOptions, Received
-from broker.url import BrokerUrl
+from device_runtime.aggregator.http import connections, gateway
+from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.broker.wire.link import Connected, Link, LinkOptions, Received
+from device_runtime.broker.wire.url import BrokerUrl
 
 from .conftest import TOKEN
 from .test_join import ask, of, opened, running  # noqa: F401 - fixtures

@@ -7,7 +7,7 @@ import socket
 import stat
 from contextlib import suppress
 
-from models import tensors
+from device_runtime.models.bundles import tensors
 
 from .conftest import TOKEN
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.config import HttpSection
-from aggregator.web import certificate
-from aggregator.web.site import Site
-from broker.authority import Pair, issue, make_authority
+from device_runtime.aggregator.http import certificate
+from device_runtime.aggregator.http.site import Site
+from device_runtime.aggregator.serving.config import HttpSection
+from device_runtime.broker.security.authority import Pair, issue, make_authority
 
 from .conftest import PATIENCE_MS, TOKEN
 from .test_watch import hosted

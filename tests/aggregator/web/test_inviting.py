@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.web.pages import CHECKOUT, NEEDED
-from broker import link_book, links, mosquitto, register, topics
-from broker.link import Link
-from broker.messages import Hello, State, encode
-from broker.running import BrokerOptions, find_port
-from broker.signing import DeviceSigner
-from broker.site import Opened
+from device_runtime.aggregator.http.pages import NEEDED, WEB
+from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as links
+from device_runtime.broker.security import register
+from device_runtime.broker.security.signing import DeviceSigner
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.servers.server import BrokerOptions, find_port
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Link
+from device_runtime.broker.wire.messages import Hello, State, encode
 
 from .conftest import PATIENCE_MS
 
@@ -25,9 +29,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs pip instal
 expect = playwright.expect
 pytestmark = [
     pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed"),
-    pytest.mark.skipif(
-        not (CHECKOUT / "vendor" / NEEDED).exists(), reason="web/vendor is not there: make web"
-    ),
+    pytest.mark.skipif(not (WEB / "vendor" / NEEDED).exists(), reason="web/vendor is not there: make web"),
 ]
 
 

@@ -10,22 +10,25 @@ from datetime import datetime, timezone
 import msgspec
 import pytest
 
-from aggregator.config import HttpSection
-from aggregator.doorway import Doorway
-from aggregator.observer import Finished, Started
-from aggregator.task import Task, kinds_named
-from aggregator.web import armour, join
-from aggregator.web.hosted import Hosted
-from aggregator.web.pages import Pages, policies
-from aggregator.web.site import Site
-from broker import link_book, links, mosquitto, production, register
-from broker.enrolment import Enrolment
-from broker.link import Link
-from broker.running import BrokerOptions, WebSockets, find_ports
-from broker.site import Opened
-from broker.site import Site as BrokerSite
-from broker.url import BrokerUrl
-from models.bundle import Bundle, shipped
+from device_runtime.aggregator.http import armour, join
+from device_runtime.aggregator.http.hosted import Hosted
+from device_runtime.aggregator.http.pages import Pages, policies
+from device_runtime.aggregator.http.site import Site
+from device_runtime.aggregator.serving.config import HttpSection
+from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.aggregator.tasks.task import Task, kinds_named
+from device_runtime.aggregator.views.listener import Finished, Started
+from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as links
+from device_runtime.broker.security import register
+from device_runtime.broker.security.enrolment import Enrolment
+from device_runtime.broker.servers import mosquitto, production
+from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.servers.broker_folder import Site as BrokerSite
+from device_runtime.broker.servers.server import BrokerOptions, WebSockets, find_ports
+from device_runtime.broker.wire.link import Link
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles.bundle import Bundle, shipped
 
 from .conftest import TOKEN, Answer
 from .test_pages import FILES, LIBRARIES, lay
@@ -320,7 +323,7 @@ def test_when_the_answer_is_there_the_broker_knows_the_device_and_a_revoked_one_
 ):
     import queue
 
-    from broker.errors import BrokerRefused
+    from device_runtime.broker.errors import BrokerRefused
 
     command = (str(mosquitto.find()), "-c", str(opened.folder / "mosquitto.conf"))
     with launched(tmp_path / "mosquitto.log", other=command):

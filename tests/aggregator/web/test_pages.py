@@ -6,9 +6,9 @@ import os
 import pytest
 from starlette.datastructures import Headers
 
-from aggregator.errors import MissingExtra
-from aggregator.web import pages
-from aggregator.web.pages import CHECKOUT, Pages, policies
+from device_runtime.aggregator.errors import MissingExtra
+from device_runtime.aggregator.http import pages
+from device_runtime.aggregator.http.pages import WEB, Pages, policies
 
 BROKER = "wss://fl.example.org:8884/mqtt"
 SCRIPT = "export const there = true;\n" * 100
@@ -168,7 +168,7 @@ def test_without_the_libraries_it_is_said_what_brings_them(tmp_path, monkeypatch
 
 def test_no_page_of_ours_has_script_or_style_of_its_own():
     """Which the policy would not let run."""
-    text = (CHECKOUT / "page" / "index.html").read_text()
+    text = (WEB / "page" / "index.html").read_text()
     assert "style=" not in text
     assert "<style" not in text
     assert " on" not in {word[:3] for word in text.split("<") if "=" in word}

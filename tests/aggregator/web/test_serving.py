@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from aggregator import config, serving
-from aggregator.errors import ConfigError
-from aggregator.exits import Exit
+from device_runtime.aggregator.errors import ConfigError
+from device_runtime.aggregator.serving import config
+from device_runtime.aggregator.serving import process as serving
+from device_runtime.aggregator.serving.exit_codes import Exit
 
 TASK = 'bundle = "digits-wrn-10-1"\n'
 

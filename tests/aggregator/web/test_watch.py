@@ -15,8 +15,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from aggregator.config import HttpSection
-from aggregator.observer import (
+from device_runtime.aggregator.http import connections
+from device_runtime.aggregator.http import site as sites
+from device_runtime.aggregator.http import watch as watching
+from device_runtime.aggregator.http.health import examine
+from device_runtime.aggregator.http.hosted import Hosted
+from device_runtime.aggregator.http.journal import FILE, GATHER_S, Filter, Journal
+from device_runtime.aggregator.http.metrics import Metrics
+from device_runtime.aggregator.http.shapes import KindFigures
+from device_runtime.aggregator.http.watch import Wanted, Watch
+from device_runtime.aggregator.rounds.ports import Pulse
+from device_runtime.aggregator.serving.config import HttpSection
+from device_runtime.aggregator.tasks.task import Task, kinds_named
+from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
     DeviceSeen,
@@ -28,18 +39,7 @@ from aggregator.observer import (
     RoundRecord,
     Started,
 )
-from aggregator.ports import Pulse
-from aggregator.task import Task, kinds_named
-from aggregator.web import connections
-from aggregator.web import site as sites
-from aggregator.web import watch as watching
-from aggregator.web.health import examine
-from aggregator.web.hosted import Hosted
-from aggregator.web.journal import FILE, GATHER_S, Filter, Journal
-from aggregator.web.metrics import Metrics
-from aggregator.web.shapes import KindFigures
-from aggregator.web.watch import Wanted, Watch
-from broker.authority import issue, make_authority
+from device_runtime.broker.security.authority import issue, make_authority
 
 TASK = Task(bundle="b", name="digits", rounds=9, kinds=kinds_named(["full"]))
 
@@ -123,7 +123,9 @@ def test_the_log_keeps_refusals_and_puts_back_what_a_crash_lost(tmp_path, clock)
 def test_a_run_that_never_pauses_does_not_keep_its_log_waiting(tmp_path, clock, monkeypatch):
     journal = Journal(tmp_path, clock)
     seconds = iter(range(1000))
-    monkeypatch.setattr("aggregator.web.journal.time.monotonic", lambda: next(seconds) * GATHER_S / 3)
+    monkeypatch.setattr(
+        "device_runtime.aggregator.http.journal.time.monotonic", lambda: next(seconds) * GATHER_S / 3
+    )
     for name in "abcdefghij":
         journal(Contributed(record(name)))
     items, more = journal._gather()
@@ -149,8 +151,8 @@ def test_the_end_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path, clock, m
         hangs.wait(60)
         raise OSError("gone")
 
-    monkeypatch.setattr("aggregator.web.journal._opened", opened)
-    monkeypatch.setattr("aggregator.web.journal.CLOSE_S", 0.2)
+    monkeypatch.setattr("device_runtime.aggregator.http.journal._opened", opened)
+    monkeypatch.setattr("device_runtime.aggregator.http.journal.CLOSE_S", 0.2)
     journal = Journal(tmp_path, clock)
     journal(Started(TASK, "r", False, ()))
     journal(Contributed(record("a")))

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.commands import data_options, join
-from device_runtime.personal.wish import Wish
-from models.data import Place
-from models.errors import DataError
+from device_runtime.cli import data_options, join
+from device_runtime.client.personal.wish import Wish
+from device_runtime.models.data import Place
+from device_runtime.models.errors import DataError
 
 
 def parsed(*arguments):

@@ -9,18 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime import examining, owner
 from device_runtime.cli import main
-from device_runtime.commands.doctor import examine
-from device_runtime.examining_meters import energy
-from device_runtime.examining_rules import rules
-from device_runtime.meters import Found, find
-from device_runtime.policy import Policy, Window
-from device_runtime.privacy_budget import Budget
-from models.engines import EngineChoice
-from models.errors import EngineError
-from models.onnx_engine import OnnxModel
-from strategies.accountant import Limit, Spent, spent
+from device_runtime.cli.doctor import examine
+from device_runtime.client.doctor import installation as examining
+from device_runtime.client.doctor.meters import energy
+from device_runtime.client.doctor.rules import rules
+from device_runtime.client.energy import Found, find
+from device_runtime.client.policy import owner_rules as owner
+from device_runtime.client.policy.privacy_budget import Budget
+from device_runtime.client.policy.rules import Policy, Window
+from device_runtime.models.engines.available import EngineChoice
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import EngineError
+from device_runtime.strategies.privacy.accountant import Limit, Spent, spent
 
 BUNDLE = "digits-wrn-10-1"
 
@@ -167,9 +168,9 @@ def test_an_extra_that_is_not_installed_is_named_with_its_use(monkeypatch):
 
 def test_examining_imports_neither_torch_nor_aggregator_nor_simulation(tmp_path):
     code = (
-        "import sys\nfrom pathlib import Path\nfrom device_runtime.commands.doctor import examine\n"
+        "import sys\nfrom pathlib import Path\nfrom device_runtime.cli.doctor import examine\n"
         f"assert len(list(examine({BUNDLE!r}, Path({str(tmp_path)!r})))) > 10\n"
-        "print(sorted({name.split('.')[0] for name in sys.modules}))"
+        "print(sorted(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(ast.literal_eval(out.stdout))
@@ -178,8 +179,8 @@ def test_examining_imports_neither_torch_nor_aggregator_nor_simulation(tmp_path)
         "torch",
         "onnx",
         "onnxscript",
-        "aggregator",
-        "simulation",
+        "device_runtime.aggregator",
+        "device_runtime.simulation",
         "amqtt",
         "rich",
         "sklearn",

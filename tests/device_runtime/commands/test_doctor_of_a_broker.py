@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from broker import mosquitto, topics
-from broker.authority import issue, make_authority
-from broker.blobs import name
-from broker.brokers import start
-from broker.enrolment import Enrolment
-from broker.link import Link, LinkOptions, Received
-from broker.messages import Base, Offer
-from broker.running import BrokerOptions, find_port
-from broker.signing import Signer
-from broker.url import TLS, BrokerUrl
-from device_runtime import examining_broker
-from device_runtime.connecting import Connection, connect
-from device_runtime.examining_broker import DAY_S, _all_offered, examine
+from device_runtime.broker.security.authority import issue, make_authority
+from device_runtime.broker.security.enrolment import Enrolment
+from device_runtime.broker.security.signing import Signer
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers.brokers import start
+from device_runtime.broker.servers.server import BrokerOptions, find_port
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.link import Link, LinkOptions, Received
+from device_runtime.broker.wire.messages import Base, Offer
+from device_runtime.broker.wire.url import TLS, BrokerUrl
+from device_runtime.client.connection.connecting import Connection, connect
+from device_runtime.client.doctor import broker as examining_broker
+from device_runtime.client.doctor.broker import DAY_S, _all_offered, examine
 
 needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
 NOW = datetime.now(timezone.utc)

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from nacl.signing import SigningKey
 
-from broker.enrolment import Enrolment
-from broker.errors import BrokerRefused
-from device_runtime.cli import main
-from device_runtime.commands import join
+from device_runtime.broker.errors import BrokerRefused
+from device_runtime.broker.security.enrolment import Enrolment
+from device_runtime.cli import join, main
 
 
 class Joined(Exception):
@@ -20,7 +19,7 @@ class Joined(Exception):
 @pytest.fixture
 def joined(tmp_path, monkeypatch):
     """Run `join` with these arguments; returns (URL, client id)."""
-    monkeypatch.setattr("device_runtime.connecting._root", lambda: tmp_path / "state")
+    monkeypatch.setattr("device_runtime.client.connection.connecting._root", lambda: tmp_path / "state")
     (tmp_path / "samples.npz").write_bytes(b"")
 
     def made(url, client_id, *_):
@@ -74,7 +73,7 @@ def test_joining_by_an_address_alone_past_an_enrolment_is_said(joined, caplog):
 def devices(tmp_path, monkeypatch):
     """Where the devices of this machine have their folders; the board's is there."""
     folder = tmp_path / "state"
-    monkeypatch.setattr("device_runtime.connecting._root", lambda: folder)
+    monkeypatch.setattr("device_runtime.client.connection.connecting._root", lambda: folder)
     (folder / "board" / "outbox").mkdir(parents=True)
     np.savez(tmp_path / "samples.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4))
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

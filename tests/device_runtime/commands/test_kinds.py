@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from aggregator.task import tomllib
+from device_runtime.aggregator.tasks.task import tomllib
 from device_runtime.cli import main
-from strategies import registry
+from device_runtime.strategies import registry
 
 
 @pytest.mark.parametrize("name", registry.KINDS)

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from device_runtime import trials
 from device_runtime.cli import main
+from device_runtime.client.selection import measurement as trials
 
 
 def test_every_kind_is_measured_beside_its_prediction(capsys, tmp_path):
@@ -80,6 +80,6 @@ def test_what_cannot_be_measured_is_said_before_anything_is(arguments, message, 
 
 def test_a_plot_without_matplotlib_says_what_to_install(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "device_runtime.trials_plot", raising=False)
+    monkeypatch.delitem(sys.modules, "device_runtime.client.selection.measurement_plot", raising=False)
     assert main(["measure", "--plot", str(tmp_path / "a.png")]) == 2
     assert "pip install 'device-runtime[simulation]'" in capsys.readouterr().err

@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
-from broker.blobs import name
-from broker.messages import Base, Offer
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.cli import main
-from device_runtime.personal.kept import Judged, Keeper
-from models.softmax import Evaluation
-from models.tensors import encode
+from device_runtime.client.personal.kept import Judged, Keeper
+from device_runtime.models.bundles.tensors import encode
+from device_runtime.models.training.softmax import Evaluation
 
 
 @pytest.fixture

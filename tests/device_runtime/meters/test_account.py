@@ -2,11 +2,20 @@ from math import isnan
 
 import pytest
 
-from device_runtime.errors import OutOfMemory, Stopped
-from device_runtime.meters import About, Account, Energy, MeterError, Reading, modelled, resting, together
-from device_runtime.meters.integral import Joules
-from device_runtime.meters.polled import Polled
-from profiles import Power
+from device_runtime.client.energy import (
+    About,
+    Account,
+    Energy,
+    MeterError,
+    Reading,
+    modelled,
+    resting,
+    together,
+)
+from device_runtime.client.energy.integral import Joules
+from device_runtime.client.energy.polled import Polled
+from device_runtime.client.errors import OutOfMemory, Stopped
+from device_runtime.profiles import Power
 
 POWER = Power(2.0, 8.0, "maker", uncertainty=0.4)
 

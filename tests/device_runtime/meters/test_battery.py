@@ -1,7 +1,7 @@
 import pytest
 
-from device_runtime.meters import battery
-from device_runtime.meters.meter import MeterError, NoMeter
+from device_runtime.client.energy import battery
+from device_runtime.client.energy.meter import MeterError, NoMeter
 
 # /sys/class/power_supply/BAT0/uevent of a notebook that discharges (a public design note on reading it).
 DISCHARGING = """\

@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from device_runtime.meters import command
-from device_runtime.meters.meter import MeterError
+from device_runtime.client.energy import command
+from device_runtime.client.energy.meter import MeterError
 
 
 def program(tmp_path, text):

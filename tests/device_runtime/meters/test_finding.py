@@ -1,8 +1,8 @@
 import pytest
 
-from device_runtime.meters import MeterError, find
-from device_runtime.meters.finding import HERE, WISHES
-from profiles import Power
+from device_runtime.client.energy import MeterError, find
+from device_runtime.client.energy.finding import HERE, WISHES
+from device_runtime.profiles import Power
 
 POWER = Power(2.0, 8.0, "maker", uncertainty=0.4)
 

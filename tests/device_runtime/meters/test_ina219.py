@@ -1,8 +1,8 @@
 import pytest
 
-from device_runtime.meters import ina219
-from device_runtime.meters.ina219 import Wiring, watts
-from device_runtime.meters.meter import MeterError, NoMeter
+from device_runtime.client.energy import ina219
+from device_runtime.client.energy.ina219 import Wiring, watts
+from device_runtime.client.energy.meter import MeterError, NoMeter
 
 # The words of the examples in Texas Instruments' data sheet SBOS448G: a shunt voltage register of 0x8300 is
 # -320 mV, a bus voltage register of 0x5D98 is 11.98 V.

@@ -2,8 +2,8 @@ from math import sqrt
 
 import pytest
 
-from device_runtime.meters.integral import Joules, Watts
-from device_runtime.meters.meter import About, Energy, Reading, spent
+from device_runtime.client.energy.integral import Joules, Watts
+from device_runtime.client.energy.meter import About, Energy, Reading, spent
 
 
 def added(integral, samples):

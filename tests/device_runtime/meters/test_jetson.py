@@ -1,7 +1,7 @@
 import pytest
 
-from device_runtime.meters import jetson
-from device_runtime.meters.meter import MeterError, NoMeter
+from device_runtime.client.energy import jetson
+from device_runtime.client.energy.meter import MeterError, NoMeter
 
 # The files are those that `find .../ina3221/1-0040 -type f` lists on an AGX Orin, in1 to in3 with labels, in7
 # "sum of shunt voltages", and channels that are off and give "Input/output error"

@@ -1,11 +1,11 @@
 import pytest
 
-from broker import mosquitto
-from broker.mosquitto import Mosquitto
-from broker.running import BrokerOptions
-from broker.url import BrokerUrl
-from device_runtime.meters import MeterError, find, spent
-from device_runtime.meters.mqtt import Published, Source
+from device_runtime.broker.servers import mosquitto
+from device_runtime.broker.servers.mosquitto import Mosquitto
+from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.client.energy import MeterError, find, spent
+from device_runtime.client.energy.mqtt import Published, Source
 
 TASMOTA = '{"Time":"2023-05-19T20:52:56","ENERGY":{"Total":514.153,"Power":56,"Voltage":234}}'
 

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from device_runtime.meters import pmic
-from device_runtime.meters.meter import MeterError, NoMeter
+from device_runtime.client.energy import pmic
+from device_runtime.client.energy.meter import MeterError, NoMeter
 
 # `vcgencmd pmic_read_adc` on a busy Raspberry Pi 5, as printed in the README of github.com/jfikar/RPi5-power.
 BUSY = """\

@@ -2,9 +2,9 @@ import threading
 
 import pytest
 
-from device_runtime.meters.integral import Joules, Watts
-from device_runtime.meters.meter import About, MeterError
-from device_runtime.meters.polled import Polled
+from device_runtime.client.energy.integral import Joules, Watts
+from device_runtime.client.energy.meter import About, MeterError
+from device_runtime.client.energy.polled import Polled
 
 
 def polled(look, clock, every_s=3600.0, integral=None):

@@ -2,9 +2,9 @@ import os
 
 import pytest
 
-from device_runtime.meters import rapl
-from device_runtime.meters.meter import MeterError, NoMeter
-from device_runtime.meters.rapl import Zone, counts, grown, zone
+from device_runtime.client.energy import rapl
+from device_runtime.client.energy.meter import MeterError, NoMeter
+from device_runtime.client.energy.rapl import Zone, counts, grown, zone
 
 RANGE = 262143328850
 # As `powercap-info` shows an i5-13500: package-0 at 65997277274 uJ of a range of 262143328850, of it core

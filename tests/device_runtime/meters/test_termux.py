@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from device_runtime.meters import termux
-from device_runtime.meters.meter import MeterError, NoMeter
+from device_runtime.client.energy import termux
+from device_runtime.client.energy.meter import MeterError, NoMeter
 
 # In milliamperes, without a voltage (github.com/termux/termux-api/issues/364).
 OLDER = """\

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from broker.blobs import name
-from broker.messages import Base, Offer
-from models.tensors import encode
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.messages import Base, Offer
+from device_runtime.models.bundles.tensors import encode
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import onnxruntime
 import pytest
 
 from device_runtime import Personal
-from device_runtime.personal.kept import Keeper
-from models.errors import DataError
-from models.onnx_engine import OnnxModel
+from device_runtime.client.personal.kept import Keeper
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import DataError
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, off
     weights = bundle.weights()
     bias = np.zeros(10, np.float32)
     bias[6] = 1000
-    from device_runtime.personal.kept import Judged
+    from device_runtime.client.personal.kept import Judged
 
     keeper.judge(Judged(4, kept=True), {head.weight: weights[head.weight], head.bias: bias})
     np.save(tmp_path / "x.npy", digits[0][:5])
@@ -110,7 +110,8 @@ def test_the_onnx_file_gives_the_same_without_us(personal, bundle, digits, tmp_p
 
 def test_importing_the_package_imports_nothing_heavy():
     code = (
-        "import device_runtime, sys; print([m for m in ('numpy', 'models') if m in sys.modules]); "
+        "import device_runtime, sys; names = ('numpy', 'device_runtime.models'); "
+        "print([name for name in names if name in sys.modules]); "
         "from device_runtime import Personal; print('onnxruntime' in sys.modules, 'torch' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,9 +2,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.personal import kept as module
-from device_runtime.personal.kept import FOLDER, Judged, Keeper, NothingKept
-from models.softmax import Evaluation
+from device_runtime.client.personal import kept as module
+from device_runtime.client.personal.kept import FOLDER, Judged, Keeper, NothingKept
+from device_runtime.models.training.softmax import Evaluation
 
 
 @pytest.fixture

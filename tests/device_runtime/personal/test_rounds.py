@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from broker.blobs import name
-from broker.link import Connected
-from broker.messages import Base, Contribution, Get, Hello
-from device_runtime.agent import Agent
-from device_runtime.duty import FINAL_S
-from device_runtime.errors import WorkDied
-from device_runtime.personal.judging import judged
-from device_runtime.personal.kept import Keeper
-from device_runtime.personal.wish import Wish
-from device_runtime.settings import Settings
-from models import tensors
-from models.data import Place
+from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.link import Connected
+from device_runtime.broker.wire.messages import Base, Contribution, Get, Hello
+from device_runtime.client.agent import Agent
+from device_runtime.client.duty import FINAL_S
+from device_runtime.client.errors import WorkDied
+from device_runtime.client.personal.judging import judged
+from device_runtime.client.personal.kept import Keeper
+from device_runtime.client.personal.wish import Wish
+from device_runtime.client.settings import Settings
+from device_runtime.models.bundles import tensors
+from device_runtime.models.data import Place
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, 
         stage.agent._going.stop.set()
         return judged(*given)
 
-    monkeypatch.setattr("device_runtime.task.judged", stopping)
+    monkeypatch.setattr("device_runtime.client.training.local_task.judged", stopping)
     stage.link.announce(stage.offer(1))
     stage.go()
     assert (len(stage.contributions), record(stage).rounds) == (1, ())
@@ -108,7 +108,7 @@ def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypa
     def full(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("device_runtime.personal.kept.replace_file", full)
+    monkeypatch.setattr("device_runtime.client.personal.kept.replace_file", full)
     stage = device(Wish(keep=True, held_out=0.25))
     stage.link.announce(stage.offer(1))
     stage.go()

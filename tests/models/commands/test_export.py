@@ -4,11 +4,11 @@ import sys
 import numpy as np
 import pytest
 
-from models import tensors
-from models.bundle import Bundle
-from models.commands import export
-from models.errors import ExportError
-from models.manifest import Source
+from device_runtime.cli import export
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.manifest import Source
+from device_runtime.models.errors import ExportError
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -18,7 +18,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 PLACE = ("--input", "1,8,8", "--labels", "0,1", "--out", "out")
-WRN = "models.torch_networks.wide_resnet:wrn"
+WRN = "device_runtime.models.networks.wide_resnet:wrn"
 
 
 def test_a_bundle_that_is_there_is_overwritten_only_where_that_is_asked_for(tmp_path):
@@ -55,7 +55,7 @@ def test_missing_torch_says_what_to_install(monkeypatch):
     ("words", "message"),
     [
         (("nowhere:net",), "nowhere:net cannot be imported"),
-        (("models.torch_networks.wide_resnet:net",), "cannot be imported"),
+        (("device_runtime.models.networks.wide_resnet:net",), "cannot be imported"),
         ((WRN, "--set", "depth"), "'depth' is not NAME=VALUE"),
         ((WRN, "--set", "depth=11"), "depth is 11"),
         ((WRN, "--set", "height=11"), "unexpected keyword argument 'height'"),

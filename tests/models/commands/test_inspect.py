@@ -4,11 +4,11 @@ import shlex
 import msgspec
 import pytest
 
-from device_runtime.commands.table import COMMANDS
-from models.bundle import write
-from models.commands import inspect
-from models.errors import BundleError
-from models.inputs import InputSpec
+from device_runtime.cli import inspect
+from device_runtime.cli.table import COMMANDS
+from device_runtime.models.bundles.bundle import write
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.errors import BundleError
 
 
 def shown(capsys, *words: str) -> str:

@@ -4,15 +4,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.bundle import Bundle, unpack
-from models.commands import export
-from models.errors import BundleError, ExportError
+from device_runtime.cli import export
+from device_runtime.models.bundles.bundle import Bundle, unpack
+from device_runtime.models.errors import BundleError, ExportError
 
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-from models import vocabulary
-from models.tokens.file import encode
+from device_runtime.models.bundles import vocabulary
+from device_runtime.models.text.file import encode
 
 PROMPT = "{text} It was{mask} ."
 
@@ -178,7 +178,7 @@ def test_a_tokenizer_that_is_damaged_or_gone_is_no_bundle(text_bundle, tmp_path)
 
 
 def test_the_torch_engine_builds_the_same_network_anew(text_bundle, reviews):
-    from models.engines import EngineWish, open_model
+    from device_runtime.models.engines.available import EngineWish, open_model
 
     x = text_bundle.texts.ids(vocabulary.texts_of(reviews)[:9])
     ours, theirs = (open_model(text_bundle, EngineWish(engine=name)) for name in ("onnxruntime", "torch"))

@@ -4,9 +4,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from models import data
-from models.data import Place, Shelf, opened
-from models.errors import DataError
+from device_runtime.models import data
+from device_runtime.models.data import Place, Shelf, opened
+from device_runtime.models.errors import DataError
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_sample_as_it_is_stored_does_not_depend_on_its_label(database):
 
 
 def test_a_value_that_is_too_large_for_a_sample_is_not_read(database, bundle, digit_png, monkeypatch):
-    monkeypatch.setattr("models.data.database.ONE_SAMPLE_BYTES", 10_000)
+    monkeypatch.setattr("device_runtime.models.data.database.ONE_SAMPLE_BYTES", 10_000)
     shelf = Shelf(query(database([(digit_png(), "7"), (bytes(100_000), "7")])), bundle.manifest)
     shelf.refresh()
     assert shelf.skipped[0].reason == "too large for one sample"

@@ -1,9 +1,9 @@
 import pytest
 
-from models.data import Place
-from models.data.labels import LabelMap
-from models.data.refusal import Refused
-from models.errors import DataError
+from device_runtime.models.data import Place
+from device_runtime.models.data.labels import LabelMap
+from device_runtime.models.data.refusal import Refused
+from device_runtime.models.errors import DataError
 
 ANIMALS = ("cat", "dog", "Wild boar")
 

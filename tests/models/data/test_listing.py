@@ -3,9 +3,9 @@ import os
 import numpy as np
 import pytest
 
-from models.data import Place, opened, raw
-from models.data.listing import listing
-from models.data.refusal import OTHER, REASONS, Skip, Tally
+from device_runtime.models.data import Place, opened, raw
+from device_runtime.models.data.listing import listing
+from device_runtime.models.data.refusal import OTHER, REASONS, Skip, Tally
 
 
 def strays(found):

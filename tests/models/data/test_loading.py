@@ -3,11 +3,11 @@ import io
 import numpy as np
 import pytest
 
-from models import data
-from models.data import Keep, Place, arrays, npz, opened
-from models.data.refusal import Refused
-from models.data.shelf import Shelf
-from models.errors import DataError
+from device_runtime.models import data
+from device_runtime.models.data import Keep, Place, arrays, npz, opened
+from device_runtime.models.data.refusal import Refused
+from device_runtime.models.data.shelf import Shelf
+from device_runtime.models.errors import DataError
 
 
 def save(folder, name, x, y):

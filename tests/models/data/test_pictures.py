@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.data import bmp, netpbm, photo
-from models.data.picture import Picture, white
-from models.data.refusal import Refused
-from models.data.resizing import resized
-from models.inputs import InputSpec
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.data import bmp, netpbm, photo
+from device_runtime.models.data.picture import Picture, white
+from device_runtime.models.data.refusal import Refused
+from device_runtime.models.data.resizing import resized
 
 COLOURS = np.random.default_rng(1).integers(0, 256, (23, 31, 3)).astype(np.uint8)
 BYTES = 0.00392157  # 1 / 255, as it is often written
@@ -88,7 +88,7 @@ def test_jpeg_is_read_by_pillow_and_its_absence_is_said(monkeypatch):
 
 
 def test_a_jpeg_that_is_too_large_is_refused_before_it_is_decoded(monkeypatch):
-    monkeypatch.setattr("models.data.picture.LARGEST_PIXELS", 100)
+    monkeypatch.setattr("device_runtime.models.data.picture.LARGEST_PIXELS", 100)
     with pytest.raises(Refused, match="31x23"):
         photo.decode(written("JPEG"))
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.data import png
-from models.data.refusal import Refused
+from device_runtime.models.data import png
+from device_runtime.models.data.refusal import Refused
 
 
 def drawn(shape, dtype=np.uint8, seed=0):

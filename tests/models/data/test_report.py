@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.cli import main
-from models.data import opened
+from device_runtime.models.data import opened
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from models.data import Keep, Place, Shelf, database, opened, single, table
-from models.data.held_out import is_held_out
-from models.data.rows import Rows
-from models.errors import DataError
+from device_runtime.models.data import Keep, Place, Shelf, database, opened, single, table
+from device_runtime.models.data.held_out import is_held_out
+from device_runtime.models.data.rows import Rows
+from device_runtime.models.errors import DataError
 
 
 @pytest.fixture

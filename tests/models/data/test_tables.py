@@ -2,10 +2,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from models import data
-from models.data import Place, opened, table
-from models.errors import DataError
-from models.inputs import InputSpec
+from device_runtime.models import data
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.data import Place, opened, table
+from device_runtime.models.errors import DataError
 
 ROW = ",".join(str(n) for n in range(64))
 PREPARED = (np.arange(64, dtype=np.float32).reshape(1, 8, 8) * np.float32(1 / 16) - np.float32(0.305)) / (

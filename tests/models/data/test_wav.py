@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.data import wav
-from models.data.refusal import Refused
-from models.data.resampling import needed, resampled
-from models.inputs import InputSpec
-from models.log_mel import log_mel
-from simulation.data import speech_commands
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.data import wav
+from device_runtime.models.data.log_mel import log_mel
+from device_runtime.models.data.refusal import Refused
+from device_runtime.models.data.resampling import needed, resampled
+from device_runtime.simulation.data import speech_commands
 
 SPEECH = InputSpec((1, 61, 40), 1 / 255)
 SAMPLES = np.random.default_rng(0).integers(-9000, 9000, 16000).astype("<i2")

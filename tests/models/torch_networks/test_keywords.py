@@ -5,9 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.inputs import InputSpec  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
-from models.torch_networks.keywords import keywords  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.models.networks.keywords import keywords  # noqa: E402
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "speech_commands12_logmel_u8.npz"
 

@@ -7,9 +7,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from models.errors import ExportError  # noqa: E402
-from models.torch_networks import build  # noqa: E402
-from models.torch_networks.library import PLANS, out_of_place  # noqa: E402
+from device_runtime.models.errors import ExportError  # noqa: E402
+from device_runtime.models.networks import build  # noqa: E402
+from device_runtime.models.networks.library import PLANS, out_of_place  # noqa: E402
 
 
 @pytest.fixture(params=list(PLANS))

@@ -5,8 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.errors import ExportError  # noqa: E402
-from models.torch_networks import NETWORKS, build  # noqa: E402
+from device_runtime.models.errors import ExportError  # noqa: E402
+from device_runtime.models.networks import NETWORKS, build  # noqa: E402
 
 OURS = {
     "wrn": {"classes": 3},
@@ -26,7 +26,7 @@ def test_every_network_has_a_place():
 @pytest.mark.parametrize("place", NETWORKS.values())
 def test_every_place_holds_a_function(place):
     module, _, function = place.partition(":")
-    found = getattr(importlib.import_module(f"models.torch_networks.{module}"), function)
+    found = getattr(importlib.import_module(f"device_runtime.models.networks.{module}"), function)
     assert inspect.isfunction(found)
 
 

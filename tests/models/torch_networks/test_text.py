@@ -5,9 +5,9 @@ torch = pytest.importorskip("torch")
 
 import onnx  # noqa: E402
 
-from models.inputs import InputSpec  # noqa: E402
-from models.torch_export import ExportSpec, export  # noqa: E402
-from models.torch_networks.text import gru, lstm  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
+from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
+from device_runtime.models.networks.text import gru, lstm  # noqa: E402
 
 TINY = {"vocabulary": 20, "dim": 5, "hidden": 6, "classes": 3}
 KINDS = [(lstm, torch.nn.LSTM), (gru, torch.nn.GRU)]

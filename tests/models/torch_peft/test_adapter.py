@@ -6,9 +6,9 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from models import torch_peft  # noqa: E402
-from models.errors import ExportError  # noqa: E402
-from models.torch_peft.places import convolutional_blocks  # noqa: E402
+from device_runtime.models import peft as torch_peft  # noqa: E402
+from device_runtime.models.errors import ExportError  # noqa: E402
+from device_runtime.models.peft.places import convolutional_blocks  # noqa: E402
 
 nn = torch.nn
 
@@ -38,7 +38,7 @@ def test_convolutional_network_has_one_after_each_block(make):
 
 def test_width_is_that_of_what_a_block_gives_not_of_its_last_convolution():
     """A fire module joins two convolutions of 64."""
-    from models.torch_networks.squeezenet import Fire
+    from device_runtime.models.networks.squeezenet import Fire
 
     network = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2), Fire(8, 4, (64, 64)), nn.AdaptiveAvgPool2d(1), nn.Flatten()

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models import torch_peft  # noqa: E402
-from models.errors import ExportError  # noqa: E402
+from device_runtime.models import peft as torch_peft  # noqa: E402
+from device_runtime.models.errors import ExportError  # noqa: E402
 
 nn = torch.nn
 

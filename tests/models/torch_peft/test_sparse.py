@@ -5,8 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models import torch_peft  # noqa: E402
-from models.torch_peft.sparse import indices  # noqa: E402
+from device_runtime.models import peft as torch_peft  # noqa: E402
+from device_runtime.models.peft.sparse import indices  # noqa: E402
 
 nn = torch.nn
 

@@ -3,11 +3,10 @@ from argparse import ArgumentParser
 
 import pytest
 
-from device_runtime.cli import main
-from simulation import policies
-from simulation.commands import simulate
-from simulation.commands.asked import plan_of
-from simulation.errors import ScenarioError
+from device_runtime.cli import main, simulate
+from device_runtime.cli.asked_options import plan_of
+from device_runtime.simulation import policies
+from device_runtime.simulation.errors import ScenarioError
 
 
 def asked(*arguments):

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.cli import main
-from device_runtime.commands.table import COMMANDS
-from simulation.commands import compare
-from simulation.errors import SimulationError
-from simulation.papers import catalogue
+from device_runtime.cli import compare, main
+from device_runtime.cli.table import COMMANDS
+from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.papers import catalogue
 
 COMMAND = Path(sys.executable).with_name("device-runtime")
 CONTENT = {

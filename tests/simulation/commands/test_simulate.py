@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.cli import main
-from profiles import fleets
-from simulation.commands import simulate
-from simulation.commands.asked import plan_of
-from simulation.compare.occupied import occupied
+from device_runtime.cli import main, simulate
+from device_runtime.cli.asked_options import plan_of
+from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.simulation.compare.occupied import occupied
 
 COMMAND = Path(sys.executable).with_name("device-runtime")
 FLEET = """

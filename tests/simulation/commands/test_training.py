@@ -2,10 +2,10 @@ from argparse import ArgumentParser
 
 import pytest
 
-from simulation import policies
-from simulation.commands import simulate
-from simulation.commands.asked import plan_of
-from simulation.errors import ScenarioError
+from device_runtime.cli import simulate
+from device_runtime.cli.asked_options import plan_of
+from device_runtime.simulation import policies
+from device_runtime.simulation.errors import ScenarioError
 
 
 def asked(*arguments):

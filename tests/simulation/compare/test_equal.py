@@ -5,11 +5,11 @@ from math import nan
 
 import pytest
 
-from simulation import scenario
-from simulation.compare.equal import Equal, equal
-from simulation.compare.figures import Ran, Terms
-from simulation.compare.run_folder import Info, Name
-from simulation.metrics.tally import tally
+from device_runtime.simulation import scenario
+from device_runtime.simulation.compare.equal import Equal, equal
+from device_runtime.simulation.compare.figures import Ran, Terms
+from device_runtime.simulation.compare.run_folder import Info, Name
+from device_runtime.simulation.metrics.tally import tally
 
 AT = Terms(at_s=25.0, target=nan, devices=4, rounds=3, energy_j=60.0, bytes=4000.0)
 SHARED = scenario.load("digits", {})

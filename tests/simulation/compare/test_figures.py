@@ -4,9 +4,9 @@ from math import isnan, nan
 
 import pytest
 
-from simulation.compare.figures import Ran, Terms, figures, spread, summarise, t_of_95, terms
-from simulation.compare.run_folder import Info, Name
-from simulation.metrics.tally import tally
+from device_runtime.simulation.compare.figures import Ran, Terms, figures, spread, summarise, t_of_95, terms
+from device_runtime.simulation.compare.run_folder import Info, Name
+from device_runtime.simulation.metrics.tally import tally
 
 
 @pytest.fixture

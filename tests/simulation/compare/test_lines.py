@@ -5,9 +5,9 @@ from math import isnan, nan
 
 import pytest
 
-from simulation.compare.lines import Lines, read
-from simulation.errors import SimulationError
-from simulation.records import Ask, RoundLine
+from device_runtime.simulation.compare.lines import Lines, read
+from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.records import Ask, RoundLine
 
 
 def written(folder, *lines):

@@ -8,10 +8,13 @@ import time
 
 import pytest
 
-from simulation.compare.occupied import interruptible, occupied
-from simulation.errors import ScenarioError
+from device_runtime.simulation.compare.occupied import interruptible, occupied
+from device_runtime.simulation.errors import ScenarioError
 
-CHILD = "from simulation.compare.occupied import end_with_parent as e; e(); print('here', flush=True)\n"
+CHILD = (
+    "from device_runtime.simulation.compare.occupied import end_with_parent as e\n"
+    "e(); print('here', flush=True)\n"
+)
 STAYS = CHILD + "import time; time.sleep(600)"
 
 

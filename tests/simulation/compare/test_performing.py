@@ -2,14 +2,14 @@
 
 import pytest
 
-from simulation import scenario
-from simulation.compare import going_on
-from simulation.compare.performing import How, of_policy, perform
-from simulation.compare.reading import read_run
-from simulation.compare.run_folder import Name, fingerprint, finished, info_of
-from simulation.errors import SimulationError
-from simulation.executors.choice import ExecutorWish
-from simulation.watch import Nobody
+from device_runtime.simulation import scenario
+from device_runtime.simulation.compare import going_on
+from device_runtime.simulation.compare.performing import How, of_policy, perform
+from device_runtime.simulation.compare.reading import read_run
+from device_runtime.simulation.compare.run_folder import Name, fingerprint, finished, info_of
+from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.watch import Nobody
 
 NAME = Name("choose", 0)
 FILES = ("rounds.jsonl", "rounds.csv", "asks.jsonl", "asks.csv", "probes.jsonl", "served.safetensors")

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from simulation import scenario
-from simulation.compare.performing import of_policy
-from simulation.compare.plan import Comparison, Plan, comparison_in, scenario_in
-from simulation.compare.run_folder import Info, Name, fingerprint
-from simulation.errors import ScenarioError
+from device_runtime.simulation import scenario
+from device_runtime.simulation.compare.performing import of_policy
+from device_runtime.simulation.compare.plan import Comparison, Plan, comparison_in, scenario_in
+from device_runtime.simulation.compare.run_folder import Info, Name, fingerprint
+from device_runtime.simulation.errors import ScenarioError
 
 TWO = Comparison(policies=("choose", "drop"), seeds=2, target=0.8)
 

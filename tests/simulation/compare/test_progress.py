@@ -6,10 +6,10 @@ from math import isnan, nan
 import msgspec
 import pytest
 
-from simulation.compare.progress import Bars, Lines, Message, Pace, Teller, Tick, Working
-from simulation.compare.run_folder import Name
-from simulation.executors.job import Job
-from strategies import registry
+from device_runtime.simulation.compare.progress import Bars, Lines, Message, Pace, Teller, Tick, Working
+from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.executors.job import Job
+from device_runtime.strategies import registry
 
 CHOOSE, DROP = Name("choose", 0), Name("drop", 0)
 

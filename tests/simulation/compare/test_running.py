@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from simulation import scenario
-from simulation.compare import running
-from simulation.compare.plan import Comparison, Plan
-from simulation.compare.run_folder import Name
-from simulation.compare.running import Children, Job, run_all, run_jobs
-from simulation.errors import SimulationError
+from device_runtime.simulation import scenario
+from device_runtime.simulation.compare import running
+from device_runtime.simulation.compare.plan import Comparison, Plan
+from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.compare.running import Children, Job, run_all, run_jobs
+from device_runtime.simulation.errors import SimulationError
 
 TICK = '{"type":"round","round":1,"closed_s":3.0,"eval_acc":0.5,"participants":4}'
 

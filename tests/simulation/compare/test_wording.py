@@ -5,8 +5,8 @@ from math import nan
 import pytest
 from msgspec.structs import replace
 
-from aggregator.task import Task
-from simulation.compare.wording import BYTES, asking, decimals, digits, lasting, unit_for
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.simulation.compare.wording import BYTES, asking, decimals, digits, lasting, unit_for
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.data import cache
+from device_runtime.simulation.data import cache
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 

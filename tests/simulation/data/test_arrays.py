@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from simulation.data import DataSpec, load
-from simulation.errors import DataSetError
+from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.errors import DataSetError
 
 X = np.arange(40, dtype=np.uint8).reshape(10, 2, 2)
 Y = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0], np.int16)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from simulation.data import DataSpec, load
-from simulation.errors import DataSetError
+from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.errors import DataSetError
 
 
 def record(label_bytes, red, green, blue):

@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulation.data import DataSet, DataSpec, load
-from simulation.data.dataset import held_out, of_classes
-from simulation.errors import DataSetError
+from device_runtime.simulation.data import DataSet, DataSpec, load
+from device_runtime.simulation.data.dataset import held_out, of_classes
+from device_runtime.simulation.errors import DataSetError
 
 Y = np.repeat(np.arange(5), 20)
 WHOLE = DataSet(np.arange(100)[:, None], Y, np.zeros((2, 1)), np.zeros(2, np.int64), tuple("abcde"), Y % 3)

@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from profiles import fleets
-from simulation import scenario
-from simulation.data import DataSet, DataSpec, among, divide, load
-from simulation.errors import DataSetError
+from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.simulation import scenario
+from device_runtime.simulation.data import DataSet, DataSpec, among, divide, load
+from device_runtime.simulation.errors import DataSetError
 
 EVERY = (
     {"partition": "iid"},
@@ -124,7 +124,7 @@ def test_a_table_that_cannot_be_meant_is_refused(fields, said):
 
 
 def test_the_default_is_the_digits_of_the_demo():
-    from simulation import digits
+    from device_runtime.simulation import digits
 
     data, demo = load(DataSpec(), 4), digits.load(np.random.default_rng(4))
     assert np.array_equal(data.train_x, demo.train.x)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.commands import export
-from simulation.data.sources import SOURCES
+from device_runtime.cli import export
+from device_runtime.simulation.data.sources import SOURCES
 
 DOCS = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
 LINES = [

@@ -3,8 +3,8 @@ import gzip
 import numpy as np
 import pytest
 
-from simulation.data import DataSpec, load
-from simulation.errors import DataSetError
+from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.errors import DataSetError
 
 
 def idx(values):

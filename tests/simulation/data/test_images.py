@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simulation.data import DataSpec, load
-from simulation.data import images as module
-from simulation.errors import DataSetError
+from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.data import images as module
+from device_runtime.simulation.errors import DataSetError
 
 
 def picture(path, colour, size=(6, 4)):

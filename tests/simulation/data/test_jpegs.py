@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simulation.data import DataSpec, load
-from simulation.errors import DataSetError
+from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.errors import DataSetError
 
 
 def jpeg(grey, size=(8, 8)):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from models.log_mel import log_mel
-from simulation.data import DataSpec, divide, load
-from simulation.errors import DataSetError
+from device_runtime.models.data.log_mel import log_mel
+from device_runtime.simulation.data import DataSpec, divide, load
+from device_runtime.simulation.errors import DataSetError
 
 
 def stored(path, x, **more):

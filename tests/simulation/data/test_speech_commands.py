@@ -4,10 +4,10 @@ import wave
 import numpy as np
 import pytest
 
-from models.log_mel import log_mel
-from simulation.data import DataSpec, load
-from simulation.data import speech_commands as module
-from simulation.errors import DataSetError
+from device_runtime.models.data.log_mel import log_mel
+from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.data import speech_commands as module
+from device_runtime.simulation.errors import DataSetError
 
 OTHERS = ("bed", "cat")
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.inputs import Text
-from models.records import File
-from models.tokens.texts import Texts
-from models.tokens.word_pieces import Cleaning, WordPieces
-from simulation.data import DataSpec, divide, load
-from simulation.errors import DataSetError
+from device_runtime.models.bundles.inputs import Text
+from device_runtime.models.bundles.manifest_records import File
+from device_runtime.models.text.texts import Texts
+from device_runtime.models.text.word_pieces import Cleaning, WordPieces
+from device_runtime.simulation.data import DataSpec, divide, load
+from device_runtime.simulation.errors import DataSetError
 
 DATA = Path(os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data"))
 PIECES = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "good": 4, "film": 5}

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from simulation.data import DataSpec, load
-from simulation.data.text import tokens
-from simulation.errors import DataSetError
+from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.data.text import tokens
+from device_runtime.simulation.errors import DataSetError
 
 
 def spec(path, **fields):

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from simulation.data.word_vectors import matrix, words
-from simulation.errors import DataSetError
+from device_runtime.simulation.data.word_vectors import matrix, words
+from device_runtime.simulation.errors import DataSetError
 
 VOCABULARY = ("<padding>", "<unknown>", "cat", "dog", "emu")
 

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from models import tensors
-from models.bundle import Bundle
-from models.engines import EngineWish
-from models.tensors import Tensors
-from simulation.clients import Clients
-from simulation.executors.job import Failed, Job, World, base_key
-from simulation.executors.plain import Plain
-from strategies import registry
-from strategies.tensor_update import FEW_SHOT
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.executors.job import Failed, Job, World, base_key
+from device_runtime.simulation.executors.plain import Plain
+from device_runtime.strategies import registry
+from device_runtime.strategies.training.tensor_update import FEW_SHOT
 
 SHORT = {"full": {"epochs": 1}, "entropy-subset": {"epochs": 1}, "few-shot": {"epochs": 2}}
 DEVICES = 6

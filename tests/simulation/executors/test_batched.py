@@ -6,23 +6,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models.bundle import Bundle
-from models.engines import EngineWish
-from models.tensors import Tensors
-from simulation.clients import Clients
-from simulation.executors.batched import Batched
-from simulation.executors.job import Failed, Job, Result, World
-from simulation.executors.plain import Plain
-from strategies import class_statistics, held_out, registry
-from strategies.class_means import ClassMeans
-from strategies.device_half import Contribution, LocalData
-from strategies.entropy_subset import EntropySubset
-from strategies.few_shot import FewShot
-from strategies.full import Full
-from strategies.full_and_few_shot import FullAndFewShot
-from strategies.kind import AnyStrategy, ClassStatistics
-from strategies.peft import Peft
-from strategies.privacy import DpSgd
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.executors.batched import Batched
+from device_runtime.simulation.executors.job import Failed, Job, Result, World
+from device_runtime.simulation.executors.plain import Plain
+from device_runtime.strategies import registry
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.entropy_subset import EntropySubset
+from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.full_and_few_shot import FullAndFewShot
+from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
+from device_runtime.strategies.peft import Peft
+from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.strategies.statistics import class_statistics, held_out
+from device_runtime.strategies.training.device_half import Contribution, LocalData
 
 SIZES = (23, 1, 40, 7, 64, 0, 12)
 """Device 1 has one sample, device 3 one class, device 5 nothing."""
@@ -155,8 +156,8 @@ def test_features_are_computed_anew_for_another_extractor_and_not_for_another_he
 def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> World:
     """Softmax regression: all that is trained is the head."""
     torch = pytest.importorskip("torch")
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
 
     torch.manual_seed(0)
     spec = ExportSpec("regression", bundle.manifest.input, bundle.manifest.labels)

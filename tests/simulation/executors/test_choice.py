@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models.engines import EngineWish
-from models.errors import EngineError
-from profiles.cores import cpu_quota
-from simulation.clients import Clients
-from simulation.errors import ExecutorError
-from simulation.executors import choice
-from simulation.executors.choice import ExecutorWish, choose, job_flops, make, names
-from strategies import registry
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.errors import EngineError
+from device_runtime.profiles.cores import cpu_quota
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.errors import ExecutorError
+from device_runtime.simulation.executors import choice
+from device_runtime.simulation.executors.choice import ExecutorWish, choose, job_flops, make, names
+from device_runtime.strategies import registry
 
 from .conftest import jobs_of, same
 
@@ -66,7 +66,7 @@ def test_heads_are_batched_and_the_rest_as_if_they_were_not_there(chosen):
 
 def test_small_networks_are_batched_on_torch_where_cores_are_few(chosen):
     pytest.importorskip("torch")
-    from models.torch_many import PAYS_BELOW_FLOPS
+    from device_runtime.models.torch_engine.many import PAYS_BELOW_FLOPS
 
     assert PAYS_BELOW_FLOPS == choice.SMALL_STEP_FLOPS
     assert chosen(ONE, [FULL], engine=EngineWish(engine="torch")) == ("plain", True, True)

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models import tensors
-from models.onnx_engine import OnnxModel
-from simulation.errors import ExecutorError
-from simulation.executors.job import Failed, Job, run_of
-from simulation.executors.plain import Plain
-from strategies import registry
-from strategies.device_half import Run
-from strategies.full import Full
+from device_runtime.models.bundles import tensors
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.simulation.errors import ExecutorError
+from device_runtime.simulation.executors.job import Failed, Job, run_of
+from device_runtime.simulation.executors.plain import Plain
+from device_runtime.strategies import registry
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.training.device_half import Run
 
 from .conftest import jobs_of, same
 

@@ -15,19 +15,19 @@ import numpy as np
 import psutil
 import pytest
 
-from models.engines import EngineWish
-from models.errors import BundleError, EngineError, ModelError
-from models.tensors import TensorError
-from simulation.clients import Clients
-from simulation.errors import ExecutorError
-from simulation.executors.job import Failed, Job
-from simulation.executors.plain import Plain
-from simulation.executors.processes import Processes
-from strategies import class_statistics
-from strategies.full import Full
-from strategies.kind import ClassStatistics
-from strategies.tensor_update import FEW_SHOT
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.models.bundles.tensors import TensorError
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.errors import BundleError, EngineError, ModelError
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.errors import ExecutorError
+from device_runtime.simulation.executors.job import Failed, Job
+from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.executors.processes import Processes
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.tensor_update import FEW_SHOT
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from .conftest import jobs_of, same
 
@@ -35,11 +35,11 @@ ENDLESS = Full(epochs=1_000_000)
 SCRIPT = """
 import sys
 from pathlib import Path
-from models.bundle import Bundle
-from simulation.clients import Clients
-from simulation.executors.job import Job, World
-from simulation.executors.processes import Processes
-from strategies.full import Full
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.executors.job import Job, World
+from device_runtime.simulation.executors.processes import Processes
+from device_runtime.strategies.full import Full
 
 bundle = Bundle.open(sys.argv[1])
 executor = Processes(World(bundle, Clients.open(Path(sys.argv[2]))), 2)
@@ -105,7 +105,9 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
 def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_bit_for_bit(
     kept, kept_plainly, monkeypatch
 ):
-    monkeypatch.setattr("simulation.executors.processes_wave.RESULTS_BYTES", 1)  # slots are used again
+    monkeypatch.setattr(
+        "device_runtime.simulation.executors.processes_wave.RESULTS_BYTES", 1
+    )  # slots are used again
     executor = Processes(kept.world, 2)
     try:
         assert same(executor.run(kept.bases, kept.jobs)) == kept_plainly
@@ -134,7 +136,7 @@ def test_the_same_workers_give_the_same_again_in_another_order(executor, bases, 
 
 
 def test_more_jobs_than_there_is_room_for_results_come_in_their_order(world, bases, monkeypatch):
-    monkeypatch.setattr("simulation.executors.processes_wave.RESULTS_BYTES", 1)
+    monkeypatch.setattr("device_runtime.simulation.executors.processes_wave.RESULTS_BYTES", 1)
     jobs = jobs_of("class-means", 40)
     executor = Processes(world, 1)
     try:
@@ -147,7 +149,7 @@ def test_more_jobs_than_there_is_room_for_results_come_in_their_order(world, bas
 def test_a_run_of_several_waves_is_one_run(executor, bases, monkeypatch):
     jobs = jobs_of("class-means", 7)
     whole = same(executor.run(bases, jobs))
-    monkeypatch.setattr("simulation.executors.processes.WAVE_JOBS", 3)
+    monkeypatch.setattr("device_runtime.simulation.executors.processes.WAVE_JOBS", 3)
     assert same(executor.run(bases, jobs)) == whole
     assert list(executor.run(bases, [])) == []
 

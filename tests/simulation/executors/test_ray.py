@@ -8,17 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.engines import EngineWish
-from models.errors import BundleError, EngineError, ModelError
-from models.tensors import TensorError
-from simulation.errors import ExecutorError
-from simulation.executors.job import Failed, Job
-from simulation.executors.plain import Plain
-from simulation.executors.ray_actor import Opening, RayWorker
-from simulation.executors.ray_executor import RayExecutor
-from simulation.executors.replies import error_of, read_reply
-from strategies.full import Full
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.models.bundles.tensors import TensorError
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.errors import BundleError, EngineError, ModelError
+from device_runtime.simulation.errors import ExecutorError
+from device_runtime.simulation.executors.job import Failed, Job
+from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.executors.ray_actor import Opening, RayWorker
+from device_runtime.simulation.executors.ray_executor import RayExecutor
+from device_runtime.simulation.executors.replies import error_of, read_reply
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from .conftest import jobs_of, same
 

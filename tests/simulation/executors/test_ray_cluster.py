@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulation.executors.ray_cluster import import_ray
-from simulation.executors.ray_executor import RayExecutor
+from device_runtime.simulation.executors.ray_cluster import import_ray
+from device_runtime.simulation.executors.ray_executor import RayExecutor
 
 from .conftest import same
 

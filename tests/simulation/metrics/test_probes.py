@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from simulation.executors.job import Job
-from simulation.metrics.probes import Probes, ProbeSet, Rounds, spread_rounds
-from strategies.device_half import Contribution
-from strategies.full import Full
-from strategies.width_slice import WidthSlice
+from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.metrics.probes import Probes, ProbeSet, Rounds, spread_rounds
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.width_slice import WidthSlice
 
 RNG = np.random.default_rng(0)
 PROBE = ProbeSet(RNG.normal(size=(12, 1, 8, 8)).astype(np.float32), np.arange(12) % 10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulation.papers import catalogue
+from device_runtime.simulation.papers import catalogue
 
 CONTENT = {
     "title": "Few shots",

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulation.data import DataSpec, cache, load
-from simulation.papers import enlarged
+from device_runtime.simulation.data import DataSpec, cache, load
+from device_runtime.simulation.papers import enlarged
 
 
 @pytest.fixture

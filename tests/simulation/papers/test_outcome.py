@@ -5,16 +5,16 @@ import os
 import msgspec
 import pytest
 
-from simulation.compare.lines import Lines
-from simulation.compare.performing import of_policy
-from simulation.compare.run_folder import Info, Name, fingerprint
-from simulation.papers import rendering, resolving
-from simulation.papers.outcome import read
-from simulation.papers.places import DataFolder
-from simulation.papers.resolving import Where
-from simulation.papers.runs import Wanted, cells, plans
-from simulation.papers.shared import shared
-from simulation.records import Ask, RoundLine
+from device_runtime.simulation.compare.lines import Lines
+from device_runtime.simulation.compare.performing import of_policy
+from device_runtime.simulation.compare.run_folder import Info, Name, fingerprint
+from device_runtime.simulation.papers import rendering, resolving
+from device_runtime.simulation.papers.outcome import read
+from device_runtime.simulation.papers.places import DataFolder
+from device_runtime.simulation.papers.resolving import Where
+from device_runtime.simulation.papers.runs import Wanted, cells, plans
+from device_runtime.simulation.papers.shared import shared
+from device_runtime.simulation.records import Ask, RoundLine
 
 NOON = 1_790_000_000  # in September 2026
 ACCURACY = {"drop": (0.5, 0.6), "few-shot": (0.7, 0.6)}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from simulation.errors import DataSetError
-from simulation.papers.places import DataFolder, data_folder
-from simulation.papers.shared import DataEntry, Form
+from device_runtime.simulation.errors import DataSetError
+from device_runtime.simulation.papers.places import DataFolder, data_folder
+from device_runtime.simulation.papers.shared import DataEntry, Form
 
 ENTRY = DataEntry(
     title="letters",

@@ -4,7 +4,7 @@ from math import isnan
 
 import pytest
 
-from simulation.papers.printed import value_of
+from device_runtime.simulation.papers.printed import value_of
 
 
 @pytest.mark.parametrize(

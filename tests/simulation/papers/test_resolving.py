@@ -2,12 +2,12 @@
 
 import pytest
 
-from profiles import shipped
-from simulation.errors import ScenarioError
-from simulation.papers import resolving
-from simulation.papers.places import DataFolder
-from simulation.papers.resolving import Where
-from simulation.papers.shared import DataEntry, Form, Shared, shared
+from device_runtime.profiles import shipped
+from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.papers import resolving
+from device_runtime.simulation.papers.places import DataFolder
+from device_runtime.simulation.papers.resolving import Where
+from device_runtime.simulation.papers.shared import DataEntry, Form, Shared, shared
 
 WHERE = Where(DataFolder(None), shared())
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from simulation.partition.figures import by_group, shape, table
+from device_runtime.simulation.partition.figures import by_group, shape, table
 
 Y = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
 PARTS = [np.array([0, 1]), np.array([2, 3, 4, 5]), np.array([6, 7])]  # the last sample is with nobody

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation import partition
+from device_runtime.simulation import partition
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import logging
 import numpy as np
 import pytest
 
-from simulation.errors import DataSetError
-from simulation.partition import natural
+from device_runtime.simulation.errors import DataSetError
+from device_runtime.simulation.partition import natural
 
 GROUPS = np.array([5, 5, 5, 2, 2, 9, 9, 9, 9, 0])  # writers 0, 2, 5, 9 with 1, 2, 3, 4 samples
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simulation.partition import dirichlet, iid
-from simulation.partition.figures import shape
-from simulation.partition.plot import draw
+from device_runtime.simulation.partition import dirichlet, iid
+from device_runtime.simulation.partition.figures import shape
+from device_runtime.simulation.partition.plot import draw
 
 
 @pytest.mark.parametrize(("devices", "labels"), [(1, 2), (8, 10), (50, 100), (51, 10), (300, 100), (300, 1)])

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.errors import DataSetError
-from simulation.partition.quantity import Sizes, apportioned
+from device_runtime.simulation.errors import DataSetError
+from device_runtime.simulation.partition.quantity import Sizes, apportioned
 
 
 def test_the_largest_remainders_get_what_is_left():

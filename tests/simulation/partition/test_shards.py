@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.errors import DataSetError
-from simulation.partition import classes, shards
+from device_runtime.simulation.errors import DataSetError
+from device_runtime.simulation.partition import classes, shards
 
 
 @pytest.fixture

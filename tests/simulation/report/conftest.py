@@ -4,13 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from simulation import scenario
-from simulation.compare.lines import Lines
-from simulation.compare.performing import of_policy
-from simulation.compare.plan import Comparison, Plan
-from simulation.compare.run_folder import Info, fingerprint
-from simulation.metrics.probes import Heat, ProbeLine
-from simulation.records import Ask, RoundLine
+from device_runtime.simulation import scenario
+from device_runtime.simulation.compare.lines import Lines
+from device_runtime.simulation.compare.performing import of_policy
+from device_runtime.simulation.compare.plan import Comparison, Plan
+from device_runtime.simulation.compare.run_folder import Info, fingerprint
+from device_runtime.simulation.metrics.probes import Heat, ProbeLine
+from device_runtime.simulation.records import Ask, RoundLine
 
 ROUNDS = 12
 COMMAND = "device-runtime simulate fleet.toml --compare kinds=choose,drop"

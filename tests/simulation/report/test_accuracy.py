@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from simulation.metrics.curves import Curve
-from simulation.report import accuracy
-from simulation.report.canvas import panels
+from device_runtime.simulation.metrics.curves import Curve
+from device_runtime.simulation.report import accuracy
+from device_runtime.simulation.report.canvas import panels
 
 
 def curve(*at):

@@ -5,9 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from simulation import policies
-from simulation.report.palette import FATES, KINDS, kind_colour, outcomes, stroke
-from strategies import registry
+from device_runtime.simulation import policies
+from device_runtime.simulation.report.palette import FATES, KINDS, kind_colour, outcomes, stroke
+from device_runtime.strategies import registry
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 EYES = {

@@ -4,8 +4,8 @@ from math import nan
 
 import pytest
 
-from simulation.compare.figures import Spread, Terms
-from simulation.report import table
+from device_runtime.simulation.compare.figures import Spread, Terms
+from device_runtime.simulation.report import table
 
 POINTS = ("points", 0.01)
 AT = Terms(at_s=120.0, target=0.8, devices=10)

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from simulation.compare.run_folder import Name
-from simulation.errors import SimulationError
-from simulation.report.write import write
+from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.report.write import write
 
 PLOTS = {
     "accuracy-time", "accuracy-costs", "participation", "one-round", "busy-times", "accuracy-by-class",
@@ -202,7 +202,7 @@ def test_the_best_policy_is_set_against_the_nearest_and_not_the_weakest(comparis
 
 
 def test_where_no_run_beats_chance_there_is_no_target_and_the_curves_are_drawn(comparison, monkeypatch):
-    from simulation.compare import figures
+    from device_runtime.simulation.compare import figures
 
     monkeypatch.setattr(figures, "_reachable", lambda runs: float("nan"))
     plan = comparison(seeds=1)

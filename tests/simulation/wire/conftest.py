@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.task import Task
-from device_runtime.watching import Pretence
-from simulation import digits
-from simulation.demo.fleet import FLEET, MIXED, SLOW
-from simulation.wire.run import Course, Member, run_on_wire
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.simulation import digits
+from device_runtime.simulation.demo.fleet import FLEET, MIXED, SLOW
+from device_runtime.simulation.wire.run import Course, Member, run_on_wire
 
 SAMPLES = 60
 SLOWER = SLOW * 150 / SAMPLES

@@ -1,6 +1,6 @@
-from broker.events import Received, Will
-from simulation.agenda import Agenda
-from simulation.wire.broker import Broker
+from device_runtime.broker.wire.link_events import Received, Will
+from device_runtime.simulation.clock.agenda import Agenda
+from device_runtime.simulation.wire.broker import Broker
 
 
 class Ear:

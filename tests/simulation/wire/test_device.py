@@ -1,7 +1,7 @@
 import pytest
 
-from simulation.agenda import Agenda
-from simulation.wire.device import DeviceTime, Died
+from device_runtime.simulation.clock.agenda import Agenda
+from device_runtime.simulation.wire.device import DeviceTime, Died
 
 
 def test_a_device_is_ahead_of_the_agenda_by_what_it_has_computed_in_one_step():

@@ -1,7 +1,7 @@
 import random
 
-from broker import topics
-from simulation.wire.host import Outlet
+from device_runtime.broker.wire import topics
+from device_runtime.simulation.wire.host import Outlet
 
 
 def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order_of_a_set():

@@ -1,12 +1,12 @@
 import pytest
 
-from broker.events import Connected, Disconnected, Received, Will
-from broker.messages import MESSAGE_LIMIT, MessageError
-from broker.packets import packet_bytes
-from simulation.agenda import Agenda
-from simulation.wire.broker import Broker
-from simulation.wire.link import Ends, Line, Link, Who
-from simulation.wire.log import Log
+from device_runtime.broker.wire.link_events import Connected, Disconnected, Received, Will
+from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
+from device_runtime.broker.wire.packets import packet_bytes
+from device_runtime.simulation.clock.agenda import Agenda
+from device_runtime.simulation.wire.broker import Broker
+from device_runtime.simulation.wire.link import Ends, Line, Link, Who
+from device_runtime.simulation.wire.log import Log
 
 LATENCY_S = 0.05
 PACKET = packet_bytes("up", bytes(993))

@@ -7,18 +7,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator.observer import RoundExtended, RoundOpened
-from aggregator.task import KindSettings, Task
-from broker import topics
-from broker.topics import TopicError
-from device_runtime.choose import MAIN, choose
-from models import tensors
-from profiles import Bandwidth
-from simulation.errors import ScenarioError, SimulationError
-from simulation.wire.faults import AggregatorKilled, Crash, LinkLost
-from simulation.wire.log import AGGREGATOR
-from simulation.wire.run import Course, run_on_wire
-from strategies.workload import workload
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.views.listener import RoundExtended, RoundOpened
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.topics import TopicError
+from device_runtime.client.selection.choose import MAIN, choose
+from device_runtime.models.bundles import tensors
+from device_runtime.profiles import Bandwidth
+from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.wire.faults import AggregatorKilled, Crash, LinkLost
+from device_runtime.simulation.wire.log import AGGREGATOR
+from device_runtime.simulation.wire.run import Course, run_on_wire
+from device_runtime.strategies.training.workload import workload
 
 MIDDLE = 0.5
 

@@ -6,14 +6,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from aggregator.task import KindSettings, Task
-from device_runtime.holdings import Holdings
-from device_runtime.watching import Pretence
-from models import tensors
-from models.inputs import InputSpec
-from simulation.wire.faults import AggregatorKilled, Crash, LinkLost
-from simulation.wire.host import Host
-from simulation.wire.run import Course, Member, run_on_wire
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.client.cache.model_cache import Holdings
+from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.simulation.wire.faults import AggregatorKilled, Crash, LinkLost
+from device_runtime.simulation.wire.host import Host
+from device_runtime.simulation.wire.run import Course, Member, run_on_wire
 
 DEVICES, SAMPLES, ROUNDS = 10, 8, 12
 WEIGHTS_BYTES = 250_000
@@ -119,8 +119,8 @@ def test_a_scale_of_features_that_class_means_set_is_in_the_base_that_scalars_be
     fleet, caught_up, tmp_path
 ):
     torch = pytest.importorskip("torch")
-    from models.torch_export import ExportSpec, export
-    from models.torch_networks import build
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
 
     torch.manual_seed(0)
     spec = ExportSpec(

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from aggregator.observer import RoundOpened
-from simulation import scenario as scenarios
-from simulation.demo.fleet import MIXED
-from simulation.run import prepare, simulate
-from simulation.scenario import Scenario
-from simulation.watch import Nobody
-from simulation.wire.run import Course
-from simulation.wire.scenario import members, perform
+from device_runtime.aggregator.views.listener import RoundOpened
+from device_runtime.simulation import scenario as scenarios
+from device_runtime.simulation.demo.fleet import MIXED
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.watch import Nobody
+from device_runtime.simulation.wire.run import Course
+from device_runtime.simulation.wire.scenario import members, perform
 
 KINDS = [{"name": k.name, "settings": dict(k.settings), "from_round": k.from_round} for k in MIXED]
 SEED = 5

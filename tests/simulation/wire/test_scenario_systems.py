@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from aggregator import systems
-from aggregator.task import KindSettings
+from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.task import KindSettings
 
 from .test_scenario import both, check_equal, scenario
 

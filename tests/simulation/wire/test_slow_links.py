@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from aggregator.observer import DeviceSeen, RoundExtended, RoundOpened
-from aggregator.task import KindSettings, Task
-from broker import topics
-from profiles import Bandwidth
-from simulation.wire.faults import AggregatorKilled, LinkLost
-from simulation.wire.run import Course, run_on_wire
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.views.listener import DeviceSeen, RoundExtended, RoundOpened
+from device_runtime.broker.wire import topics
+from device_runtime.profiles import Bandwidth
+from device_runtime.simulation.wire.faults import AggregatorKilled, LinkLost
+from device_runtime.simulation.wire.run import Course, run_on_wire
 
 KINDS = ("full", "entropy-subset", "few-shot", "zeroth-order")
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator import systems
-from aggregator.known_systems import SYSTEMS
-from aggregator.task import KindSettings, Task
-from device_runtime.watching import Pretence
-from models.bundle import Bundle
-from simulation.wire.run import Course, Member, run_on_wire
+from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.known_systems import SYSTEMS
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.simulation.wire.run import Course, Member, run_on_wire
 
 ROUNDS, DEVICES, SAMPLES = 3, 3, 24
 QUICK = {"epochs": 1, "lr": 0.05, "batch": 8}

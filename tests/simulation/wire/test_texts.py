@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from simulation import run, scenario
-from simulation.wire.run import Course
-from simulation.wire.scenario import perform
+from device_runtime.simulation import run, scenario
+from device_runtime.simulation.wire.run import Course
+from device_runtime.simulation.wire.scenario import perform
 
 KINDS = {
     "bias": {"name": "peft", "settings": {"tunable": "bias", "epochs": 1, "lr": 0.05}},

@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from models import tensors
-from models.errors import TensorError
-from models.tensors import TensorSpec
-from strategies.codecs.chain import named
-from strategies.codecs.codec import CodecError
-from strategies.device_half import NOTHING
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.tensors import TensorSpec
+from device_runtime.models.errors import TensorError
+from device_runtime.strategies.codecs.chain import named
+from device_runtime.strategies.codecs.codec import CodecError
+from device_runtime.strategies.training.device_half import NOTHING
 
 WORDS = (
     "", "delta", "half", "int8", "deflate", "delta+half", "delta+int8", "delta+deflate", "half+deflate",

@@ -4,8 +4,8 @@ import zlib
 import numpy as np
 import pytest
 
-from models.errors import TensorError
-from strategies.codecs.deflate import Deflate
+from device_runtime.models.errors import TensorError
+from device_runtime.strategies.codecs.deflate import Deflate
 
 PACKING = Deflate()
 

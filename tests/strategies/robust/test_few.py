@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from strategies import registry
-from strategies.device_half import Contribution, Late
-from strategies.folding import Folding
-from strategies.robust import RULES, Robust, Screen
+from device_runtime.strategies import registry
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.robust import RULES, Robust, Screen
+from device_runtime.strategies.training.device_half import Contribution, Late
 
 HOLDING = [rule for rule in RULES if rule != "none"]
 JOINED = {"few-shot": {"join_base": True}}

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from strategies import registry
-from strategies.device_half import Contribution
-from strategies.folding import Folding
-from strategies.robust import Robust, Screen
-from strategies.robust.median import median, weighted_median
-from strategies.robust.value_clip import bounds
+from device_runtime.strategies import registry
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.robust import Robust, Screen
+from device_runtime.strategies.robust.median import median, weighted_median
+from device_runtime.strategies.robust.value_clip import bounds
+from device_runtime.strategies.training.device_half import Contribution
 
 NUM_Z = 2
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from strategies.device_half import Contribution, Late
-from strategies.folding import Folding
-from strategies.robust import RULES, Robust, Screen
-from strategies.robust.scalars import BY_LENGTH
-from strategies.zeroth_order import ZerothOrder
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.robust import RULES, Robust, Screen
+from device_runtime.strategies.robust.scalars import BY_LENGTH
+from device_runtime.strategies.training.device_half import Contribution, Late
+from device_runtime.strategies.zeroth_order import ZerothOrder
 
 
 def merged(round_model, kind, rule, sent, tmp_path, **numbers):

@@ -5,11 +5,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from strategies import registry
-from strategies.device_half import Contribution
-from strategies.folding import Folding
-from strategies.robust import RULES, Robust, Screen
-from strategies.robust.trimmed_mean import trimmed
+from device_runtime.strategies import registry
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.robust import RULES, Robust, Screen
+from device_runtime.strategies.robust.trimmed_mean import trimmed
+from device_runtime.strategies.training.device_half import Contribution
 
 HOLDING = [rule for rule in RULES if rule != "none"]
 
@@ -323,7 +323,10 @@ def test_small_pieces_give_what_one_large_piece_gives(round_model, tmp_path, rul
     """Two values of each device at a time, and the distances of two devices."""
     sent = [(f"pi-{i}", near_base(round_model, i, "few-shot", "head")) for i in range(9)]
     whole, _ = merged(round_model, rule, sent, tmp_path)
-    for place in ("strategies.robust.spool.BUDGET", "strategies.robust.krum.BUDGET"):
+    for place in (
+        "device_runtime.strategies.robust.spool.BUDGET",
+        "device_runtime.strategies.robust.krum.BUDGET",
+    ):
         monkeypatch.setattr(place, 2 * 9 * 8)
     pieces, _ = merged(round_model, rule, sent, tmp_path)
     for name in whole:
@@ -333,8 +336,8 @@ def test_small_pieces_give_what_one_large_piece_gives(round_model, tmp_path, rul
 @pytest.mark.parametrize("rule", HOLDING)
 def test_memory_does_not_grow_with_the_devices(round_model, tmp_path, rule, monkeypatch):
     """Four times the devices: 60 more updates of 0.3 MB each, and not a megabyte more."""
-    monkeypatch.setattr("strategies.robust.spool.BUDGET", 2**20)
-    monkeypatch.setattr("strategies.robust.krum.BUDGET", 2**20)
+    monkeypatch.setattr("device_runtime.strategies.robust.spool.BUDGET", 2**20)
+    monkeypatch.setattr("device_runtime.strategies.robust.krum.BUDGET", 2**20)
     peaks = []
     for devices in (20, 80):
         kind = registry.make("full")

@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from strategies import class_statistics, closed_form, registry
-from strategies.class_statistics import Statistics
-from strategies.device_half import Contribution, Late
-from strategies.folding import Folding
-from strategies.kind import ClassStatistics
-from strategies.robust import RULES, Robust, Screen
-from strategies.robust.statistics import StatisticsOfDevices
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.robust import RULES, Robust, Screen
+from device_runtime.strategies.robust.statistics import StatisticsOfDevices
+from device_runtime.strategies.statistics import class_statistics, closed_form
+from device_runtime.strategies.statistics.class_statistics import Statistics
+from device_runtime.strategies.training.device_half import Contribution, Late
 
 HOLDING = [rule for rule in RULES if rule != "none"]
 CLASSES, WIDTH = 4, 6

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from device_runtime.choose import MAIN, Candidate, Plan, choose
-from device_runtime.work import Outcome, Timing, corrected
-from models.bundle import Bundle, shipped
-from profiles import Bandwidth, DeviceProfile, Memory, Speed
-from profiles import shipped as board
-from strategies import registry
-from strategies.workload import workload
+from device_runtime.client.selection.choose import MAIN, Candidate, Plan, choose
+from device_runtime.client.training.work import Outcome, Timing, corrected
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Speed
+from device_runtime.profiles import shipped as board
+from device_runtime.strategies import registry
+from device_runtime.strategies.training.workload import workload
 
 BUNDLE = "digits-wrn-10-1"
 USUAL = [(name, {}) for name in registry.USUAL]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models import tensors
-from strategies import class_statistics, held_out
-from strategies.device_half import Run
-from strategies.kind import ClassStatistics
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.statistics import class_statistics, held_out
+from device_runtime.strategies.training.device_half import Run
 
 LABELS = 5
 EDGES = (

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models import tensors
-from strategies.codecs.chain import named
-from strategies.codecs.codec import CodecError
-from strategies.device_half import NOTHING
+from device_runtime.models.bundles import tensors
+from device_runtime.strategies.codecs.chain import named
+from device_runtime.strategies.codecs.codec import CodecError
+from device_runtime.strategies.training.device_half import NOTHING
 
 WORDS = [
     "+".join(word for word in (change, numbers, packing) if word)

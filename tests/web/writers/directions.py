@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from strategies import directions
+from device_runtime.strategies.directions import directions
 
 MOST = 2**64 - 1
 PLACES = ((2024, 0, 0, 12), (2024, 1, 1 << 40, 70), (0, 0, 0, 23), (77, 1, 0, 333), (MOST, MOST, 256, 9))

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from broker.enrolment import PREFIX, TOKEN_LIMIT, Enrolment, EnrolmentError
+from device_runtime.broker.security.enrolment import PREFIX, TOKEN_LIMIT, Enrolment, EnrolmentError
 
 KEY = bytes(range(32))
 AUTHORITY = bytes(range(200))

@@ -5,9 +5,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from broker import messages as wire
-from broker import pact, small, steps, topics
-from broker.messages import (
+from device_runtime.broker.security.signing import DeviceSigner, Signer
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import messages as wire
+from device_runtime.broker.wire import session_mac as pact
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.compact_round import Next
+from device_runtime.broker.wire.messages import (
     Base,
     Blob,
     Contribution,
@@ -21,13 +26,11 @@ from broker.messages import (
     encode,
     pack,
 )
-from broker.signing import DeviceSigner, Signer
-from broker.small import Next
-from broker.topics import down
-from broker.topics import offer as topic_of
-from device_runtime.following import Following
-from device_runtime.trust import Trust
-from models import tensors
+from device_runtime.broker.wire.topics import down
+from device_runtime.broker.wire.topics import offer as topic_of
+from device_runtime.client.connection.offer_stream import Following
+from device_runtime.client.connection.trust import Trust
+from device_runtime.models.bundles import tensors
 
 SIGNER, OTHER = Signer(bytes(range(32))), Signer(bytes(32))
 OWN, EARLIER = bytes(range(7, 39)), bytes(range(8, 40))

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from models.errors import BundleError
-from models.graph_check import check_graph
-from models.protobuf import FIXED32, delimited_field, number_field, varint
+from device_runtime.models.bundles.graph_check import check_graph
+from device_runtime.models.bundles.protobuf import FIXED32, delimited_field, number_field, varint
+from device_runtime.models.errors import BundleError
 
 FLOAT, INT64, STRING = 1, 7, 8
 

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.bundle import Bundle, pack, shipped
-from models.onnx_engine import OnnxModel
-from models.tensors import Tensors
-from strategies import class_statistics, class_sums, registry
-from strategies.device_half import LocalData, Run
-from strategies.errors import KindError
+from device_runtime.models.bundles.bundle import Bundle, pack, shipped
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.strategies import registry
+from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.statistics import class_statistics, class_sums
+from device_runtime.strategies.training.device_half import LocalData, Run
 
 BUNDLE, LABELS, WIDTH = "digits-wrn-10-1", 10, 64
 NEAR = {"tensors": 1e-5, "train_loss": 1e-5, "g": 2e-3, "statistics": 1e-3, "mean": 2e-2}

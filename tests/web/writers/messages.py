@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from broker import messages as wire
-from broker import steps
-from broker.messages import Base, Blob, Kind, Member, Message, Metrics, Step, pack
+from device_runtime.broker.wire import messages as wire
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.messages import Base, Blob, Kind, Member, Message, Metrics, Step, pack
 
 BLOB = Blob(bytes(range(32)), 310_000)
 SMALL = Blob(bytes(reversed(range(32))), 17)

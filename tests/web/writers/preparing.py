@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data import wav
-from models.data.picture import Picture
-from models.manifest import InputSpec
+from device_runtime.models.bundles.manifest import InputSpec
+from device_runtime.models.data import wav
+from device_runtime.models.data.picture import Picture
 
 DIGITS = InputSpec(shape=(1, 8, 8), scale=0.0625, mean=(0.305,), std=(0.376,))
 COLOUR = InputSpec(

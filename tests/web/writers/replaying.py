@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 
-from broker.messages import Step
-from models import tensors
-from models.bundle import Bundle, shipped
-from models.tensors import Flat
-from strategies import directions
-from strategies.replaying import Along, perturb, replay
+from device_runtime.broker.wire.messages import Step
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.tensors import Flat
+from device_runtime.strategies.directions import directions
+from device_runtime.strategies.directions.replaying import Along, perturb, replay
 
 BUNDLE = "digits-wrn-10-1"
 POPCOUNT, SIGNS = directions.GENERATOR, directions.RADEMACHER

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from models import tensors
-from models.errors import TensorError
+from device_runtime.models.bundles import tensors
+from device_runtime.models.errors import TensorError
 
 DTYPES = (
     "bool",

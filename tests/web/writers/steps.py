@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from broker import steps
-from broker.messages import Base, Blob, MessageError, Step, Stretch
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.messages import Base, Blob, MessageError, Step, Stretch
 
 SEED = 5
 LARGE = 2**64 - 1

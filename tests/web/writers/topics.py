@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from broker import topics
-from broker.packets import packet_bytes, qos_of
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.packets import packet_bytes, qos_of
 
 SHA = bytes(range(32))
 ADDRESSES = (

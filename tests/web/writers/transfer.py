@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from broker import transfer
-from broker.blobs import BLOCK, Blobs, block_count, block_length, name
-from broker.messages import Blob, Get
-from broker.transfer import Pull, answer
+from device_runtime.broker.wire import transfer
+from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count, block_length, name
+from device_runtime.broker.wire.messages import Blob, Get
+from device_runtime.broker.wire.transfer import Pull, answer
 
 SIZES = (0, 1, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17)
 BLOCKS = 40

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from broker.errors import UrlError
-from broker.packets import backoff
-from broker.url import BrokerUrl
+from device_runtime.broker.errors import UrlError
+from device_runtime.broker.wire.packets import backoff
+from device_runtime.broker.wire.url import BrokerUrl
 
 READ = (
     "mqtt://127.0.0.1",

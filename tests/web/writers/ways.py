@@ -5,11 +5,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from broker import steps
-from broker.blobs import Blobs, name
-from broker.messages import Base, Blob, Step
-from device_runtime.errors import UnusableBase
-from device_runtime.ways import Stand, Way, steps_of, way
+from device_runtime.broker.wire import step_log as steps
+from device_runtime.broker.wire.blobs import Blobs, name
+from device_runtime.broker.wire.messages import Base, Blob, Step
+from device_runtime.client.cache.base_route import Stand, Way, steps_of, way
+from device_runtime.client.errors import UnusableBase
 
 LINE, OTHER = bytes(8), bytes([1]) * 8
 CASES = 100

@@ -1,5 +1,5 @@
 /**
- * What hyperparameters may be (strategies/ranges.py): they come over the wire, and are checked before
+ * What hyperparameters may be (strategies/settings.py): they come over the wire, and are checked before
  * anything is done with them. The checks throw RangeError, naming the setting, its value and what was
  * expected.
  */

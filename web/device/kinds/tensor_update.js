@@ -1,4 +1,4 @@
-/** What kinds share whose updates are trained tensors (strategies/tensor_update.py). */
+/** What kinds share whose updates are trained tensors (strategies/training/tensor_update.py). */
 
 import { train } from "../local_training.js";
 import { Sgd } from "../optimizer.js";

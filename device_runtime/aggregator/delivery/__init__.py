@@ -1,0 +1,1 @@
+"""What goes to devices, and where it goes: offers, blocks, replies."""

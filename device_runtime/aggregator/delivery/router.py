@@ -1,0 +1,135 @@
+"""Several tasks on one link: which of them a message from a device is for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from device_runtime.aggregator.intake.device_limit import MOST_DEVICES, Crowd
+from device_runtime.aggregator.views.text import printable
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link_events import Event, Received
+from device_runtime.broker.wire.messages import Contribution, Hello, Plan, State, decode, encode, said_in
+
+log = logging.getLogger(__name__)
+
+OWN: Mapping[str, type[Plan] | type[Contribution]] = {"plan": Plan, "contribution": Contribution}
+"""Leaves whose messages name their task themselves: a device may still answer for one that it has left."""
+MOST_BLOBS = 8
+"""Contributions of a device of which it is known for which task they are pulled."""
+
+
+@dataclass
+class _Known:
+    """A device: the task that it is in, whether it is here, its presence until it is in a task, and for which
+    task its blobs are pulled, by their hash.
+    """
+
+    task: str = ""
+    online: bool = False
+    held: Received | None = None
+    blobs: dict[bytes, str] = field(default_factory=dict)
+
+
+class Inbox(Protocol):
+    """The part of `queue.SimpleQueue` that is used here."""
+
+    def put(self, item: Event, /) -> None: ...
+
+
+class Router:
+    """From one link to the inboxes of the tasks, which are in the order in which they were given.
+
+    A device is in the task that its hello names or, where it names none, in the first that is not over. What
+    the broker kept of its presence from before is held until then. One that goes to another task has left
+    the one before; what it had made for that still goes there, with its blocks.
+    """
+
+    def __init__(
+        self,
+        inboxes: Mapping[str, Inbox],
+        over: Callable[[str], bool] = lambda _: False,
+        most: int = MOST_DEVICES,
+    ) -> None:
+        """`over` says whether a task is done; `most` devices are known at a time."""
+        self._inboxes = inboxes
+        self._over = over
+        self._known: dict[str, _Known] = {}
+        self._crowd = Crowd(lambda device: not self._known[device].online, self._known.pop, most)
+
+    def route(self, event: Event) -> None:
+        """Hand it on; what is for no task is dropped with a log line."""
+        if not isinstance(event, Received):
+            self._put(self._inboxes, event)
+            return
+        try:
+            self._received(event)
+        except BrokerError as error:
+            log.warning("message on %s dropped: %s", printable(event.topic), printable(str(error)))
+
+    def _received(self, event: Received) -> None:
+        address = topics.parse(event.topic)
+        device = address.device
+        if not self._crowd.lets_in(device):
+            return
+        known = self._known.setdefault(device, _Known())
+        if address.leaf == "hello" and not event.retain:
+            self._hello(device, event)
+        elif len(self._inboxes) == 1:
+            self._put(self._inboxes, event)
+        elif address.leaf in OWN:
+            self._put([self._own(known, decode(said_in(event.payload), OWN[address.leaf]))], event)
+        elif address.leaf == "block" and address.sha in known.blobs:
+            self._put([known.blobs[address.sha]], event)
+        elif address.leaf == "state" and event.payload:  # else it is cleared
+            known.online = decode(event.payload, State).online
+            if known.task:
+                self._put([known.task], event)
+            else:
+                known.held = event
+        elif known.task:
+            self._put([known.task], event)
+
+    def _own(self, known: _Known, message: Plan | Contribution) -> str:
+        """The task that a message names; of its blob, if it has one, too."""
+        if isinstance(message, Contribution) and message.blob:
+            blobs = known.blobs
+            blobs.pop(message.blob.sha, None)
+            while len(blobs) >= MOST_BLOBS:
+                del blobs[next(iter(blobs))]
+            blobs[message.blob.sha] = message.task
+        return message.task
+
+    def _hello(self, device: str, event: Received) -> None:
+        hello = decode(said_in(event.payload), Hello)
+        wanted = hello.task or self._first(device)
+        if wanted not in self._inboxes:
+            here = ", ".join(self._inboxes)
+            log.warning("%s asks for task %s; there is %s", device, printable(wanted), here)
+            return
+        known = self._known[device]
+        before, known.task, known.online = known.task, wanted, True
+        if before not in ("", wanted):
+            gone = State(boot=hello.boot, online=False, leaving=True)
+            self._put([before], Received(topics.up(device, "state"), encode(gone), False))
+        if known.held:
+            self._put([wanted], known.held)
+            known.held = None
+        self._put([wanted], event)
+
+    def _first(self, device: str) -> str:
+        """For a device that names no task: where it is, or the first that is not over."""
+        here = self._known[device].task
+        if here and not self._over(here):
+            return here
+        return next((task for task in self._inboxes if not self._over(task)), next(iter(self._inboxes)))
+
+    def _put(self, tasks: Iterable[str], event: Event) -> None:
+        for name in tasks:
+            if name not in self._inboxes:
+                log.warning("message for task %s dropped: it is not here", printable(name))
+            elif not self._over(name):  # else nobody takes it out again
+                self._inboxes[name].put(event)

@@ -1,0 +1,253 @@
+"""A site in place of a device: where that would train, the site's devices do, and one update goes on up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.broker.wire.messages import Hello, Offer
+from device_runtime.client.one_task import OneTask
+from device_runtime.client.selection.choose import MAIN, MARGIN, Candidate, Plan
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.client.settings import Settings
+from device_runtime.client.training.engine_guard import limit_bytes, watcher
+from device_runtime.client.training.local_task import Given
+from device_runtime.client.training.work import Decision, Listener, Outcome
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.profiles import Verdict
+from device_runtime.profiles.measure import UNMEASURED_LINK
+from device_runtime.strategies.codecs import chain as codecs
+from device_runtime.strategies.codecs.chain import Encoded
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.zeroth_order import ZerothOrder
+
+from . import scalars, statistics
+from .kinds import NothingToForward, SiteKinds, site_kinds, usual_kinds
+from .site import Site
+from .site_manager import Ground
+from .site_result import Made
+
+log = logging.getLogger(__name__)
+
+MOST_SPARE_S = 30.0
+"""Seconds before a deadline above that are kept free at most, if merging and uploading are not seen to take
+longer."""
+NEW_DEADLINE_S = 1.0
+"""Seconds by which a deadline above must have moved for the site to be told of it."""
+NO_STRAGGLER = Verdict(False, ())
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A round that the site was given in this life: the deadline above, and when the site's own is."""
+
+    offer: Offer
+    above_s: float
+    until_s: float
+
+
+class EdgeTask(OneTask):
+    """See OneTask. The site works in a loop of its own (`Ground.step`): `perform` looks how far it is."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        settings: Settings,
+        bundles: Mapping[str, Bundle],
+        clock: Callable[[], float],
+        link: LinkSpeed,
+    ) -> None:
+        self.watcher = watcher(None, None)
+        self._ground, self._clock, self._link = ground, clock, link
+        self._bundles = bundles
+        self._given: _Given | None = None
+        self._told: tuple[str, ...] = ()
+
+    def hello(self, boot: int) -> Hello:
+        """In the name of the site: ready when enough of its devices are, with all that they have."""
+        roll = self._ground.roll
+        ready = roll.devices >= self._ground.rules.min_devices
+        return Hello(
+            boot=boot,
+            num_examples=roll.samples if ready else 0,
+            profile=f"site of {roll.devices}",
+            memory_bytes=limit_bytes(None, None),
+            engine="edge",
+        )
+
+    def bundle(self, member: str) -> Bundle:
+        return self._bundles[member]
+
+    def member(self, offer: Offer, remaining_s: float) -> str:
+        """Sites merge into the main model. Whatever there is to do above, from now on the site is open: in
+        the lobby, and while others still work on a round, its devices get ready.
+
+        Raises RunFolderError, KindError.
+        """
+        bundle = self._bundles[MAIN]
+        try:
+            kinds = site_kinds(offer, bundle.manifest, bundle.weights()).offered if offer.kinds else ()
+        except NothingToForward:
+            kinds = ()
+        try:
+            if self._ground.enter_any(offer) is None:
+                self._ground.enter(offer, kinds or usual_kinds(bundle.manifest), bundle)
+        except TaskError as error:
+            log.warning("the site cannot get ready: %s", error)
+        return MAIN
+
+    def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
+        """What the site forwards, by the codec that full updates have above; scalars have none."""
+        made, chosen = outcome.contribution, outcome.plan.chosen
+        if made is None or chosen is None:
+            raise ValueError("nothing was merged")
+        return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
+
+    def keep(self, offer: Offer, made: Contribution) -> None:
+        """What is forwarded keeps nothing here: the site's devices do."""
+
+    def unsent(self, offer: Offer) -> tuple[Given, Outcome] | None:
+        """What the site has of the round before, where another is offered: it ends, and may count late.
+
+        Raises RunFolderError, KindError.
+        """
+        site = self._ground.enter_any(offer)
+        given = site.end(offer) if site else None
+        if site is None or given is None or given.offer.run != offer.run:
+            return None
+        made = site.made()
+        if isinstance(made, str):
+            log.warning("round %d above ended without this site: %s", given.offer.round, made)
+            return None
+        bundle = self._bundles[MAIN]
+        return given, _outcome(made, site_kinds(given.offer, bundle.manifest, given.base), bundle)
+
+    def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome | None:
+        """How far the site is: None while it works, else what it made, or why it sits out.
+
+        Raises RunFolderError when the site's disk fails, KindError for an offer of unknown kinds.
+        """
+        bundle = self._bundles[MAIN]
+        try:
+            kinds = site_kinds(given.offer, bundle.manifest, given.base)
+            site = self._ground.enter(given.offer, kinds.offered, bundle)
+        except (NothingToForward, TaskError) as error:
+            return _sits_out(str(error), listener)
+        if kinds.left_out != self._told:
+            self._told = kinds.left_out
+            for reason in kinds.left_out:
+                log.warning("not asked of the site's devices: %s", reason)
+        why = self._advance(
+            site, given, deadline, class_statistics.accepted(kinds.forwarded, bundle.manifest)
+        )
+        if why is not None:
+            return _sits_out(why, listener)
+        if site.standing(given.offer) != "merged":
+            return None
+        made = site.made()
+        if isinstance(made, str):
+            return _sits_out(made, listener)
+        outcome = _outcome(made, kinds, bundle)
+        listener.decided(Decision(outcome.plan, outcome.gave_up, inf))
+        return outcome
+
+    def _advance(
+        self, site: Site, given: Given, deadline: float, forwarded: Sequence[TensorSpec]
+    ) -> str | None:
+        """Give the site the round, or another deadline for it; why the site sits out, if so."""
+        now, standing = self._clock(), site.standing(given.offer)
+        if standing == "merged":
+            return None
+        known = self._given
+        same = known is not None and (known.offer.run, known.offer.round) == (
+            given.offer.run,
+            given.offer.round,
+        )
+        if standing == "other" or known is None or not same or deadline > known.above_s + NEW_DEADLINE_S:
+            margin = self._margin_s(site, forwarded, deadline - now)
+            if deadline - margin <= now:
+                if standing == "open" and _has_enough(site):
+                    site.close_round()
+                    return None
+                return f"{deadline - now:.1f} s remain, merging and sending on need {margin:.1f} s"
+            site.give(given, deadline - margin - now)
+            self._given = _Given(given.offer, deadline, deadline - margin)
+            return None
+        site.tick()
+        if site.standing(given.offer) != "open":
+            return None
+        over = now >= known.until_s
+        if over and _has_enough(site):  # its own deadline comes a little later: giving it took its time
+            site.close_round()
+            return None
+        return self._hopeless(site, over)
+
+    def _hopeless(self, site: Site, over: bool) -> str | None:
+        """Why nothing comes of the open round as things stand; None while something may."""
+        if not over and not (site.exhausted and site.contributions == 0):
+            return None
+        needed, roll = site.task.min_contributions, self._ground.roll
+        if site.contributions:
+            return f"{site.contributions} of {needed} contributions of the site came in time"
+        if roll.idle:
+            return f"no device of the site takes part: {roll.idle}"
+        return f"none of the {roll.devices} devices of the site has answered in time"
+
+    def _margin_s(self, site: Site, forwarded: Sequence[TensorSpec], remaining_s: float) -> float:
+        """Seconds that merging and uploading take, and as much as a plan may not fill."""
+        size = sum(np.dtype(spec.dtype).itemsize * spec.size for spec in forwarded)
+        upload_s = size / self._link.over(UNMEASURED_LINK).up
+        return max(site.merge_s + upload_s, min((1 - MARGIN) * remaining_s, MOST_SPARE_S))
+
+
+def _has_enough(site: Site) -> bool:
+    return site.contributions >= site.task.min_contributions
+
+
+def _specs(forwarded: AnyStrategy, bundle: Bundle) -> Sequence[TensorSpec]:
+    return forwarded.expected(bundle.manifest)
+
+
+def _outcome(made: Made, kinds: SiteKinds, bundle: Bundle) -> Outcome:
+    """What the site forwards."""
+    forwarded: AnyStrategy = kinds.forwarded
+    content = made.weights
+    if made.means_alone and kinds.means is not None:
+        forwarded = kinds.means
+    if isinstance(forwarded, ZerothOrder):
+        content = scalars.forwarded(made.steps, kinds.length)
+    tensors = {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)}
+    if made.statistics is not None:
+        tensors |= statistics.encoded(made.statistics, forwarded, made.num_examples)
+    if not tensors:
+        return Outcome(Plan(None, (), NO_STRAGGLER), None, gave_up=("no class of the site may be sent",))
+    return Outcome(
+        plan=Plan(Candidate(forwarded, None, ()), (), NO_STRAGGLER),
+        contribution=Contribution(
+            forwarded.name,
+            tensors,
+            made.num_examples,
+            made.train_loss,
+            forwarded.form,
+        ),
+        train_time_s=made.train_time_s,
+        energy=made.energy,
+        peak_memory_bytes=made.peak_memory_bytes,
+        gave_up=(made.summary,),
+        epsilon=made.epsilon,
+    )
+
+
+def _sits_out(why: str, listener: Listener) -> Outcome:
+    """The aggregator above is told, so that it does not wait."""
+    plan = Plan(None, (), NO_STRAGGLER)
+    listener.decided(Decision(plan, (why,), inf))
+    return Outcome(plan, None, gave_up=(why,))

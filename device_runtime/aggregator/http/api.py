@@ -1,0 +1,240 @@
+"""REST: what is known of each task, read from snapshots and the log; nothing here waits for the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from device_runtime.aggregator.errors import DatabaseError, RollbackError, RunFolderError
+from device_runtime.aggregator.rounds.run import SERVED
+from device_runtime.aggregator.storage import rollback_request as wishes
+from device_runtime.aggregator.storage.model_versions import Version as Made
+from device_runtime.aggregator.storage.stored_versions import check_rollback, versions_in
+from device_runtime.broker.wire.messages import Status
+
+from .hosted import Hosted
+from .journal import Filter
+from .metrics import Metrics
+from .shapes import Asked, Devices, Entries, Rounds, TaskInfo, Version, measured
+from .tokens import Token
+from .watch import ENOUGH, Wanted
+
+STREAMS = 32
+"""Live views at one time; more are asked to come back later."""
+LOOK_S = 0.5
+"""Seconds between looks at whether anything has happened; all that has is told at once."""
+COMMENT_S = 15.0
+"""Seconds after which a live view hears that we are still here."""
+PART = 1 << 20
+"""Bytes of a model that are read at a time."""
+
+bearer = HTTPBearer(auto_error=False, description="The token of http.token_file.")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+Name = Annotated[str, Path(description="Name of the task.", max_length=64)]
+Limit = Annotated[int, Query(ge=1, le=ENOUGH, description="How many, at most.")]
+Text = Annotated[str | None, Query(max_length=200)]
+Number = Annotated[int, Query(ge=0, lt=2**63)]
+
+
+class Guard:
+    """Lets those in who have the token."""
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    def __call__(self, credentials: Credentials) -> None:
+        """Raises HTTPException 401."""
+        if not self.knows(credentials):
+            text = "a token is needed: Authorization: Bearer TOKEN, as in http.token_file"
+            raise HTTPException(401, text, {"WWW-Authenticate": 'Bearer realm="device-runtime"'})
+
+    @property
+    def open(self) -> bool:
+        """Whether everybody has it: no token is asked for."""
+        return not self._token.needed
+
+    def knows(self, credentials: HTTPAuthorizationCredentials | None) -> bool:
+        return self._token.fits(credentials.credentials if credentials else None)
+
+
+class Api:
+    """The answers about tasks. `closing` becomes true when the service stops: live views end then."""
+
+    def __init__(self, hosted: list[Hosted], guard: Guard, metrics: Metrics) -> None:
+        self._hosted = {one.task.name: one for one in hosted}
+        self._guard = guard
+        self._metrics = metrics
+        self._streams = 0
+        self.closing = False
+        no_token: dict[int | str, dict[str, Any]] = {401: {"description": "The token is missing, or another"}}
+        self.router = router = APIRouter(dependencies=[Depends(guard)], responses=no_token)
+        add, of_task = router.add_api_route, "/api/v1/tasks/{name}"
+        add("/api/v1/tasks", self.tasks, summary="All tasks, and where they are")
+        add(of_task, self.task, summary="One task, and where it is")
+        add(f"{of_task}/rounds", self.rounds, summary="Closed rounds, with sums by kind of update")
+        add(f"{of_task}/versions", self.versions, summary="The models that were served")
+        cannot: dict[int | str, dict[str, Any]] = {
+            403: {"description": "The service asks for no token: then nobody may change anything"},
+            409: {"description": "There is no such model, or it is not kept any more"},
+        }
+        add(
+            f"{of_task}/rollback",
+            self.rollback,
+            methods=["POST"],
+            status_code=202,
+            summary="Serve the model of an earlier round from now on, and go on from it",
+            responses=cannot,
+        )
+        add(f"{of_task}/devices", self.devices, summary="The fleet: who, what, why, last seen")
+        add(
+            f"{of_task}/contributions",
+            self.contributions,
+            summary="Contributions and refusals, the latest first",
+        )
+        for path, answer, summary, form in (
+            (f"{of_task}/model", self.model, "The served model, as safetensors", "application/octet-stream"),
+            (
+                f"{of_task}/events",
+                self.events,
+                "Where the task is, whenever that changes",
+                "text/event-stream",
+            ),
+            ("/metrics", self.metrics, "For Prometheus", "text/plain"),
+        ):
+            told: dict[int | str, dict[str, Any]] = {200: {"content": {form: {}}, "description": summary}}
+            add(path, answer, summary=summary, responses=told, response_class=Response)
+
+    def tasks(self) -> list[TaskInfo]:
+        return [_info(one) for one in self._hosted.values()]
+
+    def task(self, name: Name) -> TaskInfo:
+        return _info(self._of(name))
+
+    def rounds(self, name: Name, after: Number = 0, limit: Limit = ENOUGH) -> Rounds:
+        return self._of(name).watch.rounds(after, limit)
+
+    def versions(self, name: Name) -> list[Version]:
+        hosted = self._of(name)
+        try:
+            return [_version(one) for one in versions_in(hosted.folder, hosted.database)]
+        except (RunFolderError, DatabaseError) as error:
+            raise HTTPException(503, str(error)) from None
+
+    def rollback(self, name: Name, round: Number) -> Asked:  # noqa: A002 - its name in the URL
+        hosted = self._of(name)
+        if self._guard.open:
+            raise HTTPException(403, "going back needs a token: set http.token_file")
+        if hosted.watch.live().phase == "finished":
+            raise HTTPException(
+                409, f"the task is done: device-runtime models {hosted.folder} --rollback {round}"
+            )
+        try:
+            check_rollback(hosted.folder, round, hosted.database)
+            wishes.ask(hosted.folder, round)
+        except RollbackError as error:
+            raise HTTPException(409, str(error)) from None
+        except (RunFolderError, DatabaseError) as error:
+            raise HTTPException(503, str(error)) from None
+        return Asked(round)
+
+    def devices(
+        self,
+        name: Name,
+        search: Annotated[str, Query(max_length=200)] = "",
+        online: bool | None = None,
+        offset: Number = 0,
+        limit: Limit = 100,
+    ) -> Devices:
+        return self._of(name).watch.devices(Wanted(search, online, offset, limit))
+
+    def contributions(
+        self,
+        name: Name,
+        before: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
+        limit: Limit = 100,
+        device: Text = None,
+        kind: Text = None,
+        status: Status | None = None,
+        round: Annotated[int | None, Query(ge=0, lt=2**63)] = None,  # noqa: A002 - its name in the URL
+    ) -> Entries:
+        try:
+            return self._of(name).journal.page(Filter(before, limit, device, kind, status, round))
+        except OSError as error:
+            raise HTTPException(503, str(error)) from None
+
+    def model(self, name: Name) -> StreamingResponse:
+        hosted = self._of(name)
+        try:
+            file = (hosted.folder / SERVED).open("rb")  # whole, whatever takes its place meanwhile
+        except OSError:
+            raise HTTPException(404, "no round is closed yet: there is no served model") from None
+        headers = {
+            "Content-Length": str(os.fstat(file.fileno()).st_size),
+            "Content-Disposition": f'attachment; filename="{hosted.task.name}.safetensors"',
+        }
+        return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
+
+    async def events(self, name: Name, request: Request) -> StreamingResponse:
+        hosted = self._of(name)
+        if self._streams >= STREAMS:
+            raise HTTPException(503, f"{STREAMS} live views are open already", {"Retry-After": "10"})
+        return StreamingResponse(self._live(hosted, request), media_type="text/event-stream")
+
+    def metrics(self) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _live(self, hosted: Hosted, request: Request) -> AsyncIterator[bytes]:
+        self._streams += 1
+        told, silent_s = -1, 0.0
+        try:
+            while not self.closing and not await request.is_disconnected():
+                live = hosted.watch.live()
+                if live.version != told:
+                    told, silent_s = live.version, 0.0
+                    yield b"event: live\ndata: " + msgspec.json.encode(live) + b"\n\n"
+                elif silent_s >= COMMENT_S:
+                    silent_s = 0.0
+                    yield b": still here\n\n"
+                await asyncio.sleep(LOOK_S)
+                silent_s += LOOK_S
+        finally:
+            self._streams -= 1
+
+    def _of(self, name: str) -> Hosted:
+        try:
+            return self._hosted[name]
+        except KeyError:
+            raise HTTPException(404, f"there is no task of this name: {', '.join(self._hosted)}") from None
+
+
+def _info(hosted: Hosted) -> TaskInfo:
+    task = hosted.task
+    settings = msgspec.json.decode(task.json(), type=dict[str, object])
+    return TaskInfo(task.name, task.bundle, str(hosted.folder), settings, hosted.watch.live())
+
+
+def _version(made: Made) -> Version:
+    return Version(
+        round=made.round,
+        since=measured(made.published_s),
+        accuracy=measured(made.eval_acc),
+        loss=measured(made.eval_loss),
+        sha256=made.sha256,
+        size=made.size,
+        kept=made.kept,
+        served=made.served,
+        note=made.note,
+    )
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while part := file.read(PART):
+            yield part

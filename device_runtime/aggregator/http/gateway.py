@@ -1,0 +1,138 @@
+"""MQTT over WebSockets where the page came from, and the broker's own port behind it.
+
+A page then speaks to one origin: one port, one certificate. Nor does it wait for the WebSockets of Mosquitto,
+which in some builds (Debian's) send 4 KiB each 100 ms. Bytes are passed on as they are: who gets in is the
+broker's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from urllib.parse import urlsplit
+
+from starlette.websockets import WebSocket
+
+from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.broker.wire.url import is_loopback
+
+from .callers import by_local_name, counted_as, is_here
+
+log = logging.getLogger(__name__)
+
+PATH = "mqtt"
+"""Below /join/."""
+PROTOCOL = "mqtt"
+MOST = 200
+"""Pages at one time; a fleet of more has WebSockets of the broker's own."""
+SHARE = 100
+"""Of them those that one address beyond this machine may have: many may be behind it, and none has all."""
+CONNECT_S = 10.0
+"""Seconds to reach the broker, and those for a page to say all of its CONNECT: who is silent has no place."""
+CONNECT_BYTES = 16 * 1024
+"""Of that."""
+QUIET_S = 900.0
+"""Seconds without a word of a page. Devices ping each half minute, and the broker ends those that do not."""
+READ_BYTES = 64 * 1024
+TRY_LATER, NOT_HERE = 1013, 1008
+
+
+class NoConnect(Exception):
+    """What a page says first is no MQTT CONNECT."""
+
+
+class Gateway:
+    """Between pages and the broker."""
+
+    def __init__(self, doorway: Doorway) -> None:
+        self._doorway = doorway
+        self._open: Counter[str] = Counter()
+
+    async def pass_on(self, page: WebSocket) -> None:
+        """Until either side ends. A page of another site is not let in. Where the broker is open, nor is
+        who is on another machine, or came by a name that is not this one's (DNS rebinding).
+        """
+        if not self._welcome(page) or PROTOCOL not in page.scope["subprotocols"]:
+            await page.close(NOT_HERE)
+            return
+        caller = counted_as(page)
+        if self._open.total() >= MOST or (self._open[caller] >= SHARE and not is_loopback(caller)):
+            await page.close(TRY_LATER)
+            return
+        self._open[caller] += 1
+        try:
+            await self._pass_on(page)
+        finally:
+            self._open[caller] -= 1
+            self._open += Counter()  # without those that have none
+
+    def _welcome(self, page: WebSocket) -> bool:
+        origin, address = page.headers.get("origin"), urlsplit(self._doorway.address).netloc
+        if origin is not None and urlsplit(origin).netloc not in (page.headers.get("host"), address or None):
+            return False
+        return self._doorway.site is not None or (is_here(page) and by_local_name(page))
+
+    async def _pass_on(self, page: WebSocket) -> None:
+        url = self._doorway.reached
+        tls = url.tls.context() if url.secure else None
+        try:
+            opening = asyncio.open_connection(url.host, url.port, ssl=tls)
+            reader, writer = await asyncio.wait_for(opening, CONNECT_S)
+        except (OSError, asyncio.TimeoutError) as error:
+            log.warning("a page cannot reach the broker at %s: %s", url, error or "timed out")
+            await page.close(TRY_LATER)
+            return
+        await page.accept(PROTOCOL)
+        ways = [asyncio.create_task(_up(page, writer)), asyncio.create_task(_down(reader, page))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            writer.close()
+        if page.client_state.name == "CONNECTED":
+            await page.close()
+
+
+async def _up(page: WebSocket, writer: asyncio.StreamWriter) -> None:
+    data: bytes | None = await asyncio.wait_for(_connect(page), CONNECT_S)
+    while data:
+        writer.write(data)
+        await writer.drain()
+        data = (await asyncio.wait_for(page.receive(), QUIET_S)).get("bytes")
+
+
+async def _down(reader: asyncio.StreamReader, page: WebSocket) -> None:
+    while data := await reader.read(READ_BYTES):
+        await page.send_bytes(data)
+
+
+async def _connect(page: WebSocket) -> bytes:
+    """What a page says until its CONNECT is whole. Raises NoConnect."""
+    said = b""
+    while not is_connect(said):
+        data = (await page.receive()).get("bytes")
+        if not data:
+            raise NoConnect(f"it ended after {len(said)} bytes")
+        said += data
+    return said
+
+
+def is_connect(said: bytes) -> bool:
+    """Whether all of a CONNECT is there, whatever follows (MQTT 3.1.1 and 5, section 3.1). Raises NoConnect
+    for what cannot become one.
+    """
+    if said[:1] not in (b"", b"\x10"):
+        raise NoConnect(f"its first byte is {said[0]:#x}")
+    size = 0
+    for place, byte in enumerate(said[1:5]):
+        size |= (byte & 0x7F) << (7 * place)
+        if size > CONNECT_BYTES:
+            raise NoConnect(f"a CONNECT of {size} bytes")
+        if byte < 0x80:
+            return len(said) >= 2 + place + size
+    if len(said) >= 5:
+        raise NoConnect("its length has no end")
+    return False

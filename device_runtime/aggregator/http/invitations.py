@@ -1,0 +1,163 @@
+"""One-time links over REST: made, listed, revoked, by who has the token; each with its QR code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query
+from fastapi import Path as InPath
+
+from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as links
+from device_runtime.broker.security import register
+from device_runtime.broker.security.one_time_link_file import Link, State
+from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.wire.topics import TopicError
+
+from .api import Guard
+
+Device = Annotated[str, Query(max_length=64, description="Its name; empty: one is drawn.")]
+Minutes = Annotated[float | None, Query(gt=0, le=7 * 24 * 60, description="That it is good for.")]
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """A link. Times are seconds since 1970; `used` and `revoked` are null until then."""
+
+    id: str
+    device: str
+    state: State
+    made: int
+    ends: int
+    used: int | None
+    revoked: int | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A new link; only this answer has its address. `qr`: rows of its QR code, 1 for dark."""
+
+    link: Invitation
+    url: str
+    qr: list[str]
+
+
+@dataclass(frozen=True)
+class Invitations:
+    """`page` is the join page, "" where there is none. `open`: whoever opens it joins, without a link; then
+    `qr` is of the page. `makes`: links can be made here.
+    """
+
+    page: str = ""
+    open: bool = False
+    makes: bool = False
+    qr: list[str] = field(default_factory=list)
+    links: list[Invitation] = field(default_factory=list)
+
+
+class Inviting:
+    """`listens`: the address of HTTP; `clock`: seconds since 1970. Without a doorway there is no page."""
+
+    def __init__(
+        self,
+        doorway: Doorway | None,
+        guard: Guard,
+        listens: Callable[[], str],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._doorway, self._guard = doorway, guard
+        self._listens, self._clock = listens, clock
+        no_token: dict[int | str, dict[str, Any]] = {401: {"description": "The token is missing, or another"}}
+        refused: dict[int | str, dict[str, Any]] = {
+            403: {"description": "The service asks for no token, or makes no links"},
+            409: {"description": "There is such a device or link already, or none"},
+        }
+        self.router = APIRouter(dependencies=[Depends(guard)], responses=no_token)
+        add, path = self.router.add_api_route, "/api/v1/links"
+        add(path, self.listed, summary="The join page for browsers, and its one-time links")
+        add(path, self.make, methods=["POST"], status_code=201, summary="A one-time link", responses=refused)
+        add(
+            f"{path}/{{name}}",
+            self.revoke,
+            methods=["DELETE"],
+            summary="Make a link void; its device, if it was used, is let in no more",
+            responses={**refused, 503: {"description": "It is void, but Mosquitto still lets its device in"}},
+        )
+
+    @property
+    def page(self) -> str:
+        """The address of the join page."""
+        return self._doorway.page(self._listens()) if self._doorway else ""
+
+    def listed(self) -> Invitations:
+        doorway = self._doorway
+        if doorway is None:
+            return Invitations()
+        if doorway.site is None:
+            return Invitations(self.page, open=True, qr=rows_of(self.page))
+        now = self._clock()
+        try:
+            known = link_book.read(doorway.site).recent(now)
+        except BrokerError as error:
+            raise HTTPException(503, str(error)) from None
+        makes = doorway.writable and not self._guard.open
+        return Invitations(self.page, makes=makes, links=[_told(link, now) for link in known])
+
+    def make(self, device: Device = "", minutes: Minutes = None) -> Made:
+        site, doorway = self._site(), self._doorway
+        lasts_s = 60 * minutes if minutes else doorway.link_s if doorway else 0
+        now = self._clock()
+        try:
+            link, secret = links.make(site, now, lasts_s, device)
+        except (BrokerError, TopicError) as error:
+            raise HTTPException(409, str(error)) from None
+        url = links.address(self.page, secret)
+        return Made(_told(link, now), url, rows_of(url))
+
+    def revoke(self, name: Annotated[str, InPath(max_length=64)]) -> Invitation:
+        site, now = self._site(), self._clock()
+        try:
+            link = links.revoke(site, name, now)
+        except BrokerError as error:
+            raise HTTPException(409, str(error)) from None
+        try:
+            if link.used:
+                register.tell_of_revoked(site, link.device)
+        except BrokerError as error:
+            raise HTTPException(503, str(error)) from None
+        return _told(link, now)
+
+    def _site(self) -> Opened:
+        """Where links are kept. Raises HTTPException 403."""
+        if self._guard.open:
+            raise HTTPException(403, "links need a token: set http.token_file")
+        if self._doorway is None or self._doorway.site is None:
+            raise HTTPException(403, "no device is enrolled here: serve --web --enrolment DIR does")
+        if not self._doorway.writable:
+            raise HTTPException(403, f"{self._doorway.site.folder} is not whole here, or not ours to write")
+        return self._doorway.site
+
+
+def rows_of(text: str) -> list[str]:
+    """The QR code of a text, without the light border that belongs around it."""
+    import segno  # in the extra `aggregator`
+
+    code = segno.make(text, error="m", micro=False)
+    return ["".join("1" if module else "0" for module in row) for row in code.matrix]
+
+
+def _told(link: Link, now: float) -> Invitation:
+    return Invitation(
+        id=link.id,
+        device=link.device,
+        state=link.state(now),
+        made=link.made,
+        ends=link.ends,
+        used=link.used or None,
+        revoked=link.revoked or None,
+    )

@@ -1,0 +1,128 @@
+"""What Prometheus collects. Labels are the task, its own kinds of update, and fixed words: nothing that a
+device may choose, so that no device can fill the memory of whoever collects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from device_runtime.aggregator.views.listener import (
+    Contributed,
+    Happening,
+    Observer,
+    Refused,
+    RoundClosed,
+    RoundExtended,
+    Started,
+)
+
+from .hosted import Hosted
+from .watch import by_kind
+
+OTHER = "other"
+"""Instead of a kind that the task does not have."""
+_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, float("inf"))
+_P = "device_runtime_"
+
+
+class Metrics:
+    """The counters of this process's life: they begin at 0 with it."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        info = Gauge(f"{_P}info", "Version of device-runtime; always 1.", ["version"], registry=registry)
+        info.labels(metadata.version("device-runtime")).set(1)
+        resident = Gauge(f"{_P}resident_memory_bytes", "Resident memory of the process.", registry=registry)
+        resident.set_function(lambda: float(psutil.Process().memory_info().rss))
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(_P + name, text, ["task", *labels], registry=registry)
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(_P + name, text, ["task", *labels], registry=registry, buckets=_SECONDS)
+
+        self.rounds = counter("rounds_closed", "Rounds that were closed and published.")
+        self.extensions = counter("rounds_extended", "Deadlines passed with too few contributions.")
+        self.contributions = counter(
+            "contributions", "Contributions by kind and by receipt.", "kind", "status"
+        )
+        self.bytes = counter("round_bytes", "MQTT packets of closed rounds, by way.", "way")
+        self.kind_bytes = counter(
+            "kind_bytes", "The same of devices that contributed, by kind.", "kind", "way"
+        )
+        self.energy = counter("energy_joules", "Energy of contributions, as devices tell it.", "kind")
+        self.train = histogram("train_seconds", "Time that devices trained for a contribution.", "kind")
+        self.duration = histogram("round_seconds", "Time from the opening of a round to its end.")
+        self._made: dict[str, Gauge] = {}
+
+    def observe(self, hosted: Hosted) -> Observer:
+        """An observer of this task; and gauges of how it is, read when they are asked for."""
+        self._gauges(hosted)
+        task, kinds = hosted.task.name, {kind.name for kind in hosted.task.kinds}
+
+        def known(kind: str) -> str:
+            return kind if kind in kinds else OTHER
+
+        def observer(happening: Happening) -> None:
+            match happening:
+                case Started():
+                    self.rounds.labels(task)  # 0 is said, too
+                    self.extensions.labels(task)
+                case Contributed(record=record):
+                    self.contributions.labels(task, known(record.kind), "accepted").inc()
+                    self.train.labels(task, known(record.kind)).observe(record.train_time_s)
+                case Refused():
+                    self.contributions.labels(task, known(happening.kind), happening.status).inc()
+                case RoundExtended():
+                    self.extensions.labels(task).inc()
+                case RoundClosed():
+                    self._closed(task, happening, known)
+
+        return observer
+
+    def text(self) -> bytes:
+        """The text format of Prometheus."""
+        return generate_latest(self.registry)
+
+    def _closed(self, task: str, closed: RoundClosed, known: Callable[[str], str]) -> None:
+        record = closed.record
+        self.rounds.labels(task).inc()
+        self.duration.labels(task).observe(record.duration_s)
+        self.bytes.labels(task, "up").inc(record.bytes_up)
+        self.bytes.labels(task, "down").inc(record.bytes_down)
+        for name, figures in by_kind(closed).items():
+            self.energy.labels(task, known(name)).inc(max(0.0, figures.energy_j))
+            self.kind_bytes.labels(task, known(name), "up").inc(figures.bytes_up)
+            self.kind_bytes.labels(task, known(name), "down").inc(figures.bytes_down)
+
+    def _gauges(self, hosted: Hosted) -> None:
+        def gauge(name: str, text: str, value: Callable[[], float | None]) -> None:
+            def number() -> float:
+                found = value()
+                return float("nan") if found is None else float(found)
+
+            made = self._made.get(name) or Gauge(_P + name, text, ["task"], registry=self.registry)
+            self._made[name] = made
+            made.labels(hosted.task.name).set_function(number)
+
+        live, link = hosted.watch.live, hosted.link
+
+        def at_work(value: float) -> float | None:
+            return None if live().phase == "finished" else value
+
+        gauge("round", "The round that is open, or was last.", lambda: live().round)
+        gauge("rounds", "Rounds that the task has.", lambda: live().rounds)
+        gauge("devices_online", "Devices that are online.", lambda: live().online)
+        gauge("devices_known", "Devices that were ever heard of.", lambda: live().devices)
+        gauge("accuracy", "Of the served model on the evaluation data, 0 to 1.", lambda: live().accuracy)
+        gauge("loss", "Of the served model on the evaluation data.", lambda: live().loss)
+        gauge("broker_connected", "1 while the broker has us.", lambda: at_work(link.connected))
+        gauge("link_bytes_up", "PUBLISH packets sent since the start.", lambda: link.bytes_up)
+        gauge("link_bytes_down", "PUBLISH packets received since the start.", lambda: link.bytes_down)
+        gauge("loop_silence_seconds", "Since the loop last looked.", lambda: at_work(hosted.pulse.silence_s))
+        gauge("journal_dropped", "Lines that the log of contributions lost.", lambda: hosted.journal.dropped)

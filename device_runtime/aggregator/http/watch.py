@@ -1,0 +1,272 @@
+"""An observer that keeps, for HTTP, where a task is: its devices, its open round, its closed rounds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import isnan
+
+from device_runtime.aggregator.views.listener import (
+    Contributed,
+    ContributionRecord,
+    DeviceSeen,
+    Finished,
+    Happening,
+    PlanMade,
+    Refused,
+    RoundClosed,
+    RoundExtended,
+    RoundOpened,
+    Started,
+)
+from device_runtime.models.bundles.manifest import Manifest
+
+from .shapes import Device, Devices, Doing, KindFigures, Live, Round, Rounds, measured
+
+MOST_DEVICES = 200_000
+"""Devices that are remembered; beyond that the one that was seen first is forgotten."""
+ENOUGH = 1000
+"""Rounds or devices on one page, at most."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which devices: whose name, profile, kind or reason has `search` in it; only those that are online."""
+
+    search: str = ""
+    online: bool | None = None
+    offset: int = 0
+    limit: int = 100
+
+
+class Watch:
+    """Told by the loop, read by any thread. `clock` gives seconds since 1970.
+
+    Everything that is handed out is frozen or a copy; the lock is never held for longer than it takes to
+    copy a list of references.
+    """
+
+    def __init__(self, task: str, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._devices: dict[str, Device] = {}
+        self._rounds: list[Round] = []
+        self._counts: dict[str, int] = {}
+        self._sitting_out: set[str] = set()
+        self._online = 0
+        self._live = Live(task)
+        self.manifest: Manifest | None = None
+        """What the service goes by, from when it runs."""
+
+    def __call__(self, happening: Happening) -> None:
+        with self._lock:
+            self._live = replace(self._live, version=self._live.version + 1)
+            self._take(happening, self._clock())
+
+    @property
+    def version(self) -> int:
+        """Grows with everything that happens."""
+        return self._live.version
+
+    def live(self) -> Live:
+        with self._lock:
+            return replace(
+                self._live,
+                contributions=dict(sorted(self._counts.items())),
+                sitting_out=len(self._sitting_out),
+                devices=len(self._devices),
+                online=self._online,
+                closed_rounds=len(self._rounds),
+            )
+
+    def devices(self, wanted: Wanted) -> Devices:
+        with self._lock:
+            known = list(self._devices.values())
+        words = wanted.search.casefold()
+        found = [
+            device
+            for device in known
+            if (wanted.online is None or device.online == wanted.online)
+            and any(words in text.casefold() for text in _texts(device))
+        ]
+        found.sort(key=lambda device: (not device.online, device.device))
+        return Devices(len(found), found[wanted.offset : wanted.offset + wanted.limit])
+
+    def rounds(self, after: int = 0, limit: int = ENOUGH) -> Rounds:
+        """Those after round number `after`."""
+        with self._lock:
+            known = self._rounds[:]
+        return Rounds(len(known), [one for one in known if one.round > after][:limit])
+
+    def _take(self, happening: Happening, now: float) -> None:
+        match happening:
+            case Started():
+                self._start(happening)
+            case RoundOpened():
+                self._open(happening, now)
+            case RoundExtended():
+                self._extend(happening, now)
+            case DeviceSeen():
+                self._seen(happening, now)
+            case PlanMade():
+                self._planned(happening, now)
+            case Contributed(record=record):
+                self._contributed(record, now)
+            case Refused():
+                self._refused(happening, now)
+            case RoundClosed():
+                self._close(happening, now)
+            case Finished():
+                self._change(phase="finished", closes_at=None, moved_at=now)
+
+    def _start(self, happening: Started) -> None:
+        self.manifest = happening.manifest
+        for closed in happening.closed:
+            self._close(closed, None)
+            for record in closed.contributions:
+                before = self._device(record.device)
+                self._set(
+                    before, {"online": False, "contributions": before.contributions + 1, **_costs(record)}
+                )
+        phase = "finished" if len(happening.closed) >= happening.task.rounds else "waiting"
+        needed = happening.task.min_contributions
+        self._change(run=happening.run, rounds=happening.task.rounds, phase=phase, needed=needed)
+
+    def _open(self, happening: RoundOpened, now: float) -> None:
+        self._counts, self._sitting_out = {}, set()
+        if happening.again and happening.contributions:
+            self._counts = {"before the restart": happening.contributions}
+        self._change(
+            phase="collecting",
+            round=happening.round,
+            offered=happening.kinds,
+            opened_at=now,
+            closes_at=now + happening.deadline_s,
+            moved_at=now,
+            deadline_s=happening.deadline_s,
+            extended=0,
+            not_counted=0,
+            note="resumed" if happening.again else "",
+        )
+
+    def _extend(self, happening: RoundExtended, now: float) -> None:
+        self._sitting_out = set()
+        counted = f"{happening.contributions} of {happening.needed} contributions"
+        self._change(
+            closes_at=now + happening.deadline_s,
+            extended=self._live.extended + 1,
+            note=f"extended: {counted}{happening.outlook}",
+        )
+
+    def _seen(self, happening: DeviceSeen, now: float) -> None:
+        told: dict[str, object] = {"online": happening.online, "last_seen": now}
+        if happening.engine or happening.profile:
+            told |= {"profile": happening.profile, "engine": happening.engine}
+            told |= {"num_examples": happening.num_examples, "memory_bytes": happening.memory_bytes}
+            told["battery_percent"] = happening.battery_percent
+        self._set(self._device(happening.device), told)
+
+    def _planned(self, plan: PlanMade, now: float) -> None:
+        doing: Doing = "planned" if plan.kind else "sits out"
+        (self._sitting_out.discard if plan.kind else self._sitting_out.add)(plan.device)
+        told = {"doing": doing, "round": plan.round, "kind": plan.kind, "why": "; ".join(plan.reasons)}
+        predicted_s = measured(plan.seconds)
+        self._set(self._device(plan.device), {**told, "predicted_s": predicted_s, "last_seen": now})
+
+    def _contributed(self, record: ContributionRecord, now: float) -> None:
+        before = self._device(record.device)
+        told = {"doing": "sent", "contributions": before.contributions + 1, "last_seen": now}
+        self._set(before, {**told, **_costs(record)})
+        self._counts[record.kind] = self._counts.get(record.kind, 0) + 1
+        self._change(moved_at=now)
+
+    def _refused(self, refused: Refused, now: float) -> None:
+        self._change(not_counted=self._live.not_counted + 1)
+        before = self._device(refused.device)
+        told: dict[str, object] = {"last_seen": now, "not_counted": before.not_counted + 1}
+        if refused.status != "duplicate":
+            told |= {"doing": refused.status, "round": refused.round, "kind": refused.kind}
+            told["why"] = refused.reason
+        self._set(before, told)
+
+    def _close(self, closed: RoundClosed, now: float | None) -> None:
+        record = closed.record
+        self._rounds.append(
+            Round(
+                round=record.round,
+                closed_at=now,
+                accuracy=measured(record.eval_acc),
+                loss=measured(record.eval_loss),
+                base_accuracy=measured(record.base_eval_acc),
+                train_loss=measured(record.train_loss),
+                participants=record.participants,
+                bytes_up=record.bytes_up,
+                bytes_down=record.bytes_down,
+                energy_j=record.energy_j,
+                train_s=record.train_time_s,
+                duration_s=record.duration_s,
+                note=closed.note,
+                kinds=by_kind(closed),
+            )
+        )
+        self._change(
+            round=record.round,
+            accuracy=measured(record.eval_acc),
+            loss=measured(record.eval_loss),
+            bytes_up=self._live.bytes_up + record.bytes_up,
+            bytes_down=self._live.bytes_down + record.bytes_down,
+            energy_j=self._live.energy_j + record.energy_j,
+            moved_at=now,
+            note=closed.note,
+        )
+
+    def _device(self, name: str) -> Device:
+        return self._devices.get(name) or Device(name, online=False)
+
+    def _set(self, before: Device, told: Mapping[str, object]) -> None:
+        known = before.device in self._devices
+        if not known and len(self._devices) >= MOST_DEVICES:
+            gone = self._devices.pop(next(iter(self._devices)))
+            self._online -= gone.online
+        after = replace(before, **told)  # type: ignore[arg-type]
+        self._online += after.online - (before.online if known else False)
+        self._devices[before.device] = after
+
+    def _change(self, **changes: object) -> None:
+        self._live = replace(self._live, **changes)  # type: ignore[arg-type]
+
+
+def by_kind(closed: RoundClosed) -> dict[str, KindFigures]:
+    """Sums over the contributions of each kind, in the order in which they were merged."""
+    figures: dict[str, KindFigures] = {}
+    for record in closed.contributions:
+        sums = figures.get(record.kind, KindFigures())
+        figures[record.kind] = KindFigures(
+            sums.contributions + 1,
+            sums.num_examples + record.num_examples,
+            sums.bytes_up + record.bytes_up,
+            sums.bytes_down + record.bytes_down,
+            sums.energy_j + (0.0 if isnan(record.energy_j) else record.energy_j),
+            sums.train_s + record.train_time_s,
+        )
+    return figures
+
+
+def _costs(record: ContributionRecord) -> dict[str, object]:
+    return {
+        "round": record.round,
+        "kind": record.kind,
+        "why": record.why,
+        "num_examples": record.num_examples,
+        "train_s": measured(record.train_time_s),
+        "energy_j": measured(record.energy_j),
+        "energy_source": record.energy_source,
+        "energy_uncertainty": measured(record.energy_uncertainty),
+        "bytes_up": record.bytes_up,
+        "bytes_down": record.bytes_down,
+    }
+
+
+def _texts(device: Device) -> tuple[str, ...]:
+    return (device.device, device.profile, device.kind, device.why, device.doing)

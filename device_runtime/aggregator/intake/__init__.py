@@ -1,0 +1,1 @@
+"""What comes from devices: received, checked, kept."""

@@ -1,0 +1,171 @@
+"""A contribution is checked before it is believed; every refusal says why, with values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, sqrt
+
+import numpy as np
+
+from device_runtime.aggregator.errors import UpdateRefused
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Metrics
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.errors import ModelError
+from device_runtime.strategies.codecs import chain as codecs
+from device_runtime.strategies.codecs.chain import Chain
+from device_runtime.strategies.kind import AnyStrategy, formed
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.device_half import MOST_LOSS
+
+MOST = {
+    "train_time_ms": 30 * 86_400_000,  # a month
+    "energy_mj": 10**12,  # 278 kWh
+    "peak_memory_kib": 2**34,  # 16 TiB
+}
+"""What no device needs for one update."""
+LEAST_LOSS = -1e-3
+"""No loss that kinds of update minimise is below 0, but by rounding."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What a contribution is held against: the task, this life of it, its models by member (the main one's
+    by ""), and the bases of the round that it was made for, by member too, where a norm is bounded or a codec
+    needs them.
+    """
+
+    task: Task
+    run: str
+    manifests: Mapping[str, Manifest]
+    base: Callable[[str], Tensors]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an update was made from. The base is read if the kind bounds the norm."""
+
+    kind: KindSettings
+    form: AnyStrategy
+    manifest: Manifest
+    base: Tensors
+
+
+def kind_of(message: Contribution, offered: Offered) -> KindSettings:
+    """The offered kind that this is. Raises UpdateRefused."""
+    for kind in offered.task.kinds:
+        if kind.name == message.kind and kind.in_round(message.round):
+            return kind
+    known = ", ".join(kind.name for kind in offered.task.offered(message.round)) or "none"
+    raise UpdateRefused(f"round {message.round} does not accept kind {message.kind!r}; it accepts {known}")
+
+
+def check_address(message: Contribution, offered: Offered) -> None:
+    """Whether it is meant for this life of this task. Raises UpdateRefused."""
+    task = offered.task
+    if message.task != task.name:
+        raise UpdateRefused(f"it is for task {message.task!r}, this is {task.name!r}")
+    if message.run != offered.run:
+        raise UpdateRefused(f"it is for run {message.run!r}, this is run {offered.run!r}")
+
+
+def check_message(message: Contribution, offered: Offered) -> None:
+    """All that can be said before the content is here. Raises UpdateRefused."""
+    check_samples(message, 0, offered)
+    _check_metrics(message.metrics)
+    _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
+
+
+def check_samples(message: Contribution, said: int, offered: Offered) -> None:
+    """A device counts as no more samples than the task allows, nor than it said in its hello that it has; 0
+    where it has said nothing, as to an aggregator that was restarted. Raises UpdateRefused.
+    """
+    most, count = offered.task.max_num_examples, message.num_examples
+    if not 1 <= count <= most:
+        raise UpdateRefused(f"num_examples is {count}, expected 1 to {most}")
+    if said and count > said:
+        raise UpdateRefused(f"num_examples is {count}, the hello of the device says that it has {said}")
+
+
+def _check_metrics(metrics: Metrics) -> None:
+    """They are added up and shown: one that nobody can have would hide all others."""
+    if min(metrics.train_time_ms, metrics.energy_mj, metrics.peak_memory_kib, metrics.epsilon_milli) < 0:
+        raise UpdateRefused(f"its metrics are negative: {metrics}")
+    for figure, most in MOST.items():
+        if getattr(metrics, figure) > most:
+            raise UpdateRefused(f"its {figure} is {getattr(metrics, figure)}, at most {most} is believed")
+    loss = metrics.train_loss
+    if not isnan(loss) and not LEAST_LOSS <= loss <= MOST_LOSS:
+        known = f"expected 0 to {MOST_LOSS:g}, or nan where none is known"
+        raise UpdateRefused(f"its train_loss is {loss:g}, {known}")
+
+
+def codec_of(kind: KindSettings) -> Chain:
+    """By which its updates come."""
+    return codecs.named(kind.strategy.codec)
+
+
+def _check_size(message: Contribution, expected: Sequence[TensorSpec], codec: Chain) -> None:
+    """Nothing is fetched that is larger than what is expected can be."""
+    if (message.blob is None) == (not message.body):
+        raise UpdateRefused("it has both a body and a blob" if message.body else "it has no content")
+    size = message.blob.size if message.blob else len(message.body)
+    if message.body and size > INLINE_LIMIT:
+        raise UpdateRefused(f"its body has {size} bytes; over {INLINE_LIMIT} it must be a blob")
+    most = codec.most_bytes(expected)
+    if size > most:
+        raise UpdateRefused(f"its content has {size} bytes, expected at most {most}")
+
+
+def check_content(message: Contribution, content: bytes, offered: Offered) -> Tensors:
+    """The tensors, believed; that the content is the message's own was seen. Raises UpdateRefused."""
+    kind, expected = kind_of(message, offered), _expected(message, offered)
+    form = formed(kind.strategy, message.form)
+    base = offered.base(form.member)
+    try:
+        update = codec_of(kind).decode(content, base, expected)
+        tensors.check(update, class_statistics.expected_of(update, expected))
+    except ModelError as error:
+        raise UpdateRefused(str(error)) from None
+    origin = Origin(kind, form, offered.manifests[form.member], base)
+    if why := doubt(update, message.num_examples, origin):
+        raise UpdateRefused(why)
+    return update
+
+
+def _expected(message: Contribution, offered: Offered) -> Sequence[TensorSpec]:
+    """Raises UpdateRefused for a kind that is not offered."""
+    form = formed(kind_of(message, offered).strategy, message.form)
+    return class_statistics.accepted(form, offered.manifests[form.member])
+
+
+def doubt(update: Tensors, num_examples: int, of: Origin) -> str:
+    """Why tensors that are as expected are not believed, with values; empty when they are."""
+    update, found = class_statistics.parted(update)
+    if why := class_statistics.doubt_of(of.form, found, num_examples, of.manifest):
+        return why
+    kind, base = of.kind, of.base
+    for key, value in update.items():
+        if key.endswith(".running_var") and value.min() < 0:
+            return f"{key} holds {value.min():.4g}, which is no variance"
+    if why := kind.strategy.doubt(update, num_examples):
+        return why
+    if kind.max_norm is not None:
+        distance = norm(update, base)
+        if not distance <= kind.max_norm:
+            return f"it is {distance:.4g} away from the base, at most {kind.max_norm:g} is believed"
+    return ""
+
+
+def norm(update: Tensors, base: Tensors) -> float:
+    """Euclidean distance from the base; tensors that the base does not have count from zero."""
+    total = 0.0
+    for key, value in update.items():
+        change = value.astype(np.float64)
+        if key in base and base[key].shape == value.shape:
+            change = change - base[key]
+        total += float(np.square(change).sum())
+    return sqrt(total)

@@ -1,0 +1,224 @@
+"""The contributions that count, and what the devices of a round have sent and been sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf, nan
+
+import msgspec
+
+from device_runtime.aggregator.storage.database import Database, Row
+from device_runtime.aggregator.views.listener import MODELLED, ContributionRecord
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.messages import Blob, Metrics
+
+ROUNDS_KNOWN = 4
+"""Rounds of whose contributions the keys are in memory: the disk need not be asked for each message."""
+
+_KEEP = "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+AT_ONCE = 256
+"""Contributions that one query reads with their contents, each of at most INLINE_LIMIT bytes."""
+
+_SOME = """SELECT * FROM contributions WHERE into_round = ? AND (kind, device, round) > (?, ?, ?)
+ORDER BY kind, device, round LIMIT ?"""
+_RECORDS = """SELECT round, device, kind, into_round, num_examples, metrics, why, form,
+NULL AS blob, NULL AS body
+FROM contributions WHERE into_round = coalesce(?, into_round) ORDER BY into_round, kind, device, round"""
+_SINCE = """SELECT device, max(CASE WHEN into_round < ? THEN into_round END) AS before,
+count(CASE WHEN into_round = ? THEN 1 END) AS updates FROM contributions
+WHERE into_round >= ? AND device IN (SELECT device FROM contributions WHERE into_round = ? AND round < ?)
+GROUP BY device"""
+_TRAFFIC = "SELECT round, device, up, down FROM traffic WHERE round = coalesce(?, round)"
+_WITH_BLOB = "SELECT round FROM contributions WHERE blob = ? LIMIT 1"
+_SAVE_TRAFFIC = """INSERT INTO traffic VALUES (?, ?, ?, ?) ON CONFLICT (round, device) DO UPDATE
+SET up = excluded.up, down = excluded.down"""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A counted contribution. `round` is the one it was made for, `into` the one it counts in."""
+
+    device: str
+    round: int
+    into: int
+    kind: str
+    num_examples: int
+    metrics: Metrics
+    why: str
+    blob: Blob | None
+    body: bytes = b""
+    form: str = ""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """MQTT packets of one device in one round, in bytes."""
+
+    up: int = 0
+    down: int = 0
+
+
+class Contributions:
+    """The counted contributions of a run. Raises RunFolderError as Database does."""
+
+    def __init__(self, db: Database, updates: Blobs) -> None:
+        self._db = db
+        self._updates = updates
+        self._kept: list[tuple[Stored, Bytes]] = []
+        self._kept_kinds: dict[tuple[int, str], str] = {}
+        self._known: dict[int, dict[str, str]] = {}
+
+    def sent(self, number: int, device: str) -> str:
+        """The kind of the device's contribution that was made for a round and counts already, whatever round
+        it counts in; empty where none does. A device has one for each round.
+        """
+        return self._kept_kinds.get((number, device)) or self._of_round(number).get(device, "")
+
+    def _of_round(self, number: int) -> dict[str, str]:
+        """Kinds by device of those on the disk that were made for a round; of the latest few it is known."""
+        if number not in self._known:
+            while len(self._known) >= ROUNDS_KNOWN:
+                del self._known[next(iter(self._known))]
+            rows = self._db.rows("SELECT device, kind FROM contributions WHERE round = ?", number)
+            self._known[number] = {row["device"]: row["kind"] for row in rows}
+        return self._known[number]
+
+    def keep(self, stored: Stored, moved: Bytes) -> None:
+        """Count a contribution, with what its device has moved in the round that it counts in.
+
+        It is on the disk after `settle`. Its blob, if it has one, is in `updates` already. Again: only the
+        bytes are new.
+        """
+        self._kept.append((stored, moved))
+        self._kept_kinds[stored.round, stored.device] = stored.kind
+
+    def let_go(self, blob: Blob) -> None:
+        """Remove the content of one that does not count, unless one that does has the same.
+
+        Raises BlobError.
+        """
+        if not self._updates.has(blob) or any(stored.blob == blob for stored, _ in self._kept):
+            return
+        if not self._db.rows(_WITH_BLOB, msgspec.msgpack.encode(blob)):
+            self._updates.remove(blob)
+
+    def settle(self) -> None:
+        """Write what was kept, at once: all of it is on the disk when this returns, none when it raises."""
+        with self._db.commit() as db:
+            db.executemany(_KEEP, [_row(stored) for stored, _ in self._kept])
+            moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in self._kept]
+            db.executemany(_SAVE_TRAFFIC, moved)
+        for (number, device), kind in self._kept_kinds.items():
+            if number in self._known:
+                self._known[number][device] = kind
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget what was kept: it is written, or cannot be."""
+        self._kept, self._kept_kinds = [], {}
+
+    def of_round(self, number: int) -> Iterator[Stored]:
+        """Those that count in a round, by kind, device, and the round they were made for; a few in memory."""
+        last: tuple[str, str, int] = ("", "", 0)
+        while rows := self._db.rows(_SOME, number, *last, AT_ONCE):
+            yield from map(_stored, rows)
+            last = (rows[-1]["kind"], rows[-1]["device"], rows[-1]["round"])
+
+    def since(self, number: int, first: int) -> dict[str, float]:
+        """Of each device with a late contribution in a round: the rounds since the one in which it counted
+        last, divided by its contributions in this one. Rounds before `first` are not looked at.
+        """
+        rows = self._db.rows(_SINCE, number, number, first, number, number)
+        return {row["device"]: (number - (row["before"] or first - 1)) / row["updates"] for row in rows}
+
+    def content(self, stored: Stored) -> bytes:
+        """The safetensors of a contribution whose round is not closed. Raises BlobError."""
+        return self._updates.get(stored.blob) if stored.blob else stored.body
+
+    def prune(self, number: int, before: float = inf) -> None:
+        """Let go of the blobs of a closed round's contributions, of those before, and of what does not count;
+        `before` as in Blobs.prune.
+        """
+        waiting = self._db.rows(
+            "SELECT blob FROM contributions WHERE into_round > ? AND blob IS NOT NULL", number
+        )
+        kept = [msgspec.msgpack.decode(row["blob"], type=Blob) for row in waiting]
+        kept += [stored.blob for stored, _ in self._kept if stored.blob]
+        self._updates.prune(kept, before)
+
+    def records(self, number: int) -> tuple[ContributionRecord, ...]:
+        """Those that count in a round, for people and files."""
+        return self.every_record(number).get(number, ())
+
+    def every_record(self, number: int | None = None) -> dict[int, tuple[ContributionRecord, ...]]:
+        """The same of every round, or of this one, by round."""
+        moved = {(row["round"], row["device"]): row for row in self._db.rows(_TRAFFIC, number)}
+        records: dict[int, list[ContributionRecord]] = {}
+        for row in self._db.rows(_RECORDS, number):
+            told = moved.pop((row["into_round"], row["device"]), None)  # a device's bytes are told once
+            bytes_moved = Bytes(told["up"], told["down"]) if told else Bytes()
+            records.setdefault(row["into_round"], []).append(record_of(_stored(row), bytes_moved))
+        return {into: tuple(made) for into, made in records.items()}
+
+    def traffic(self, number: int) -> dict[str, Bytes]:
+        """Bytes of each device in a round, as last saved."""
+        rows = self._db.rows("SELECT device, up, down FROM traffic WHERE round = ?", number)
+        return {row["device"]: Bytes(row["up"], row["down"]) for row in rows}
+
+    def save_traffic(self, number: int, traffic: Mapping[str, Bytes]) -> None:
+        rows = [(number, device, moved.up, moved.down) for device, moved in traffic.items()]
+        with self._db.commit() as db:
+            db.executemany(_SAVE_TRAFFIC, rows)
+
+
+def _stored(row: Row) -> Stored:
+    return Stored(
+        device=row["device"],
+        round=row["round"],
+        into=row["into_round"],
+        kind=row["kind"],
+        num_examples=row["num_examples"],
+        metrics=msgspec.msgpack.decode(row["metrics"], type=Metrics),
+        why=row["why"],
+        blob=msgspec.msgpack.decode(row["blob"], type=Blob) if row["blob"] else None,
+        body=row["body"] or b"",
+        form=row["form"],
+    )
+
+
+def _row(stored: Stored) -> tuple[object, ...]:
+    """A contribution as it stands in the table."""
+    return (
+        stored.round,
+        stored.device,
+        stored.kind,
+        stored.into,
+        stored.num_examples,
+        msgspec.msgpack.encode(stored.metrics),
+        stored.why,
+        msgspec.msgpack.encode(stored.blob) if stored.blob else None,
+        stored.body or None,
+        stored.form,
+    )
+
+
+def record_of(stored: Stored, moved: Bytes) -> ContributionRecord:
+    """A stored contribution in the units of people."""
+    metrics = stored.metrics
+    return ContributionRecord(
+        round=stored.into,
+        device=stored.device,
+        kind=stored.kind,
+        num_examples=stored.num_examples,
+        train_loss=metrics.train_loss,
+        train_time_s=metrics.train_time_ms / 1000,
+        energy_j=metrics.energy_mj / 1000,
+        peak_memory_bytes=metrics.peak_memory_kib * 1024,
+        bytes_up=moved.up,
+        bytes_down=moved.down,
+        why=stored.why,
+        epsilon=metrics.epsilon_milli / 1000 if metrics.epsilon_milli else nan,
+        energy_source=metrics.energy_source or MODELLED,
+        energy_uncertainty=metrics.energy_off_percent / 100 if metrics.energy_off_percent else nan,
+    )

@@ -1,0 +1,223 @@
+"""Contributions whose content is on its way, pulled block by block; a few at a time, the others wait.
+
+No clock, no sockets: `now` is in seconds, `ask` sends a Get to a device. What has arrived lies on disk, so
+that after a restart a pull goes on as soon as the device sends its message again. What is announced takes its
+room on the disk before it comes, so a device may have only so many contents there: an announcement that takes
+the place of another, or a further one of those that were given up, removes what had come of that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from device_runtime.aggregator.rounds.events import Update
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.messages import Blob, Contribution, Get
+from device_runtime.broker.wire.transfer import Pull
+
+log = logging.getLogger(__name__)
+
+MAX_PULLS = 64
+"""Contributions being fetched at one time: many, as most links are slow."""
+BLOCKS_ASKED = 40
+"""Blocks that all of them together have on the way, but for one each: what may come in faster than it is
+written lies in memory."""
+MOST_WAITING = 10_000
+"""Contributions that may wait to be fetched; of what comes beyond, devices send the message again."""
+MOST_OF_ONE = 4
+"""Contents of one device that may wait or lie here in part; each is at most as large as its kind allows."""
+MOST_GIVEN_UP = 256
+"""Contents that lie here in part and are not asked for any more, of all devices: those may come back."""
+MAX_SILENCES = 6
+"""Unanswered requests after which a pull is given up until the device sends its message again."""
+MAX_DAMAGES = 2
+"""Times that a content may arrive whole and have the wrong hash."""
+
+Key = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A contribution whose content is here, `verified` just now, or never will be: `refusal` says why."""
+
+    update: Update
+    message: Contribution
+    refusal: str = ""
+    verified: bool = False
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    update: Update
+    message: Contribution
+    blob: Blob
+    pull: Pull | None = None
+    damages: int = 0
+
+
+class Intake:
+    """The pulls of one run. Raises nothing: what fails is dropped, and the device will send again."""
+
+    def __init__(self, updates: Blobs, ask: Callable[[str, Get], None]) -> None:
+        self._updates = updates
+        self._ask = ask
+        self._waiting: dict[Key, _Waiting] = {}
+        self._of: dict[str, set[Key]] = {}
+        self._given_up: OrderedDict[tuple[str, Blob], None] = OrderedDict()
+        self._announced: Counter[Blob] = Counter()
+        self._said_full = False
+
+    def want(self, update: Update, message: Contribution, blob: Blob) -> None:
+        """Fetch this one; sent again, only the sending that a receipt will name is new. Another content takes
+        the place of the one before.
+
+        Where too many wait, it is dropped.
+        """
+        key = (update.device, update.round, update.kind)
+        known = self._waiting.get(key)
+        if known is None and self._is_full(update.device):
+            return
+        if known and known.blob == blob:
+            self._waiting[key] = replace(known, update=update, message=message)
+            return
+        self._announced[blob] += 1
+        self._waiting[key] = _Waiting(update, message, blob)
+        self._of.setdefault(update.device, set()).add(key)
+        if known:
+            self._release(known.blob)
+        if (update.device, blob) in self._given_up:
+            self._let_go((update.device, blob))
+        mine = [one for one in self._given_up if one[0] == update.device]
+        for one in mine[: max(0, len(mine) + len(self._of[update.device]) - MOST_OF_ONE)]:
+            self._let_go(one)
+
+    def make_room(self) -> None:
+        """Let go of all that has come in part: the disk is needed for what counts, and devices send again."""
+        for key in [key for key, waiting in self._waiting.items() if waiting.pull]:
+            self._drop(key, "the disk is full", stays=False)
+        for one in list(self._given_up):
+            self._let_go(one)
+
+    def _let_go(self, one: tuple[str, Blob]) -> None:
+        del self._given_up[one]
+        self._release(one[1])
+
+    def _release(self, blob: Blob) -> None:
+        """Remove what has come of a content in part, unless it was announced elsewhere too."""
+        self._announced[blob] -= 1
+        if self._announced[blob] > 0:
+            return
+        del self._announced[blob]
+        try:
+            self._updates.discard(blob)
+        except BlobError as error:
+            log.warning("%s", error)
+
+    def _is_full(self, device: str) -> bool:
+        """Whether no more may wait. That all are too many is said of the first that is dropped, until there
+        is room again.
+        """
+        if len(self._of.get(device, ())) >= MOST_OF_ONE:
+            log.debug("update from %s put off: %d of it wait already", device, MOST_OF_ONE)
+            return True
+        full = len(self._waiting) >= MOST_WAITING
+        if full and not self._said_full:
+            log.warning("update from %s dropped: %d wait to be fetched already", device, len(self._waiting))
+        self._said_full = full
+        return full
+
+    def received(self, device: str, sha: bytes, block: tuple[int, bytes], now: float) -> bool:
+        """A block (number, bytes) of a device's upload, and what is asked for next. Returns whether it was
+        waited for: one that is not, or has come before, is ignored.
+        """
+        index, data = block
+        waited_for = False
+        for key in sorted(self._of.get(device, ())):
+            waiting = self._waiting[key]
+            if waiting.pull and waiting.blob.sha == sha:
+                try:
+                    waited_for |= waiting.pull.received(index, data, now)
+                    if not (waiting.pull.done or waiting.pull.refused):
+                        self._go_on(key, waiting.pull, now)
+                except BlobError as error:
+                    self._drop(key, str(error))
+        return waited_for
+
+    def restart(self) -> None:
+        """The link was down: what was asked for is not coming."""
+        for waiting in self._waiting.values():
+            if waiting.pull:
+                waiting.pull.restart()
+
+    def tick(self, now: float) -> list[Arrival]:
+        """Ask for what is missing, and return what has arrived since."""
+        first = list(islice(self._waiting, MAX_PULLS))
+        return [arrival for key in first if (arrival := self._advance(key, now))]
+
+    def _advance(self, key: Key, now: float) -> Arrival | None:
+        waiting = self._waiting[key]
+        try:
+            pull = waiting.pull or Pull(waiting.blob, self._updates.partial(waiting.blob))
+            if not waiting.pull:
+                self._waiting[key] = waiting = replace(waiting, pull=pull)
+            if pull.done:
+                return self._finish(key, waiting, pull)
+        except BlobError as error:
+            self._drop(key, str(error))
+            return None
+        if pull.refused:
+            self._drop(key, "the device does not have it any more", stays=False)
+        elif pull.unanswered >= MAX_SILENCES:
+            self._drop(key, f"no answer to {MAX_SILENCES} requests")
+        else:
+            self._go_on(key, pull, now)
+        return None
+
+    def _go_on(self, key: Key, pull: Pull, now: float) -> None:
+        """Ask for what is missing; who has fallen silent lets those who wait go first."""
+        silences = pull.unanswered
+        wanted = pull.wanted(now, BLOCKS_ASKED // min(len(self._waiting), MAX_PULLS))
+        if pull.unanswered > silences:
+            self._waiting[key] = self._waiting.pop(key)
+        if wanted:
+            self._ask(key[0], Get(blob=pull.blob, blocks=wanted))
+
+    def _finish(self, key: Key, waiting: _Waiting, pull: Pull) -> Arrival | None:
+        try:
+            pull.finish()
+        except BlobError as error:
+            if pull.done:  # the content is right, our disk is not
+                self._drop(key, str(error))
+                return None
+            damages = waiting.damages + 1
+            if damages < MAX_DAMAGES:
+                self._waiting[key] = replace(waiting, damages=damages)
+                return None
+            self._release(self._forget(key).blob)
+            return Arrival(waiting.update, waiting.message, str(error))
+        self._release(self._forget(key).blob)
+        return Arrival(waiting.update, waiting.message, verified=True)
+
+    def _drop(self, key: Key, why: str, stays: bool = True) -> None:
+        """Until its device announces it again; what has come of it `stays` for a while."""
+        waiting = self._forget(key)
+        one = (key[0], waiting.blob)
+        if not stays or waiting.pull is None or one in self._given_up:
+            self._release(waiting.blob)
+        else:
+            self._given_up[one] = None
+        if len(self._given_up) > MOST_GIVEN_UP:
+            self._let_go(next(iter(self._given_up)))
+        log.warning("update from %s dropped after %s: %s", key[0], waiting.blob.hex[:12], why)
+
+    def _forget(self, key: Key) -> _Waiting:
+        of = self._of[key[0]]
+        of.remove(key)
+        if not of:
+            del self._of[key[0]]
+        return self._waiting.pop(key)

@@ -1,0 +1,98 @@
+"""A worker: takes its share of the small contributions from the broker, checks them, and hands them on.
+
+It decides nothing and keeps nothing. What it has in hand when it is killed was acknowledged to nobody: its
+device sends again until the receipt, which comes after the aggregator's commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import IO
+
+from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.aggregator.serving import logs
+from device_runtime.aggregator.serving.exit_codes import exit_code
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.broker.wire.link_events import Disconnected, Received
+from device_runtime.models.errors import ModelError
+
+from .check_process import Checker, checked
+from .rate_limit import RATE, Flood, Inbox, cost
+from .worker_protocol import Failed, Looked, Order, Ready, read, write
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Until stdin ends, and with it the aggregator, or it says so."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the aggregator, which ends us
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    order = read(sys.stdin.buffer, Order)
+    if order is None:
+        return
+    logs.configure(order.log)
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed is no word of ours
+    try:
+        _serve(order, out)
+    except (AggregatorError, BrokerError, ModelError) as error:
+        _say(out, Failed(str(error), exit_code(error)))
+    except BrokenPipeError:
+        os._exit(0)  # nobody is there to hear of it
+
+
+def _serve(order: Order, out: IO[bytes]) -> None:
+    """Until the process ends."""
+    checkers = {checker.task.name: checker for checker in (Checker(f, order.database) for f in order.folders)}
+    inbox = Inbox()
+    name, options = f"aggregator-{secrets.token_hex(4)}", LinkOptions(subscriptions=(order.topic,))
+    link = Link(replace(order.broker, mqtt5=True), name, inbox, options)
+    threading.Thread(target=_leave_at_the_end, args=(link,), daemon=True).start()
+    link.connect()
+    flood = Flood()
+    _say(out, Ready())
+    while True:
+        event = inbox.get()
+        if isinstance(event, Disconnected):
+            log.warning("broker: %s; trying again", event.reason)
+        if isinstance(event, Received) and _taken(event, flood):
+            looked = checked(event, checkers)
+            write(out, Looked(looked.topic, looked.payload, looked.refusal))
+        if inbox.empty():
+            out.flush()
+
+
+def _leave_at_the_end(link: Link) -> None:
+    """What is in hand is given up: nobody was told that it is kept."""
+    while os.read(sys.stdin.fileno(), 4096):  # without its lock, which the interpreter takes as it ends
+        pass
+    link.close()
+    os._exit(0)
+
+
+def _taken(event: Received, flood: Flood) -> bool:
+    """Whether the device has not sent too much of late: the aggregator would not take it either."""
+    with suppress(BrokerError):
+        address = topics.parse(event.topic)
+        device, now = address.device, time.monotonic()
+        if flood.lets(device, now, cost(address.leaf, len(event.payload))):
+            return True
+        if flood.worth_saying(device, now):
+            log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
+    return False
+
+
+def _say(out: IO[bytes], word: Ready | Failed) -> None:
+    write(out, word)
+    out.flush()

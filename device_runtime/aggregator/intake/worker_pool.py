@@ -1,0 +1,167 @@
+"""The workers beside an aggregator: started, heard, and started again when they end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future, wait
+from contextlib import suppress
+
+import msgspec
+
+from device_runtime.aggregator.errors import WorkerError
+from device_runtime.aggregator.serving.exit_codes import Exit
+from device_runtime.broker.wire.backoff import Patience
+from device_runtime.broker.wire.link_events import Event
+
+from .check_process import Checked
+from .worker_protocol import Failed, Looked, Order, Ready, Word, read, write
+
+log = logging.getLogger(__name__)
+
+START_S = 120.0
+"""Seconds that the first start may take."""
+STOP_S = 5.0
+"""Seconds that a worker gets to leave."""
+AGAIN_S = (0.5, 30.0)
+"""Seconds before an ended worker is started again: at first, and at most."""
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from device_runtime.aggregator.intake.worker_main import main; main()"
+)
+
+
+class Workers:
+    """So many processes with one order between them; what they looked at goes to `inbox`. A context manager:
+    all are at work when it is entered, and gone when it is left. Raises WorkerError.
+    """
+
+    def __init__(self, count: int, order: Order, inbox: queue.SimpleQueue[Event]) -> None:
+        self._workers = [_Worker(number, order, inbox) for number in range(1, count + 1)]
+
+    def __enter__(self) -> Workers:
+        try:
+            for worker in self._workers:
+                worker.start()
+            for worker in self._workers:
+                worker.wait()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.leave()
+        for worker in self._workers:
+            worker.end()
+
+
+class _Worker:
+    def __init__(self, number: int, order: Order, inbox: queue.SimpleQueue[Event]) -> None:
+        self._number, self._order, self._inbox = number, order, inbox
+        self._begun: Future[None] = Future()
+        self._stop = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"worker {number}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until it is at work. Raises WorkerError."""
+        if not wait((self._begun,), START_S).done:
+            raise self._error(Failed(f"it is not ready after {START_S:g} s", Exit.MISTAKE))
+        self._begun.result()
+
+    def leave(self) -> None:
+        """Say that it is over; returns at once."""
+        with self._lock:
+            self._stop.set()
+            if self._process and self._process.stdin:
+                with suppress(OSError):
+                    self._process.stdin.close()
+
+    def end(self) -> None:
+        """Wait until it is gone, or end it."""
+        if self._process:
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        patience = Patience(AGAIN_S)
+        while not self._stop.is_set():
+            since = time.monotonic()
+            failed = self._life()
+            if failed is None or self._stop.is_set():
+                break
+            patience.lost(time.monotonic() - since)
+            log.warning("worker %d has ended (%s); starting another", self._number, failed.why)
+            if not self._begun.done():
+                self._begun.set_exception(self._error(failed))
+            self._stop.wait(patience.wait_s())
+            patience.failed()
+
+    def _error(self, failed: Failed) -> WorkerError:
+        return WorkerError(f"worker {self._number} cannot work: {failed.why}", failed.code)
+
+    def _life(self) -> Failed | None:
+        """From its start to its end; why that came. None where none was started, as all is over."""
+        try:
+            process = self._launched()
+        except OSError as error:
+            return Failed(f"it does not start: {error}", Exit.MISTAKE)
+        if process is None:
+            return None
+        failed = self._hear(process)
+        code = process.wait()
+        if process.stdin:
+            with suppress(OSError):
+                process.stdin.close()
+        return failed or Failed(f"status {code}", Exit.MISTAKE)
+
+    def _launched(self) -> subprocess.Popen[bytes] | None:
+        """A new process with its order; None when all is over."""
+        with self._lock:
+            if self._stop.is_set():
+                return None
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            if self._process.stdin:
+                with suppress(OSError):  # it has ended already, which is heard of
+                    write(self._process.stdin, self._order)
+                    self._process.stdin.flush()
+            return self._process
+
+    def _hear(self, process: subprocess.Popen[bytes]) -> Failed | None:
+        """Until it ends; why, if it says so."""
+        if not process.stdout:
+            return None
+        try:
+            with process.stdout as out:
+                while word := read(out, Word):  # type: ignore[arg-type]  # a union is no type
+                    match word:
+                        case Looked():
+                            self._inbox.put(Checked(word.topic, word.payload, False, word.refusal))
+                        case Ready():
+                            if not self._begun.done():
+                                self._begun.set_result(None)
+                        case Failed():
+                            return word
+        except msgspec.MsgspecError as error:
+            process.kill()
+            return Failed(f"what it says is no word: {error}", Exit.MISTAKE)
+        return None

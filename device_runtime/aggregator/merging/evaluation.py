@@ -1,0 +1,83 @@
+"""What a model is worth: its figures on the task's own data, and a round's figures in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, nan
+from typing import Protocol
+
+from device_runtime.aggregator.intake.contributions import Bytes
+from device_runtime.aggregator.storage.store import Figures
+from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.available import open_model
+from device_runtime.models.training.softmax import Evaluation, accuracy_and_loss
+
+from .strategy_tools import samples
+
+
+class Evaluator:
+    """Runs a bundle on evaluation data; without data every figure is nan."""
+
+    def __init__(self, bundle: Bundle, data: str | None) -> None:
+        """`data`: as a device's `--data` names it. Raises TaskError, one line, for data that does not fit."""
+        self._model = open_model(bundle) if data else None
+        if data:
+            self._data = samples(data, bundle, "evaluation data")
+
+    def evaluate(self, weights: Tensors) -> Evaluation:
+        """Accuracy and loss of the bundle with these weights."""
+        if self._model is None:
+            return Evaluation(nan, nan, 0)
+        self._model.load(weights)
+        return accuracy_and_loss(self._model.logits(self._data.x), self._data.y)
+
+    def figures(self, served: Tensors, base: Tensors) -> Figures:
+        """Of a round's two models."""
+        of_served, of_base = self.evaluate(served), self.evaluate(base)
+        return Figures(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc)
+
+
+class TwoModels(Protocol):
+    """Accuracy of the served model and of the next base, nan where they were not evaluated."""
+
+    @property
+    def eval_acc(self) -> float: ...
+    @property
+    def base_eval_acc(self) -> float: ...
+
+
+def trained_is_better(figures: TwoModels) -> str:
+    """Why the next base, with its trained head, is to be served; empty where it is not better."""
+    if not figures.base_eval_acc > figures.eval_acc:
+        return ""
+    return (
+        f"eval_acc {figures.eval_acc:.3f} with the closed-form head, {figures.base_eval_acc:.3f} with the "
+        "trained one, which is served"
+    )
+
+
+def summarise(
+    figures: Figures,
+    contributions: Sequence[ContributionRecord],
+    traffic: Mapping[str, Bytes],
+    lasted: tuple[int, float],
+) -> RoundRecord:
+    """The line of a round; `lasted` is its number and its duration in seconds."""
+    number, duration_s = lasted
+    told = [c for c in contributions if isfinite(c.train_loss)]
+    examples = sum(c.num_examples for c in told)
+    return RoundRecord(
+        round=number,
+        eval_acc=figures.eval_acc,
+        eval_loss=figures.eval_loss,
+        base_eval_acc=figures.base_eval_acc,
+        train_loss=sum(c.train_loss * c.num_examples for c in told) / examples if examples else nan,
+        participants=len({c.device for c in contributions}),
+        energy_j=sum(c.energy_j for c in contributions),
+        train_time_s=sum(c.train_time_s for c in contributions),
+        bytes_up=sum(moved.up for moved in traffic.values()),
+        bytes_down=sum(moved.down for moved in traffic.values()),
+        duration_s=duration_s,
+    )

@@ -1,0 +1,143 @@
+"""From the contributions of a round to the next base and the served model; may be done again at any time.
+
+Contributions are read from disk one at a time, by kind and device: the order in which they arrived changes
+nothing, and memory does not grow with their number. One that was made for an earlier round counts with what
+it changed of that round's base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import nan
+
+import numpy as np
+
+from device_runtime.aggregator.intake.check import codec_of
+from device_runtime.aggregator.intake.contributions import Stored
+from device_runtime.aggregator.storage.bases import Line, base_weights, checkpoint, next_base
+from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, Store
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.broker.errors import BlobError
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.errors import TensorError
+from device_runtime.strategies.kind import formed
+from device_runtime.strategies.merging.aggregator_half import Carried, RoundModel
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.merging.merge import brought_forward
+from device_runtime.strategies.robust import Screen
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.device_half import Contribution, Late
+
+from .strategy_tools import Tools
+
+BASES_HELD = 4
+"""Bases in memory of each model, while late contributions are merged."""
+
+
+Seeds = Callable[[int], int]
+"""That all devices of a round of this number share."""
+
+
+def merge_round(store: Store, task: Task, tools: Tools, number: int, seed: Seeds) -> MergeResult:
+    """What the contributions of a round make; its blobs are durable, nothing is committed yet."""
+    manifest = tools.manifest()
+    weights = base_weights(store, number, manifest)
+    model = RoundModel(manifest, weights, number, seed(number), tools=tools)
+    kinds = {kind.name: kind.strategy for kind in task.kinds}
+    before = _carried(store, number, tools)
+    folding = Folding(kinds, model, before, task.server)
+    with Screen(folding, task.screening, store.folder) as screen:
+        lost = _fold(_Earlier(store, task, model, seed), screen)
+        merged, odd = screen.merged()
+    notes = [f"content of {name} was damaged on disk and is left out" for name in lost]
+    note = "; ".join([*notes, odd] if odd else notes)
+    served = store.models.put(tensors.encode(merged.served))
+    base = next_base(store, number, merged, Line(manifest, task.seed))
+    carried = keep(merged.carried, store, tools)
+    return MergeResult(base, served, carried, merged.steps, note)
+
+
+def keep(carried: Carried, store: Store, tools: Tools) -> CarriedBlobs:
+    """What goes to the next round, kept as blobs. Raises BlobError."""
+    models = store.models
+    return CarriedBlobs(
+        family={
+            name: checkpoint(weights, models, tools.manifest(name))
+            for name, weights in carried.family.items()
+        },
+        memory={name: models.put(tensors.encode(kept)) for name, kept in carried.memory.items()},
+        aside=models.put(tensors.encode(carried.aside)) if carried.aside else None,
+    )
+
+
+def _carried(store: Store, number: int, tools: Tools) -> Carried:
+    """What round `number` was handed beside its base."""
+    blobs = store.carried(number)
+    return Carried(
+        family={name: base_weights(store, number, tools.manifest(name), name) for name in blobs.family},
+        memory={name: tensors.decode(store.models.get(blob)) for name, blob in blobs.memory.items()},
+        aside=tensors.decode(store.models.get(blobs.aside)) if blobs.aside else {},
+    )
+
+
+def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
+    """Fold all that counts in the round; returns whose content could not be read."""
+    lost, task, number = [], earlier.task, earlier.model.round
+    first = max(1, number - task.max_staleness - 1)
+    since = earlier.store.contributions.since(number, first) if task.waits_for_fast else {}
+    for stored in earlier.store.contributions.of_round(earlier.model.round):
+        times = task.stands_for(number - stored.round, since.get(stored.device, 1.0))
+        try:
+            update = earlier.rebased(earlier.read(stored), stored.round, times)
+        except (BlobError, TensorError):
+            lost.append(f"{stored.device} ({stored.kind})")
+            continue
+        screen.add(update, times * earlier.kinds[stored.kind].weight_of(update), stored.device)
+    return lost
+
+
+class _Earlier:
+    """The bases that contributions were made for; a few are held."""
+
+    def __init__(self, store: Store, task: Task, model: RoundModel, seed: Seeds) -> None:
+        self.store, self.model, self.task, self._seed = store, model, task, seed
+        self.kinds = {kind.name: kind for kind in task.kinds}
+        self._kept = lru_cache(BASES_HELD * (1 + len(task.family)))(
+            lambda number, member: base_weights(store, number, model.manifest, member)
+        )
+
+    def rebased(self, update: Contribution, number: int, times: float) -> Contribution:
+        """An update made for round `number`, that stands for so many rounds, as one of the model's.
+
+        Raises BlobError, RunFolderError.
+        """
+        now = self.model.round
+        if number == now:
+            return update
+        member = formed(self.kinds[update.kind].strategy, update.form).member
+        late = Late(number, self._seed(number), self.task.late_share(now - number), times)
+        return brought_forward(update, late, now, lambda one: self._base(one, member))
+
+    def read(self, stored: Stored) -> Contribution:
+        """A contribution from disk, decoded against the base of its own round.
+
+        Raises BlobError, RunFolderError, and TensorError where the disk does not hold what was checked.
+        """
+        kind = self.kinds[stored.kind]
+        form, codec = formed(kind.strategy, stored.form), codec_of(kind)
+        tools = self.model.tools
+        manifest = tools.manifest(form.member) if tools else self.model.manifest
+        expected = class_statistics.accepted(form, manifest)
+        base = self._base(stored.round, form.member) if codec.word else {}
+        content = codec.decode(self.store.contributions.content(stored), base, expected)
+        loss = stored.metrics.train_loss
+        known = loss if np.isfinite(loss) else nan
+        return Contribution(stored.kind, content, stored.num_examples, known, form.form)
+
+    def _base(self, number: int, member: str) -> Tensors:
+        """What round `number` distributed of this member, or of the main model."""
+        if number == self.model.round and not member:
+            return self.model.weights
+        return self._kept(number, member)

@@ -1,0 +1,1 @@
+"""Rounds: a pure machine, its events and state, and what drives it."""

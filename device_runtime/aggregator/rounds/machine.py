@@ -1,0 +1,318 @@
+"""The rounds as a pure function: `step(state, event) -> (state, commands)`, no I/O, time in the events.
+
+    wait -> collect -> merge -> evaluate -> publish -> collect (the next round) | done
+            collect -> given up
+
+Where rounds are given from outside, it is `wait` again after `publish`, until the next one is.
+
+`merge`, `evaluate` and `publish` are work that the shell does and reports with `Worked`; each may be done
+again after a crash. A contribution passes twice: `Announced` when its message is here, so that nothing is
+fetched in vain, and `Believed` when its content has been fetched and checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, inf
+
+from rpds import HashTrieMap, HashTrieSet
+
+from device_runtime.broker.wire.messages import Status
+
+from . import participation as attendance
+from .events import (
+    Announce,
+    Announced,
+    Believed,
+    Close,
+    Command,
+    Disbelieved,
+    Event,
+    Extend,
+    Fetch,
+    Finish,
+    Forgotten,
+    Give,
+    GivenUp,
+    GiveUp,
+    Invite,
+    Invited,
+    Keep,
+    Planned,
+    Present,
+    Reply,
+    Unkept,
+    Update,
+    Work,
+    Worked,
+    WorkPhase,
+)
+from .state import MAX_RETRY_S, RETRY_S, SETTLE_S, Rules, Saved, State
+
+Result = tuple[State, tuple[Command, ...]]
+_TIMELESS = (Announced, Unkept, Worked)
+"""They bring no time about: an announcement at the deadline is in time."""
+
+
+def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
+    """The state to go on from, after a restart or at the very beginning (None).
+
+    The deadline of the open round begins anew: a crash must not cost devices their round.
+    """
+    if saved is None:
+        return State(rules), ()
+    state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
+    state = state.but(paces=saved.paces, progress=saved.progress, given_up=saved.given_up)
+    state = attendance.remembered(state.but(asked=HashTrieMap(saved.asked)), saved)
+    if saved.phase == "closed":
+        return _next(state, now)
+    if saved.phase == "collect":
+        already = sum(number == saved.round for number in saved.asked.values())
+        opened = attendance.begun(state.but(round=saved.round - 1), now)
+        opened = opened.but(
+            contributions=sum(saved.counted.values()),
+            counted=HashTrieMap(saved.counted),
+            answered=HashTrieSet(saved.answered),
+            waiting=attendance.owing(opened, saved.answered),
+            places=max(0, opened.places - already),
+            measured=False,
+            opened=HashTrieMap(),
+            had=sum(saved.counted.values()),
+            fruitless=saved.fruitless,
+        )
+        opened = opened.but(closes_s=now + opened.deadline_s(opened.round))
+        return opened, (Announce(saved.round, again=True),)
+    return state.but(phase=saved.phase), (Work(saved.phase, saved.round),)
+
+
+def step(state: State, event: Event) -> Result:
+    """The state after an event, and what the shell must do, in this order."""
+    commands: tuple[Command, ...] = ()
+    match event:
+        case Announced():
+            state, commands = _announced(attendance.heard(state, event.update.device), event)
+        case Believed():
+            state, commands = _believed(state, event)
+        case Present():
+            state = attendance.present(state, event)
+        case Forgotten():
+            state = attendance.forgotten(state, event.device)
+        case Planned():
+            state = attendance.planned(attendance.heard(state, event.device), event)
+        case Invited():
+            state = attendance.invited(state, event)
+        case Disbelieved():
+            reply = Reply(event.update, "refused", event.reason)
+            state, commands = attendance.answered(state, event.update), (reply,)
+        case Unkept():
+            state = attendance.unkept(state, event)
+        case Worked():
+            state, commands = _worked(state, event)
+        case Give():
+            state, commands = _given(state, event)
+        case Close():
+            state, commands = _closed(state)
+        case GivenUp():
+            state = state.but(given_up=event.rounds)
+    if not isinstance(event, _TIMELESS):
+        state, more = _advance(state, event.now)
+        commands += more
+    if state.due or event.now >= state.retries_s:
+        state, more = _invite(state, event.now)
+        commands += more
+    return state, commands
+
+
+def _judge(state: State, update: Update, sent: str) -> tuple[Status, str]:
+    """What becomes of a contribution if its content is sound. A device has one voice in a round."""
+    if sent == update.kind:
+        return "duplicate", ""
+    if sent:
+        return "refused", f"{update.device} has already sent {sent} for round {update.round}"
+    if update.round < 1 or update.round > state.round:
+        return "refused", f"round {update.round} has not begun, round {state.round} is the latest"
+    if state.phase == "collect" and update.round == state.round:
+        return ("accepted", "") if state.is_asked(update.device) else ("refused", _unasked(update))
+    closed = f"round {update.round} is closed"
+    if state.phase != "collect":
+        return "late", f"{closed}, and no round is open"
+    if not state.rules.counts_late:
+        return "late", f"{closed}, round {state.round} is open"
+    if update.kind in state.rules.bound:
+        return "late", f"{closed}, and {update.kind} counts in its own round only"
+    return _judge_late(state, update)
+
+
+def _judge_late(state: State, update: Update) -> tuple[Status, str]:
+    """Of a contribution to an earlier round, where such may count."""
+    rules, rounds = state.rules, state.round - update.round
+    if update.round in state.given_up:
+        why = "and was given up: the run went back to an earlier model"
+        return "late", f"round {update.round} is closed, {why}"
+    if rounds > rules.max_staleness:
+        most = f"at most {rules.max_staleness} may be"
+        return "late", f"round {update.round} is closed: {rounds} rounds late, {most}"
+    if rules.devices_per_round is not None and state.asked.get(update.device, 0) < update.round:
+        return "refused", _unasked(update)
+    return "accepted", f"round {update.round} is closed, counted in round {state.round}"
+
+
+def _unasked(update: Update) -> str:
+    return f"{update.device} was not asked for round {update.round}"
+
+
+def _verdict(state: State, event: Announced | Believed) -> Reply:
+    """What its device is told if its content is sound. Where there is no room for it, it may come again."""
+    status, reason = _judge(state, event.update, event.sent)
+    if status != "accepted" or not state.full:
+        return Reply(event.update, status, reason)
+    reason = f"round {state.round} has {state.contributions} contributions, as many as it takes"
+    retry_s = min(max(state.closes_s - event.now, RETRY_S), MAX_RETRY_S)
+    return Reply(event.update, "refused", reason, ceil(retry_s))
+
+
+def _announced(state: State, event: Announced) -> Result:
+    reply = _verdict(state, event)
+    if reply.status == "accepted":
+        return state, (Fetch(event.update),)
+    return _replied(state, reply, event.now)
+
+
+def _believed(state: State, event: Believed) -> Result:
+    update, reply = event.update, _verdict(state, event)
+    if reply.status != "accepted":
+        return _replied(state, reply, event.now)
+    state = attendance.counted(attendance.answered(state, update), update.device)
+    state = attendance.delivered(state, update, event.now)
+    if update.round == state.round:
+        state = attendance.needed(state, update, event.now)
+    return state, (Keep(update, state.round), reply)
+
+
+def _replied(state: State, reply: Reply, now: float) -> Result:
+    """It does not count, and nobody waits for it; who is refused for good had no business to answer."""
+    if reply.status == "late":
+        state = attendance.delivered(state, reply.update, now)
+    if reply.status != "refused" or reply.retry_s:
+        state = attendance.answered(state, reply.update)
+    return state, (reply,)
+
+
+def _worked(state: State, event: Worked) -> Result:
+    if event.phase != state.phase:
+        return state, ()
+    if event.phase == "publish":
+        before = event.back or state.progress
+        anew = event.back is not None
+        after = before.after(state.round, event.score, state.rules.stop_gain, anew)
+        return _next(state.but(progress=after), event.now)
+    following: WorkPhase = "evaluate" if event.phase == "merge" else "publish"
+    return state.but(phase=following), (Work(following, state.round),)
+
+
+def _given(state: State, event: Give) -> Result:
+    """While a round is being merged none can be given; some numbers may be left out."""
+    state = state.but(rules=replace(state.rules, round_deadline_s=event.deadline_s))
+    if state.phase == "wait":
+        return attendance.begun(state.but(round=event.round - 1), event.now), (Announce(event.round),)
+    if state.phase == "collect":
+        return attendance.extended(state, event.now), (Extend(state.round, len(state.counted)),)
+    return state, ()
+
+
+def _closed(state: State) -> Result:
+    if state.phase != "collect":
+        return state, ()
+    return state.but(phase="merge"), (Work("merge", state.round),)
+
+
+def _next(state: State, now: float) -> Result:
+    if state.rules.given:
+        return state.but(phase="wait"), ()
+    stop_after, progress = state.rules.stop_after, state.progress
+    if state.round >= state.rules.rounds or progress.stuck(state.round, stop_after):
+        return state.but(phase="done"), (Finish(progress.best if stop_after else 0),)
+    return attendance.begun(state, now), (Announce(state.round + 1),)
+
+
+def _advance(state: State, now: float) -> Result:
+    """What time and presence alone bring about."""
+    if state.phase == "wait" and not state.rules.given and len(state.ready) >= state.rules.min_devices:
+        return _next(state, now)
+    if state.phase != "collect":
+        return state, ()
+    overdue = now >= state.closes_s
+    if overdue:
+        state = attendance.overdue(state)
+    if _complete(state, now, overdue):
+        state = attendance.collected(state)
+        durations = tuple(sorted(state.durations.items()))
+        return state.but(phase="merge"), (Work("merge", state.round, durations, _closed_early(state, now)),)
+    return _extended(state, now) if overdue else (state, ())
+
+
+def _extended(state: State, now: float) -> Result:
+    """The deadline begins anew; or the run is given up, where too many have been fruitless.
+
+    A deadline is fruitless that brought no contribution though a device was there which has none in the round
+    yet. Where none was, the round waits for other devices, however long. A learnt deadline is first made
+    longer, as far as it may be.
+    """
+    before, brought = state, state.contributions > state.had
+    if state.rules.max_extensions and not state.rules.given:
+        could = any(device not in state.counted for device in state.ready)
+        fruitless = 0 if brought else state.fruitless + could
+        state = state.but(had=state.contributions, fruitless=fruitless)
+    if before.extensions_left == 1 and state.fruitless > before.fruitless:
+        sat_out, missed = tuple(sorted(state.sat_out)), tuple(sorted(state.waiting))
+        number, deadline_s = state.round, before.deadline_s(state.round)
+        return state.but(phase="given up"), (GiveUp(number, state.fruitless, deadline_s, sat_out, missed),)
+    return attendance.extended(state, now), (Extend(state.round, len(state.counted)),)
+
+
+def _complete(state: State, now: float, overdue: bool) -> bool:
+    """Whether the round closes: by its buffer, because all have answered, because the fast devices are done,
+    or because its time is over.
+    """
+    rules, devices = state.rules, len(state.counted)
+    if rules.buffer_size and devices >= rules.buffer_size:
+        return True
+    if devices < rules.min_contributions:
+        return False
+    if overdue or rules.buffer_size:
+        return overdue
+    if now < state.settles_s or now >= state.fast_s:
+        return now >= state.settles_s
+    somebody = bool(state.ready) and bool(state.answered or state.sat_out)
+    return somebody and not _at_work(state)
+
+
+def _at_work(state: State) -> int:
+    """How many devices the round would wait for yet; with those at work on an earlier one, where a round that
+    closes too soon would make their updates too late to count.
+    """
+    return len(state.waiting) + (len(state.behind) if state.fast_s < inf else 0)
+
+
+def _closed_early(state: State, now: float) -> str:
+    """That a round closed before all were done, in a few words; empty where it did not."""
+    at_work = _at_work(state)
+    if now < state.fast_s or not at_work:
+        return ""
+    return f"closed at {now - state.opened_s:.3g} s, when the fast were done; {at_work} at work"
+
+
+def _invite(state: State, now: float) -> Result:
+    """Fill the places of a cohort that are free; a buffered run keeps all of them busy.
+
+    After a restart not before it is known who is there.
+    """
+    size = state.rules.devices_per_round
+    if size is None or state.phase != "collect" or now < state.settles_s:
+        return state, ()
+    places, retries_s = state.places, inf
+    if state.rules.buffer_size:
+        places, retries_s = size - len(state.waiting) - len(state.behind), now + RETRY_S
+    if places <= 0:
+        return state.but(due=False, retries_s=inf), ()
+    return state.but(due=False, places=places, retries_s=retries_s), (Invite(state.round, places),)

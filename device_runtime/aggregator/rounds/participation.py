@@ -1,0 +1,334 @@
+"""Who is there, who is asked, and whom the open round waits for: functions of the state, no commands.
+
+What they keep true at every moment: `ready` holds the devices whose presence is awaited; `waiting` those of
+them that are asked for this round and have neither answered nor sat out; `behind` some of them that were
+asked for an earlier round, and for no later one. Each costs O(log n) with n devices; where a deadline passes
+or a round begins, as much as there are devices that it waits for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
+from math import inf
+
+from rpds import HashTrieMap, HashTrieSet
+
+from .events import Invited, Planned, Present, Unkept, Update
+from .pace import WINDOW, Durations, class_of
+from .state import SILENT, Presence, Saved, State
+
+
+def present(state: State, event: Present) -> State:
+    """A will of an earlier life than the known one says nothing about this one."""
+    device, known = event.device, state.devices.get(event.device)
+    if not event.online and (known is None or known.boot != event.boot):
+        return state
+    now = Presence(event.boot, event.online, event.ready)
+    if now == known:
+        return state
+    devices = state.devices.insert(device, now)
+    if now.awaited and (known is None or known.boot != event.boot or not known.ready):
+        state = _asked_now(state, (device,), event.now)
+    if now.awaited != (known is not None and known.awaited):
+        return _come(state.but(devices=devices), device) if now.awaited else _gone(state, device, now)
+    if known is not None and known.boot != event.boot and device in state.behind:
+        return state.but(devices=devices, behind=state.behind.discard(device), due=True)
+    return state.but(devices=devices)
+
+
+def forgotten(state: State, device: str) -> State:
+    """As if it had never been here. What of its updates counts, counts."""
+    return state.but(
+        needs=state.needs.discard(device),
+        delivered=state.delivered.discard(device),
+        devices=state.devices.discard(device),
+        ready=state.ready.discard(device),
+        waiting=state.waiting.discard(device),
+        behind=state.behind.discard(device),
+        answered=state.answered.discard(device),
+        sat_out=state.sat_out.discard(device),
+        asked=state.asked.discard(device),
+        asked_s=state.asked_s.discard(device),
+    )
+
+
+def remembered(state: State, saved: Saved) -> State:
+    """After a restart: whoever was here is taken to be here, as long as nothing else is heard.
+
+    A broker keeps the wills of those that left meanwhile; who is not heard at all lets deadlines pass.
+    """
+    devices = {device: Presence(boot, online=True) for device, boot in saved.present.items()}
+    return state.but(devices=HashTrieMap(devices), ready=HashTrieSet(devices))
+
+
+def owing(state: State, answered: Set[str]) -> HashTrieSet[str]:
+    """Of those that are ready, who is asked for the open round and is not among these."""
+    return HashTrieSet(device for device in state.ready if device not in answered and state.is_asked(device))
+
+
+def heard(state: State, device: str) -> State:
+    """Whoever says something is not silent."""
+    known = state.devices.get(device)
+    if known is None or not known.silences:
+        return state
+    now = Presence(known.boot, known.online, known.ready)
+    state = state.but(devices=state.devices.insert(device, now))
+    return _come(state, device) if now.awaited and not known.awaited else state
+
+
+def planned(state: State, event: Planned) -> State:
+    """A device sits its round out, or has thought better of it."""
+    device = event.device
+    if event.round != state.round:
+        given_up = not event.kind and state.asked.get(device) == event.round
+        return _caught_up(state, device) if given_up else state
+    if state.phase != "collect" or not state.is_asked(device):
+        return state
+    if not event.kind:
+        sat_out, waiting = state.sat_out.insert(device), state.waiting.discard(device)
+        return state.but(sat_out=sat_out, waiting=waiting, due=_makes_room(state))
+    if device not in state.sat_out:
+        return state
+    state = state.but(sat_out=state.sat_out.discard(device))
+    awaited = device in state.ready and _owes(state, device)
+    return state.but(waiting=state.waiting.insert(device)) if awaited else state
+
+
+def answered(state: State, update: Update) -> State:
+    """A device has had its say about a round, whatever became of it: nobody waits for it any longer."""
+    device = update.device
+    if update.round == state.round:
+        if not state.is_asked(device):
+            return state
+        answered, waiting = state.answered.insert(device), state.waiting.discard(device)
+        return state.but(answered=answered, waiting=waiting, due=_makes_room(state))
+    return _caught_up(state, device) if update.round >= state.asked.get(device, 0) else state
+
+
+def counted(state: State, device: str) -> State:
+    """One more contribution of a device counts in the open round."""
+    number = state.counted.get(device, 0) + 1
+    return state.but(contributions=state.contributions + 1, counted=state.counted.insert(device, number))
+
+
+def unkept(state: State, event: Unkept) -> State:
+    """What was counted is not on the disk, and nobody was told that it is: its devices owe it again."""
+    answered, waiting, counted = state.answered, state.waiting, state.counted
+    for update in event.updates:
+        left = counted[update.device] - 1
+        counted = counted.insert(update.device, left) if left else counted.discard(update.device)
+        if update.round != state.round:
+            continue
+        state = _unnoted(state, update)
+        answered = answered.discard(update.device)
+        if (
+            update.device in state.ready
+            and state.is_asked(update.device)
+            and update.device not in state.sat_out
+        ):
+            waiting = waiting.insert(update.device)
+    contributions = state.contributions - len(event.updates)
+    return state.but(contributions=contributions, counted=counted, answered=answered, waiting=waiting)
+
+
+def invited(state: State, event: Invited) -> State:
+    """These were asked; of who has gone in the meantime nothing is expected."""
+    if state.phase != "collect" or event.round != state.round or state.rules.devices_per_round is None:
+        return state
+    asked, waiting, behind = state.asked, state.waiting, state.behind
+    for device in event.devices:
+        asked, behind = asked.insert(device, state.round), behind.discard(device)
+        if device in state.ready and _owes(state, device):
+            waiting = waiting.insert(device)
+    places = max(0, state.places - len(event.devices))
+    if state.rules.pace is not None and event.now > state.opened_s:
+        state = state.but(asked_s=state.asked_s.update(dict.fromkeys(event.devices, event.now)))
+    state = _asked_now(state, event.devices, event.now)
+    return state.but(asked=asked, waiting=waiting, behind=behind, places=places)
+
+
+def needed(state: State, update: Update, now: float) -> State:
+    """A device has contributed to the open round: how long it needed since it was asked is noted."""
+    if state.rules.pace is None or not state.measured:
+        return state
+    seconds = now - state.asked_s.get(update.device, state.opened_s)
+    noted = state.noted.insert((update.device, update.kind), class_of(seconds))
+    return _noted(state.but(noted=noted), class_of(seconds), 1)
+
+
+def delivered(state: State, update: Update, now: float) -> State:
+    """A device has sent an update, of whatever round: how long it was at work on it is known.
+
+    It began when that round opened, when it was asked, or when it had sent its last update. Nothing is known
+    of rounds that an earlier life of the aggregator opened. One that is sent again changes nothing.
+    """
+    device, opened_s = update.device, state.opened.get(update.round)
+    number, sent_s = state.delivered.get(device, (0, -inf))
+    if opened_s is None or update.round <= number:
+        return state
+    seconds = now - max(opened_s, sent_s, state.asked_s.get(device, -inf))
+    needs = state.rules.rank(update.kind, update.form), class_of(seconds), update.samples
+    return state.but(
+        needs=state.needs.insert(device, needs),
+        delivered=state.delivered.insert(device, (update.round, now)),
+    )
+
+
+def _needs_of_the_fast(state: State) -> Durations:
+    """The samples of the ready devices that sent the richest update last, by the class of their durations."""
+    ready = [needs for device, needs in state.needs.items() if device in state.ready]
+    richest = min((rank for rank, _, _ in ready), default=0)
+    durations: Counter[int] = Counter()
+    for rank, number, samples in ready:
+        if rank == richest:
+            durations[number] += samples
+    return durations
+
+
+def _asked_now(state: State, devices: Iterable[str], now: float) -> State:
+    """They were asked at this moment, where that matters."""
+    if not state.rules.waits_for_fast:
+        return state
+    return state.but(asked_s=state.asked_s.update(dict.fromkeys(devices, now)))
+
+
+def _unnoted(state: State, update: Update) -> State:
+    """It has not contributed after all."""
+    number = state.noted.get((update.device, update.kind))
+    if number is None:
+        return state
+    return _noted(state.but(noted=state.noted.discard((update.device, update.kind))), number, -1)
+
+
+def collected(state: State) -> State:
+    """The round closes: who was waited for in vain, or for whom nothing fitted, needed longer than there was.
+
+    What a device lacked may have been memory: a deadline that is too long for that costs nothing, as who sits
+    out says so at once.
+    """
+    if state.rules.waits_for_fast:
+        state = state.but(durations=HashTrieMap(_needs_of_the_fast(state)))
+    elif state.rules.pace is None or not state.measured:
+        return state
+    elif short := len(state.waiting) + len(state.sat_out):
+        state = _noted(state, class_of(state.deadline_s(state.round)), short)
+    if not state.durations:
+        return state
+    return state.but(paces=(*state.paces, state.durations)[-WINDOW:])
+
+
+def _noted(state: State, number: int, devices: int) -> State:
+    """So many more devices of a class of durations."""
+    after = state.durations.get(number, 0) + devices
+    durations = state.durations
+    return state.but(durations=durations.insert(number, after) if after else durations.discard(number))
+
+
+def overdue(state: State) -> State:
+    """The deadline has passed: who has not said a word is noted."""
+    devices, silent = state.devices, []
+    for device in state.waiting:
+        known = devices[device]
+        now = Presence(known.boot, known.online, known.ready, known.silences + 1)
+        devices = devices.insert(device, now)
+        if not now.awaited:
+            silent.append(device)
+    state = state.but(devices=devices)
+    for device in silent:
+        state = _gone(state, device, devices[device])
+    return state
+
+
+def extended(state: State, now: float) -> State:
+    """Who sat out is asked again; of a cohort, whoever the lot falls on."""
+    size = state.rules.devices_per_round
+    state = state.but(closes_s=now + state.deadline_s(state.round))
+    if size is None:
+        again = [device for device in state.sat_out if device in state.ready and device not in state.answered]
+        return state.but(waiting=state.waiting.update(again), sat_out=HashTrieSet())
+    asked = state.asked
+    for device in state.sat_out:
+        asked = asked.discard(device)
+    state = state.but(asked=asked, sat_out=HashTrieSet(), behind=_still_behind(state, now))
+    return state.but(places=size - len(state.waiting), due=True)
+
+
+def begun(state: State, now: float) -> State:
+    """A round begins: all who are ready are asked or, of a cohort, nobody yet."""
+    closes_s = now + state.deadline_s(state.round + 1)
+    state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
+    state = state.but(contributions=0, counted=HashTrieMap(), answered=HashTrieSet(), sat_out=HashTrieSet())
+    state = state.but(had=0, fruitless=0)
+    if state.rules.waits_for_fast:
+        state = _opened(state, now)
+    else:
+        state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap())
+    state = state.but(noted=HashTrieMap(), measured=True)
+    if state.rules.devices_per_round is None:
+        return state.but(waiting=state.ready)
+    behind = _still_behind(state, now).update(dict.fromkeys(state.waiting, now))
+    state = state.but(waiting=HashTrieSet(), behind=behind, asked=_still_asked(state, behind))
+    return state.but(places=state.rules.devices_per_round, due=True)
+
+
+def _opened(state: State, now: float) -> State:
+    """The round has just opened; when those did that nothing comes from any more is forgotten.
+
+    Round 1 teaches nothing: its base was fetched while devices waited for it.
+    """
+    opened, earliest = state.opened, state.rules.earliest(state.round)
+    for number in [number for number in opened if number < earliest]:
+        opened = opened.discard(number)
+    if state.round > 1:
+        opened = opened.insert(state.round, now)
+    return state.but(opened=opened, fast_s=now + state.closing_s(state.round))
+
+
+def _still_asked(state: State, behind: HashTrieMap[str, float]) -> HashTrieMap[str, int]:
+    """Who was asked for a round that still matters, or is thought at work on one."""
+    asked, earliest = state.asked, state.rules.earliest(state.round)
+    for device in [device for device, number in asked.items() if number < earliest and device not in behind]:
+        asked = asked.discard(device)
+    return asked
+
+
+def _still_behind(state: State, now: float) -> HashTrieMap[str, float]:
+    """Those who have not been silent for too long to be thought at work."""
+    most_s = SILENT * state.rules.round_deadline_s
+    late = state.behind
+    for device in [device for device, since in late.items() if now - since >= most_s]:
+        late = late.discard(device)
+    return late
+
+
+def _come(state: State, device: str) -> State:
+    """It is awaited from now on."""
+    owes = state.is_asked(device) and _owes(state, device)
+    waiting = state.waiting.insert(device) if owes else state.waiting
+    return state.but(ready=state.ready.insert(device), waiting=waiting, due=True)
+
+
+def _gone(state: State, device: str, now: Presence) -> State:
+    """It is not awaited any longer: offline, not ready, or silent."""
+    return state.but(
+        devices=state.devices.insert(device, now),
+        ready=state.ready.discard(device),
+        waiting=state.waiting.discard(device),
+        behind=state.behind.discard(device),
+        due=True,
+    )
+
+
+def _owes(state: State, device: str) -> bool:
+    return device not in state.answered and device not in state.sat_out
+
+
+def _makes_room(state: State) -> bool:
+    """Whether, when nothing is expected of a device any more, another may be asked: in a buffered run."""
+    return state.due or state.rules.buffer_size > 0
+
+
+def _caught_up(state: State, device: str) -> State:
+    """It is not at work on an earlier round any longer."""
+    return state.but(behind=state.behind.discard(device), due=True) if device in state.behind else state

@@ -1,0 +1,360 @@
+"""One life of a run: its folder opened, and what each phase of a round does on disk. No sockets, no clock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+
+from device_runtime.aggregator.errors import RollbackError, RunFolderError
+from device_runtime.aggregator.intake.contributions import Bytes
+from device_runtime.aggregator.merging import merge_round as merging
+from device_runtime.aggregator.merging.evaluation import Evaluator, summarise, trained_is_better
+from device_runtime.aggregator.merging.strategy_tools import Tools, open_family, samples
+from device_runtime.aggregator.storage import bases
+from device_runtime.aggregator.storage.identity import identified
+from device_runtime.aggregator.storage.model_versions import Registry
+from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, Store
+from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.broker.wire.blobs import Room
+from device_runtime.broker.wire.messages import Base, Blob, Member, Offer
+from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.broker.wire.step_log import SEGMENT, TAIL
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.statistics import closed_form
+from device_runtime.strategies.zeroth_order import ZerothOrder
+
+from . import pace
+from .first_base import first
+from .given_rounds import ITS_ROUNDS, GivenRound, Outside
+from .pace import WINDOW
+from .progress import Progress, score_of
+from .state import Rules, Saved
+
+log = logging.getLogger(__name__)
+
+SERVED = "served.safetensors"
+"""In the run folder: the served model of the latest closed round."""
+MERGED, SPARE_BYTES = 4, 16 * 1024**2
+"""Uploads leave this much of the disk free for merging a round: MERGED times the bundles, and SPARE_BYTES."""
+
+
+class Rounds:
+    """An open run. Raises RunFolderError, BlobError when the disk fails, ModelError for a bad bundle."""
+
+    def __init__(self, task: Task, folder: Path, given: bool = False, database: str = "") -> None:
+        """Opens the folder, as a new run or where the last life left it. `given`: rounds come from outside;
+        `database` as in Ports.
+
+        Raises TaskError for kinds of update that the bundle has no graphs for, or evaluation data that does
+        not fit, RunFolderError for another task's folder.
+        """
+        self.bundle = Bundle.open(bundles.find(task.bundle))
+        self.manifest = self.bundle.manifest
+        self.task = with_possible_head(task, self.manifest)
+        family = open_family(task.family, self.manifest)
+        self.manifests = {"": self.manifest, **{name: bundle.manifest for name, bundle in family.items()}}
+        check_kinds(task, self.manifest, {name: bundle.manifest for name, bundle in family.items()})
+        self._evaluator = Evaluator(self.bundle, task.eval_data)
+        generic = samples(task.generic, self.bundle, "generic set") if task.generic else None
+        self._tools = Tools({"": self.bundle, **family}, generic)
+        self.store = Store(folder, database=database)
+        try:
+            put = self.store.models.put
+            self._packed = put(self.bundle.packed())
+            self._family = {name: put(bundle.packed()) for name, bundle in family.items()}
+            models = sum(blob.size for blob in (self._packed, *self._family.values()))
+            self.store.updates.room = Room(spare=MERGED * models + SPARE_BYTES)
+            weights, carried = first(task, {"": self.bundle, **family}, self._tools)
+            self._first_base = bases.checkpoint(weights, self.store.models, self.manifest)
+            self._first_carried = merging.keep(carried, self.store, self._tools)
+            shas = tuple(blob.sha for blob in (self._packed, *self._family.values()))
+            self.run, self.resumed = identified(self.store, task, shas)
+            self.registry = Registry(self.store, task.keep_versions)
+            self.outside = Outside(folder) if given else None
+            self._served = self._first_base
+            self._known_rare: tuple[int, tuple[int, ...]] = (0, ())
+        except BaseException:
+            self.store.close()
+            raise
+
+    def saved(self) -> Saved | None:
+        """Where the run is, for `machine.resume`."""
+        saved = self.store.saved()
+        if saved is None:
+            return None
+        begun = saved.round if saved.phase == "collect" else saved.round + 1
+        paces, progress = self.store.paces(WINDOW, begun), self.progress()
+        return replace(saved, paces=paces, progress=progress, given_up=self.given_up())
+
+    def given_up(self) -> frozenset[int]:
+        """The rounds after each model that the run went back to, until it did."""
+        backs = self.store.history.rollbacks()
+        return frozenset(n for back in backs for n in range(back.to + 1, back.into + back.instead))
+
+    def deadline_s(self, number: int) -> float:
+        """Seconds that round `number` has: fixed, or learnt from the rounds before it."""
+        fixed, learnt = self.rules.deadline_s(number), self.task.pace
+        if learnt is None or number <= self.task.untimed_rounds:
+            return fixed
+        return pace.deadline_s(learnt, self.store.paces(WINDOW, number), fixed)
+
+    def progress(self) -> Progress:
+        """What has been learnt, by the figures of the rounds so far."""
+        known = self._progress()
+        return known[max(known)]
+
+    def _progress(self) -> dict[int, Progress]:
+        """After each closed round, and before the first; rounds that were given up are no part of it."""
+        task, back = self.task, self._set_back()
+        known, latest = {0: Progress()}, 0
+        for number, figures in self.store.every_figures():
+            score = score_of(task.stop_metric, figures.eval_acc, figures.eval_loss)
+            before = known[back.get(number, latest)]
+            known[number] = before.after(number, score, task.stop_gain, number in back)
+            latest = number
+        return known
+
+    def _set_back(self) -> dict[int, int]:
+        """The rounds in which the run went back to an earlier model, and whose that was."""
+        return {rollback.into: rollback.to for rollback in self.store.history.rollbacks()}
+
+    def score(self, number: int) -> float:
+        """What the model of an evaluated round is worth, for moves.Worked."""
+        figures = self.store.figures(number)
+        return score_of(self.task.stop_metric, figures.eval_acc, figures.eval_loss)
+
+    def set_back(self, number: int) -> Progress | None:
+        """Where the run went back to an earlier model in this round: what had been learnt until that."""
+        to = self._set_back().get(number)
+        return None if to is None else self._progress()[to]
+
+    @property
+    def rules(self) -> Rules:
+        """With the deadline of the round that was given last, where rounds are given. What comes of rounds of
+        scalars alone are scalars again, along the directions of one round.
+        """
+        rules = Rules.of(self.task)
+        if self.outside is None:
+            return rules
+        latest, names = self.outside.latest, {kind.name for kind in self.task.kinds}
+        return replace(
+            rules,
+            given=True,
+            round_deadline_s=latest.deadline_s if latest else rules.round_deadline_s,
+            bound=rules.bound | (names if names == {ZerothOrder.name} else frozenset()),
+        )
+
+    def given(self, number: int) -> GivenRound | None:
+        """What a round was given from outside with; None for one that was not, or is not the latest."""
+        return self.outside.round(number) if self.outside else None
+
+    def seed(self, number: int) -> int:
+        """The seed that all devices of a round share."""
+        return self.outside.seed(number) if self.outside else self.task.round_seed(number)
+
+    def open(self, number: int) -> None:
+        """Keep that a round is open. The first distributes the bundles' own weights, if not given others."""
+        if given := self.given(number):
+            self.store.open_given(number, given.base, given.carried, given.steps)
+        elif back := self.store.history.rollback_into(number, instead=False):
+            self.store.open_round(number, *self._made_again(back.to))
+        elif number == 1:
+            self.store.open_round(number, self._first_base, self._first_carried)
+        else:
+            self.store.open_round(number, self.store.base(number), self.store.carried(number))
+
+    def lobby(self, number: int = 0) -> Offer:
+        """Round 0: what to get ready with, before there is a round, or while round `number` asks others."""
+        return Offer(
+            task=self.task.name,
+            run=self.run,
+            round=0,
+            seed=0,
+            deadline_s=self.task.round_deadline_s,
+            remaining_s=self.task.round_deadline_s,
+            bundle=self._packed,
+            base=self.store.base(number) if number else self._first_base,
+            kinds=(),
+            family=self._members(self.store.carried(number) if number else self._first_carried),
+        )
+
+    def offer(self, number: int, remaining_s: float) -> Offer:
+        """An open round as devices are told of it."""
+        return Offer(
+            task=self.task.name,
+            run=self.run,
+            round=number,
+            seed=self.seed(number),
+            deadline_s=self.deadline_s(number),
+            remaining_s=remaining_s,
+            bundle=self._packed,
+            base=self.store.base(number),
+            kinds=self.task.offer_kinds(number),
+            family=self._members(self.store.carried(number)),
+            aside=self.store.carried(number).aside,
+            rare=self._rare(number),
+        )
+
+    def _rare(self, number: int) -> tuple[int, ...]:
+        """The labels of rare classes that round `number` names: by what is pooled at its beginning, or as the
+        aggregator above says.
+        """
+        if self._known_rare[0] != number:
+            self._known_rare = number, self._look_up_rare(number)
+        return self._known_rare[1]
+
+    def _look_up_rare(self, number: int) -> tuple[int, ...]:
+        if all(kind.strategy.statistics is None for kind in self.task.offered(number)):
+            return ()
+        if given := self.given(number):
+            return given.rare
+        kept = self.store.carried(number).memory.get(closed_form.MEMORY)
+        return closed_form.rare(tensors.decode(self.store.models.get(kept))) if kept else ()
+
+    def _members(self, carried: CarriedBlobs) -> tuple[Member, ...]:
+        return tuple(
+            Member(name, bundle, carried.family[name])
+            for name, bundle in self._family.items()
+            if name in carried.family
+        )
+
+    def farewell(self) -> Offer:
+        """The task is done; `base` is the served model. Raises BlobError when the disk fails."""
+        last = self.store.latest_closed()
+        return Offer(
+            task=self.task.name,
+            run=self.run,
+            round=last,
+            seed=self.task.round_seed(last),
+            deadline_s=self.task.round_deadline_s,
+            remaining_s=0.0,
+            bundle=self._packed,
+            base=self._served_base(),
+            kinds=(),
+            done=True,
+        )
+
+    def _served_base(self) -> Base:
+        """The served model as devices fetch it: what its round made, where that is the same model."""
+        made = self.registry.made(self.registry.served())
+        if made.served.sha == made.base.sha:
+            return made.base
+        if self._served.sha != made.served.sha:
+            served = tensors.decode(self.store.models.get(made.served))
+            self._served = bases.checkpoint(served, self.store.models, self.manifest)
+        return self._served
+
+    def weights(self, number: int, member: str = "") -> Tensors:
+        """What round `number` distributes."""
+        return bases.base_weights(self.store, number, self.manifests[member], member)
+
+    def merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
+        """`durations` and `early` as in moves.Work."""
+        self.store.begin_merge(number, durations, early)
+        if back := self.store.history.rollback_into(number, instead=True):
+            self.store.merged(number, self._instead(back.to))
+            return
+        self.store.merged(number, merging.merge_round(self.store, self.task, self._tools, number, self.seed))
+        self._tools.unload()
+
+    def _made_again(self, number: int) -> tuple[Base, CarriedBlobs]:
+        """What an earlier round made, as a checkpoint of its own: the steps since do not lead to it."""
+        weights = bases.made_weights(self.store, number, self.manifest)
+        return bases.checkpoint(weights, self.store.models, self.manifest), self.registry.made(number).carried
+
+    def _instead(self, number: int) -> MergeResult:
+        """Of a round that was given up: the model that was gone back to."""
+        base, carried = self._made_again(number)
+        note = f"went back to the model of round {number}; what came for this round does not count"
+        return MergeResult(base, self.store.served(number), carried, (), note)
+
+    def go_back(self, to: int) -> None:
+        """Serve the model of round `to`, and go on from it; see Registry.
+
+        Raises RollbackError, also where rounds are given.
+        """
+        if self.outside is not None:
+            raise RollbackError(ITS_ROUNDS)
+        self.registry.go_back(to)
+        self.redeploy()
+
+    def finish(self, best: int) -> None:
+        """The run is over: the model of round `best` is served (0: the last one's), unless somebody has gone
+        back to another. Raises RollbackError as Registry.end_with.
+        """
+        if best and self.registry.pending() is None:
+            self.registry.end_with(best)
+        self.redeploy()
+
+    def redeploy(self) -> None:
+        """See to it that what is deployed is what is to be: a crash may have come between."""
+        if number := self.registry.served():
+            self._deploy(self.store.served(number))
+
+    def evaluate(self, number: int) -> None:
+        """Where the trained head is better than the closed-form one, the next base is served."""
+        served, base = (
+            tensors.decode(self.store.models.get(self.store.served(number))),
+            self.weights(number + 1),
+        )
+        figures = self._evaluator.figures(served, base)
+        if self.task.evaluation_judges and (why := trained_is_better(figures)):
+            log.info("round %d: %s", number, why)
+            instead = self.store.models.put(tensors.encode(base))
+            self.store.evaluated(number, self._evaluator.figures(base, base), instead)
+        else:
+            self.store.evaluated(number, figures)
+
+    def publish(self, number: int, traffic: Mapping[str, Bytes], duration_s: float) -> RoundClosed:
+        """Close the round; its served model is what is deployed from now on."""
+        back = self.store.history.rollback_after(number)
+        self._deploy(self.store.served(back.to if back else number))
+        self.registry.published(number)
+        self.store.contributions.save_traffic(number, traffic)
+        contributions = self.store.contributions.records(number)
+        figures = self.store.figures(number)
+        record = summarise(figures, contributions, traffic, (number, duration_s))
+        deadline_s = nan if number <= self.task.untimed_rounds else self.deadline_s(number)
+        self.store.close_round(replace(record, deadline_s=deadline_s))
+        self._prune(number)
+        return self.store.closed(number)[0]
+
+    def _prune(self, number: int) -> None:
+        """Keep what is offered, what was until now (some may still fetch it), and the served model; with the
+        steps from their checkpoints on, and those that the log is written from.
+
+        Where late contributions count, also the bases that they may have been made for. Where rounds are
+        given, the log goes on from what the last one was given with, and not from what it made.
+        """
+        back = self.task.max_staleness - 1 if self.rules.counts_late else 0
+        first = max(1, number - max(0, back))
+        kept = [n for n in range(first, number + 1) if self.store.opened(n)] + [number + 1]
+        offered = (self._first_base, *(self.store.base(n) for n in kept))
+        blobs = [part for base in offered for part in (*base.checkpoint, *base.log)]
+        for carried in (self._first_carried, *(self.store.carried(n) for n in kept)):
+            blobs += carried.blobs
+        versions = self.registry.kept(self.progress().best)
+        for _, made in versions:
+            blobs += (*made.blobs, *made.base.log)
+        bundled = (self._packed, *self._family.values())
+        self.store.models.prune([*bundled, self.store.served(number), *blobs])
+        bases_kept = [(kept[0], self.store.base(kept[0]))] + [(n + 1, one.base) for n, one in versions[:1]]
+        latest = number if self.outside else number + 1
+        at = self.store.base(latest).at
+        written = (latest, min(at, max(at % SEGMENT, TAIL)))
+        self.store.taken.forget([written, *((n, base.steps) for n, base in bases_kept)])
+
+    def _deploy(self, served: Blob) -> None:
+        path = self.store.folder / SERVED
+        try:
+            replace_file(path, self.store.models.get(served))
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,1 @@
+"""The process of the service: its settings, start, log and end."""

@@ -1,0 +1,247 @@
+"""How the service itself runs, apart from what it learns: a TOML file, with flags over it."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from device_runtime.aggregator.errors import ConfigError
+from device_runtime.aggregator.intake.device_limit import MOST_DEVICES
+from device_runtime.broker.servers.broker_folder import SERVER, SERVER_KEY
+from device_runtime.broker.wire.url import TLS, is_loopback
+from device_runtime.profiles.keys import explained
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+AUTO = "auto"
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+_PATHS = {
+    "broker": ("ca", "cert", "key", "password_file", "enrolment"),
+    "http": ("token_file", "cert", "key"),
+    "database": ("password_file",),
+}
+
+
+def _together(section: str, cert: Path | None, key: Path | None) -> None:
+    if (cert is None) != (key is None):
+        raise ConfigError(f"{section}.cert and {section}.key go together: give both, or neither")
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the server file."""
+
+
+class BrokerSection(Section, frozen=True):
+    """Which broker. `url` "auto" starts one on this machine, at `port` (0: as before, or a free one).
+
+    `user` and `password_file` stand over those of the URL. `ca` signs the broker's certificate (None: the
+    system's authorities); `cert` and `key` are ours, where the broker asks for them. `enrolment` is a folder
+    of `broker init`: it has the address, the credential and the key that signs offers.
+    """
+
+    url: str = AUTO
+    port: Port = 0
+    user: str | None = None
+    password_file: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    enrolment: Path | None = None
+
+    @property
+    def tls(self) -> TLS:
+        return TLS(ca=self.ca, cert=self.cert, key=self.key)
+
+    def __post_init__(self) -> None:
+        if (self.user is None) != (self.password_file is None):
+            raise ConfigError("broker.user and broker.password_file go together: give both, or neither")
+        _together("broker", self.cert, self.key)
+
+
+class HttpSection(Section, frozen=True):
+    """Where people and machines ask. `port` 0 takes a free one.
+
+    Who asks needs the token in `token_file` (None: one is made, in the run folder); on this machine alone
+    `open = true` does without. Beyond this machine it is HTTPS (`cert`, `key`), or `insecure = true` says
+    that something in front of it does that; of `proxies`, addresses and networks, is believed for whom they
+    ask (X-Forwarded-For). `stay`: go on to answer when all tasks are done, until stopped.
+    `stalled_s`: after so many seconds without a sign of life /healthz says so; `min_free_mb`: with less room
+    on the disk too.
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    token_file: Path | None = None
+    open: bool = False
+    cert: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    proxies: tuple[str, ...] = ()
+    stay: bool = False
+    stalled_s: Annotated[float, Meta(gt=0)] = 600.0
+    min_free_mb: Annotated[int, Meta(ge=0)] = 100
+
+    def __post_init__(self) -> None:
+        _together("http", self.cert, self.key)
+        if self.open and self.token_file:
+            raise ConfigError("http.open = true asks for no token, but http.token_file names one: choose")
+        for proxy in self.proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ConfigError(f"http.proxies: expected addresses and networks: {error}") from None
+        if is_loopback(self.host):
+            return
+        if self.open:
+            raise ConfigError(
+                f"http.open = true on {self.host} would show everything to the network: "
+                "use a token, or http.host = '127.0.0.1'"
+            )
+        if not self.cert and not self.insecure:
+            raise ConfigError(
+                f"http.host = {self.host} would send the token over the network in the clear: give http.cert "
+                "and http.key, or http.insecure = true where a proxy in front of it speaks HTTPS"
+            )
+
+
+class WebSection(Section, frozen=True):
+    """The page by which a browser becomes a device. `address` is how browsers reach it (None: http.host and
+    http.port), `broker` the WebSockets by which they reach the broker (None: they do through us). A one-time
+    link is good for `link_minutes`.
+    """
+
+    address: str | None = None
+    broker: str | None = None
+    link_minutes: Annotated[float, Meta(gt=0, le=7 * 24 * 60)] = 15.0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.address or "https://x")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(f"web.address = {self.address}: expected https://host, with a port or a path")
+
+
+class DatabaseSection(Section, frozen=True):
+    """Where runs are kept: the `url` of a PostgreSQL, each in a schema of its own; without one, in SQLite in
+    their folders.
+
+    The password, if there is one, is in `password_file`, or where libpq looks (PGPASSWORD, ~/.pgpass).
+    """
+
+    url: str = ""
+    password_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.url and not self.url.startswith(("postgresql://", "postgres://")):
+            raise ConfigError("database.url: expected postgresql://user@host:5432/database")
+        if self.password_file and not self.url:
+            raise ConfigError("database.password_file is for a database.url, which is not there")
+
+
+class LogSection(Section, frozen=True):
+    """How the log is written, on stderr; `format` None: bare lines, as always."""
+
+    format: LogFormat | None = None
+    level: LogLevel = "info"
+
+
+class Server(Section, frozen=True):
+    """All of a server file. `tasks` are task files. `run_dir` is where the run is kept (None: runs/NAME); of
+    several tasks, each in a folder of its name there (None: runs). `workers` are processes that take small
+    contributions and check them. `max_devices` as in Ports.
+    """
+
+    tasks: tuple[Path, ...] = ()
+    run_dir: Path | None = None
+    workers: Annotated[int, Meta(ge=0, le=64)] = 0
+    max_devices: Annotated[int, Meta(ge=1)] = MOST_DEVICES
+    broker: BrokerSection = BrokerSection()
+    http: HttpSection | None = None
+    web: WebSection | None = None
+    database: DatabaseSection = DatabaseSection()
+    log: LogSection = LogSection()
+
+
+_SECTIONS: Mapping[str, type[Section]] = {
+    "broker": BrokerSection,
+    "database": DatabaseSection,
+    "http": HttpSection,
+    "log": LogSection,
+    "web": WebSection,
+}
+
+
+def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server:
+    """A server file, if any, with `flags` over it (section to key to value; "" for the top level).
+
+    Paths in the file are relative to the file. Raises ConfigError with the file and the key.
+    """
+    settings = _read(path) if path else {}
+    for section, given in flags.items():
+        if not section:
+            settings |= given
+        elif given or section == "web":
+            settings[section] = {**settings.get(section, {}), **given}
+    if "web" in settings:
+        settings["http"] = _for_pages(settings.get("http", {}), settings.get("broker", {}))
+    where = f"{path}: " if path else ""
+    try:
+        return msgspec.convert(settings, Server, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        text = str(cause) if isinstance(cause, ConfigError) else explained(error, Server)
+        raise ConfigError(where + text) from None
+
+
+def _for_pages(http: dict[str, Any], broker: dict[str, Any]) -> dict[str, Any]:
+    """HTTP as the page needs it: over a network by the certificate of the enrolment, if no other is given."""
+    enrolment, host = broker.get("enrolment"), http.get("host", "")
+    if enrolment is None or not isinstance(host, str) or is_loopback(host or "127.0.0.1"):
+        return http
+    if {"cert", "key", "insecure"} & set(http):
+        return http
+    return {**http, "cert": str(Path(enrolment) / SERVER), "key": str(Path(enrolment) / SERVER_KEY)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        settings: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    for section in _SECTIONS:
+        if not isinstance(settings.get(section, {}), dict):
+            raise ConfigError(f"{path}: {section}: expected a table, [{section}]")
+    for section, keys in _PATHS.items():
+        for key in keys:
+            if isinstance(value := settings.get(section, {}).get(key), str):
+                settings[section][key] = str(_near(path, value))
+    if isinstance(folder := settings.get("run_dir"), str):
+        settings["run_dir"] = str(_near(path, folder))
+    if isinstance(tasks := settings.get("tasks"), list):
+        settings["tasks"] = [str(_near(path, task)) if isinstance(task, str) else task for task in tasks]
+    return settings
+
+
+def _near(file: Path, value: str) -> Path:
+    return file.parent / Path(value).expanduser()
+
+
+def _path(kind: type, value: object) -> object:
+    """Paths are written as strings."""
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise TypeError("expected a path, as a string")

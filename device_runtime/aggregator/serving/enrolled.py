@@ -1,0 +1,188 @@
+"""What an aggregator has of an enrolment: its place at the broker, and the key that its devices know."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from device_runtime.aggregator.rounds.ports import Agree, Devices, Seal
+from device_runtime.broker.security import register
+from device_runtime.broker.security.signing import NotTrusted, Signer, said_by
+from device_runtime.broker.servers.broker_folder import (
+    AGGREGATOR_KEY,
+    DEVICES,
+    ISSUED,
+    SHOWN_S,
+    Opened,
+    SiteError,
+    write,
+)
+from device_runtime.broker.wire.messages import Offer, said_in
+from device_runtime.broker.wire.url import BrokerUrl
+
+log = logging.getLogger(__name__)
+
+AHEAD_S = 60
+"""Seconds that the file of issued offers is ahead: it is written once in so many."""
+
+
+def address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
+    """The broker that was set up there, or the one `given` with its credential and authority.
+
+    What `given` has of its own stands. Raises SiteError.
+    """
+    url = Opened(enrolment).for_aggregator
+    if given is None:
+        return url
+    tls = given.tls if given.tls.ca else replace(given.tls, ca=url.tls.ca)
+    if given.user is None and given.secure:
+        given = replace(given, user=url.user, password=url.password)
+    return replace(given, tls=tls)
+
+
+class IssueClock:
+    """When offers are issued, in seconds since 1970; it never goes back, also not in another life.
+
+    Devices refuse an offer that is older than one they took. So the file says up to when this life may issue,
+    and the next one begins there where its clock is behind.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        """Raises SiteError for a file that cannot be read."""
+        self._path, self._clock = path, clock
+        self._last = self._promised = self._read()
+        behind = self._last - int(clock())
+        if behind > AHEAD_S:
+            log.warning("this machine's clock is %d s behind the last offer: is its time set?", behind)
+
+    def __call__(self) -> int:
+        self._last = max(self._last, int(self._clock()))
+        if self._last > self._promised:
+            self._promised = self._last + AHEAD_S
+            try:
+                self._promised = max(self._promised, self._read())  # others may issue by this folder
+                write(self._path, f"{self._promised}\n")
+            except SiteError as error:
+                log.warning("devices may refuse offers after a restart: %s", error)
+        return self._last
+
+    def _read(self) -> int:
+        try:
+            return max(0, int(self._path.read_text("ascii")))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            raise SiteError(f"{self._path} cannot be read: {error}") from None
+
+
+def sealing(enrolment: Path | None, run_folder: Path, clock: Callable[[], float] = time.time) -> Seal:
+    """For `Ports`: signs by the key of the enrolment, or by the run's own, which is made on first need.
+
+    `clock` gives seconds since 1970. Raises SiteError, KeyFileError; what it returns raises both at first.
+    """
+    opened = Opened(enrolment) if enrolment is not None else None
+    keys = [opened.signer] if opened else []
+    changes = [one for one in opened.successions if one.made + SHOWN_S > clock()] if opened else []
+    successions = tuple(changes)
+    at = enrolment if enrolment is not None and os.access(enrolment, os.W_OK) else run_folder
+    clocks: list[IssueClock] = []
+
+    def seal(topic: str, offer: Offer) -> bytes:
+        if not keys:
+            keys.append(Signer.kept(run_folder / AGGREGATOR_KEY))
+        if not clocks:
+            clocks.append(IssueClock(at / ISSUED, clock))
+        return keys[0].seal(topic, offer, clocks[0](), successions)
+
+    return seal
+
+
+def agreeing(enrolment: Path | None) -> Agree | None:
+    """For `Ports`: by the key of the enrolment; without one no device knows a key. Raises SiteError."""
+    return Opened(enrolment).signer.agree if enrolment is not None else None
+
+
+class Enrolled(Devices):
+    """The devices in `devices.json` of an enrolment, read again whenever that changes."""
+
+    def __init__(self, opened: Opened) -> None:
+        """Raises SiteError for a list that cannot be read."""
+        self._opened, self._path = opened, opened.folder / DEVICES
+        self._state: tuple[int, int, int] | None = None
+        self._keys: dict[str, bytes] = {}
+        self._read()
+
+    @property
+    def unsigned(self) -> list[str]:
+        """Devices that were enrolled by an earlier version, without a key."""
+        return sorted(name for name, key in self._keys.items() if not key)
+
+    def knows(self, device: str) -> bool:
+        self._refresh()
+        return device in self._keys
+
+    def signs(self, device: str) -> bool:
+        return bool(self._keys.get(device))
+
+    def said(self, device: str, topic: str, payload: bytes) -> bytes:
+        self._refresh()
+        key = self._keys.get(device)  # once: other tasks refresh too, each in a thread of its own
+        if key is None:
+            raise NotTrusted(f"message on {topic} refused: {device} is not enrolled in {self._path}")
+        return said_by(key, topic, payload) if key else said_in(payload)
+
+    def _refresh(self) -> None:
+        """The file is replaced as a whole: while it is the same one, nothing has changed. One that is gone or
+        damaged changes nothing either.
+        """
+        try:
+            if self._stamp() != self._state:
+                self._read()
+        except (OSError, SiteError) as error:
+            if self._state is not None:
+                log.warning("who is enrolled is as it was before: %s", error)
+            self._state = None
+
+    def _read(self) -> None:
+        try:
+            stamp = self._stamp()
+        except OSError as error:
+            raise SiteError(f"{self._path} cannot be read: {error.strerror or error}") from None
+        known = register.entries(self._opened)
+        try:
+            self._keys = {entry.name: bytes.fromhex(entry.key) for entry in known if not entry.revoked}
+        except ValueError:
+            raise SiteError(f"{self._path} has a key that is not hex digits") from None
+        self._state = stamp
+
+    def _stamp(self) -> tuple[int, int, int]:
+        found = self._path.stat()
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def devices(enrolment: Path | None) -> Devices | None:
+    """For `Ports`: who may speak, and by which keys; None without an enrolment. Raises SiteError."""
+    if enrolment is None:
+        return None
+    opened = Opened(enrolment)
+    if not (opened.folder / DEVICES).exists():
+        log.warning(
+            "%s has no %s: whoever runs the broker can send updates in the name of any device. Copy it from "
+            "where `device add` is done",
+            enrolment,
+            DEVICES,
+        )
+        return None
+    known = Enrolled(opened)
+    if unsigned := known.unsigned:
+        log.warning(
+            "%d devices sign nothing, so that the broker could send updates in their names: %s. Enrol them "
+            "again: `device add NAME --again`",
+            len(unsigned),
+            ", ".join(unsigned[:5]) + (", ..." if len(unsigned) > 5 else ""),
+        )
+    return known

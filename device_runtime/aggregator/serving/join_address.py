@@ -1,0 +1,104 @@
+"""How a browser comes in: the address of the page, the way to the broker, and who may make links."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from device_runtime.aggregator.errors import ConfigError
+from device_runtime.broker.errors import UrlError
+from device_runtime.broker.servers.broker_folder import DEVICES, PASSWORDS, Opened
+from device_runtime.broker.wire.url import BrokerUrl, is_loopback
+
+from .config import HttpSection, Server
+
+WILD = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
+@dataclass(frozen=True)
+class Doorway:
+    """`reached`: the broker, as we reach it; `broker`: its WebSockets, as browsers do, "" where they reach it
+    through us (web/gateway.py). `site`: that of `broker init`, where a device needs a credential; `writable`:
+    whether links can be made here. `address`: how browsers reach us, where it is not where HTTP listens.
+    """
+
+    reached: BrokerUrl
+    broker: str = ""
+    site: Opened | None = None
+    address: str = ""
+    link_s: float = 900.0
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether pages reach the broker through us."""
+        return not self.broker
+
+    @property
+    def writable(self) -> bool:
+        """Whether this process may enrol: the folder of `broker init` is whole here, and ours to write."""
+        return self.site is not None and all(
+            os.access(self.site.folder / name, os.W_OK) for name in ("", PASSWORDS, DEVICES)
+        )
+
+    def page(self, listens: str) -> str:
+        """The address of the join page; `listens`: of HTTP."""
+        return f"{(self.address or listens).rstrip('/')}/join/"
+
+
+def open_to(server: Server, reached: BrokerUrl) -> Doorway | None:
+    """Where browsers come in, if they are to. `reached` as in Doorway.
+
+    Raises ConfigError for what no browser could reach, SiteError for an enrolment that is none.
+    """
+    web, http = server.web, server.http
+    if web is None or http is None:
+        return None
+    site = Opened(server.broker.enrolment) if server.broker.enrolment else None
+    direct = web.broker or (str(reached) if reached.path else "")
+    address = web.address or _address(http, site)
+    page = address or f"{'https' if http.cert else 'http'}://{http.host}"
+    broker = _direct(page, direct, server.broker.insecure) if direct else ""
+    _check_reachable(page, http, site is not None or bool(broker))
+    return Doorway(reached, broker, site, address, 60 * web.link_minutes)
+
+
+def _direct(page: str, given: str, insecure: bool) -> str:
+    """The broker's WebSockets, where a page speaks to them itself. Raises ConfigError."""
+    try:
+        url = BrokerUrl.parse(given, insecure=insecure)
+    except UrlError as error:
+        raise ConfigError(f"web.broker = {given}: {error}") from None
+    if not url.path:
+        raise ConfigError(f"web.broker = {given}: expected ws:// or wss://")
+    parts = urlsplit(page)
+    if url.loopback and not is_loopback(parts.hostname or ""):
+        raise ConfigError(f"web.broker = {given} is this machine only, and the page is offered at {page}")
+    if parts.scheme == "https" and not (url.secure or url.loopback):
+        raise ConfigError(f"web.broker = {given}: a page at {page} may speak to wss:// only")
+    return str(url)
+
+
+def _address(http: HttpSection, site: Opened | None) -> str:
+    """Where HTTP listens everywhere, the host that devices are told. Raises ConfigError."""
+    if http.host not in WILD:
+        return ""
+    if site is None or not http.port:
+        raise ConfigError(f"web.address: expected how browsers reach us at http.host = {http.host}")
+    host = site.site.names[0]
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if http.cert else 'http'}://{host}:{http.port}"
+
+
+def _check_reachable(page: str, http: HttpSection, for_others: bool) -> None:
+    """Raises ConfigError."""
+    parts = urlsplit(page)
+    if is_loopback(parts.hostname or ""):
+        return
+    if not for_others:
+        raise ConfigError(
+            f"the page is offered at {page}, but the broker is open to this machine alone: set one up by "
+            f"`device-runtime broker init DIR --name {parts.hostname}`, for --enrolment DIR"
+        )
+    if parts.scheme == "http" and not http.insecure:
+        raise ConfigError(f"web.address = {page}: a browser computes for pages over https:// only")

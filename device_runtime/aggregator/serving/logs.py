@@ -1,0 +1,152 @@
+"""The log as machines read it: one line an event, in JSON or in text, on stderr."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from datetime import datetime, timezone
+from math import isfinite
+
+import msgspec
+
+from device_runtime.aggregator.views.listener import (
+    Contributed,
+    DeviceSeen,
+    Finished,
+    Happening,
+    PlanMade,
+    Refused,
+    RoundClosed,
+    RoundExtended,
+    RoundOpened,
+    Started,
+)
+
+from .config import LogFormat, LogSection
+
+log = logging.getLogger(__name__)
+
+WARNINGS, WITHIN_S = 20, 60.0
+"""Warnings that one place in the code may log, in so many seconds: devices can cause any number of them."""
+
+SMALL = 1e-3
+"""Below this a number is written with three digits."""
+
+
+def configure(settings: LogSection) -> None:
+    """Set the form and the level of what our packages say; others' warnings come too."""
+    level = settings.level.upper()
+    logging.getLogger("device_runtime").setLevel(level)
+    limit()
+    if settings.format:
+        for handler in logging.root.handlers:
+            handler.setFormatter(Lines(settings.format))
+
+
+def limit() -> None:
+    """Have every handler leave out warnings that come too often."""
+    for handler in logging.root.handlers:
+        if not any(isinstance(one, Limited) for one in handler.filters):
+            handler.addFilter(Limited())
+
+
+class Limited(logging.Filter):
+    """Lets each place in the code give WARNINGS warnings in WITHIN_S seconds.
+
+    The first one after that says how many were left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is logged."""
+        if record.levelno != logging.WARNING:
+            return True
+        place = (record.pathname, record.lineno)
+        since, count = self._seen.get(place, (record.created, 0))
+        over = not 0 <= record.created - since < WITHIN_S  # below 0 where the clock was set back
+        if over and count > WARNINGS:
+            record.msg = f"{record.getMessage()} ({count - WARNINGS} such lines before it were left out)"
+            record.args = ()
+        self._seen[place] = (record.created, 1) if over else (since, count + 1)
+        return over or count < WARNINGS
+
+
+class Lines(logging.Formatter):
+    """Records as lines. What `fields` an event has beside its text stand after it.
+
+    JSON has `time` (UTC, RFC 3339), `level`, `logger`, `event`, the fields, and `exception`.
+    """
+
+    def __init__(self, form: LogFormat) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        fields: dict[str, object] = getattr(record, "fields", {})
+        event, level = record.getMessage(), record.levelname.lower()
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._form == "text":
+            more = "".join(f" {name}={_short(value)}" for name, value in fields.items())
+            return f"{time} {level} {record.name}: {event}{more}" + (f"\n{trace}" if trace else "")
+        line = {"time": time, "level": level, "logger": record.name, "event": event, **fields}
+        if trace:
+            line["exception"] = trace
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def _short(value: object) -> str:
+    text = str(_rounded(value))
+    return repr(text) if not text or any(c.isspace() or c in "='\"" for c in text) else text
+
+
+def _rounded(value: object) -> object:
+    """Numbers as people read them, wherever they stand: six decimals, three digits of small ones."""
+    match value:
+        case float() if not isfinite(value):
+            return value
+        case float():
+            return round(value, 6) if abs(value) >= SMALL else float(f"{value:.3g}")
+        case dict():
+            return {name: _rounded(each) for name, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_rounded, value)) if type(value) in (list, tuple) else value
+    return value
+
+
+class Events:
+    """An observer that logs what happens: rounds at level info, what single devices do at debug."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def __call__(self, happening: Happening) -> None:
+        match happening:
+            case Started():
+                closed = len(happening.closed)
+                self._log("task started", run=happening.run, resumed=happening.resumed, closed=closed)
+            case RoundOpened():
+                self._log("round opened", **asdict(happening))
+            case RoundExtended():
+                self._log("round extended", **asdict(happening))
+            case RoundClosed():
+                self._log("round closed", **asdict(happening.record), note=happening.note)
+            case Finished():
+                self._log("task finished", run=happening.run, rounds=happening.rounds)
+            case Contributed():
+                self._log("contribution", logging.DEBUG, **asdict(happening.record))
+            case Refused():
+                self._log("contribution not counted", logging.DEBUG, **asdict(happening))
+            case DeviceSeen() | PlanMade():
+                event = "device" if isinstance(happening, DeviceSeen) else "plan"
+                self._log(event, logging.DEBUG, **asdict(happening))
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+    def _log(self, event: str, level: int = logging.INFO, /, **fields: object) -> None:
+        if log.isEnabledFor(level):
+            log.log(level, event, extra={"fields": {"task": self._task, **fields}})

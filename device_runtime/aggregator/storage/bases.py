@@ -1,0 +1,124 @@
+"""Base models: their checkpoints, the steps since on disk, and what a round makes the next one of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.broker.wire import step_log as log
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.messages import Base, Blob, Step
+from device_runtime.broker.wire.step_log import MOST_SEGMENTS, SEGMENT
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors, encoded_parts
+from device_runtime.strategies.directions.replaying import replay
+from device_runtime.strategies.merging.merge import Merged
+
+from .store import Store
+
+
+@dataclass(frozen=True)
+class Line:
+    """What steps are taken on: a model, by the rounds of a task with this seed (None: of any)."""
+
+    manifest: Manifest
+    seed: int | None
+
+
+def checkpoint(weights: Tensors, models: Blobs, manifest: Manifest) -> Base:
+    """A base that is all checkpoint, and begins a line; kept in `models` in parts. Raises BlobError."""
+    return Base(_parts(weights, models, manifest), hashlib.sha256(tensors.encode(weights)).digest())
+
+
+def _parts(weights: Tensors, models: Blobs, manifest: Manifest) -> tuple[Blob, ...]:
+    return tuple(models.put(part) for part in encoded_parts(weights, manifest.parts()))
+
+
+def base_weights(store: Store, number: int, manifest: Manifest, member: str = "") -> Tensors:
+    """The weights that round `number` distributes: its checkpoint, and the steps since.
+
+    `manifest` is of the member of the family, or of the main model. Raises RunFolderError when they are not
+    the ones that were distributed.
+    """
+    base = store.carried(number).family[member] if member else store.base(number)
+    return _weights_of(store, base, number, manifest)
+
+
+def made_weights(store: Store, number: int, manifest: Manifest) -> Tensors:
+    """The weights of the main model that round `number` made. Raises RunFolderError as `base_weights`."""
+    return _weights_of(store, store.made(number)[0], number + 1, manifest)
+
+
+def _weights_of(store: Store, base: Base, number: int, manifest: Manifest) -> Tensors:
+    """Of a base that round `number` distributes, or might have; from the latest one where that is nearer."""
+    latest = store.latest
+    if latest is not None and latest.base.sha == base.sha:
+        return latest.weights
+    weights, count = None, base.steps
+    if latest is not None and latest.base.line == base.line and 0 < base.at - latest.base.at < base.steps:
+        weights, count = latest.weights, base.at - latest.base.at
+    weights = replay(weights or _joined(store, base), store.taken.last(number, count), manifest)
+    if hashlib.sha256(tensors.encode(weights)).digest() != base.sha:
+        raise RunFolderError(f"run folder {store.folder}: the base of round {number} is not what it was")
+    return weights
+
+
+def _joined(store: Store, base: Base) -> dict[str, NDArray[Any]]:
+    """All parts of a base's checkpoint."""
+    weights: dict[str, NDArray[Any]] = {}
+    for part in base.checkpoint:
+        weights |= tensors.decode(store.models.get(part))
+    return weights
+
+
+def next_base(store: Store, number: int, merged: Merged, line: Line) -> Base:
+    """The base of the round after `number`: more steps on its line, or the beginning of another line.
+
+    Raises BlobError.
+    """
+    old, new = store.base(number), tuple(merged.steps)
+    if not merged.replayable:
+        base = checkpoint(merged.base, store.models, line.manifest)
+    elif not new:
+        return old
+    else:
+        base = _further(store, number, merged, line)
+    store.remember(base, merged.base)
+    return base
+
+
+def _further(store: Store, number: int, merged: Merged, line: Line) -> Base:
+    """On the line. Whenever a segment of the log is full there is a new checkpoint: from none that is
+    offered is it further than that.
+    """
+    old, new = store.base(number), tuple(merged.steps)
+    at = old.at + len(new)
+    parts, since = old.checkpoint, old.steps + len(new)
+    if at // SEGMENT > old.at // SEGMENT:
+        parts, since = _parts(merged.base, store.models, line.manifest), 0
+    begun = old.at % SEGMENT
+    recent = (*store.taken.last(number, max(begun, min(old.at, log.TAIL))), *new)
+    whole = old.log[:-1] if begun else old.log
+    unwritten = recent[len(recent) - begun - len(new) :]
+    segments = [store.models.put(log.encode(part, line.seed)) for part in _segments(unwritten)]
+    return Base(
+        checkpoint=parts,
+        sha=hashlib.sha256(tensors.encode(merged.base)).digest(),
+        line=old.line,
+        steps=since,
+        at=at,
+        tail=log.pack(log.last(recent), line.seed),
+        log=(*whole, *segments)[-MOST_SEGMENTS:],
+    )
+
+
+def _segments(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
+    """Steps from the beginning of a segment on."""
+    for begin in range(0, len(steps), SEGMENT):
+        yield steps[begin : begin + SEGMENT]

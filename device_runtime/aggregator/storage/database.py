@@ -1,0 +1,134 @@
+"""What is known of a run, in SQLite or PostgreSQL: of one process, every commit durable when it returns.
+
+One text of SQL for both (`tables`): `?` stands for a value, and an insertion that may be repeated says so by
+ON CONFLICT. Writes are gathered and done in one transaction at the end of `commit`, where they can be done
+again should a server have been lost in the middle: each of them gives the same, done twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from device_runtime.aggregator.errors import RunFolderError, RunInUse
+
+from . import database_place as place
+from .sqlite_file import FILE, SqliteFile
+from .tables import Statement
+
+
+class Row(Protocol):
+    """Its columns by place or by name."""
+
+    def __getitem__(self, key: int | str, /) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Backend(Protocol):
+    """One of the databases, open. Raises RunFolderError, and a server's also DatabaseError."""
+
+    def apply(self, statements: Sequence[Statement]) -> None:
+        """All or nothing, and on the disk when this returns."""
+
+    def rows(self, sql: str, values: Sequence[object]) -> Sequence[Row]: ...
+
+    def close(self) -> None:
+        """May be called twice."""
+
+
+class Batch:
+    """What one commit is to write."""
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> None:
+        self.statements.append((sql, [values]))
+
+    def executemany(self, sql: str, values: Sequence[Sequence[object]]) -> None:
+        """Once for each of them."""
+        if values:
+            self.statements.append((sql, list(values)))
+
+
+class Database:
+    """An open run. Raises RunFolderError, in every method, when the disk does not do as it is told, and
+    DatabaseError when a server is not there any more: then this object is of no use.
+    """
+
+    def __init__(self, folder: Path, reading: bool = False, url: str = "") -> None:
+        """`reading`: beside the process that owns the run, and nothing is written. `url` is of PostgreSQL;
+        without one it is where the run was begun, or in the folder.
+
+        Raises RunInUse when another process has the folder open, RunFolderError for another version;
+        DatabaseError for a server that does not answer or refuses us, MissingExtra without its driver.
+        """
+        self.folder, self._lock = folder, -1
+        if reading:
+            self._backend = _opened(folder, url, reading=True)
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(folder)
+        except OSError as error:
+            raise RunFolderError(f"cannot use run folder {folder}: {error.strerror or error}") from None
+        try:
+            self._backend = _opened(folder, url, reading=False)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Let go of the run. May be called twice."""
+        self._backend.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextmanager
+    def commit(self) -> Iterator[Batch]:
+        """All that is written in it or nothing, and on the disk when it ends."""
+        batch = Batch()
+        yield batch
+        if batch.statements:
+            self._backend.apply(batch.statements)
+
+    def rows(self, sql: str, *values: object) -> Sequence[Row]:
+        """All rows of a query."""
+        return self._backend.rows(sql, values)
+
+
+def begun(folder: Path) -> bool:
+    """Whether a run is kept in a folder, or from it in a database."""
+    return (folder / FILE).exists() or place.of(folder) is not None
+
+
+def _opened(folder: Path, url: str, reading: bool) -> Backend:
+    known = place.of(folder)
+    if not url and known is None:
+        return SqliteFile(folder, reading)
+    if known is None and (folder / FILE).exists():
+        raise RunFolderError(
+            f"run folder {folder} keeps its run in {FILE}: leave the database out, or give another --run-dir"
+        )
+    from .postgres import Postgres
+
+    return Postgres(folder, url, reading)
+
+
+def _locked(folder: Path) -> int:
+    """A lock that ends with the process, however it ends. Raises RunInUse, OSError."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            text = f"another aggregator runs in {folder}: stop it, or use another --run-dir"
+            raise RunInUse(text) from None
+        raise
+    return handle

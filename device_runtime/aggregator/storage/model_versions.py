@@ -1,0 +1,173 @@
+"""The models that a run has served, one of each closed round: which are kept, which is served, which was gone
+back to.
+
+A version is what a round made: its served model, and the base with what goes beside it, so that the run can
+go on from there. Files are content-addressed; who they belong to is in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import nan
+
+from device_runtime.aggregator.errors import RollbackError
+from device_runtime.aggregator.views.listener import RoundClosed
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.messages import Base, Blob
+
+from .serving_history import Rollback
+from .store import CarriedBlobs, Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Version:
+    """The model that round `round` served. `sha256` in hex, `size` in bytes; figures are nan without
+    evaluation, `published_s` is in seconds since 1970 (nan: before versions were kept).
+
+    `kept`: it is still on the disk, and can be gone back to. `served`: it is what is deployed now. `note` is
+    that of its round.
+    """
+
+    round: int
+    sha256: str
+    size: int
+    eval_acc: float
+    eval_loss: float
+    published_s: float
+    kept: bool
+    served: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a round made: the base of the next and what goes beside it, and the served model."""
+
+    base: Base
+    carried: CarriedBlobs
+    served: Blob
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """All that must be there to go back to it, beside the steps since the checkpoint."""
+        return (*self.base.checkpoint, *self.carried.blobs, self.served)
+
+
+class Registry:
+    """The versions of a run folder. `keep` is how many of the latest are kept, 0 for all.
+
+    Raises RunFolderError as Store does.
+    """
+
+    def __init__(self, store: Store, keep: int, wall: Callable[[], float] = time.time) -> None:
+        """`wall` gives the seconds since 1970."""
+        self._store, self._keep, self._wall = store, keep, wall
+
+    def made(self, number: int) -> Made:
+        """By a merged round."""
+        base, carried = self._store.made(number)
+        return Made(base, carried, self._store.served(number))
+
+    def published(self, number: int) -> None:
+        """The model of a round is out."""
+        self._store.history.publish(number, self._wall())
+
+    def versions(self) -> tuple[Version, ...]:
+        """In the order of their rounds."""
+        times, served = self._store.history.published(), self.served()
+        return tuple(self._version(closed, times, served) for closed in self._store.closed())
+
+    def _version(self, closed: RoundClosed, times: dict[int, float], served: int) -> Version:
+        record, made = closed.record, self.made(closed.record.round)
+        return Version(
+            round=record.round,
+            sha256=made.served.hex,
+            size=made.served.size,
+            eval_acc=record.eval_acc,
+            eval_loss=record.eval_loss,
+            published_s=times.get(record.round, nan),
+            kept=self._is_kept(record.round, made),
+            served=record.round == served,
+            note=closed.note,
+        )
+
+    def _is_kept(self, number: int, made: Made) -> bool:
+        here = all(self._store.models.has(blob) for blob in made.blobs)
+        return here and self._store.taken.has(number + 1, made.base.steps)
+
+    def _is_sound(self, number: int) -> bool:
+        """Whether it is kept, and is what it was: after going back there would be no other way on."""
+        made = self.made(number)
+        if not self._is_kept(number, made):
+            return False
+        try:
+            for blob in made.blobs:
+                self._store.models.get(blob)
+        except BlobError:
+            return False
+        return True
+
+    def served(self) -> int:
+        """The round whose model is deployed: the latest closed one's, or that which was gone back to; 0."""
+        latest = self._store.latest_closed()
+        pending = self._store.history.rollback_after(latest)
+        return pending.to if pending else latest
+
+    def pending(self) -> Rollback | None:
+        """What was gone back to, where no round has closed since."""
+        return self._store.history.rollback_after(self._store.latest_closed())
+
+    def go_back(self, to: int) -> Rollback:
+        """Make the version of round `to` the served one, and what the run goes on from; durable on return.
+
+        An open round loses what has come for it: it was made from what is given up. Done again, it changes
+        nothing. Raises RollbackError for a version that is not there.
+        """
+        saved = self._store.saved()
+        closed = {one.record.round for one in self._store.closed()}
+        if saved is None or to not in closed:
+            known = f"rounds 1 to {max(closed)}" if closed else "no round"
+            raise RollbackError(f"round {to} has served no model; {known} did")
+        if not self._is_sound(to):
+            kept = ", ".join(str(version.round) for version in self.versions() if version.kept)
+            raise RollbackError(
+                f"the model of round {to} is not kept any more, or damaged; those of rounds {kept} are"
+            )
+        instead = saved.phase == "collect"
+        rollback = Rollback(saved.round if instead else saved.round + 1, to, instead)
+        self._store.history.go_back(rollback, self._wall())
+        return rollback
+
+    def end_with(self, best: int) -> None:
+        """Serve the version of round `best` or, where that is damaged, the latest that is not, and say so.
+
+        Raises RollbackError where all are.
+        """
+        others = [version.round for version in reversed(self.versions()) if version.round != best]
+        for number in (best, *others):
+            try:
+                self.go_back(number)
+            except RollbackError as error:
+                log.warning("%s", error)
+                continue
+            if number != best:
+                log.warning(
+                    "the best model, that of round %d, is lost: that of round %d is served", best, number
+                )
+            return
+        raise RollbackError("no model that was served is kept and sound")
+
+    def kept(self, best: int) -> tuple[tuple[int, Made], ...]:
+        """All versions that are to be kept, by their rounds: the latest, that of round `best`, and the served
+        one.
+        """
+        latest = self._store.latest_closed()
+        first = max(1, latest - self._keep + 1) if self._keep else 1
+        wanted = {*range(first, latest + 1), best, self.served()} - {0}
+        made = ((number, self.made(number)) for number in filter(self._store.opened, sorted(wanted)))
+        return tuple((number, one) for number, one in made if number >= first or self._is_kept(number, one))

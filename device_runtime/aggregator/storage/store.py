@@ -1,0 +1,325 @@
+"""All that a run must not lose, in one folder: SQLite for what is known, blobs for what is large.
+
+    run.sqlite   task, rounds, who was asked, contributions, traffic, the log of zeroth-order steps;
+                 or database.json, which says in which PostgreSQL that is
+    models/      bundle, checkpoints, logs, served models: what devices may fetch
+    updates/     contributions over INLINE_LIMIT, until their round is merged: what nobody may fetch
+
+The order is always: content durable, then one commit of the database, then whatever tells others of it.
+Every write may be repeated, and is done again where a server was lost. One process owns the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.aggregator.intake.contributions import Contributions
+from device_runtime.aggregator.rounds.state import Saved
+from device_runtime.aggregator.views.listener import RoundClosed, RoundRecord
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.messages import Base, Blob, Step
+from device_runtime.models.bundles.tensors import Tensors
+
+from .database import Database
+from .serving_history import History
+from .step_history import Taken
+
+T = TypeVar("T")
+
+LEFT_S = 600.0
+"""When a run is opened, content that no contribution names is removed after so many seconds."""
+
+_ATTEND = "INSERT INTO present VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET boot = excluded.boot"
+_ASK = "INSERT INTO asked VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET round = excluded.round"
+_FRUITLESS = """INSERT INTO fruitless VALUES (?, ?)
+ON CONFLICT (round) DO UPDATE SET deadlines = excluded.deadlines"""
+_OPEN = """INSERT INTO rounds (round, phase, base, carried) VALUES (?, 'collect', ?, ?)
+ON CONFLICT DO NOTHING"""
+_FORGET_TAKEN = """DELETE FROM steps
+WHERE round >= (SELECT coalesce(max(round), 0) FROM rounds WHERE round < ?)"""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run folder belongs to. `task` is canonical JSON, `bundles` the sha256 of the main model's
+    canonical zip, and then those of the smaller models.
+    """
+
+    task: bytes
+    run: str
+    bundles: bytes
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Evaluation of a round: of the served model, and the accuracy of the next base; nan without data."""
+
+    eval_acc: float
+    eval_loss: float
+    base_eval_acc: float
+
+
+class CarriedBlobs(msgspec.Struct, frozen=True, array_like=True):
+    """`strategies.merging.aggregator_half.Carried`, as it is kept: bases by member, blobs by kind."""
+
+    family: dict[str, Base] = {}
+    memory: dict[str, Blob] = {}
+    aside: Blob | None = None
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """All that it names."""
+        parts = (part for base in self.family.values() for part in base.checkpoint)
+        return (*parts, *self.memory.values(), *((self.aside,) if self.aside else ()))
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What the merge phase keeps: the next round's base and what goes with it, the served model, the steps
+    taken, oddities.
+    """
+
+    base: Base
+    served: Blob
+    carried: CarriedBlobs
+    steps: tuple[Step, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Latest:
+    """A base, and the weights that it names."""
+
+    base: Base
+    weights: Tensors
+
+
+class Store:
+    """An open run folder. Raises what Database does, in every method, when it does not do as it is told."""
+
+    def __init__(self, folder: Path, reading: bool = False, database: str = "") -> None:
+        """Opens the folder, made if need be; `reading`: one that is there, beside its owner. `database`: URL
+        of a PostgreSQL for what is not to be in the folder. Raises what Database does.
+        """
+        self.folder = folder
+        self._db = Database(folder, reading, database)
+        self.models, self.updates = Blobs(folder / "models"), Blobs(folder / "updates")
+        self.contributions = Contributions(self._db, self.updates)
+        self.history, self.taken = History(self._db), Taken(self._db)
+        self.latest: Latest | None = None
+        if not reading:
+            self.tidy(time.time() - LEFT_S)
+
+    def tidy(self, before: float = inf) -> None:
+        """Remove the contents of contributions that do not count, in part or whole, which were written last
+        `before` that moment (seconds since 1970).
+        """
+        self.contributions.prune(self.latest_closed(), before)
+
+    def close(self) -> None:
+        """Let go of the folder. May be called twice."""
+        self._db.close()
+
+    def identity(self) -> Identity | None:
+        """Whose folder it is; None for a new one."""
+        rows = self._db.rows("SELECT task, run, bundle FROM meta")
+        return Identity(*rows[0]) if rows else None
+
+    def found(self, identity: Identity) -> None:
+        """Make the folder this run's. Raises RunFolderError when it is another's."""
+        with self._db.commit() as db:
+            values = (identity.task, identity.run, identity.bundles)
+            db.execute("INSERT INTO meta VALUES (1, ?, ?, ?) ON CONFLICT DO NOTHING", values)
+        if self.identity() != identity:
+            raise RunFolderError(f"run folder {self.folder} belongs to a run already")
+
+    def saved(self) -> Saved | None:
+        """Where the run is, for `machine.resume`."""
+        rows = self._db.rows("SELECT round, phase FROM rounds ORDER BY round DESC LIMIT 1")
+        if not rows:
+            return None
+        number, phase = rows[0]
+        counted = self._db.rows("SELECT device, round FROM contributions WHERE into_round = ?", number)
+        answered = frozenset(row["device"] for row in counted if row["round"] == number)
+        voices = Counter(row["device"] for row in counted)
+        asked = {row["device"]: row["round"] for row in self._db.rows("SELECT device, round FROM asked")}
+        present = {row["device"]: row["boot"] for row in self._db.rows("SELECT device, boot FROM present")}
+        vain = self._db.rows("SELECT deadlines FROM fruitless WHERE round = ?", number)
+        fruitless = vain[0]["deadlines"] if vain else 0
+        return Saved(number, phase, voices, answered, asked, present=present, fruitless=fruitless)
+
+    def attend(self, here: Mapping[str, int], gone: Iterable[str], forgotten: Iterable[str]) -> None:
+        """Devices that a round may wait for, each with the life (boot) that it speaks from; and no longer.
+        Of those that are forgotten it is not known either for which round they were asked.
+        """
+        with self._db.commit() as db:
+            db.executemany(_ATTEND, list(here.items()))
+            db.executemany("DELETE FROM present WHERE device = ?", [(device,) for device in gone])
+            db.executemany("DELETE FROM asked WHERE device = ?", [(device,) for device in forgotten])
+
+    def ask(self, number: int, devices: Iterable[str], earliest: int) -> None:
+        """Devices of a cohort are asked for a round; only the latest round of each is kept, and none before
+        `earliest`.
+        """
+        with self._db.commit() as db:
+            db.execute("DELETE FROM asked WHERE round < ?", (earliest,))
+            db.executemany(_ASK, [(device, number) for device in devices])
+
+    def open_round(self, number: int, base: Base, carried: CarriedBlobs) -> None:
+        """A new round, whose phase is collect."""
+        with self._db.commit() as db:
+            db.execute(_OPEN, (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)))
+
+    def fruitless(self, number: int, deadlines: int) -> None:
+        """So many deadlines of an open round have been fruitless in a row; see State."""
+        with self._db.commit() as db:
+            db.execute(_FRUITLESS, (number, deadlines))
+
+    def open_given(self, number: int, base: Base, carried: CarriedBlobs, steps: Sequence[Step]) -> None:
+        """The same, where `steps` lead to its base from that of the latest round before it, in place of those
+        that were taken in it.
+        """
+        with self._db.commit() as db:
+            db.execute(_FORGET_TAKEN, (number,))
+            rows = [(number - 1, i, msgspec.msgpack.encode(step)) for i, step in enumerate(steps)]
+            db.executemany("INSERT INTO steps VALUES (?, ?, ?)", rows)
+            db.execute(_OPEN, (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)))
+
+    def opened(self, number: int) -> bool:
+        """Whether a round was opened: its base is what it is from then on."""
+        return bool(self._db.rows("SELECT 1 FROM rounds WHERE round = ?", number))
+
+    def begin_merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
+        """From here on nothing more counts in the round; `durations` says how long its devices needed, and
+        `early` that it closed before all were done.
+        """
+        with self._db.commit() as db:
+            db.execute(
+                "UPDATE rounds SET phase = 'merge', note = ? WHERE round = ? AND phase = 'collect'",
+                (early, number),
+            )
+            if durations:
+                packed = msgspec.msgpack.encode(durations)
+                db.execute("INSERT INTO pace VALUES (?, ?) ON CONFLICT DO NOTHING", (number, packed))
+
+    def paces(self, most: int, before: int) -> tuple[dict[int, int], ...]:
+        """How long devices needed (see `pace`) in the last so many rounds before `before`, in order."""
+        sql = "SELECT durations FROM pace WHERE round < ? ORDER BY round DESC LIMIT ?"
+        rows = self._db.rows(sql, before, most)
+        kind = list[tuple[int, int]]
+        return tuple(dict(msgspec.msgpack.decode(row["durations"], type=kind)) for row in reversed(rows))
+
+    def merged(self, number: int, result: MergeResult) -> None:
+        """A round's note says how it closed, then what its merge says."""
+        early = self._db.rows("SELECT note FROM rounds WHERE round = ? AND phase = 'merge'", number)
+        notes = [note for note in (early[0]["note"] if early else "", result.note) if note]
+        with self._db.commit() as db:
+            db.execute("DELETE FROM steps WHERE round = ?", (number,))
+            rows = [(number, i, msgspec.msgpack.encode(step)) for i, step in enumerate(result.steps)]
+            db.executemany("INSERT INTO steps VALUES (?, ?, ?)", rows)
+            db.execute(
+                "UPDATE rounds SET phase = 'evaluate', next_base = ?, next_carried = ?, served = ?, note = ? "
+                "WHERE round = ?",
+                (
+                    msgspec.msgpack.encode(result.base),
+                    msgspec.msgpack.encode(result.carried),
+                    msgspec.msgpack.encode(result.served),
+                    "; ".join(notes),
+                    number,
+                ),
+            )
+
+    def evaluated(self, number: int, figures: Figures, served: Blob | None = None) -> None:
+        """`served`: the model that is served instead of the one that was merged."""
+        with self._db.commit() as db:
+            if served is not None:
+                db.execute(
+                    "UPDATE rounds SET served = ? WHERE round = ?", (msgspec.msgpack.encode(served), number)
+                )
+            db.execute(
+                "UPDATE rounds SET phase = 'publish', figures = ? WHERE round = ?",
+                (msgspec.msgpack.encode(figures), number),
+            )
+
+    def close_round(self, record: RoundRecord) -> None:
+        """The record is final; the contents of the round's contributions are forgotten."""
+        with self._db.commit() as db:
+            db.execute(
+                "UPDATE rounds SET phase = 'closed', record = ? WHERE round = ?",
+                (msgspec.msgpack.encode(record), record.round),
+            )
+            db.execute("UPDATE contributions SET body = NULL WHERE into_round = ?", (record.round,))
+        self.contributions.prune(record.round)
+
+    def latest_closed(self) -> int:
+        """The number of the latest closed round; 0 before there is one."""
+        return int(self._db.rows("SELECT coalesce(max(round), 0) FROM rounds WHERE phase = 'closed'")[0][0])
+
+    def every_figures(self) -> tuple[tuple[int, Figures], ...]:
+        """Of every closed round, in order."""
+        sql = (
+            "SELECT round, figures FROM rounds WHERE phase = 'closed' AND figures IS NOT NULL ORDER BY round"
+        )
+        decode = msgspec.msgpack.decode
+        return tuple((row["round"], decode(row["figures"], type=Figures)) for row in self._db.rows(sql))
+
+    def made(self, number: int) -> tuple[Base, CarriedBlobs]:
+        """What a merged round made for the next, whatever that was opened with."""
+        return self._read(number, "next_base", Base), self._read(number, "next_carried", CarriedBlobs)
+
+    def base(self, number: int) -> Base:
+        """The base of a round that was opened, or of the one after the latest merged one."""
+        return self._of_round(number, "base", Base)
+
+    def carried(self, number: int) -> CarriedBlobs:
+        """What goes with that base."""
+        return self._of_round(number, "carried", CarriedBlobs)
+
+    def served(self, number: int) -> Blob:
+        """The served model of a merged round."""
+        return self._read(number, "served", Blob)
+
+    def figures(self, number: int) -> Figures:
+        """Of an evaluated round."""
+        return self._read(number, "figures", Figures)
+
+    def closed(self, number: int | None = None) -> tuple[RoundClosed, ...]:
+        """Every closed round in order, or the one of this number."""
+        records = self.contributions.every_record(number)
+        rows = self._db.rows(
+            "SELECT round, record, note FROM rounds "
+            "WHERE record IS NOT NULL AND round = coalesce(?, round) ORDER BY round",
+            number,
+        )
+        return tuple(
+            RoundClosed(
+                msgspec.msgpack.decode(row["record"], type=RoundRecord),
+                records.get(row["round"], ()),
+                row["note"],
+            )
+            for row in rows
+        )
+
+    def _of_round(self, number: int, column: str, kind: type[T]) -> T:
+        """As the round was opened with it, or else as the one before has made it."""
+        opened = self.opened(number)
+        return self._read(number, column, kind) if opened else self._read(number - 1, f"next_{column}", kind)
+
+    def _read(self, number: int, column: str, kind: type[T]) -> T:
+        rows = self._db.rows("SELECT * FROM rounds WHERE round = ?", number)
+        if not rows or rows[0][column] is None:
+            raise RunFolderError(f"run folder {self.folder} has no {column} of round {number}")
+        return msgspec.msgpack.decode(rows[0][column], type=kind)
+
+    def remember(self, base: Base, weights: Tensors) -> None:
+        """A base that was made just now: the next round is made from it. In memory only."""
+        self.latest = Latest(base, weights)

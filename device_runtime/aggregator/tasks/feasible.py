@@ -1,0 +1,83 @@
+"""Whether a task asks for anything that its bundle has the graphs for; devices would sit out in silence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.errors import ModelError
+from device_runtime.profiles import shipped
+from device_runtime.profiles.cost import MissingGraph
+from device_runtime.strategies.kind import AnyStrategy, NeedsModels
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.workload import workload
+from device_runtime.strategies.width_slice import WidthSlice
+
+from .task import Task
+
+log = logging.getLogger(__name__)
+
+ALONE: Mapping[str, Manifest] = MappingProxyType({})
+ANY_DEVICE = "pi-5"
+"""A device to predict for: what a kind needs does not depend on it."""
+
+
+def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] = ALONE) -> None:
+    """Logs each kind of update that no device can do with this bundle and family, by name.
+
+    Raises TaskError where round 1 offers no other, for one that needs a generic set, narrower models or
+    graphs on the aggregator that there are not.
+    """
+    for kind in task.kinds:
+        if kind.strategy.generic and task.generic is None:
+            raise TaskError(
+                f"{kind.name} needs samples that are nobody's own: "
+                "give the task generic = FILE.npz (serve --generic)"
+            )
+    manifests = {"": manifest, **family}
+    for kind in task.kinds:
+        if isinstance(kind.strategy, WidthSlice) and not kind.strategy.members:
+            raise TaskError(f"{kind.name} needs narrower models: give the task a family (serve --family A,B)")
+        if isinstance(kind.strategy, NeedsModels):
+            try:
+                kind.strategy.lacks(manifests)
+            except (ModelError, KeyError) as error:
+                raise TaskError(f"{kind.name} cannot be merged: {error}") from None
+    lacking = {kind.name: _lacking(kind.strategy, manifests) for kind in task.kinds}
+    texts = {name: f"{name} {lack}" for name, lack in lacking.items() if lack}
+    first = [kind.name for kind in task.offered(1)]
+    if all(name in texts for name in first):
+        raise TaskError(f"no device can do what round 1 offers: {'; '.join(texts[name] for name in first)}")
+    for text in texts.values():
+        log.warning("no device can do this kind: %s", text)
+
+
+def with_possible_head(task: Task, manifest: Manifest) -> Task:
+    """The task; where the bundle can have no closed-form head, that says so and serves the trained one."""
+    if not task.closed_form or not (why := class_statistics.unfit(manifest, task.statistics)):
+        return task
+    level = logging.INFO if task.head == "auto" else logging.WARNING
+    log.log(level, "bundle %s is served with its trained head: %s", manifest.name, why)
+    return msgspec.structs.replace(task, head="trained")
+
+
+def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
+    """What of the bundles is missing for all of its forms; empty when one has what it needs."""
+    missing = ""
+    for form in strategy.variants():
+        manifest = manifests.get(form.member)
+        if manifest is None:
+            missing = f"needs a model {form.member!r} in the task's family"
+            continue
+        try:
+            form.cost(workload(manifest, (1,) * len(manifest.labels)), shipped(ANY_DEVICE))
+        except MissingGraph as error:
+            missing = f"{error}: export it with {error.options}"
+            continue
+        return ""
+    return missing

@@ -1,0 +1,56 @@
+"""Learning rate, local epochs and batch size of a whole task: set on those of its kinds that have them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from device_runtime.aggregator.errors import TaskError
+
+from .system import takes
+from .task import KindSettings, Task
+
+log = logging.getLogger(__name__)
+
+NAMES = {"lr": "learning rate", "epochs": "local epochs", "batch": "batch size"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--lr`, `--epochs`, `--batch`."""
+    add = parser.add_argument
+    whose = "in all kinds that train in epochs (default: each kind's own)"
+    add("--lr", type=float, metavar="RATE", help=f"Train at this learning rate {whose}.")
+    add("--epochs", type=int, metavar="N", help=f"Train this many local epochs {whose}.")
+    add("--batch", type=int, metavar="N", help=f"Train in batches of this many samples {whose}.")
+
+
+def trained(task: Task, options: argparse.Namespace) -> Task:
+    """The task with what the options of `add_arguments` say, over what its kinds have; says which kinds.
+
+    Kinds that train in epochs take them. Others have a learning rate of another size, and keep their own,
+    unless no kind offered trains in epochs. Raises TaskError for what no kind takes, or may not be.
+    """
+    for setting, said in NAMES.items():
+        value = getattr(options, setting)
+        if value is None:
+            continue
+        having = [kind.name for kind in task.kinds if takes(kind.name, setting)]
+        chosen = [name for name in having if takes(name, "epochs")] or having
+        rest = [kind.name for kind in task.kinds if kind.name not in chosen]
+        if not chosen:
+            raise TaskError(f"--{setting} {value:g}: no kind offered has {said}; offered: {_listed(rest)}")
+        kinds = tuple(_with(kind, setting, value) if kind.name in chosen else kind for kind in task.kinds)
+        task = msgspec.structs.replace(task, kinds=kinds)
+        log.info("%s %g: %s%s", said, value, _listed(chosen), f"; unchanged: {_listed(rest)}" if rest else "")
+    return task
+
+
+def _with(kind: KindSettings, setting: str, value: float) -> KindSettings:
+    return msgspec.structs.replace(kind, settings={**kind.settings, setting: value})
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

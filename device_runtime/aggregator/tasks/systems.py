@@ -1,0 +1,130 @@
+"""The systems of the papers, and of others, by name: what each makes of a task.
+
+A name is that of a system, or of one kind of update alone, and may be followed by modifiers, as in
+"fedpeft-bias+dp", "fedncm+ft+fedadam", "moon+". Settings that a task gives a kind stand over those that
+papers name, and under those without which it would be another system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.strategies.registry import KINDS
+
+from .known_systems import AS_PUBLISHED, SYSTEMS
+from .system import Part, Settings, System, server_of, takes
+from .task import KindSettings, Task
+
+ALIASES = {"fedfsc+(baseline+)": "fedfsc+(fedavg+)", "drop": "fedavg", "reduced": "fedavg+"}
+ELSEWHERE = {
+    "mixed": "what a task is without a system: leave it out",
+    "choose": "what a task is without a system: leave it out",
+    "centralised": "all data in one place: only `simulate` has that",
+}
+"""Names that `simulate` compares, and no task can be run as."""
+SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
+MODIFIERS: Mapping[str, str] = {
+    "": "stragglers train one epoch instead of being dropped",
+    "fedprox": "local training stays near the base",
+    "moon": "local training is contrasted with the device's last",
+    **{name: f"{SYSTEMS[name].says.partition(', ')[2]}" for name in SERVERS},
+    "dp": "local training is differentially private (epsilon 5, delta 1e-3)",
+    "fast": "rounds close when the fast devices are done, what comes later counts in the next round",
+    "all": "rounds close when all devices are done",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every system, and every kind alone; modifiers may follow."""
+    return (*SYSTEMS, *(kind for kind in KINDS if kind not in SYSTEMS))
+
+
+def under(name: str, task: Task) -> Task:
+    """What the system of this name makes of a task. Raises TaskError, ModelError."""
+    system, modifiers = _parsed(name)
+    return modified(system.of(task), modifiers, task)
+
+
+def modified(task: Task, modifiers: Iterable[str], given: Task) -> Task:
+    """The task with these modifiers, where `given` is what a system has made it of. Raises TaskError."""
+    for modifier in modifiers:
+        task = _modified(task, modifier, given)
+    return task
+
+
+def describe(name: str) -> str:
+    """What it is, in a line. Raises TaskError."""
+    system, modifiers = _parsed(name)
+    return "; ".join((f"{system.says} ({system.source})", *(MODIFIERS[modifier] for modifier in modifiers)))
+
+
+def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
+    """The longest system that it begins with, and the modifiers that follow."""
+    if name in ELSEWHERE:
+        raise TaskError(f"{name!r}: {ELSEWHERE[name]}")
+    name = ALIASES.get(name, name)
+    known = {**SYSTEMS, **{kind: _alone(kind) for kind in KINDS}}
+    bases = [base for base in known if name == base or name.startswith(f"{base}+")]
+    if not bases:
+        raise TaskError(f"no system is called {name!r}; {_instead(name)}")
+    base = max(bases, key=len)
+    rest = name[len(base) :]
+    return known[base], modifiers_of(name, rest)
+
+
+def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
+    """Those in what follows a system in a name, as in "+dp". Raises TaskError."""
+    modifiers = tuple(rest.split("+")[1:])
+    for modifier in modifiers:
+        if modifier not in MODIFIERS:
+            known_text = ", ".join(f"+{known}" for known in MODIFIERS)
+            raise TaskError(f"{name!r}: there is no modifier +{modifier}; there are {known_text}")
+    return modifiers
+
+
+def _instead(name: str) -> str:
+    """What may have been meant: `device-runtime systems` shows more than fits into a line."""
+    near = get_close_matches(name.lower().partition("+")[0], names(), n=3, cutoff=0.7)
+    if near:
+        return f"near it are {', '.join(near)}; `device-runtime systems` lists all"
+    return f"there are {', '.join(names())}"
+
+
+def _alone(kind: str) -> System:
+    """One kind for every device, as published."""
+    fixed = AS_PUBLISHED if kind == "class-means" else {}
+    return System(f"{kind} alone, for every device", "as published", (Part(kind, fixed),))
+
+
+def _modified(task: Task, modifier: str, given: Task) -> Task:
+    if modifier in SERVERS:
+        return msgspec.structs.replace(task, server=server_of(given, modifier))
+    if modifier in ("all", "fast"):
+        return msgspec.structs.replace(task, wait_for=modifier)
+    changes: Mapping[str, tuple[str, Any]] = {
+        "": ("reduced_epochs", 1),
+        "fedprox": ("mu", 0.01),
+        "moon": ("moon", 1.0),
+        "dp": ("dp", {"rounds": task.rounds}),
+    }
+    setting, value = changes[modifier]
+    if not any(takes(kind.name, setting) for kind in task.kinds):
+        kinds = ", ".join(kind.name for kind in task.kinds)
+        raise TaskError(f"+{modifier} changes {setting}, which none of {kinds} has")
+    changed = tuple(
+        msgspec.structs.replace(kind, settings=_with(kind, setting, value))
+        if takes(kind.name, setting)
+        else kind
+        for kind in task.kinds
+    )
+    return msgspec.structs.replace(task, kinds=changed)
+
+
+def _with(kind: KindSettings, setting: str, value: Any) -> Settings:
+    """The kind's settings; what a task says of it already stays, but that it is off."""
+    return {**kind.settings, setting: kind.settings.get(setting) or value}

@@ -1,0 +1,478 @@
+"""What is to be learnt and by which rules: the settings of a task, from TOML, flags or code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.rounds.pace import Pace
+from device_runtime.aggregator.rounds.progress import Metric
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.messages import Kind
+from device_runtime.broker.wire.step_log import round_seed
+from device_runtime.profiles.keys import explained
+from device_runtime.strategies import registry
+from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.kind import AnyStrategy, ClassStatistics, Settings
+from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
+from device_runtime.strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
+from device_runtime.strategies.settings import Setting
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.device_half import Contribution
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Late = Literal["discard", "count"]
+WaitFor = Literal["auto", "all", "fast"]
+Start = Literal["bundle", "random"]
+Head = Literal["auto", "trained", "closed-form"]
+
+_STALENESS = 0.5
+
+
+class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
+    """One kind of update that is offered, from round `from_round` to `until_round` (None: to the end).
+
+    `weight` multiplies the samples that updates count as when they are averaged. `max_norm` bounds the
+    distance of an update from the base, the Euclidean norm over all its tensors; tensors that the base does
+    not have count whole.
+    """
+
+    name: Annotated[str, Setting("Kind of update: `device-runtime kinds` lists them.", "full")]
+    settings: Annotated[
+        Settings, Setting("Settings of the kind: `device-runtime kinds NAME`.", {"epochs": 5, "lr": 0.05})
+    ] = {}
+    from_round: Annotated[int, Setting("The first round that offers it.", 3, "rounds", at_least=1)] = 1
+    until_round: Annotated[
+        int | None, Setting("The last round that offers it; none: to the end.", 5, "rounds", at_least=1)
+    ] = None
+    weight: Annotated[
+        float, Setting("Times the samples that its updates count as in a mean.", 0.5, more_than=0)
+    ] = 1.0
+    max_norm: Annotated[
+        float | None,
+        Setting(
+            "Largest distance of an update from the base; none: no limit.",
+            10.0,
+            "Euclidean norm",
+            more_than=0,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        try:
+            registry.make(self.name, self.settings)
+            ranges.check(self, f" of {self.name}")
+        except ValueError as error:
+            raise TaskError(str(error)) from None
+        if self.until_round is not None:
+            _at_least(f"until_round of {self.name}", self.until_round, self.from_round)
+
+    @cached_property
+    def strategy(self) -> AnyStrategy:
+        return registry.make(self.name, self.settings)
+
+    def weight_of(self, contribution: Contribution) -> float:
+        """Of an update of this kind in a mean."""
+        return self.weight * self.strategy.counted(contribution)
+
+    def with_statistics(self, statistics: ClassStatistics | None) -> KindSettings:
+        """The same kind, with these class statistics beside its updates; None: without any."""
+        if self.strategy.statistics == statistics:
+            return self
+        own = {name: value for name, value in self.settings.items() if name != registry.STATISTICS}
+        more = {} if statistics is None else {registry.STATISTICS: msgspec.to_builtins(statistics)}
+        return msgspec.structs.replace(self, settings={**own, **more})
+
+    def in_round(self, number: int) -> bool:
+        """Whether it is offered in this round."""
+        return self.from_round <= number and (self.until_round is None or number <= self.until_round)
+
+
+def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
+    """Kinds in this order of preference; when there are several, with settings that join one base."""
+    offered = registry.offered(tuple(names))
+    return tuple(KindSettings(name=name, settings=settings) for name, settings in offered)
+
+
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of a task; raises TaskError for those that cannot be meant.
+
+    A round closes when every device that is online has answered, or after `round_deadline_s` seconds if
+    `min_contributions` devices have contributed; with fewer it is extended by as much. Round 1 waits for
+    `min_devices`. The first `untimed_rounds` have no deadline. A device counts as at most `max_num_examples`
+    samples, and as no more than its hello says. After `max_extensions` deadlines in a row that brought no
+    contribution to the open round though devices were there, the run ends and says why (0: it goes on).
+    With `devices_per_round` only so many are asked, drawn anew for each round from those that are ready.
+    With `buffer_size` B > 0 a round closes as soon as B devices have contributed, whoever still works
+    (FedBuff, Nguyen et al. 2022); of a cohort so many are kept at work, whatever rounds they work on.
+
+    What comes after its round is refused, or with late="count" or a buffer goes into the open one, if it is
+    not more than `max_staleness` rounds late: made tau rounds ago, it moves the model by
+    (1 + tau) ** -staleness_weight of what it moved its own round's. `eval_data` is an .npz with `x` (raw
+    inputs) and `y` (labels), and so is `generic`, samples that are nobody's own, which some kinds need here;
+    `bundle` a path or the name of a shipped bundle, `family` those of smaller models that some kinds train.
+    With wait_for="fast" a round closes when the fast devices are done: those that send the richest updates,
+    in at most four times the median of their times in the last rounds (`pace.closing_s`). Devices plan
+    against `round_deadline_s` all the same, and what comes later counts as with late="count", but as many
+    times as the rounds in which its device was at work (`stands_for`) in place of
+    (1 + tau) ** -staleness_weight. So that it can, no round closes before `round_deadline_s` /
+    `max_staleness`. Rounds 1 and 2 wait for all, of a cohort rounds 3 to 6 as well.
+    wait_for="auto" does so where several kinds are offered, all of which count late too, and no other setting
+    says when rounds end or how late updates count.
+    `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
+    parameters, drawn by `seed`, in place of the bundle's.
+
+    With `deadline_quantile` the deadline is learnt: so long that this share of the devices would have been
+    ready in the last rounds, times `deadline_margin`, at least `deadline_least_s`; `round_deadline_s` is that
+    of the first round then, and the longest. A learnt deadline that brought no contribution is doubled, up to
+    the longest, before the run ends. After `stop_after` rounds (0: never) in which `stop_metric` was not
+    better than the best so far by more than `stop_gain`, the task is done; the best model is served then. Of
+    the served models the latest `keep_versions` are kept (0: all), and the best.
+    With head="closed-form" devices send class statistics beside their updates, as `statistics` says, and the
+    served model has a head in closed form, from those of all rounds so far (`statistics.closed_form`); where
+    the evaluation data say that the trained head is better, that is served. Where `statistics` has devices
+    hold samples out, these say so instead (`statistics.held_out`). head="auto" does so where several kinds
+    are offered.
+    `robust` is the rule by which updates are merged where some devices may lie, with the numbers of
+    `strategies.robust.Robust` (robust_trim is its `trim`, and so on).
+    """
+
+    bundle: Annotated[
+        str, Setting("Model: a bundle folder or zip, or the name of a shipped bundle.", "digits-wrn-10-1")
+    ]
+    name: Annotated[
+        str, Setting("Name of the task, in topics and folders; in a file: as the file.", "digits")
+    ] = "task"
+    rounds: Annotated[int, Setting("Rounds of the task.", 100, "rounds", at_least=1)] = 10
+    round_deadline_s: Annotated[
+        float, Setting("How long a round waits for updates.", 120.0, "seconds", more_than=0)
+    ] = 60.0
+    min_contributions: Annotated[
+        int,
+        Setting(
+            "Devices that must contribute; with fewer a round is extended at its deadline.",
+            2,
+            "devices",
+            at_least=1,
+        ),
+    ] = 1
+    min_devices: Annotated[
+        int, Setting("Devices online that round 1 waits for.", 2, "devices", at_least=1)
+    ] = 1
+    late: Annotated[Late, Setting("What happens to an update that comes after its round.", "count")] = (
+        "discard"
+    )
+    wait_for: Annotated[
+        WaitFor,
+        Setting(
+            "Devices that a round waits for; with fast, late updates count. auto: fast for several kinds.",
+            "all",
+        ),
+    ] = "auto"
+    devices_per_round: Annotated[
+        int | None,
+        Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
+    ] = None
+    buffer_size: Annotated[
+        int,
+        Setting(
+            "Devices whose updates, made for any round, close a round (FedBuff); 0: off.",
+            5,
+            "devices",
+            at_least=0,
+        ),
+    ] = 0
+    max_staleness: Annotated[
+        int, Setting("Rounds that an update may be late and still count.", 2, "rounds", at_least=0)
+    ] = 5
+    staleness_weight: Annotated[
+        float, Setting("Exponent A: an update t rounds late counts (1 + t)^-A.", 1.0, at_least=0)
+    ] = _STALENESS
+    untimed_rounds: Annotated[
+        int, Setting("First rounds that have no deadline.", 1, "rounds", at_least=0)
+    ] = 0
+    seed: Annotated[int, Setting("Seed of everything drawn at random.", 7, at_least=0)] = 0
+    kinds: Annotated[
+        tuple[KindSettings, ...],
+        Setting("Kinds of update offered, the preferred first: [[kinds]] tables.", ({"name": "full"},)),
+    ] = msgspec.field(default_factory=lambda: kinds_named(registry.USUAL))
+    max_num_examples: Annotated[
+        int, Setting("The most samples that an update may say it was made of.", 5000, "samples", at_least=1)
+    ] = 1_000_000
+    eval_data: Annotated[
+        str | None,
+        Setting("Samples that the served model is measured on; none: it is not measured.", "test.npz"),
+    ] = None
+    family: Annotated[
+        tuple[str, ...],
+        Setting("Bundles of smaller models for some kinds, the largest first.", ("smaller.zip",)),
+    ] = ()
+    generic: Annotated[
+        str | None,
+        Setting("Samples that are nobody's own, for kinds that train on the aggregator.", "generic.npz"),
+    ] = None
+    server: Annotated[
+        ServerOptimizer, Setting("How the base follows the mean of the updates.", {"name": "fedadam"})
+    ] = msgspec.field(default_factory=ServerOptimizer)
+    start: Annotated[
+        Start, Setting("Parameters of round 1: the bundle's, or fresh ones by `seed`.", "random")
+    ] = "bundle"
+    head: Annotated[
+        Head,
+        Setting(
+            "Head that is served: as trained or in closed form; auto: in closed form for several kinds.",
+            "trained",
+        ),
+    ] = "auto"
+    statistics: Annotated[
+        ClassStatistics,
+        Setting("Class statistics that devices send for a head in closed form.", {"numbers": "int8"}),
+    ] = msgspec.field(default_factory=ClassStatistics)
+    robust: Annotated[
+        Rule, Setting("Rule of merging that lying devices cannot steer; none: the mean.", "median")
+    ] = "none"
+    robust_trim: Trim = 0.2
+    robust_clip: Clip = None
+    robust_clip_factor: ClipFactor = 1.0
+    robust_byzantine: Byzantine = None
+    max_extensions: Annotated[
+        int,
+        Setting(
+            "Deadlines in a row without a contribution, though devices are there, that end the run; 0: none.",
+            10,
+            "deadlines",
+            at_least=0,
+        ),
+    ] = 5
+    deadline_quantile: Annotated[
+        float | None,
+        Setting(
+            "Share of devices that a learnt deadline waits for; none: round_deadline_s is fixed.",
+            example=0.9,
+            more_than=0,
+            at_most=1,
+        ),
+    ] = None
+    deadline_margin: Annotated[
+        float, Setting("Factor on the time that this share needed.", 2.0, at_least=1)
+    ] = 1.5
+    deadline_least_s: Annotated[
+        float, Setting("The shortest deadline that is learnt.", 5.0, "seconds", more_than=0)
+    ] = 1.0
+    stop_after: Annotated[
+        int, Setting("Rounds without a gain that end the task; 0: it goes on.", 10, "rounds", at_least=0)
+    ] = 0
+    stop_gain: Annotated[
+        float, Setting("An improvement of stop_metric up to this is no gain.", 0.001, at_least=0)
+    ] = 0.0
+    stop_metric: Annotated[Metric, Setting("What is to gain.", "loss")] = "accuracy"
+    keep_versions: Annotated[
+        int, Setting("Latest served models kept beside the best; 0: all.", 3, "models", at_least=0)
+    ] = 10
+
+    def __post_init__(self) -> None:
+        try:
+            topics.check_task(self.name)
+            ranges.check(self)
+        except (topics.TopicError, ValueError) as error:
+            raise TaskError(str(error)) from None
+        if self.devices_per_round is not None and not self.buffer_size:
+            self._check_enough_are_asked(self.devices_per_round)
+        self._check_pace()
+        if self.wait_for == "fast" and (why := self._ends_otherwise()):
+            raise TaskError(f'wait_for is "fast" and {why}')
+        try:
+            _ = self.screening
+        except ValueError as error:
+            raise TaskError(f"robust: {error}") from None
+        if self.closed_form and not self.statistics.moments:
+            raise TaskError(
+                "statistics.moments is false, and a head in closed form needs second moments: "
+                'give head = "trained", or leave it out'
+            )
+        given = self.statistics if self.closed_form else None
+        kinds = tuple(kind.with_statistics(given) for kind in self.kinds)
+        msgspec.structs.force_setattr(self, "kinds", kinds)
+        names = [kind.name for kind in self.kinds]
+        if len(set(names)) != len(names):
+            raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")
+        if len(set(self.family)) != len(self.family):
+            raise TaskError(f"family is {', '.join(self.family)}: each can be named once")
+        changes = {1, *(kind.until_round + 1 for kind in self.kinds if kind.until_round is not None)}
+        for number in sorted(change for change in changes if change <= self.rounds):
+            if not self.offered(number):
+                raise TaskError(
+                    f"round {number} offers no kind of update: look at from_round and until_round"
+                )
+
+    def _check_pace(self) -> None:
+        if self.deadline_quantile is None:
+            return
+        if self.buffer_size:
+            raise TaskError(
+                "deadline_quantile and buffer_size: a buffered round does not end at its deadline"
+            )
+        if (least_s := self.deadline_least_s) > self.round_deadline_s:
+            most = f"round_deadline_s, the longest, is {self.round_deadline_s:g}"
+            raise TaskError(f"deadline_least_s is {least_s:g}, {most}")
+
+    @property
+    def waits_for_fast(self) -> bool:
+        """Whether rounds close when the fast devices are done."""
+        if self.wait_for != "auto":
+            return self.wait_for == "fast"
+        otherwise = self.late == "count" or any(kind.strategy.own_round for kind in self.kinds)
+        return self._mixed and not otherwise and not self._ends_otherwise()
+
+    def _ends_otherwise(self) -> str:
+        """What does not go with rounds that wait for the fast devices; empty for nothing."""
+        if self.buffer_size:
+            return "buffer_size is set: a buffered round closes by its number of devices"
+        if self.deadline_quantile is not None:
+            return "deadline_quantile is set: both learn when a round ends, give one"
+        if self.staleness_weight != _STALENESS:
+            return (
+                f"staleness_weight is {self.staleness_weight:g}: an update weighs as many times as the "
+                "rounds that its device was at work, leave it out"
+            )
+        if not self.max_staleness:
+            return "max_staleness is 0: what comes late could not count"
+        if all(kind.strategy.own_round for kind in self.kinds):
+            kinds = ", ".join(kind.name for kind in self.kinds)
+            return f"{kinds} counts in its own round only"
+        return ""
+
+    def _check_enough_are_asked(self, size: int) -> None:
+        if size < self.min_contributions:
+            raise TaskError(
+                f"devices_per_round is {size}, min_contributions {self.min_contributions}: "
+                "no round would have enough before its first deadline"
+            )
+
+    def offered(self, number: int) -> tuple[KindSettings, ...]:
+        """The kinds of round `number`, in order of preference."""
+        return tuple(kind for kind in self.kinds if kind.in_round(number))
+
+    def offer_kinds(self, number: int) -> tuple[Kind, ...]:
+        """The same as they stand in an offer."""
+        return tuple(registry.write(kind.strategy) for kind in self.offered(number))
+
+    @property
+    def _mixed(self) -> bool:
+        return class_statistics.by_default([kind.strategy for kind in self.kinds])
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the served head is in closed form."""
+        return self._mixed if self.head == "auto" else self.head == "closed-form"
+
+    @property
+    def evaluation_judges(self) -> bool:
+        """Whether evaluation data, if any, say which of the two heads is served; else devices do."""
+        return self.closed_form and not self.statistics.hold_out
+
+    @property
+    def pace(self) -> Pace | None:
+        """How the deadline is learnt; None where it is fixed."""
+        if self.deadline_quantile is None:
+            return None
+        return Pace(self.deadline_quantile, self.deadline_margin, self.deadline_least_s)
+
+    @property
+    def screening(self) -> Robust:
+        """The rule of merging and its numbers. Raises ValueError for those that cannot be meant."""
+        return Robust(
+            self.robust,
+            self.robust_trim,
+            self.robust_clip,
+            self.robust_clip_factor,
+            self.robust_byzantine,
+        )
+
+    def late_share(self, rounds: int) -> float:
+        """How much of its change an update moves the model by that is so many rounds late: all of it where no
+        round waits for it.
+        """
+        return 1.0 if self.waits_for_fast else float((1 + rounds) ** -self.staleness_weight)
+
+    def stands_for(self, rounds: int, since: float) -> float:
+        """How many times its samples an update weighs that is so many rounds late; `since`: rounds since the
+        round in which its device counted last, divided by its updates in this one.
+
+        Where rounds wait for the fast, an update stands for the rounds in which its device was at work, so
+        that each device weighs the same over time (by its participation interval: Wang and Ji 2024). Where
+        some devices are drawn for a round, who is at work longer is not drawn less often.
+        """
+        if not self.waits_for_fast or self.devices_per_round is not None:
+            return 1.0
+        return min(1.0 + rounds, since)
+
+    def round_seed(self, number: int) -> int:
+        """The seed that all devices of a round share; below 2**53, exact in every language's numbers."""
+        return round_seed(self.seed, number)
+
+    def json(self) -> bytes:
+        """Canonical: equal tasks give equal bytes, settings that are defaults are written out too."""
+        full = [
+            msgspec.structs.replace(kind, settings=registry.settings(kind.strategy)) for kind in self.kinds
+        ]
+        return _encoder.encode(msgspec.structs.replace(self, kinds=tuple(full)))
+
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def decode(data: bytes) -> Task:
+    """A task from its JSON. Raises TaskError."""
+    try:
+        return msgspec.json.decode(data, type=Task)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise TaskError(f"not a task: {error}") from None
+
+
+def load(path: Path | None, flags: Mapping[str, object]) -> Task:
+    """A task from a TOML file, if any, with `flags` over it. Raises TaskError.
+
+    Paths in the file are relative to the file.
+    """
+    settings = {**(_read(path) if path else {}), **flags}
+    if "bundle" not in settings:
+        raise TaskError("which model is to be learnt? give --bundle, or bundle = ... in the task file")
+    try:
+        return msgspec.convert(settings, Task)
+    except msgspec.ValidationError as error:
+        raise TaskError(f"task{f' {path}' if path else ''}: {explained(error, Task)}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise TaskError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise TaskError(f"{path} is not TOML: {error}") from None
+    for name in ("bundle", "eval_data", "generic"):
+        settings |= {name: _near(path.parent, settings[name])} if name in settings else {}
+    if isinstance(family := settings.get("family"), list):
+        settings["family"] = [_near(path.parent, member) for member in family]
+    return {"name": path.stem, **settings}
+
+
+def _near(folder: Path, value: object) -> object:
+    """The path of what lies in the folder; anything else as it is."""
+    return str(folder / value) if isinstance(value, str) and (folder / value).exists() else value
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise TaskError(f"{name} is {value}, expected {least} or more")

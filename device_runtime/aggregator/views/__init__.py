@@ -1,0 +1,1 @@
+"""How people follow a run: a terminal, a log, tables."""

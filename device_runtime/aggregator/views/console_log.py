@@ -1,0 +1,167 @@
+"""The view where there is no terminal: one line a round, and a table at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import isnan
+from typing import Protocol, TextIO
+
+from tabulate import tabulate
+
+from .listener import (
+    MODELLED,
+    Finished,
+    Happening,
+    Observer,
+    PlanMade,
+    RoundClosed,
+    RoundExtended,
+    RoundOpened,
+    Started,
+)
+
+
+class View(Observer, Protocol):
+    """An observer for people."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was. May be called twice."""
+
+
+class Plain:
+    """Writes lines as rounds close; `quiet`: only the table at the end. `label` stands before each line."""
+
+    def __init__(self, out: TextIO, quiet: bool = False, label: str = "") -> None:
+        self._out = out
+        self._label = label
+        self._quiet = quiet
+        self._closed: list[RoundClosed] = []
+        self._rounds = 0
+        self._idle: dict[str, str] = {}
+        self._somebody = True  # that nobody is there is said once
+
+    def __call__(self, happening: Happening) -> None:
+        match happening:
+            case Started():
+                self._closed = list(happening.closed)
+                self._rounds = happening.task.rounds
+                self._line(started(happening))
+            case RoundOpened():
+                self._idle, self._somebody = {}, True
+            case PlanMade(device=device, kind="", reasons=reasons):
+                self._idle[device] = "; ".join(reasons) or "no reason given"
+            case PlanMade(device=device):
+                self._idle.pop(device, None)
+            case RoundExtended():
+                if happening.devices or self._somebody:
+                    self._line(extended(happening) + idle(self._idle))
+                self._idle, self._somebody = {}, happening.devices > 0
+            case RoundClosed():
+                self._closed.append(happening)
+                self._line(f"round {happening.record.round} of {self._rounds}: {summary(happening)}")
+            case Finished():
+                heading = f"{self._label.strip()}\n" if self._label else ""
+                print(heading + table(self._closed), file=self._out, flush=True)
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+    def _line(self, text: str) -> None:
+        if not self._quiet:
+            print(self._label + text, file=self._out, flush=True)
+
+
+def started(happening: Started) -> str:
+    """The first line: which task and run, and whether it goes on."""
+    task = happening.task
+    text = f"task {task.name!r}, run {happening.run}: {task.rounds} rounds of {task.round_deadline_s:g} s"
+    if happening.resumed:
+        text += f"; resumed after {len(happening.closed)} closed"
+    return text
+
+
+def extended(happening: RoundExtended) -> str:
+    """Why a round takes longer."""
+    return (
+        f"round {happening.round} extended by {happening.deadline_s:g} s: "
+        f"{happening.contributions} of {happening.needed} contributions{happening.outlook}"
+    )
+
+
+def idle(reasons: Mapping[str, str]) -> str:
+    """Who sits out, and why the first of them does."""
+    for device, why in sorted(reasons.items()):
+        return f"; {len(reasons)} sitting out, {device} as {why}"
+    return ""
+
+
+def summary(closed: RoundClosed) -> str:
+    """The figures of a round in one line."""
+    record = closed.record
+    parts = [
+        f"accuracy {percent(record.eval_acc)}",
+        f"loss {number(record.eval_loss)}",
+        who(closed) or "nobody",
+        f"{size(record.bytes_up)} up, {size(record.bytes_down)} down",
+        f"{record.energy_j:.3g} J{energy_from(closed)}",
+        f"{record.duration_s:.1f} s",
+    ]
+    spent = max((one.epsilon for one in closed.contributions if not isnan(one.epsilon)), default=0.0)
+    if spent:
+        parts.append(f"epsilon at most {spent:.2f}")
+    return ", ".join(parts) + (f" ({closed.note})" if closed.note else "")
+
+
+def table(closed: list[RoundClosed]) -> str:
+    """Every round, one row each."""
+    rows = [
+        [
+            c.record.round,
+            percent(c.record.eval_acc),
+            number(c.record.eval_loss),
+            who(c),
+            size(c.record.bytes_up),
+            size(c.record.bytes_down),
+            f"{c.record.energy_j:.3g} J",
+            f"{c.record.duration_s:.1f} s",
+        ]
+        for c in closed
+    ]
+    headers = ["round", "accuracy", "loss", "updates", "up", "down", "energy", "time"]
+    return tabulate(rows, headers, disable_numparse=True)
+
+
+def energy_from(closed: RoundClosed) -> str:
+    """Whether meters told a round's energy: " measured", " modelled", or of how many."""
+    measured = sum(one.energy_source != MODELLED for one in closed.contributions)
+    devices = len(closed.contributions)
+    if not devices:
+        return ""
+    if 0 < measured < devices:
+        return f" ({measured} of {devices} measured)"
+    return " measured" if measured else f" {MODELLED}"
+
+
+def who(closed: RoundClosed) -> str:
+    """Who did what, as counts: "3 full, 1 zeroth-order"."""
+    counts = Counter(contribution.kind for contribution in closed.contributions)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+
+
+def percent(share: float) -> str:
+    """An accuracy; a dash when it was not measured."""
+    return "-" if isnan(share) else f"{share:.1%}"
+
+
+def number(value: float) -> str:
+    """A loss; a dash when it was not measured."""
+    return "-" if isnan(value) else f"{value:.3f}"
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that fits: 950 B, 12.3 kB, 4.5 MB."""
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.1f} {unit}"
+    return f"{count} B"

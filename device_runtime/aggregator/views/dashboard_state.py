@@ -1,0 +1,128 @@
+"""What a live view shows, gathered from happenings; knows nothing of terminals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from .listener import (
+    Contributed,
+    DeviceSeen,
+    Finished,
+    Happening,
+    PlanMade,
+    Refused,
+    RoundClosed,
+    RoundExtended,
+    RoundOpened,
+    Started,
+)
+
+MOST_DEVICES = 10_000
+"""That are shown; of more, the one that was seen first is not."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One device. `doing` is its kind in this round, `why` its reason or that of a refusal."""
+
+    device: str
+    online: bool = True
+    profile: str = ""
+    doing: str = ""
+    why: str = ""
+    samples: int = 0
+    seconds: float = 0.0
+    bytes_up: int = 0
+    energy_j: float = 0.0
+    rounds: int = 0
+    sent: bool = False
+
+
+@dataclass
+class Board:
+    """The state of the display. `closes_s` is by the clock whose `now` comes with each happening."""
+
+    title: str = ""
+    rounds: int = 0
+    round: int = 0
+    closes_s: float = 0.0
+    note: str = "waiting for devices"
+    devices: dict[str, Row] = field(default_factory=dict)
+    closed: list[RoundClosed] = field(default_factory=list)
+
+    def take(self, happening: Happening, now: float) -> None:
+        """Bring the board up to date; `now` in seconds."""
+        match happening:
+            case Started():
+                self._start(happening)
+            case RoundOpened():
+                self.round, self.closes_s = happening.round, now + happening.deadline_s
+                self.note = "resumed" if happening.again else ""
+                for name, row in self.devices.items():
+                    self.devices[name] = replace(row, sent=False)
+            case RoundExtended():
+                self.closes_s = now + happening.deadline_s
+                counted = f"{happening.contributions} of {happening.needed} contributions"
+                self.note = f"extended: {counted}{happening.outlook}"
+            case DeviceSeen():
+                self._seen(happening)
+            case PlanMade():
+                why = happening.reasons[0] if happening.reasons else ""
+                doing = happening.kind or "sits out"
+                self._set(happening.device, doing=doing, why=why, energy_j=happening.energy_j)
+            case Contributed():
+                self._contributed(happening)
+            case Refused(status="duplicate"):
+                pass
+            case Refused():
+                self._set(happening.device, doing=happening.status, why=happening.reason)
+            case RoundClosed():
+                self.closed.append(happening)
+            case Finished():
+                self.note = "finished"
+
+    def _start(self, happening: Started) -> None:
+        self.title = f"{happening.task.name} (run {happening.run})"
+        self.rounds = happening.task.rounds
+        self.closed = list(happening.closed)
+        for closed in self.closed:
+            for contribution in closed.contributions:
+                row = self._row(contribution.device)
+                self._set(row.device, online=False, rounds=row.rounds + 1)
+
+    def _seen(self, happening: DeviceSeen) -> None:
+        row = self._row(happening.device)
+        profile = happening.profile or row.profile
+        samples = happening.num_examples or row.samples
+        self._set(happening.device, online=happening.online, profile=profile, samples=samples)
+
+    def _contributed(self, happening: Contributed) -> None:
+        record = happening.record
+        row = self._row(record.device)
+        self._set(
+            record.device,
+            doing=record.kind,
+            samples=record.num_examples,
+            seconds=record.train_time_s,
+            bytes_up=record.bytes_up,
+            energy_j=record.energy_j,
+            rounds=row.rounds + (not row.sent),
+            sent=True,
+        )
+
+    def _row(self, device: str) -> Row:
+        return self.devices.get(device) or Row(device)
+
+    def _set(self, device: str, **changes: object) -> None:
+        if device not in self.devices and len(self.devices) >= MOST_DEVICES:
+            del self.devices[next(iter(self.devices))]
+        self.devices[device] = replace(self._row(device), **changes)  # type: ignore[arg-type]
+
+
+def sparkline(values: list[float]) -> str:
+    """One block a value, from the lowest to the highest; nan is a blank."""
+    blocks = "▁▂▃▄▅▆▇█"
+    real = [value for value in values if value == value]
+    low, high = min(real, default=0.0), max(real, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(blocks[round((v - low) / span * 7)] if v == v else " " for v in values)

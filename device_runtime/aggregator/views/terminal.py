@@ -1,0 +1,152 @@
+"""The view on a terminal: header, devices, rounds, redrawn a few times a second (rich)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from device_runtime.aggregator.errors import MissingExtra
+
+from .console_log import number, percent, size, table, who
+from .dashboard_state import Board, Row, sparkline
+from .listener import Finished, Happening
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+MOST_DEVICES = 20
+MOST_ROUNDS = 8
+WHY_WIDTH = 40
+"""Characters of a reason."""
+
+
+class Live:
+    """An observer that draws. Log lines stand below while it is open.
+
+    Raises MissingExtra where rich is not installed.
+    """
+
+    def __init__(self, broker: str, console: Console | None = None) -> None:
+        try:
+            from rich.live import Live as RichLive
+        except ImportError:
+            raise MissingExtra("the live view needs rich: pip install 'device-runtime[aggregator]'") from None
+        self._broker = broker
+        self._board = Board()
+        self._lock = threading.Lock()  # rich draws in a thread of its own
+        self._log = _LastLines()
+        self._handlers = logging.root.handlers[:]
+        self._closed = False
+        logging.root.handlers[:] = [self._log]
+        self._live = RichLive(console=console, refresh_per_second=4, get_renderable=self.draw)
+        self._live.start()
+
+    def __call__(self, happening: Happening) -> None:
+        with self._lock:
+            self._board.take(happening, time.monotonic())
+        if isinstance(happening, Finished):
+            self.close()
+            self._live.console.print(table(self._board.closed), markup=False)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._live.stop()
+            logging.root.handlers[:] = self._handlers
+
+    def draw(self) -> RenderableType:
+        """The whole display, as it is now."""
+        from rich.console import Group
+        from rich.text import Text
+
+        with self._lock:
+            board = self._board
+            parts: list[RenderableType] = [Text(self._header(board), style="bold"), _devices(board)]
+            if board.closed:
+                accuracies = [closed.record.eval_acc for closed in board.closed]
+                parts += [_rounds(board), Text(f"accuracy {sparkline(accuracies)}")]
+            parts += [Text(line, style="yellow") for line in self._log.lines]
+            return Group(*parts)
+
+    def _header(self, board: Board) -> str:
+        left = max(0.0, board.closes_s - time.monotonic())
+        parts = [board.title, f"round {board.round} of {board.rounds}"]
+        if board.round and board.note != "finished":
+            parts.append(f"{left:.0f} s left")
+        parts += [part for part in (board.note, self._broker) if part]
+        return " · ".join(parts)
+
+
+class _LastLines(logging.Handler):
+    """The latest warnings, for the display."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: deque[str] = deque(maxlen=3)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _devices(board: Board) -> Table:
+    grid = _grid("device", "profile", "this round", "why", "samples", "time", "up", "energy", "rounds")
+    rows = sorted(board.devices.values(), key=lambda row: (not row.online, row.device))
+    for row in rows[:MOST_DEVICES]:
+        grid.add_row(*_cells(row), style=None if row.online else "dim")
+    if len(rows) > MOST_DEVICES:
+        grid.add_row(f"and {len(rows) - MOST_DEVICES} more", style="dim")
+    return grid
+
+
+def _cells(row: Row) -> Iterator[Text]:
+    from rich.text import Text  # never markup: some of it comes from devices
+
+    return (Text(cell) for cell in _texts(row))
+
+
+def _texts(row: Row) -> tuple[str, ...]:
+    doing = f"{row.doing} ✓" if row.sent else row.doing
+    return (
+        row.device,
+        row.profile,
+        doing if row.online or row.sent else "offline",
+        row.why if len(row.why) <= WHY_WIDTH else f"{row.why[: WHY_WIDTH - 3]}...",
+        str(row.samples),
+        f"{row.seconds:.1f} s",
+        size(row.bytes_up),
+        f"{row.energy_j:.3g} J",
+        str(row.rounds),
+    )
+
+
+def _rounds(board: Board) -> Table:
+    grid = _grid("round", "accuracy", "loss", "updates", "up", "down", "energy", "time")
+    for closed in board.closed[-MOST_ROUNDS:]:
+        record = closed.record
+        grid.add_row(
+            str(record.round),
+            percent(record.eval_acc),
+            number(record.eval_loss),
+            who(closed),
+            size(record.bytes_up),
+            size(record.bytes_down),
+            f"{record.energy_j:.3g} J",
+            f"{record.duration_s:.1f} s",
+        )
+    return grid
+
+
+def _grid(*headers: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in headers:
+        grid.add_column(header)
+    return grid

@@ -1,0 +1,38 @@
+"""Texts that came from devices, made fit for a log, a terminal and a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from device_runtime.aggregator.rounds.events import GiveUp
+
+LIMIT = 200
+"""Characters that are kept."""
+NAMED = 3
+"""Devices that a text names, of many."""
+
+
+def printable(text: str) -> str:
+    """One line without control characters, at most LIMIT characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * LIMIT]).split())
+    return line if len(line) <= LIMIT else f"{line[: LIMIT - 3]}..."
+
+
+def in_vain(command: GiveUp, why: Mapping[str, str]) -> str:
+    """Why a run is given up: what the devices did, `why` as those said it that sit out."""
+    told = [(device, why.get(device, "").split("; ")[0]) for device in command.sat_out]
+    said = [f"{device} ({reason})" if reason else device for device, reason in told]
+    parts = filter(None, (_named("sit out", said), _named("missed the deadline", command.missed)))
+    return (
+        f"round {command.round} is given up: {command.deadlines} deadlines in a row, the last of "
+        f"{command.deadline_s:g} s, brought no contribution; "
+        f"{', '.join(parts) or 'no device sent anything that counts'}. A longer round_deadline_s or cheaper "
+        "kinds, with another --run-dir, may help; the same command tries as often again"
+    )
+
+
+def _named(what: str, devices: Sequence[str]) -> str:
+    """So many devices did it, and the names of the first."""
+    if not devices:
+        return ""
+    return f"{len(devices)} {what}: {', '.join(devices[:NAMED])}{', ..' if len(devices) > NAMED else ''}"

@@ -1,0 +1,1 @@
+"""Enrolment, signatures, certificates, and what a broker lets a client do."""

@@ -1,0 +1,58 @@
+"""A broker's certificate, as whoever connects sees it: whether it is believed, of whom, and until when."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+
+from device_runtime.broker.errors import BrokerUnreachable
+from device_runtime.broker.wire.url import BrokerUrl
+
+NOT_YET, EXPIRED, OTHER_NAME, OTHER_ADDRESS = 9, 10, 62, 64
+"""Reasons of OpenSSL (X509_V_ERR_...) for not believing a certificate that its authority has signed."""
+
+
+class CertificateRefused(BrokerUnreachable):
+    """The certificate is not to be believed; `code` says why, as OpenSSL numbers it (0: it says nothing)."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Times in seconds since 1970. `subject` and `issuer` are common names, `protocol` is "TLSv1.3"."""
+
+    subject: str
+    issuer: str
+    begins: float
+    ends: float
+    protocol: str
+
+
+def examine(url: BrokerUrl, timeout_s: float = 5.0) -> Certificate:
+    """Shake hands with the broker as `Link` would. Raises CertificateRefused, OSError, UrlError."""
+    context = url.tls.context()
+    with socket.create_connection((url.host, url.port), timeout=timeout_s) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=url.host) as secure:
+                seen, protocol = secure.getpeercert() or {}, secure.version() or "TLS"
+        except ssl.SSLCertVerificationError as error:
+            raise CertificateRefused(error.verify_message, error.verify_code) from None
+        except ssl.SSLError as error:
+            raise CertificateRefused(error.reason or str(error)) from None
+    return Certificate(
+        subject=_common_name(seen.get("subject")),
+        issuer=_common_name(seen.get("issuer")),
+        begins=ssl.cert_time_to_seconds(str(seen["notBefore"])),
+        ends=ssl.cert_time_to_seconds(str(seen["notAfter"])),
+        protocol=protocol,
+    )
+
+
+def _common_name(parts: object) -> str:
+    """Of a name as `getpeercert` gives it: a tuple of tuples of pairs."""
+    pairs = [pair for part in parts for pair in part] if isinstance(parts, tuple) else []
+    return str(dict(pairs).get("commonName", "nobody"))

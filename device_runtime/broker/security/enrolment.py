@@ -1,0 +1,142 @@
+"""What a device is given when it is enrolled: where the broker is, who it is there, whom to believe.
+
+It travels as one word to paste, and lies in the device's folder as JSON that only its owner may read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import secrets
+import ssl
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.broker.errors import BrokerError, UrlError
+from device_runtime.broker.wire.partial_blob import admit
+from device_runtime.broker.wire.topics import check_device
+from device_runtime.broker.wire.url import BrokerUrl
+
+FILE = "enrolment.json"
+"""In a device's folder."""
+PREFIX = "fl1."
+"""A token begins with it: its form."""
+TOKEN_LIMIT = 16 * 1024
+"""Characters. A longer token is not read."""
+_CHECK_BYTES = 4
+
+
+class EnrolmentError(BrokerError):
+    """A token or a kept enrolment that cannot be used."""
+
+
+class Enrolment(msgspec.Struct, frozen=True, array_like=True):
+    """One device's. `authority` is the certificate of the broker's authority (DER), `key` the aggregator's
+    public key (32 bytes), `issued` the moment of enrolment in seconds since 1970, by the operator's clock.
+
+    `secret` (32 bytes) is the device's own key, by which it signs what it says. Unlike the password, it never
+    goes to the broker. It is empty in enrolments of earlier versions.
+    """
+
+    url: str
+    name: str
+    password: str
+    authority: bytes
+    key: bytes
+    issued: int
+    secret: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_device(self.name)
+        if len(self.key) != 32:
+            raise ValueError(f"the aggregator's key has {len(self.key)} bytes, expected 32")
+        if len(self.secret) not in (0, 32):
+            raise ValueError(f"the device's own key has {len(self.secret)} bytes, expected 32")
+        if not BrokerUrl.parse(self.url).secure:
+            raise ValueError(f"{self.url} is not encrypted: expected mqtts:// or wss://")
+
+    def __repr__(self) -> str:
+        return f"Enrolment({self.name!r} at {self.url})"
+
+    @property
+    def address(self) -> BrokerUrl:
+        """The broker, its authority, and the user name and password there."""
+        return self.at(BrokerUrl.parse(self.url))
+
+    @property
+    def client_id(self) -> str:
+        """One that others cannot guess: a broker ends the older of two connections of the same one."""
+        return f"{self.name}-{hashlib.sha256(self.password.encode()).hexdigest()[:8]}"
+
+    def at(self, url: BrokerUrl) -> BrokerUrl:
+        """The same broker by another address. Raises UrlError for one that is not encrypted."""
+        if not url.secure:
+            raise UrlError(
+                f"{url}: this device is enrolled with a password that goes over TLS only: use mqtts://"
+            )
+        tls = url.tls
+        if not (tls.ca or tls.authority):
+            tls = replace(tls, authority=ssl.DER_cert_to_PEM_cert(self.authority))
+        return replace(url, user=self.name, password=self.password, tls=tls)
+
+    @property
+    def token(self) -> str:
+        """All of it in one word of letters, digits, '.', '-' and '_'."""
+        data = msgspec.msgpack.encode(self)
+        return PREFIX + base64.urlsafe_b64encode(data + _check(data)).decode().rstrip("=")
+
+    @classmethod
+    def of_token(cls, token: str) -> Enrolment:
+        """Read a token. Raises EnrolmentError, whose text holds none of it."""
+        text = token.strip()
+        if not text.startswith(PREFIX) or len(text) > TOKEN_LIMIT:
+            raise EnrolmentError(f"not a token of an enrolment: it begins with {PREFIX!r}, paste it whole")
+        try:
+            data = base64.b64decode(text[len(PREFIX) :] + "===", altchars=b"-_", validate=False)
+        except (binascii.Error, ValueError):
+            data = b""
+        if _check(data[:-_CHECK_BYTES]) != data[-_CHECK_BYTES:]:
+            raise EnrolmentError("the token of the enrolment is cut or mistyped: paste it whole")
+        try:
+            return msgspec.msgpack.decode(data[:-_CHECK_BYTES], type=cls)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise EnrolmentError(f"the token of the enrolment cannot be used: {error}") from None
+
+    def save(self, folder: Path) -> None:
+        """Keep it, durably, in place of what was; its owner alone can read it. Raises EnrolmentError."""
+        beside = folder / f".{FILE}.{secrets.token_hex(4)}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(msgspec.json.encode(self) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            admit(beside, folder / FILE)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise EnrolmentError(
+                f"cannot keep the enrolment in {folder}: {error.strerror or error}"
+            ) from None
+
+    @classmethod
+    def load(cls, folder: Path) -> Enrolment | None:
+        """What is kept there, if anything is. Raises EnrolmentError for what cannot be read."""
+        path = folder / FILE
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise EnrolmentError(f"cannot read the enrolment {path}: {error.strerror or error}") from None
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise EnrolmentError(
+                f"the enrolment {path} cannot be used ({error}): enrol the device anew"
+            ) from None
+
+
+def _check(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:_CHECK_BYTES]

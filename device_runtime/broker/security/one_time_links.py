@@ -1,0 +1,197 @@
+"""One-time links: who opens one is enrolled, once, under the name that the link was made for.
+
+A link holds a secret, of which only a hash is kept (`links.json` in the folder of `broker init`). Who opens
+it first says a claim, a secret of its own; from then on the link is good for that claim alone, and gives it
+the same credential however often it asks: an answer that was lost, or a server that was killed on the way,
+makes no second device. The password is made of both secrets, so that it can be told again, and kept nowhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from datetime import datetime, timezone
+
+import msgspec
+
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.wire.topics import check_device
+
+from . import register
+from .enrolment import Enrolment
+from .one_time_link_file import Book, Link, alone, keep, read
+from .register import Entry, RegisterError
+
+SECRET_BYTES = 24
+"""Random ones: nobody guesses 192 bits."""
+CLAIM_LETTERS = (22, 86)
+"""Of a claim: 16 to 64 bytes in base64."""
+MOST = 500
+"""Links that may be open at a time."""
+
+
+class LinkError(BrokerError):
+    """A link that cannot be made, used or revoked. `over`: there was one, which is good no more."""
+
+    def __init__(self, text: str, over: bool = False) -> None:
+        super().__init__(text)
+        self.over = over
+
+
+class NameTaken(LinkError):
+    """Another name is to be given; the link is as it was."""
+
+
+def offered_at(opened: Opened, page: str, broker: str) -> None:
+    """Remember the address of the page and of its broker, as in Book, for links. Raises SiteError."""
+    with alone(opened):
+        keep(opened, msgspec.structs.replace(read(opened), page=page, broker=broker))
+
+
+def make(opened: Opened, now: float, lasts_s: float, device: str = "") -> tuple[Link, str]:
+    """A link for a device of this name, or of one that it chooses, and its secret: it can be told only now.
+
+    Raises LinkError, TopicError, SiteError.
+    """
+    with alone(opened):
+        book = read(opened)
+        if sum(link.state(now) == "open" for link in book.links) >= MOST:
+            raise LinkError(f"{MOST} links are open: revoke some, or wait until they expire")
+        if device:
+            _check_free(opened, book, device, now)
+        secret = secrets.token_urlsafe(SECRET_BYTES)
+        link = Link(
+            id=secrets.token_hex(4),
+            device=device,
+            secret=_hash(secret),
+            made=int(now),
+            ends=int(now + lasts_s),
+            after=register.revocations(opened),
+        )
+        keep(opened, msgspec.structs.replace(book, links=(link, *_kept(opened, book, now))))
+    return link, secret
+
+
+def address(page: str, secret: str) -> str:
+    """A link, whole: what is behind the # never leaves a browser by itself."""
+    return f"{page}#link={secret}"
+
+
+class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What who opens a link says: its secret, a claim of their own, and the name that they would have."""
+
+    secret: str
+    claim: str
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return f"Opening({self.name!r})"
+
+
+def use(opened: Opened, opening: Opening, now: float) -> Enrolment:
+    """The credential of who says this claim first, or again. Mosquitto is to be told: see `register.tell`.
+
+    On the disk first is whose the link is, then the device: whatever ends this half-way, the same claim may
+    try again, and no other; it gets the same answer as long as its device is enrolled. Raises LinkError,
+    SiteError.
+    """
+    size = len(opening.claim)
+    if not CLAIM_LETTERS[0] <= size <= CLAIM_LETTERS[1] or not opening.claim.isascii():
+        raise LinkError(f"a claim has {CLAIM_LETTERS[0]} to {CLAIM_LETTERS[1]} letters, this {size}")
+    with alone(opened):
+        book = read(opened)
+        link = _claimed(_found(book, opening.secret), _hash(opening.claim), now)
+        if not link.device:
+            name = opening.name or f"browser-{secrets.token_hex(4)}"
+            _check_free(opened, book, name, now)
+            link = msgspec.structs.replace(link, device=name)
+        keep(opened, book.with_link(link))
+        site = opened.site
+        url = book.broker or (site.web_url if site.websockets else site.url)
+        who = register.Agreed(link.device, _password(opening), _secret(opening), url, link.after)
+        try:
+            return register.settle(opened, who, datetime.fromtimestamp(link.used, timezone.utc))
+        except RegisterError as error:
+            raise LinkError(str(error), over=True) from None
+
+
+def revoke(opened: Opened, name: str, now: float) -> Link:
+    """Make link `name` void; of one that was used, the device is let in no more. It may be done again.
+
+    Raises LinkError, SiteError.
+    """
+    with alone(opened):
+        book = read(opened)
+        link = next((one for one in book.links if one.id == name), None)
+        if link is None:
+            raise LinkError(f"no link is called {name!r}")
+        void = link if link.revoked else msgspec.structs.replace(link, revoked=int(now))
+        keep(opened, book.with_link(void))
+        if _has_device(link, _enrolled(opened)):
+            register.revoke(opened, link.device, datetime.fromtimestamp(now, timezone.utc))
+    return void
+
+
+def _found(book: Book, secret: str) -> Link:
+    wanted = _hash(secret)
+    found = [link for link in book.links if hmac.compare_digest(link.secret, wanted)]
+    if not found:
+        raise LinkError("there is no such link: ask for a new one")
+    return found[0]
+
+
+def _claimed(link: Link, claim: str, now: float) -> Link:
+    """Whose it is may ask again whenever: an answer that was lost may be missed late."""
+    if link.revoked:
+        raise LinkError("this link was revoked: ask for a new one", over=True)
+    if link.claim and hmac.compare_digest(link.claim, claim):
+        return link
+    if link.claim:
+        raise LinkError("this link was used by another browser already: ask for a new one", over=True)
+    if now >= link.ends:
+        raise LinkError("this link has expired: ask for a new one", over=True)
+    return msgspec.structs.replace(link, claim=claim, used=int(now))
+
+
+def _kept(opened: Opened, book: Book, now: float) -> list[Link]:
+    """Those that are not long over, and those whose device is enrolled still."""
+    enrolled = _enrolled(opened)
+    return [link for link in book.links if link.recent(now) or _has_device(link, enrolled)]
+
+
+def _has_device(link: Link, enrolled: Mapping[str, Entry]) -> bool:
+    """Whether it was used, and its device, not another of that name after it, is among these."""
+    entry = enrolled.get(link.device)
+    return bool(link.used) and entry is not None and entry.revocation <= link.after
+
+
+def _enrolled(opened: Opened) -> Mapping[str, Entry]:
+    return {entry.name: entry for entry in register.entries(opened) if not entry.revoked}
+
+
+def _check_free(opened: Opened, book: Book, name: str, now: float) -> None:
+    """Raises LinkError for a name that somebody has or is to have, TopicError for one that is none."""
+    check_device(name)
+    waiting = {link.device for link in book.links if link.state(now) == "open"}
+    if name in waiting or name in _enrolled(opened) or name == opened.site.aggregator:
+        raise NameTaken(f"{name!r} is enrolled, or has a link that is open: give another name")
+
+
+def _password(opening: Opening) -> str:
+    key = hmac.digest(opening.secret.encode(), b"device-runtime/link/1" + opening.claim.encode(), "sha256")
+    return base64.urlsafe_b64encode(key[: register.PASSWORD_BYTES]).decode()
+
+
+def _secret(opening: Opening) -> bytes:
+    """The device's own key: made of both secrets too, and not to be had from the password."""
+    return hmac.digest(
+        opening.secret.encode(), b"device-runtime/link-key/1" + opening.claim.encode(), "sha256"
+    )
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode(errors="replace")).hexdigest()

@@ -1,0 +1,1 @@
+"""Brokers that this package starts and sets up: Mosquitto and amqtt."""

@@ -1,0 +1,153 @@
+"""amqtt in a thread of this process: a broker without anything to install, for demonstrations on one machine.
+
+It never enforces keep-alive, so a frozen device has no last will; it has no access list for retained
+messages; it drops what is in flight when a client disconnects. It is therefore bound to this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import threading
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from amqtt.broker import Broker
+from websockets.asyncio.server import ServerConnection  # comes with amqtt
+
+from device_runtime.broker.errors import BrokerStartError
+from device_runtime.broker.wire.url import is_loopback
+
+from .server import BrokerOptions, find_ports, url_of, web_url_of
+
+START_S = 60.0
+"""Seconds in which it must accept connections."""
+STOP_S = 5.0
+"""Seconds it gets to end by itself; then its connections are cut."""
+
+
+class Embedded:
+    """A running amqtt. Raises BrokerStartError when it cannot be started, or not as asked."""
+
+    def __init__(self, options: BrokerOptions | None = None, why: str = "asked for") -> None:
+        self.options = options or BrokerOptions()
+        self.why = why
+        self.name = f"amqtt {version('amqtt')}"
+        _check(self.options)
+        self.port, self._web_port = find_ports(self.options)
+        self._failure = ""
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._settled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="amqtt", daemon=True)
+        self._thread.start()
+        if not self._settled.wait(START_S) or self._failure:
+            self.stop()
+            raise BrokerStartError(
+                f"{self.name} did not start on port {self.port}: {self._failure or 'no reason given'}"
+            )
+
+    @property
+    def url(self) -> str:
+        return url_of(self.options, self.port)
+
+    @property
+    def web_url(self) -> str:
+        return web_url_of(self.options, self._web_port)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End it and its thread."""
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join(2 * STOP_S)
+
+    def _run(self) -> None:
+        for name in ("amqtt", "transitions"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except Exception as error:  # whatever amqtt raises is told to the thread that waits
+            self._failure = str(error).replace("\n", " ") or type(error).__name__
+        finally:
+            self._settled.set()
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="amqtt-") as folder:
+            ports = self.port, self._web_port
+            broker = _Broker(_configure(self.options, ports, Path(folder)), loop=self._loop)
+        broker._subscriptions = _Settled(broker._subscriptions)
+        broker._retained_messages = _Settled(broker._retained_messages)
+        await broker.start()
+        self._settled.set()
+        await self._over.wait()
+        try:
+            await asyncio.wait_for(broker.shutdown(), STOP_S)
+        except asyncio.TimeoutError:
+            logging.getLogger(__name__).debug("%s did not end in %s s", self.name, STOP_S)
+        finally:
+            for server in broker._servers.values():  # one that waits for its clients would keep the port
+                getattr(server.instance, "server", server.instance).close()
+
+
+class _Broker(Broker):  # type: ignore[misc]  # amqtt is not read by mypy
+    """Of pages, only those of this machine get in: those of any site, in a browser here, could reach it."""
+
+    async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:
+        origin = websocket.request.headers.get("Origin") if websocket.request else None
+        if origin is not None and not is_loopback(urlsplit(origin).hostname or ""):
+            await websocket.close(1008, "this broker is open to pages of this machine only")
+            return
+        await super().ws_connected(websocket, listener_name)
+
+
+class _Settled(dict[str, Any]):
+    """A dict that is walked through as it was when the walk began.
+
+    amqtt walks through its tables while it waits for clients, and others change them meanwhile: it then
+    dropped whoever was just connecting ("dictionary changed size during iteration", amqtt 0.12.1).
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(super().__iter__()))
+
+    def items(self) -> Any:
+        return list(super().items())
+
+
+def _check(options: BrokerOptions) -> None:
+    if not is_loopback(options.host):
+        raise BrokerStartError(
+            f"amqtt on {options.host} is refused: it enforces no keep-alive and no access list for retained "
+            f"messages, so it serves this machine only (127.0.0.1): use mosquitto"
+        )
+    if options.tls or options.persistence:
+        raise BrokerStartError("amqtt runs here without TLS and persistence, for one machine: use mosquitto")
+
+
+def _configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> dict[str, Any]:
+    plugins: dict[str, Any] = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
+    if options.users:
+        from pwdlib import PasswordHash  # comes with amqtt
+        from pwdlib.hashers.argon2 import Argon2Hasher
+
+        hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=1024, parallelism=1),))
+        passwords = folder / "passwords"
+        passwords.write_text("".join(f"{user}:{hasher.hash(word)}\n" for user, word in options.users.items()))
+        plugins = {"amqtt.plugins.authentication.FileAuthPlugin": {"password_file": str(passwords)}}
+    listeners = {"default": {"type": "tcp", "bind": f"{options.host}:{ports[0]}"}}
+    if options.web:
+        listeners["web"] = {"type": "ws", "bind": f"{options.host}:{ports[1]}"}
+    return {"listeners": listeners, "plugins": plugins}

@@ -1,0 +1,178 @@
+"""The folder of a broker that is set up for production: what it is called, its secrets, its devices.
+
+Made by `found`, never written over. Files that hold a secret are 0600; whoever runs Mosquitto owns what it
+reads. What the aggregator needs are `site.json`, `ca.pem`, the two files called `aggregator`, `devices.json`
+and, where its key has changed, `successions.json`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.security.signing import KEY_BYTES, Signer
+from device_runtime.broker.wire.messages import Succession
+from device_runtime.broker.wire.partial_blob import admit
+from device_runtime.broker.wire.url import TLS, BrokerUrl
+
+FORMAT = 1
+SITE = "site.json"
+CA, CA_KEY = "ca.pem", "ca.key"
+SERVER, SERVER_KEY = "server.pem", "server.key"
+CONFIGURATION, ACCESS, PASSWORDS = "mosquitto.conf", "access", "passwords"
+DATA, PID = "data", "mosquitto.pid"
+DEVICES = "devices.json"
+LINKS = "links.json"
+AGGREGATOR_KEY, AGGREGATOR_PASSWORD = "aggregator.key", "aggregator.password"
+SUCCESSIONS = "successions.json"
+"""How the aggregator's key changed, see `rotate_key`."""
+MOST_SUCCESSIONS = 16
+SHOWN_S = 365 * 86400
+"""Seconds for which a change of key is told with every offer."""
+ISSUED = "issued"
+"""Up to when offers may have been issued, in seconds since 1970."""
+
+
+class SiteError(BrokerError):
+    """A folder of a broker that is not one, is damaged, or would be written over."""
+
+
+class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `site.json` says. `names`: hosts and addresses in the certificate, the first is told to devices.
+
+    `listen`: the address to listen at, "" for all; `websockets`: a second port, 0 for none; `run_as`: the
+    system's user that Mosquitto becomes when it is started as root.
+    """
+
+    names: tuple[str, ...]
+    port: int = 8883
+    websockets: int = 0
+    listen: str = ""
+    run_as: str = ""
+    aggregator: str = "aggregator"
+    format: int = FORMAT
+
+    @property
+    def url(self) -> str:
+        return f"mqtts://{self._host}:{self.port}"
+
+    @property
+    def web_url(self) -> str:
+        """Over WebSockets. Raises SiteError when there are none."""
+        if not self.websockets:
+            raise SiteError(
+                "this broker has no WebSockets: `broker init --websockets PORT` makes one that has"
+            )
+        return f"wss://{self._host}:{self.websockets}/mqtt"
+
+    @property
+    def _host(self) -> str:
+        return f"[{self.names[0]}]" if ":" in self.names[0] else self.names[0]
+
+
+class Opened:
+    """A folder with a site in it. Raises SiteError when it is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        try:
+            self.site = msgspec.json.decode((self.folder / SITE).read_bytes(), type=Site)
+        except FileNotFoundError:
+            raise SiteError(
+                f"no broker is set up in {folder}: make one with `device-runtime broker init {folder}`"
+            ) from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise SiteError(f"{folder / SITE} cannot be read: {error}") from None
+        if self.site.format != FORMAT or not self.site.names:
+            raise SiteError(f"{folder / SITE} is of format {self.site.format}, this software knows {FORMAT}")
+
+    @property
+    def signer(self) -> Signer:
+        """The aggregator's key, made on first need. Raises KeyFileError."""
+        return Signer.kept(self.folder / AGGREGATOR_KEY)
+
+    @property
+    def successions(self) -> tuple[Succession, ...]:
+        """From the aggregator's keys of before to its own, the oldest first. Raises SiteError."""
+        if not (self.folder / SUCCESSIONS).exists():
+            return ()
+        try:
+            return msgspec.json.decode(self.read(SUCCESSIONS), type=tuple[Succession, ...])
+        except (msgspec.DecodeError, ValueError) as error:
+            raise SiteError(f"{self.folder / SUCCESSIONS} cannot be read: {error}") from None
+
+    @property
+    def authority(self) -> bytes:
+        """Its certificate (DER). Raises SiteError."""
+        try:
+            return ssl.PEM_cert_to_DER_cert(self.read(CA))
+        except ValueError as error:
+            raise SiteError(f"{self.folder / CA} is no certificate: {error}") from None
+
+    @property
+    def for_aggregator(self) -> BrokerUrl:
+        """The broker, as its aggregator connects to it. Raises SiteError."""
+        password = self.read(AGGREGATOR_PASSWORD).strip()
+        url = BrokerUrl.parse(self.site.url, TLS(ca=self.folder / CA))
+        return replace(url, user=self.site.aggregator, password=password)
+
+    def read(self, name: str) -> str:
+        """A file's text. Raises SiteError."""
+        try:
+            return (self.folder / name).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise SiteError(f"{self.folder / name} cannot be read: {error}") from None
+
+    def write(self, name: str, text: str) -> None:
+        """Put this text in place of a file's, keeping its owner; 0600. Raises SiteError."""
+        write(self.folder / name, text)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Of two that change what is enrolled, or the key, at once, one waits: neither's change is lost."""
+        with (self.folder / SITE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def rotate_key(opened: Opened, now: int) -> Signer:
+    """Give the aggregator a new key, which its old one signs. Returns it. Raises SiteError, KeyFileError.
+
+    The statement is on the disk first: without its key it changes nothing, and is replaced by the next one.
+    """
+    secret = secrets.token_bytes(KEY_BYTES)
+    new = Signer(secret)
+    with opened.alone():
+        old = opened.signer
+        kept = [one for one in opened.successions if one.old != old.public and one.made + SHOWN_S > now]
+        told = msgspec.json.encode([*kept[-MOST_SUCCESSIONS + 1 :], old.succeeded(new.public, now)])
+        opened.write(SUCCESSIONS, msgspec.json.format(told).decode() + "\n")
+        opened.write(AGGREGATOR_KEY, secret.hex() + "\n")
+    return new
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    """All of it or nothing, on the disk when this returns. Raises SiteError."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileNotFoundError):
+            before = path.stat()
+            if os.geteuid() == 0:
+                os.chown(beside, before.st_uid, before.st_gid)
+        admit(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise SiteError(f"cannot write {path}: {error.strerror or error}") from None

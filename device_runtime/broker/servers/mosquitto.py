@@ -1,0 +1,243 @@
+"""Mosquitto as a child process, configured for federated learning; it does not outlive its parent."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import hashlib
+import hmac
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from device_runtime.broker.errors import BrokerStartError
+from device_runtime.broker.wire import topics
+
+from .dependent_process import Dependent
+from .server import WEB_USER, BrokerOptions, accepts, find_ports, url_of, web_url_of
+
+START_S = 60.0
+"""Seconds in which it must accept connections."""
+SETTLE_S = 2.0
+"""Seconds for versions that do not say that they run: if they still live then, they do."""
+STOP_S = 5.0
+"""Seconds it gets to end by itself."""
+MESSAGE_BYTES = 512 * 1024
+"""A larger payload is dropped by the broker: twice what the protocol ever sends."""
+QUEUE_BYTES = 256 * 1024**2
+"""What waits for one client at most: a slow aggregator must not take all the memory."""
+MEMORY_BYTES = 2 * 1024**3 - 1
+"""The most memory that the broker takes, retained messages included; a client that needs more is cut off."""
+CONNECTIONS = 100_000
+"""At each listener, as many as an aggregator knows devices."""
+LIMITS = (
+    "max_queued_messages 100000",
+    f"max_queued_bytes {QUEUE_BYTES}",
+    f"message_size_limit {MESSAGE_BYTES}",
+    f"memory_limit {MEMORY_BYTES}",
+    "persistent_client_expiration 1h",
+    "set_tcp_nodelay true",
+)
+"""Lines of a configuration. The default of 1000 messages drops most of a burst while acknowledging it all. No
+client of ours has a session that outlives its connection.
+"""
+
+
+def find() -> str | None:
+    """The program, on PATH or where distributions hide it from ordinary users."""
+    return shutil.which("mosquitto") or shutil.which(
+        "mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
+    )
+
+
+class Mosquitto:
+    """A running Mosquitto. Raises BrokerStartError when it cannot be started.
+
+    `stop` lets it write down what it keeps; `kill` does not, as a power cut would not.
+    """
+
+    def __init__(self, options: BrokerOptions | None = None, why: str = "asked for") -> None:
+        self.options = options or BrokerOptions()
+        self.why = why
+        program = find()
+        if program is None:
+            raise BrokerStartError("mosquitto is not installed: install it, or use --kind amqtt")
+        self.name = f"Mosquitto {_version(program)}"
+        self._temporary = (
+            tempfile.TemporaryDirectory(prefix="mosquitto-") if not self.options.folder else None
+        )
+        self._folder = Path(self._temporary.name) if self._temporary else Path(self.options.folder or ".")
+        self._log = self._folder / "mosquitto.log"
+        for attempts_left in reversed(range(1 if self.options.port else 3)):
+            self.port, self._web_port = find_ports(self.options)
+            self._process = self._launch(program)
+            if self._is_ready():
+                break
+            complaint = self._complaint()
+            self.kill()
+            if not attempts_left:
+                raise BrokerStartError(f"{self.name} did not start on port {self.port}: {complaint}")
+        atexit.register(self.stop)
+
+    @property
+    def url(self) -> str:
+        return url_of(self.options, self.port)
+
+    @property
+    def web_url(self) -> str:
+        return web_url_of(self.options, self._web_port)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.alive
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End it in order, within STOP_S."""
+        self._process.stop(STOP_S)
+        self._let_go()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._process.signal(signal.SIGKILL)
+        self._process.close()
+        self._let_go()
+
+    def _launch(self, program: str) -> Dependent:
+        configuration = self._folder / "mosquitto.conf"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            ports = self.port, self._web_port
+            _write_private(configuration, configure(self.options, ports, self._folder.resolve()))
+            _write_private(self._folder / "passwords", hash_passwords(self.options))
+            _write_private(self._folder / "access", access_list(self.options))
+            return Dependent([program, "-c", str(configuration)], self._log)
+        except OSError as error:
+            raise BrokerStartError(f"cannot start {self.name} in {self._folder}: {error}") from error
+
+    def _let_go(self) -> None:
+        atexit.unregister(self.stop)
+        if self._temporary:
+            self._temporary.cleanup()
+
+    def _probe_host(self) -> str:
+        return "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host  # noqa: S104
+
+    def _is_ready(self) -> bool:
+        """It listens before it reads its certificates, and may still fail: wait for its "running"."""
+        if not accepts(self._probe_host(), self.port, START_S, lambda: self.alive):
+            return False
+        end = time.monotonic() + SETTLE_S
+        while self.alive and time.monotonic() < end and " running" not in self._said():
+            time.sleep(0.01)
+        return self.alive
+
+    def _said(self) -> str:
+        try:
+            return self._log.read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def _complaint(self) -> str:
+        lines = self._said().splitlines()
+        errors = [line for line in lines if "Error" in line] or lines[-1:]
+        return errors[0].split(": ", 1)[-1] if errors else "it says nothing"
+
+
+def configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> str:
+    """The text of mosquitto.conf for a child; for a broker of your own see `production`. `ports`: of MQTT
+    and of WebSockets. What is said of who gets in is of the listener above it, or of both.
+
+    As root it would drop to a user who cannot read our files.
+    """
+    closed_page = options.web is not None and not options.closed
+    lines = [
+        f"per_listener_settings {'true' if closed_page else 'false'}",
+        f"listener {ports[0]} {options.host}",
+        f"max_connections {CONNECTIONS}",
+        *_tls(options),
+        f"allow_anonymous {'false' if options.closed else 'true'}",
+    ]
+    if options.closed:
+        lines.append(f"acl_file {folder / 'access'}")
+    if options.users:
+        lines.append(f"password_file {folder / 'passwords'}")
+    if options.web:
+        lines += [f"listener {ports[1]} {options.host}", f"max_connections {CONNECTIONS}"]
+        lines += [*_tls(options), "protocol websockets"]
+    if closed_page:
+        lines += ["allow_anonymous false", f"password_file {folder / 'passwords'}"]
+    lines += [
+        *LIMITS,
+        "log_dest stderr",
+        *(f"log_type {kind}" for kind in ("error", "warning", "information")),
+    ]
+    lines.append(f"persistence {'true' if options.persistence else 'false'}")
+    if options.persistence:
+        lines += [f"persistence_location {folder}/", "autosave_on_changes true", "autosave_interval 1"]
+    if os.geteuid() == 0:
+        lines.append("user root")
+    return "\n".join(lines) + "\n"
+
+
+def _tls(options: BrokerOptions) -> Iterator[str]:
+    if options.tls and options.tls.cert and options.tls.key:
+        yield f"certfile {options.tls.cert.resolve()}"
+        yield f"keyfile {options.tls.key.resolve()}"
+        if options.tls.ca and not options.users:
+            yield f"cafile {options.tls.ca.resolve()}"
+            yield "require_certificate true"
+            yield "use_identity_as_username true"
+
+
+def access_list(options: BrokerOptions) -> str:
+    """Each device writes the topics of `up` and reads `dn` on its own branch, and reads what is for all."""
+    written = "".join(f"pattern write {topics.up('%u', leaf)}\n" for leaf in topics.UP)
+    return f"""user {options.aggregator}
+topic readwrite fl/v1/#
+
+{written}pattern read fl/v1/d/%u/dn/#
+pattern read fl/v1/all/#
+"""
+
+
+def hash_passwords(options: BrokerOptions) -> str:
+    """The text of a password file (PBKDF2-SHA512, as mosquitto_passwd writes it)."""
+    page = {WEB_USER: options.web.password} if options.web and not options.closed else {}
+    users = {**options.users, **page}
+    return "".join(f"{user}:$7$101${_hashed(password)}\n" for user, password in users.items()) or "\n"
+
+
+def is_of_password(line: str, password: str) -> bool:
+    """Whether a line of `hash_passwords` is of this password."""
+    kept = line.rpartition("$7$101$")[2]
+    try:
+        salt = base64.b64decode(kept.partition("$")[0], validate=True)
+    except ValueError:
+        return False
+    return hmac.compare_digest(_hashed(password, salt), kept)
+
+
+def _hashed(password: str, salt: bytes | None = None) -> str:
+    salt = salt or secrets.token_bytes(12)
+    key = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101)
+    return f"{base64.b64encode(salt).decode()}${base64.b64encode(key).decode()}"
+
+
+def _version(program: str) -> str:
+    words = subprocess.run([program, "-h"], capture_output=True, text=True).stdout.split()
+    return words[2] if words[:2] == ["mosquitto", "version"] else "of unknown version"
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)

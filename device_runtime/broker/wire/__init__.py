@@ -1,0 +1,1 @@
+"""What crosses the wire: messages, topics, blobs, transfers, the MQTT link."""

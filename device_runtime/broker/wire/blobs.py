@@ -1,0 +1,241 @@
+"""Content-addressed files: a blob is found by its sha256, and what is found is what was put.
+
+One process owns a folder; those that work for it may read in it and put. In it lie `{sha}` for each whole
+blob and, in `partial/`, what is on its way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from device_runtime.broker.errors import BlobError, NoRoom
+
+from .messages import Blob
+from .partial_blob import BLOCK, Partial, admit, blob_error, block_count, block_length, disk, sync_folder
+
+__all__ = [
+    "BLOCK",
+    "MAX_BYTES",
+    "Blobs",
+    "Partial",
+    "Room",
+    "block_count",
+    "block_length",
+    "name",
+    "sync_folder",
+]
+
+MAX_BYTES = 4 * 1024**3
+"""Bytes. A larger blob is refused unless the store was told otherwise."""
+
+
+def name(data: bytes) -> Blob:
+    """The blob that these bytes are."""
+    return Blob(hashlib.sha256(data).digest(), len(data))
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much of a disk fetched blobs may take.
+
+    most: bytes for all blobs of a store and the files in the folders `beside` it; None for no bound.
+    spare: bytes of the disk that stay free for other work.
+    """
+
+    most: int | None = None
+    spare: int = 0
+    beside: tuple[Path, ...] = ()
+
+
+class Blobs:
+    """The blobs in one folder, which is made if need be. `max_bytes` bounds a single blob, `room` what is
+    fetched; it may be set later.
+
+    Raises BlobError, here and in every method, when the disk does not do as it is told.
+    """
+
+    def __init__(self, folder: Path | str, max_bytes: int = MAX_BYTES, room: Room | None = None) -> None:
+        self.folder = Path(folder)
+        self.max_bytes = max_bytes
+        self.room = room or Room()
+        self._partials = self.folder / "partial"
+        self._live: weakref.WeakValueDictionary[Blob, Partial] = weakref.WeakValueDictionary()
+        self._lock = threading.RLock()
+        with disk("make", self._partials):
+            self._partials.mkdir(parents=True, exist_ok=True)
+
+    def path(self, sha: bytes) -> Path:
+        """Where the blob lies, or would lie."""
+        return self.folder / sha.hex()
+
+    def has(self, blob: Blob | bytes) -> bool:
+        """Whether it is here as a whole; for a Blob, also whether its size is the one on disk."""
+        try:
+            size = self.path(_sha(blob)).stat().st_size
+        except OSError:
+            return False
+        return not isinstance(blob, Blob) or size == blob.size
+
+    def put(self, data: bytes) -> Blob:
+        """Keep these bytes. When it returns they are on the disk, also after a power cut."""
+        blob = name(data)
+        self._check_size(blob)
+        temporary = self._partials / f"{blob.hex}.put"
+        with self._lock:
+            if self.has(blob):
+                return blob
+            with disk("write", temporary):
+                try:
+                    with temporary.open("wb") as file:
+                        file.write(data)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    admit(temporary, self.path(blob.sha))
+                finally:
+                    temporary.unlink(missing_ok=True)
+        return blob
+
+    def get(self, blob: Blob | bytes) -> bytes:
+        """The bytes, verified. A damaged file is removed, so that it can be fetched again.
+
+        Raises BlobError when it is not here or was damaged.
+        """
+        sha, data = _sha(blob), self.read(blob)
+        if hashlib.sha256(data).digest() != sha:
+            with suppress(OSError):
+                self.path(sha).unlink()
+            raise BlobError(
+                f"blob {sha.hex()[:12]} in {self.folder} was damaged, and is removed: fetch it anew"
+            )
+        if isinstance(blob, Blob) and len(data) != blob.size:
+            raise BlobError(
+                f"blob {sha.hex()[:12]} has {len(data)} bytes, not the {blob.size} it was named with"
+            )
+        return data
+
+    def read(self, blob: Blob | bytes) -> bytes:
+        """The bytes as they lie there, of a blob that was verified just now. Raises BlobError as `get`."""
+        path = self.path(_sha(blob))
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise BlobError(f"blob {path.name[:12]} is not in {self.folder}: fetch it first") from None
+        except OSError as error:
+            raise blob_error("read", path, error) from error
+
+    def read_block(self, blob: Blob, index: int) -> bytes:
+        """One block as it lies on disk; whoever puts them together checks the hash.
+
+        Raises BlockError when there is no such block, BlobError when the blob is not here as a whole.
+        """
+        length = block_length(blob, index)
+        if not self.has(blob):
+            raise BlobError(f"blob {blob.hex[:12]} of {blob.size} bytes is not in {self.folder}")
+        with disk("read", self.path(blob.sha)), self.path(blob.sha).open("rb") as file:
+            file.seek(index * BLOCK)
+            data = file.read(length)
+        if len(data) != length:
+            raise BlobError(f"blob {blob.hex[:12]} in {self.folder} changed while it was read")
+        return data
+
+    def partial(self, blob: Blob) -> Partial:
+        """What has arrived of a blob so far; the same object for the same blob while anyone holds it.
+
+        Raises NoRoom where there is no `room` for one of which nothing has arrived yet.
+        """
+        self._check_size(blob)
+        with self._lock:
+            partial = self._live.get(blob)
+            if partial is None or partial.lost():
+                if not self.has(blob) and not Partial.path_of(blob, self._partials).exists():
+                    self.check_room(blob)
+                partial = self._live[blob] = Partial(blob, self._partials, self.path(blob.sha))
+            return partial
+
+    def discard(self, blob: Blob) -> int:
+        """Forget what has arrived of a blob that nobody fetches any more; a whole one stays. Returns the
+        bytes freed.
+        """
+        path = Partial.path_of(blob, self._partials)
+        with self._lock, disk("remove", path):
+            self._live.pop(blob, None)
+            return _remove(path) if path.exists() else 0
+
+    def taken(self) -> int:
+        """Bytes that the store takes, and the folders beside it; what is on its way counts with its declared
+        size.
+        """
+        total = 0
+        with self._lock, disk("read", self.folder):
+            beside = (path for folder in self.room.beside for path in folder.rglob("*"))
+            for path in (*self._files(), *beside):
+                with suppress(FileNotFoundError):  # another process has put it in its place
+                    total += path.stat().st_size
+        return total
+
+    def remove(self, blob: Blob | bytes) -> None:
+        """One that is not needed, if it is here."""
+        with self._lock, disk("remove", self.path(_sha(blob))):
+            self.path(_sha(blob)).unlink(missing_ok=True)
+
+    def prune(self, keep: Iterable[Blob | bytes], before: float = inf) -> int:
+        """Remove all but these, and those whose Partial someone holds. Returns the bytes freed.
+
+        Only what was written last `before` that moment (seconds since 1970).
+        """
+        kept = {_sha(blob).hex() for blob in keep}
+        freed = 0
+        with self._lock, disk("prune", self.folder):
+            kept |= {blob.hex for blob in self._live}
+            for path in self._files():
+                if path.name[:64] not in kept and (before == inf or path.stat().st_mtime < before):
+                    freed += _remove(path)
+        return freed
+
+    def _files(self) -> list[Path]:
+        """Whole blobs, and all that is on its way."""
+        whole = (path for path in self.folder.iterdir() if _is_sha(path.name))
+        return [*whole, *self._partials.iterdir()]
+
+    def check_room(self, blob: Blob) -> None:
+        """Whether there is room for a blob that is to be fetched, or unpacked beside. Raises NoRoom."""
+        what = f"no room for blob {blob.hex[:12]} of {blob.size} bytes"
+        if self.room.most is not None and (taken := self.taken()) + blob.size > self.room.most:
+            raise NoRoom(f"{what}: {taken} of the {self.room.most} bytes for models here are taken")
+        if self.room.spare:
+            with disk("look at", self.folder):
+                free = shutil.disk_usage(self.folder).free
+            if free - blob.size < self.room.spare:
+                raise NoRoom(
+                    f"{what}: {free} bytes are free in {self.folder}, and {self.room.spare} are kept for "
+                    "other work: free some space"
+                )
+
+    def _check_size(self, blob: Blob) -> None:
+        if blob.size > self.max_bytes:
+            raise BlobError(
+                f"blob {blob.hex[:12]} of {blob.size} bytes: at most {self.max_bytes} are kept here"
+            )
+
+
+def _sha(blob: Blob | bytes) -> bytes:
+    return blob.sha if isinstance(blob, Blob) else blob
+
+
+def _is_sha(text: str) -> bool:
+    return len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
+
+
+def _remove(path: Path) -> int:
+    size = path.stat().st_size
+    path.unlink()
+    return size

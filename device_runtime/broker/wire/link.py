@@ -1,0 +1,322 @@
+"""One client's connection to a broker, kept alive: what happens is put on a queue, in order.
+
+paho's network thread only ever puts events on the inbox; nothing is decided in its callbacks. A session is
+clean each time: what a device missed while away it asks for again, so no broker needs to remember it, and
+a PUBACK is never taken for more than it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.reasoncodes import ReasonCode
+
+from device_runtime.broker.errors import BrokerError, BrokerRefused, BrokerUnreachable
+
+from .backoff import Patience
+from .diagnosis import HUNG_UP, ended, refusal, unreachable, who_is
+from .in_flight import UnderWay
+from .link_events import Connected, Disconnected, Event, Received, Will
+from .messages import MESSAGE_LIMIT, MessageError
+from .packets import packet_bytes, qos_of
+from .topics import matched_by
+from .url import BrokerUrl
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import SocketLike
+
+__all__ = [
+    "Connected",
+    "Disconnected",
+    "Event",
+    "Link",
+    "LinkOptions",
+    "Received",
+    "Will",
+    "packet_bytes",
+]
+
+log = logging.getLogger(__name__)
+
+UNSENT_BYTES = 16 * 1024
+"""Bytes that the system takes before it can send them."""
+FAREWELL_S = 2.0
+"""Seconds that `close` waits for its last message to leave."""
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """`queue_limit` bounds the messages waiting to be sent, `queue_bytes` their bytes; `seed` is of the
+    jitter (None: the system's).
+
+    `greeting` is sent at each connection, before anything else that is published: who is busy is here again.
+    """
+
+    will: Will | None = None
+    subscriptions: tuple[str, ...] = ()
+    keepalive_s: int = 30
+    reconnect_s: tuple[float, float] = (0.5, 30.0)
+    """Back-off before the first attempt, and at most, each shortened at random by up to a half."""
+    queue_limit: int = 4096
+    queue_bytes: int = 64 * 1024**2
+    seed: int | None = None
+    greeting: Will | None = None
+
+
+class Link:
+    """A connection that comes back by itself. All methods may be called from any thread but paho's own.
+
+    `bytes_up` and `bytes_down` count PUBLISH packets as they are on the wire, each message once: what
+    paho sends again after a lost connection is not counted again.
+    """
+
+    def __init__(
+        self,
+        url: BrokerUrl,
+        client_id: str,
+        inbox: queue.SimpleQueue[Event],
+        options: LinkOptions | None = None,
+    ) -> None:
+        self.url = url
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._options = options or LinkOptions()
+        self._wanted = tuple(map(matched_by, self._options.subscriptions))
+        self._inbox = inbox
+        self._patience = Patience(self._options.reconnect_s, self._options.seed)
+        self._answer: queue.SimpleQueue[BrokerError | None] = queue.SimpleQueue()
+        self._count = threading.Lock()
+        self._under_way = UnderWay()
+        self._ready = threading.Event()
+        self._was_ready = False
+        self._closing = False
+        self._since_s = 0.0
+        self._name = client_id
+        self._client = self._build(client_id)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has us now, as far as we know."""
+        return self._ready.is_set()
+
+    def connect(self, timeout_s: float = 10.0) -> None:
+        """Connect for the first time; from then on the link reconnects by itself.
+
+        Raises BrokerUnreachable when no broker answers in time, BrokerRefused when it says no. Either may
+        be followed by another `connect`.
+        """
+        started = time.monotonic()
+        self._closing = False
+        self._answer = queue.SimpleQueue()
+        self._client.connect_timeout = timeout_s
+        try:
+            self._client.connect(
+                self.url.host, self.url.port, self._options.keepalive_s, clean_start=_clean_start(self.url)
+            )
+        except (OSError, ValueError) as error:
+            self._stop()  # or the client would not be asked to connect again
+            raise BrokerUnreachable(unreachable(self.url, error)) from None
+        self._client.loop_start()
+        try:
+            failure = self._answer.get(timeout=max(0.1, timeout_s - (time.monotonic() - started)))
+        except queue.Empty:
+            self._stop()
+            silence = TimeoutError("something listens there, but does not answer as a broker")
+            raise BrokerUnreachable(unreachable(self.url, silence)) from None
+        if failure:
+            self._stop()
+            raise failure
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
+        """Send, now or when the link is back; never waits. Returns False when the queue is full.
+
+        That it was sent says nothing about who has it: only a receipt does. What is said in few bytes goes
+        with QoS 0 (`qos_of`), and not at all while the link is away. Raises MessageError for more than
+        MESSAGE_LIMIT bytes, which brokers drop without a word, ValueError for a topic with wildcards.
+        """
+        if len(payload) > MESSAGE_LIMIT:
+            raise MessageError(
+                f"{len(payload)} bytes on {topic}: at most {MESSAGE_LIMIT} go into one message, send a Blob"
+            )
+        qos = qos_of(topic, payload)
+        if self.waiting_bytes() + len(payload) > self._options.queue_bytes:
+            return False
+        sent = self._client.publish(topic, payload, qos=qos, retain=retain)
+        if sent.rc == paho.MQTT_ERR_QUEUE_SIZE:
+            return False
+        if not qos and sent.rc != paho.MQTT_ERR_SUCCESS:
+            return True
+        with self._count:
+            self.bytes_up += packet_bytes(topic, payload, qos, self.url.mqtt5)
+            if qos:
+                self._under_way.add(topic, len(payload), sent)
+        return True
+
+    def waiting_bytes(self) -> int:
+        """Bytes of the messages that the broker has not acknowledged yet, most of which wait to be sent."""
+        with self._count:
+            return self._under_way.total()
+
+    def under_way(self, topic: str = "") -> int:
+        """Messages that the broker has not acknowledged yet: on this topic, or on any.
+
+        Those that a lost connection leaves, the next one brings.
+        """
+        with self._count:
+            return self._under_way.count(topic)
+
+    def close(self, farewell: Will | None = None) -> None:
+        """Say goodbye and leave; a link that is closed has no last will. Waits FAREWELL_S at most."""
+        if farewell and self.connected:
+            last = self._client.publish(farewell.topic, farewell.payload, qos=1, retain=farewell.retain)
+            try:
+                last.wait_for_publish(FAREWELL_S)
+            except (RuntimeError, ValueError) as error:
+                log.debug("farewell to %s not sent: %s", self.url, error)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._closing = True
+        self._client.disconnect()
+        self._client.loop_stop()
+        self._ready.clear()
+
+    def _build(self, client_id: str) -> paho.Client:
+        mqtt5 = self.url.mqtt5
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            clean_session=None if mqtt5 else True,
+            protocol=paho.MQTTv5 if mqtt5 else paho.MQTTv311,
+            transport="websockets" if self.url.path else "tcp",
+        )
+        if self.url.path:
+            client.ws_set_options(self.url.path)
+        if self.url.user is not None:
+            client.username_pw_set(self.url.user, self.url.password)
+        if self.url.secure:
+            client.tls_set_context(self.url.tls.context())
+        if self._options.will:
+            will = self._options.will
+            client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
+        client.max_queued_messages_set(self._options.queue_limit)
+        client.suppress_exceptions = True  # or a mistake would end paho's thread while it looks connected
+        client.on_socket_open = _send_at_once
+        client.on_connect = self._on_connect
+        client.on_connect_fail = self._on_connect_fail
+        client.on_subscribe = self._on_subscribe
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        self._client = client
+        self._wait_before_next()
+        return client
+
+    def _wait_before_next(self) -> None:
+        """paho's own back-off has no jitter: give it one exact delay at a time."""
+        delay = self._patience.wait_s()
+        self._client.reconnect_delay_set(delay, delay)  # type: ignore[arg-type]  # fractions work
+
+    def _on_connect(
+        self, client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
+    ) -> None:
+        if code.is_failure:
+            if self._was_ready:
+                log.warning("the broker at %s %s", self.url, refusal(self.url, code))
+            else:
+                self._answer.put(BrokerRefused(f"the broker at {self.url} {refusal(self.url, code)}"))
+            return
+        if self._options.subscriptions:
+            client.subscribe([(topic, 1) for topic in self._options.subscriptions])
+        if self._was_ready:  # now, and not when it is subscribed: what waits goes up in between
+            self._greet()
+        if not self._options.subscriptions:
+            self._now_ready()
+
+    def _on_subscribe(
+        self, _client: paho.Client, _data: object, _mid: int, codes: Sequence[ReasonCode], _properties: object
+    ) -> None:
+        refused = [
+            topic for topic, code in zip(self._options.subscriptions, codes, strict=False) if code.is_failure
+        ]
+        if refused:
+            who, what = who_is(self.url), ", ".join(refused)
+            text = f"the broker at {self.url} does not let {who} read {what}: check its access list"
+            if not self._was_ready:
+                self._answer.put(BrokerRefused(text))
+                return
+            log.warning("%s", text)
+        self._now_ready()
+
+    def _now_ready(self) -> None:
+        first, self._was_ready = not self._was_ready, True
+        if first:
+            self._greet()
+        self._since_s = time.monotonic()
+        self._ready.set()
+        self._inbox.put(Connected(first))
+        if first:
+            self._answer.put(None)
+
+    def _greet(self) -> None:
+        if greeting := self._options.greeting:
+            self.publish(greeting.topic, greeting.payload, greeting.retain)
+
+    def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
+        self._patience.failed()
+        self._wait_before_next()
+
+    def _on_disconnect(
+        self, _client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
+    ) -> None:
+        was_ready = self._ready.is_set()
+        self._ready.clear()
+        if was_ready:
+            self._patience.lost(time.monotonic() - self._since_s)
+        self._wait_before_next()
+        self._patience.failed()
+        if not self._was_ready:
+            self._answer.put(BrokerUnreachable(unreachable(self.url, ConnectionError(HUNG_UP))))
+        elif was_ready and not self._closing:
+            self._inbox.put(Disconnected(ended(code, self._name if self._patience.crowded else "")))
+
+    def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            log.warning("the broker at %s sent a topic that is not UTF-8: dropped", self.url)
+            return
+        payload = bytes(message.payload)
+        with self._count:
+            self.bytes_down += packet_bytes(topic, payload, message.qos, self.url.mqtt5)
+        if any(paho.topic_matches_sub(wanted, topic) for wanted in self._wanted):
+            self._inbox.put(Received(topic, payload, message.retain))
+        else:
+            log.debug("the broker at %s sent %s, which we did not ask for: dropped", self.url, topic)
+
+
+def _send_at_once(_client: object, _data: object, connection: SocketLike) -> None:
+    """Small messages must not wait for the acknowledgement of earlier ones (Nagle), which costs 40 ms.
+
+    Nor must a ping wait behind what the system has taken and not sent: on a slow link that is longer than the
+    keep-alive; paho's WebSockets lose what a system takes only a part of, so that they are left alone. What
+    paho hands over for them is not the socket itself, but has its number.
+    """
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        lowat = getattr(socket, "TCP_NOTSENT_LOWAT", 0)
+        if lowat and isinstance(connection, socket.socket):
+            same.setsockopt(socket.IPPROTO_TCP, lowat, UNSENT_BYTES)
+
+
+def _clean_start(url: BrokerUrl) -> bool | Literal[3]:
+    return True if url.mqtt5 else paho.MQTT_CLEAN_START_FIRST_ONLY  # 3.1.1 says so when the client is made

@@ -1,0 +1,218 @@
+"""A blob on its way: blocks in any order, until their hash is right.
+
+One file, preallocated: the bytes received so far, and behind them a map with one byte per block, 1 where the
+block has arrived. Blocks are not synced one by one: after a power cut the map may be ahead of the data, and
+then the hash tells.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+from device_runtime.broker.errors import BlobError, BlockError
+
+from .messages import Blob
+
+BLOCK = 64 * 1024
+"""Bytes of every block but the last."""
+
+
+def block_count(blob: Blob) -> int:
+    return -(-blob.size // BLOCK)
+
+
+def block_length(blob: Blob, index: int) -> int:
+    """Bytes of one block. Raises BlockError when the blob has no such block."""
+    if not 0 <= index < block_count(blob):
+        raise BlockError(f"blob {blob.hex[:12]} has {block_count(blob)} blocks, no block {index}")
+    return min(BLOCK, blob.size - index * BLOCK)
+
+
+class Partial:
+    """A blob on its way. `add` in any order, any number of times; `finish` when nothing is `missing`.
+
+    It lies in `folder` until it goes to `target`. It survives the process: a new object on the same folder
+    goes on where the last one was. May be used from several threads.
+    """
+
+    def __init__(self, blob: Blob, folder: Path, target: Path) -> None:
+        self.blob = blob
+        self._target = target
+        self._path = self.path_of(blob, folder)
+        self._file: FileIO | None = None
+        self._lock = threading.Lock()
+        self._digest, self._hashed = hashlib.sha256(), 0
+        self._missing = set() if self._is_here() else self._begin()
+
+    def __del__(self) -> None:
+        self._close()
+
+    @staticmethod
+    def path_of(blob: Blob, folder: Path) -> Path:
+        """Where in `folder` the blob lies while it is on its way."""
+        return folder / f"{blob.hex}-{blob.size}"
+
+    def _is_here(self) -> bool:
+        try:
+            return self._target.stat().st_size == self.blob.size
+        except OSError:
+            return False
+
+    def _begin(self) -> set[int]:
+        """Go on with what lies there, or make room. Returns the blocks that are missing."""
+        size, count = self.blob.size, block_count(self.blob)
+        self._digest, self._hashed = hashlib.sha256(), 0
+        with disk("make room for", self._path):
+            there = self._path.stat().st_size if self._path.exists() else -1
+            if there == size:  # it was being finished
+                return set()
+            if there != size + count:
+                try:
+                    reserve(self._path, size + count)
+                except OSError:
+                    self._path.unlink(missing_ok=True)
+                    raise
+            with self._path.open("rb") as file:
+                file.seek(size)
+                seen = file.read()
+        return {index for index in range(count) if seen[index] != 1}
+
+    def missing(self) -> tuple[int, ...]:
+        """Block numbers that have not arrived, in order."""
+        with self._lock:
+            return tuple(sorted(self._missing))
+
+    def lost(self) -> bool:
+        """Whether it was finished and the blob is gone since: then only a new object can fetch it again."""
+        with self._lock:
+            return not self._missing and not self._is_here() and not self._path.exists()
+
+    def add(self, index: int, data: bytes) -> bool:
+        """Keep one block. Returns whether it was new; one that is already here is left as it is.
+
+        Raises BlockError on a wrong length or number, BlobError when the disk is full.
+        """
+        length = block_length(self.blob, index)
+        if len(data) != length:
+            raise BlockError(
+                f"block {index} of blob {self.blob.hex[:12]} has {length} bytes, not {len(data)}"
+            )
+        with self._lock, disk("write", self._path):
+            if index not in self._missing:
+                return False
+            file = self._file = self._file or FileIO(self._path, "r+")
+            write_at(file, index * BLOCK, data)
+            write_at(file, self.blob.size + index, b"\x01")
+            self._missing.discard(index)
+            if index == self._hashed:
+                self._digest.update(data)
+                self._hashed += 1
+            return True
+
+    def rest(self) -> None:
+        """Hold no file until the next block comes."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def finish(self) -> Path:
+        """Verify the whole and let it into the store, durably. Returns where it lies.
+
+        Raises BlobError when blocks are missing, and when the hash is wrong: then all of it is discarded,
+        and this object begins again with every block missing.
+        """
+        with self._lock, disk("finish", self._path):
+            if self._missing:
+                raise BlobError(f"blob {self.blob.hex[:12]} still lacks {len(self._missing)} blocks")
+            self._close()
+            if not self._is_here():
+                self._verify()
+                admit(self._path, self._target)
+            self._path.unlink(missing_ok=True)
+            return self._target
+
+    def _verify(self) -> None:
+        """What came in order was hashed as it came; the rest is read."""
+        with self._path.open("r+b") as file:
+            file.truncate(self.blob.size)
+            digest = self._digest.copy()
+            file.seek(self._hashed * BLOCK)
+            for data in iter(lambda: file.read(BLOCK), b""):
+                digest.update(data)
+            os.fsync(file.fileno())
+        if digest.digest() != self.blob.sha:
+            self._path.unlink()
+            self._missing = self._begin()
+            raise BlobError(
+                f"what came as blob {self.blob.hex[:12]} has another hash: discarded, fetch it anew"
+            )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable. Lets OSError through."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file in place of what is there, durably: after a crash it is one or the other.
+
+    Lets OSError through.
+    """
+    beside = path.with_name(f".{path.name}")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    admit(beside, path)
+
+
+def admit(temporary: Path, target: Path) -> None:
+    """Let a whole, synced file take its place, durably. Lets OSError through."""
+    temporary.replace(target)
+    sync_folder(target.parent)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Take the room now, where the platform can, so that a full disk shows before anything is fetched."""
+    with path.open("wb") as file:
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        file.truncate(size)
+
+
+def write_at(file: FileIO, offset: int, data: bytes) -> None:
+    """Overwrite a part of a file. Lets OSError through."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file.fileno(), left, offset)
+        left, offset = left[written:], offset + written
+
+
+def blob_error(verb: str, path: Path, error: OSError) -> BlobError:
+    """A disk's complaint in one line."""
+    advice = ": free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return BlobError(f"cannot {verb} {path}: {(error.strerror or str(error)).lower()}{advice}")
+
+
+@contextmanager
+def disk(verb: str, path: Path) -> Iterator[None]:
+    """What the disk refuses inside is raised as BlobError: "cannot {verb} {path}: ..."."""
+    try:
+        yield
+    except OSError as error:
+        raise blob_error(verb, path, error) from error

@@ -1,0 +1,152 @@
+"""Pulling a blob block by block, in either direction; no clock, no sockets, no threads.
+
+The receiver asks (`Pull.wanted` -> a Get on `up/get` or `dn/get`), the sender answers each Get with `answer`,
+and the receiver hands what comes in to `Pull.received`. The receiver alone decides what is sent and when: it
+never has more than `window` blocks on the way, and a sender keeps no state. Only the `opening` may be sent
+unasked, to a receiver that is known to need it: it saves a Get, and the way there and back. So either side
+may restart at any time, and blocks may be lost, doubled or reordered.
+
+Patience adapts: a block that takes long to arrive is not asked for again sooner, or a slow link would be
+filled with copies. Silence doubles the wait and halves the window; blocks that arrive widen it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from device_runtime.broker.errors import BlobError, BlockError
+
+from .blobs import Blobs, Partial, block_count
+from .messages import Blob, Get
+
+WINDOW = 8
+"""Blocks asked for and not yet here, at most."""
+MAX_WINDOW = 32
+"""Blocks that one Get is answered with, at most."""
+MAX_WAIT_S = 60.0
+"""Seconds. The wait before asking again doubles up to this."""
+UNKNOWN = -1
+"""Block number by which a sender says that it does not have the blob."""
+
+
+class Pull:
+    """One blob being fetched. `now` is in seconds, from any clock that only goes forward.
+
+    `refused` turns true when the sender does not have the blob. `unanswered` counts the silences since the
+    last good block: the caller decides when it has had enough.
+    """
+
+    def __init__(
+        self, blob: Blob, partial: Partial, window: int = WINDOW, retry_after_s: float = 2.0
+    ) -> None:
+        self.blob = blob
+        self.refused = False
+        self.unanswered = 0
+        self._partial = partial
+        self._limit = max(1, min(window, MAX_WINDOW))
+        self._window = self._limit
+        self._retry_after_s = retry_after_s
+        self._wait_s = retry_after_s
+        self._slowest_s = 0.0
+        self._outstanding: set[int] = set()
+        self._last_s = 0.0
+        self._since_s = 0.0
+        self._silent = False
+
+    @property
+    def done(self) -> bool:
+        """Whether every block is here. The hash is not looked at before `finish`."""
+        return not self._partial.missing()
+
+    def wanted(self, now: float, share: int = MAX_WINDOW) -> tuple[int, ...]:
+        """Block numbers to ask for now; empty while enough are on the way. Call it again at every tick.
+
+        `share`: of what the receiver can take from all senders; one block is always asked for.
+        """
+        if self.refused:
+            return ()
+        missing = self._partial.missing()
+        self._outstanding.intersection_update(missing)
+        if not self._outstanding and not self._silent:
+            self._since_s = now
+        if self._outstanding and now - self._last_s >= self._wait_s:
+            self._fell_silent()
+        window = max(1, min(self._window, share))
+        free = window - len(self._outstanding)
+        if self._outstanding and 2 * free < window:
+            return ()  # a Get for each block would be mostly envelopes
+        asked = [index for index in missing if index not in self._outstanding][: max(0, free)]
+        if asked:
+            self._outstanding.update(asked)
+            self._last_s = now
+        return tuple(asked)
+
+    def expect(self, now: float) -> None:
+        """The sender has begun unasked, with the first WINDOW blocks: ask for what does not come."""
+        self._outstanding.update(self._partial.missing()[: self._limit])
+        self._last_s = self._since_s = now
+
+    def received(self, index: int, data: bytes, now: float) -> bool:
+        """Take one block. Returns whether it was good and new; a bad one is dropped and asked for again.
+
+        Raises BlobError when the disk is full.
+        """
+        if index == UNKNOWN:
+            self.refused = True
+            return False
+        try:
+            new = self._partial.add(index, data)
+        except BlockError:
+            return False
+        self._outstanding.discard(index)
+        if new:
+            self._slowest_s = max(now - self._since_s, self._slowest_s / 2)
+            self._wait_s = min(max(self._retry_after_s, 3 * self._slowest_s), MAX_WAIT_S)
+            self._window = min(self._limit, self._window + 1)
+            self.unanswered = 0
+            self._since_s = now
+            self._silent = False
+        self._last_s = now
+        return new
+
+    def restart(self) -> None:
+        """The link was down: whatever was asked for is not coming. Ask again at once."""
+        self._outstanding.clear()
+        self._wait_s = self._retry_after_s
+        self._window = self._limit
+        self._silent = False
+        self.refused = False
+
+    def finish(self) -> Path:
+        """Verify and store what has arrived. Returns where it lies. Raises BlobError, see Partial.finish."""
+        return self._partial.finish()
+
+    def _fell_silent(self) -> None:
+        self.unanswered += 1
+        self._partial.rest()
+        self._silent = True  # what comes next may answer the first request: it counts from that one
+        self._outstanding.clear()
+        self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
+        self._window = max(1, self._window // 2)
+
+
+def opening(blob: Blob) -> Get:
+    """What a sender may send unasked, to whoever is sure to need it: the first WINDOW blocks."""
+    return Get(blob=blob, blocks=tuple(range(min(WINDOW, block_count(blob)))))
+
+
+def answer(blobs: Blobs, get: Get, limit: int = MAX_WINDOW) -> Iterator[tuple[int, bytes]]:
+    """The (number, bytes) to send for a Get: what was asked and exists, each once, at most `limit` blocks.
+
+    A blob that is not here is answered by (UNKNOWN, b""), so that the other side need not wait in vain.
+    """
+    count = block_count(get.blob)
+    asked = [index for index in dict.fromkeys(get.blocks) if 0 <= index < count]
+    for index in asked[:limit]:
+        try:
+            data = blobs.read_block(get.blob, index)
+        except BlobError:
+            yield UNKNOWN, b""
+            return
+        yield index, data

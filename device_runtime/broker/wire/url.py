@@ -1,0 +1,122 @@
+"""Where a broker is and how to speak to it: `mqtt://user:password@host:1883?mqtt=5`, `mqtts://`, `wss://...`."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from device_runtime.broker.errors import UrlError
+
+_MALFORMED = (
+    "not a broker URL: use mqtt://host:port, mqtts://host:port or, over WebSockets, wss://host:port/path, "
+    "with user:password@ before the host and '/', '#', '?', '@', ':' in a password written as "
+    "%2F, %23, %3F, %40, %3A"
+)
+PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+"""Scheme -> port, where a URL names none."""
+PATH = "/mqtt"
+"""Of a WebSocket, where a URL names none."""
+
+
+@dataclass(frozen=True)
+class TLS:
+    """PEM files. `ca` signs the other side (default: the system's authorities), `cert` and `key` are ours.
+
+    `authority` is a PEM text in place of the file `ca`.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    authority: str = field(default="", repr=False)
+
+    def context(self) -> ssl.SSLContext:
+        """What a client verifies a broker with. Raises UrlError when a file is missing or is no PEM."""
+        try:
+            context = ssl.create_default_context(
+                cafile=str(self.ca) if self.ca else None, cadata=self.authority or None
+            )
+            if self.cert:
+                context.load_cert_chain(str(self.cert), str(self.key) if self.key else None)
+        except OSError as error:
+            files = ", ".join(str(path) for path in (self.ca, self.cert, self.key) if path)
+            files = f"the TLS files {files}" if files else "the authority that came with the enrolment"
+            raise UrlError(f"cannot use {files}: {error.strerror or error}") from None
+        return context
+
+
+@dataclass(frozen=True)
+class BrokerUrl:
+    """A checked address. Its text never shows the password. With a `path` it is spoken over WebSockets.
+
+    Raises UrlError for plain `mqtt://` or `ws://` to another machine, unless `insecure`.
+    """
+
+    host: str
+    port: int
+    secure: bool = False
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    mqtt5: bool = False
+    tls: TLS = TLS()
+    insecure: bool = False
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.secure and not self.loopback and not self.insecure:
+            raise UrlError(
+                f"{self} would send passwords and updates over the network in the clear: "
+                f"use {'wss' if self.path else 'mqtts'}://, or --insecure if you mean it"
+            )
+
+    @classmethod
+    def parse(cls, text: str, tls: TLS | None = None, insecure: bool = False) -> BrokerUrl:
+        """Read a URL. Raises UrlError, whose text never holds the URL's password."""
+        try:
+            parts = urlsplit(text.strip())
+            port = parts.port
+        except ValueError:
+            raise UrlError(_MALFORMED) from None
+        web = parts.scheme in ("ws", "wss")
+        if parts.scheme not in PORTS or not parts.hostname or not (web or parts.path in ("", "/")):
+            raise UrlError(_MALFORMED)
+        return cls(
+            host=parts.hostname,
+            port=PORTS[parts.scheme] if port is None else port,
+            secure=parts.scheme in ("mqtts", "wss"),
+            user=None if parts.username is None else unquote(parts.username),
+            password=None if parts.password is None else unquote(parts.password),
+            mqtt5=_version(parts) == "5",
+            tls=tls or TLS(),
+            insecure=insecure,
+            path=(parts.path or PATH) if web else "",
+        )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it is this machine, so that nothing crosses a network."""
+        return is_loopback(self.host)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        scheme = ("wss" if self.secure else "ws") if self.path else ("mqtts" if self.secure else "mqtt")
+        return f"{scheme}://{host}:{self.port}{self.path}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine; names are not looked up, only `localhost` is known."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _version(parts: SplitResult) -> str:
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    version = options.pop("mqtt", "3")
+    if options or version not in ("3", "5"):
+        raise UrlError(f"broker URL with ?{parts.query}: only ?mqtt=5 and ?mqtt=3 are known")
+    return version

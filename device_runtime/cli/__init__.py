@@ -1,0 +1,120 @@
+"""The command `device-runtime`. It imports only the command that was called, and none to list them all."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+from device_runtime.console import log_to_stderr
+
+from .table import COMMANDS, LISTED_WITHOUT, Command, extra_for, lacks, overview
+
+PROGRAM = "device-runtime"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Exit code 0: it did its work; 2: it said why it could not; 130: Ctrl-C.
+
+    A command's module may say more exactly why, by `exit_code(error)`.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name = given[0] if given else "--help"
+    try:
+        if name in COMMANDS:
+            return _run(name, given[1:])
+        if name in ("-h", "--help"):
+            print(overview(shutil.get_terminal_size().columns))
+            return 0
+        if name == "--version":
+            print(_version())
+            return 0
+        return _fail(_unknown(name), 2)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(name: str, words: Sequence[str]) -> int:
+    command = COMMANDS[name]
+    if {"-h", "--help"} & set(words) and lacks(command) not in ("", *LISTED_WITHOUT):
+        _parser(name, command).print_help()
+        return 0
+    errors: tuple[type[Exception], ...] = ()
+    code: Callable[[Exception], int] = _refused
+    try:
+        module = import_module(command.module)
+        errors = getattr(module, "ERRORS", ())
+        code = getattr(module, "exit_code", _refused)
+        parser = _parser(name, command)
+        module.add_arguments(parser)
+        options = parser.parse_args(words)
+        log_to_stderr()
+        return int(module.run(options))
+    except ModuleNotFoundError as error:
+        extra = extra_for(command, error.name or "")
+        if extra is None:
+            raise
+        return _fail(f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'", code(error))
+    except Exception as error:
+        if isinstance(error, (*_expected(), *errors)):
+            return _fail(str(error), code(error))
+        raise
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """Errors with a text for people; a command's module may add its own as `ERRORS`."""
+    from device_runtime.broker.errors import BrokerError
+    from device_runtime.client.errors import DeviceError
+    from device_runtime.models.errors import ModelError
+    from device_runtime.profiles import ProfileError
+    from device_runtime.strategies.errors import KindError
+
+    return (BrokerError, ModelError, ProfileError, KindError, DeviceError)
+
+
+def _parser(name: str, command: Command) -> argparse.ArgumentParser:
+    lacking = lacks(command)
+    needs = f"Needs: pip install 'device-runtime[{lacking}]'\n" if lacking else ""
+    return argparse.ArgumentParser(
+        prog=f"{PROGRAM} {name}",
+        description=command.help,
+        epilog=f"{needs}Example: {command.example}",
+        formatter_class=_WithExample,
+    )
+
+
+class _WithExample(argparse.HelpFormatter):
+    """Leaves the example in one line, so that it can be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "Example: " in text:
+            return text
+        return super()._fill_text(text, width, indent)
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"there is no command {name!r}: {hint}`{PROGRAM} --help` lists them all"
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version(PROGRAM)
+
+
+def _refused(_error: Exception) -> int:
+    return 2
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"{PROGRAM}: {' '.join(text.split())}", file=sys.stderr)
+    return code

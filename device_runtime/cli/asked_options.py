@@ -1,0 +1,173 @@
+"""From what was typed after `device-runtime simulate` to the plan of a comparison."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks import shared_settings as training
+from device_runtime.aggregator.tasks.task_codec import coded
+from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.profiles.fleets.scenarios import FleetSpec
+from device_runtime.simulation import policies, scenario
+from device_runtime.simulation.compare.ahead import bundle_sha256
+from device_runtime.simulation.compare.plan import Comparison, Plan, comparison_in, scenario_in
+from device_runtime.simulation.compare.run_folder import Name, fingerprint
+from device_runtime.simulation.compare.wording import asking, lasting
+from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.scenario import Scenario
+
+PRESET = "digits"
+AS_IT_IS = ("choose",)
+AGAINST = ("choose", "drop")
+"""What is compared when nothing at all is said."""
+
+_PLACES = {
+    "devices": ("devices",),
+    "rounds": ("task", "rounds"),
+    "deadline": ("task", "round_deadline_s"),
+    "devices_per_round": ("task", "devices_per_round"),
+    "buffer_size": ("task", "buffer_size"),
+    "deadline_quantile": ("task", "deadline_quantile"),
+    "wait_for": ("task", "wait_for"),
+    "head": ("task", "head"),
+    "stop_after": ("task", "stop_after"),
+    "stop_gain": ("task", "stop_gain"),
+    "robust": ("task", "robust"),
+    "robust_trim": ("task", "robust_trim"),
+    "robust_clip": ("task", "robust_clip"),
+    "robust_clip_factor": ("task", "robust_clip_factor"),
+    "robust_byzantine": ("task", "robust_byzantine"),
+    "bundle": ("task", "bundle"),
+    "engine": ("engine",),
+    "data": ("data", "source"),
+    "data_path": ("data", "path"),
+    "partition": ("data", "partition"),
+    "alpha": ("data", "alpha"),
+}
+"""Where in a scenario the value of a flag stands."""
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """What is asked for; what is not said is as it was in --run-dir, or else the preset's.
+
+    Raises ScenarioError.
+    """
+    over = _over(options)
+    before = scenario_in(options.run_dir) if options.run_dir else None
+    if before is not None and options.scenario is None and not over:
+        mine = before
+    else:
+        mine = scenario.load(options.scenario or PRESET, over)
+    mine = _trained(mine, options)
+    bundle = bundle_sha256(mine.task.bundle)
+    folder = options.run_dir or Path("runs") / f"{mine.name}-{_mark(mine, bundle)}"
+    known = comparison_in(folder) or Comparison(policies=_usual(options))
+    named = _policies(options.compare) if options.compare else known.policies
+    for policy in named:
+        policies.under(policy, mine.task)
+    comparison = Comparison(
+        policies=named,
+        seeds=options.seeds or known.seeds,
+        target=known.target if options.target is None else options.target,
+        command=shlex.join(["device-runtime", *sys.argv[1:]]),
+        bundle=bundle or known.bundle,
+    )
+    return Plan(mine, comparison, folder)
+
+
+def said(plan: Plan, missing: Sequence[Name]) -> str:
+    """What is run, in the first lines of the output."""
+    mine, task, comparison = plan.scenario, plan.scenario.task, plan.comparison
+    runs = len(plan.names)
+    there = runs - len(missing)
+    seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
+    return (
+        f"{mine.name}: {mine.devices:,} devices of fleet {mine.fleet.name}, {mine.data.source} divided by "
+        f"{mine.data.partition}; {task.rounds} rounds of at most {lasting(task.round_deadline_s)}, "
+        f"{asking(task)}\n"
+        f"{', '.join(comparison.policies)}; {seeds}: {runs} run{'s' if runs > 1 else ''}"
+        f"{f', {there} of them finished before' if there else ''}; kept in {plan.folder}/"
+    )
+
+
+def again(plan: Plan) -> str:
+    """How to go on with a comparison that was stopped."""
+    return f"go on with: device-runtime simulate --run-dir {shlex.quote(str(plan.folder))}"
+
+
+def presets() -> str:
+    """One line for each preset and policy."""
+    made = {name: scenario.load(name) for name in scenario.preset_names()}
+    drawn = {name: fleets.load(name) for name in fleets.preset_names()}
+    lines = ["scenarios"]
+    lines += [f"  {name:16}{_of_scenario(each)}" for name, each in made.items()]
+    lines += ["fleets (given the task of digits unless a scenario says otherwise)"]
+    lines += [f"  {name:16}{_of_fleet(spec)}" for name, spec in drawn.items()]
+    lines += ["policies (besides, every system: device-runtime systems)"]
+    lines += [f"  {name:16}{what}" for name, what in policies.POLICIES.items()]
+    return "\n".join(lines)
+
+
+def _of_scenario(mine: Scenario) -> str:
+    task = mine.task
+    return (
+        f"{mine.devices} devices of {mine.fleet.name}; {mine.data.source} by {mine.data.partition}; "
+        f"{task.rounds} rounds of {lasting(task.round_deadline_s)}; {task.bundle}"
+    )
+
+
+def _of_fleet(spec: FleetSpec) -> str:
+    whole = sum(group.share for group in spec.groups.values())
+    return ", ".join(f"{group.share / whole:.0%} {name}" for name, group in spec.groups.items())
+
+
+def _over(options: argparse.Namespace) -> dict[str, Any]:
+    """The flags that were given, where they stand in a scenario."""
+    over: dict[str, Any] = {}
+    for flag, (*tables, name) in _PLACES.items():
+        value = getattr(options, flag)
+        if value is not None:
+            inside = over
+            for table in tables:
+                inside = inside.setdefault(table, {})
+            inside[name] = value
+    return over
+
+
+def _trained(mine: Scenario, options: argparse.Namespace) -> Scenario:
+    """The scenario with the flags that are for many kinds of update at once. Raises ScenarioError."""
+    try:
+        task = training.trained(mine.task, options)
+        task = task if options.codec is None else coded(task, options.codec)
+        return msgspec.structs.replace(mine, task=task)
+    except TaskError as error:
+        raise ScenarioError(str(error)) from None
+
+
+def _usual(options: argparse.Namespace) -> tuple[str, ...]:
+    return AS_IT_IS if options.scenario else AGAINST
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    """Of "kinds=choose,drop". Raises ScenarioError."""
+    what, equals, names = text.partition("=")
+    if what != "kinds" or not equals:
+        raise ScenarioError(f"--compare {text}: expected kinds=A,B with {', '.join(policies.names())}")
+    named = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not named:
+        raise ScenarioError(f"--compare {text}: names no policy; there are {', '.join(policies.names())}")
+    return named
+
+
+def _mark(mine: Scenario, bundle: str) -> str:
+    """Six characters that differ between scenarios and bundles, for the name of a folder."""
+    return hashlib.sha256(f"{fingerprint(mine, 0)} {bundle}".encode()).hexdigest()[:6]

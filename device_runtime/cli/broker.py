@@ -1,0 +1,65 @@
+"""`device-runtime broker`: a broker for as long as it runs; `broker init`: one for production, set up."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.servers import broker_setup as setting_up
+from device_runtime.broker.servers.brokers import CHOICES, start
+from device_runtime.broker.servers.server import WEB_USER, BrokerOptions, WebSockets
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--port", type=int, default=1883, help="Listen on this TCP port; 0 takes a free one (default: 1883)."
+    )
+    parser.add_argument(
+        "--kind",
+        choices=CHOICES,
+        default="auto",
+        help="Run this program; auto takes mosquitto where it is installed, else amqtt (default: auto).",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="Keep retained messages in this folder over restarts (mosquitto only).",
+    )
+    parser.add_argument(
+        "--websockets",
+        type=int,
+        metavar="PORT",
+        help="Listen for WebSockets, too, for pages and Node; 0 takes a free port (default: do not).",
+    )
+    setting_up.add_actions(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Returns the exit status: 0, or 1 with one line on stderr."""
+    if args.action:
+        return setting_up.run(args)
+    try:
+        web = None if args.websockets is None else WebSockets(args.websockets, secrets.token_urlsafe(24))
+        options = BrokerOptions(args.port, folder=args.folder, persistence=args.folder is not None, web=web)
+        broker = start(args.kind, options)
+    except BrokerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    print(f"{broker.name} at {broker.url} ({broker.why})", flush=True)
+    if web:
+        print(f"over WebSockets: {broker.web_url.replace('//', f'//{WEB_USER}:{web.password}@')}", flush=True)
+    while not ended.wait(1.0):
+        if not broker.alive:
+            print(f"error: {broker.name} ended by itself: start it again", file=sys.stderr)
+            return 1
+    broker.stop()
+    return 0

@@ -1,0 +1,48 @@
+"""`device-runtime data`: what a task would make of the samples that are here."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from device_runtime.client.training.engine_guard import limit_bytes
+from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.models.data import Keep, Shelf
+from device_runtime.models.data.report import lines, report
+
+from .data_options import DATA, add_data, place
+from .options import memory_bytes, positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="check", required=True)
+    check = actions.add_parser("check", help="Read everything, train nothing, and report.")
+    check.add_argument("data", metavar="PATH", help=DATA)
+    check.add_argument(
+        "--bundle", default="digits-wrn-10-1", help="Check for the task of this bundle (default: the digits)."
+    )
+    check.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+    check.add_argument(
+        "--memory",
+        type=positive,
+        metavar="MB",
+        help="Use at most this much memory in all (default: what is free).",
+    )
+    add_data(check)
+
+
+def run(options: argparse.Namespace) -> int:
+    """1 where no sample is of the task. Raises DataError, BundleError."""
+    bundle = Bundle.open(find(options.bundle))
+    keep = Keep(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
+    shelf = Shelf(place(options.data, options), bundle.manifest, keep, bundle.texts)
+    shelf.refresh()
+    told = report(shelf)
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(told)).decode())
+    else:
+        print("\n".join(lines(told)))
+    return 0 if told.samples else 1

@@ -1,0 +1,148 @@
+"""`device-runtime device`: which devices may connect to the broker that `broker init` set up, and by what."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+from tabulate import tabulate
+
+from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as links
+from device_runtime.broker.security import register
+from device_runtime.broker.servers.broker_folder import Opened
+
+DEFAULT = Path("enrolment")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="add | link | revoke | list", required=True)
+    add = actions.add_parser("add", help="Enrol a device: print one line to paste on it, and its QR code.")
+    add.add_argument(
+        "name", metavar="NAME", help="Enrol under this name: 1 to 64 letters, digits, '.', '_' or '-'."
+    )
+    add.add_argument("--websockets", action="store_true", help="Let the device connect over WebSockets.")
+    add.add_argument("--again", action="store_true", help="Make a new token; the one of before is void.")
+    _qr(add)
+    link = actions.add_parser("link", help="Make a one-time link by which a browser joins (serve --web).")
+    link.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        default="",
+        help="Enrol the browser under this name (default: the browser chooses).",
+    )
+    link.add_argument(
+        "--minutes", type=float, default=15.0, help="Make the link good for this many minutes (default: 15)."
+    )
+    link.add_argument(
+        "--page",
+        metavar="URL",
+        help="Lead to the join page at this URL (default: where it was offered last).",
+    )
+    _qr(link)
+    revoke = actions.add_parser("revoke", help="Let a device in no more, or make a link void.")
+    revoke.add_argument("name", metavar="NAME", help="Revoke the device, or the link, of this name.")
+    listed = actions.add_parser("list", help="List who is enrolled, since when, and who was revoked.")
+    listed.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+    for action in (add, link, revoke, listed):
+        action.add_argument(
+            "--dir",
+            type=Path,
+            default=DEFAULT,
+            help="Use this folder of `broker init` (default: the folder 'enrolment' here).",
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    """What is to be pasted goes to stdout, all else to stderr. Raises BrokerError."""
+    opened, now = Opened(options.dir), datetime.now(timezone.utc)
+    if options.action == "list":
+        return _list(opened, now.timestamp(), options.format)
+    if options.action == "link":
+        return _link(opened, now.timestamp(), options)
+    if options.action == "revoke":
+        return _revoke(opened, options.name, now)
+    enrolment = register.add(opened, options.name, now, options.websockets, options.again)
+    line = f"device-runtime join --enrol {enrolment.token}"
+    told = register.tell(opened)
+    print(f"{options.name} is enrolled at {enrolment.url}; {told.text}", file=sys.stderr)
+    print("Paste this on the device, and nowhere else: it holds the password.", file=sys.stderr)
+    print(line, flush=True)
+    _draw(line, options.qr)
+    if options.again:
+        register.check_told(opened, options.name, told)  # the token of before is void only then
+    return 0
+
+
+def _revoke(opened: Opened, name: str, now: datetime) -> int:
+    """A device, or a link and the device that used it. Raises RegisterError when Mosquitto was not told."""
+    device = name
+    if name in {link.id for link in link_book.read(opened).links}:
+        link = links.revoke(opened, name, now.timestamp())
+        if not link.used:
+            print(f"{name} is revoked; nobody used it", file=sys.stderr)
+            return 0
+        device = link.device
+    else:
+        register.revoke(opened, name, now)
+    print(f"{name} is revoked; {register.tell_of_revoked(opened, device).text}", file=sys.stderr)
+    return 0
+
+
+def _qr(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--qr",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Print the QR code (default: on a terminal).",
+    )
+
+
+def _draw(text: str, wanted: bool | None) -> None:
+    if wanted or (wanted is None and sys.stdout.isatty()):
+        import segno  # in the extra `aggregator`
+
+        segno.make(text, error="l", micro=False).terminal(compact=True)
+
+
+def _link(opened: Opened, now: float, options: argparse.Namespace) -> int:
+    page = options.page or link_book.read(opened).page
+    if not page:
+        raise links.LinkError("where is the page? serve --web --enrolment DIR offers it; or give --page URL")
+    if options.minutes <= 0:
+        raise links.LinkError(f"--minutes {options.minutes:g}: expected more than 0")
+    link, secret = links.make(opened, now, 60 * options.minutes, options.name)
+    address = links.address(page, secret)
+    print(f"Link {link.id} is good for one browser, for {options.minutes:g} minutes.", file=sys.stderr)
+    print(address, flush=True)
+    _draw(address, options.qr)
+    return 0
+
+
+def _list(opened: Opened, now: float, form: str) -> int:
+    """Devices, and below them links that are not long over."""
+    entries, known = register.entries(opened), link_book.read(opened).recent(now)
+    if form == "json":
+        print(msgspec.json.format(msgspec.json.encode(entries)).decode())
+        return 0
+    rows = [
+        (entry.name, entry.state, entry.enrolled, entry.revoked, "yes" if entry.key else "no: enrol it again")
+        for entry in entries
+    ]
+    print(tabulate(rows, headers=("device", "state", "enrolled", "revoked", "signs")))
+    if known:
+        made = [
+            (link.id, link.state(now), link.device, _moment(link.made), _moment(link.ends)) for link in known
+        ]
+        print("\n" + tabulate(made, headers=("link", "state", "device", "made", "good until")))
+    return 0
+
+
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,113 @@
+"""`device-runtime doctor`: what this installation can do, and what to do about what it cannot."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from device_runtime.broker.errors import BrokerError
+from device_runtime.client.connection.connecting import connect, is_enrolled
+from device_runtime.models.errors import BundleError
+
+from .options import add_connection
+
+if TYPE_CHECKING:
+    from device_runtime.client.doctor.installation import Finding
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bundle", default="digits-wrn-10-1", help="Try this bundle: a folder, a zip, or a shipped one."
+    )
+    add_connection(parser, "--broker")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 if anything that a device needs is a problem.
+
+    The broker is examined where one is given, or this device is enrolled.
+    """
+    import msgspec
+    import platformdirs
+    from tabulate import tabulate
+
+    folder = options.state or Path(platformdirs.user_state_dir("device-runtime"))
+    found = list(examine(options.bundle, folder))
+    if options.broker or is_enrolled(options):
+        found += list(broker_findings(options))
+    problems = [finding for finding in found if finding.state == "problem"]
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        print(tabulate([_cells(finding) for finding in found], tablefmt="plain"))
+        print(_verdict(problems))
+    return 1 if problems else 0
+
+
+def examine(bundle: str, folder: Path) -> Iterator[Finding]:
+    """All findings; without a sound bundle, those that need none."""
+    from device_runtime.client.doctor.installation import (
+        Finding,
+        broker,
+        engines,
+        extras,
+        machine,
+        memory,
+        privacy,
+        storage,
+        work,
+    )
+    from device_runtime.client.doctor.meters import energy
+    from device_runtime.client.doctor.rules import rules
+    from device_runtime.models.bundles.bundle import Bundle, find
+
+    yield from machine()
+    try:
+        opened = Bundle.open(find(bundle))
+    except BundleError as error:
+        yield Finding("bundle", "problem", str(error), "name a sound one with --bundle")
+    else:
+        size = (
+            f"{len(opened.manifest.graphs)} graphs, {opened.manifest.weights.bytes / 1e3:.0f} kB of weights"
+        )
+        yield Finding("bundle", "ok", f"{opened.manifest.name}, {size}")
+        found_engines = list(engines(opened))
+        yield from found_engines
+        if all(finding.state != "problem" for finding in found_engines):
+            yield from work(opened)
+        yield memory(opened)
+        yield storage(folder, opened)
+    yield from rules(folder)
+    yield from privacy(folder)
+    yield from energy()
+    yield from extras()
+    yield broker()
+
+
+def broker_findings(options: argparse.Namespace) -> Iterator[Finding]:
+    """What is between this device and its rounds."""
+    from device_runtime.client.doctor import broker as examining_broker
+    from device_runtime.client.doctor.installation import Finding
+
+    try:
+        connection = connect(options)
+    except BrokerError as error:
+        yield Finding("broker", "problem", str(error), "mend --broker, or enrol the device anew")
+        return
+    yield from examining_broker.examine(connection, time.time())
+
+
+def _cells(finding: Finding) -> tuple[str, str, str]:
+    return finding.state, finding.what, "; ".join(filter(None, (finding.found, finding.advice)))
+
+
+def _verdict(problems: list[Finding]) -> str:
+    if not problems:
+        return "This device can take part."
+    return f"This device cannot take part: {', '.join(finding.what for finding in problems)}."

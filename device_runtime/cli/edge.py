@@ -1,0 +1,165 @@
+"""`device-runtime edge`: the aggregator of a site, which is a device of the aggregator above it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import signal
+import threading
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.aggregator.serving import enrolled
+from device_runtime.aggregator.serving.config import AUTO, BrokerSection
+from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
+from device_runtime.aggregator.serving.run_backends import broker_for, keep_port
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.client.connection.connecting import Connection, connect
+from device_runtime.client.connection.first_connection import reach
+from device_runtime.client.settings import Settings
+
+from .options import add_connection, count
+
+__all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
+
+
+ERRORS = (AggregatorError,)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Upwards the options of `join`; the others are of the site."""
+    add_connection(parser, "broker")
+    add = parser.add_argument
+    add("--until-done", action="store_true", help="Leave when the task is done.")
+    add(
+        "--broker",
+        dest="site_broker",
+        metavar="URL",
+        default=AUTO,
+        help="Serve the site's devices at this broker; auto starts one here (default: auto).",
+    )
+    add(
+        "--port",
+        type=int,
+        default=0,
+        help="Set the port of the broker that auto starts (default: as before, or free).",
+    )
+    add("--broker-ca", type=Path, metavar="PEM", help="Trust this authority of the site's broker.")
+    add(
+        "--enrolment",
+        type=Path,
+        metavar="DIR",
+        help="Take the site's broker, credential and signing key from this folder of `broker init`.",
+    )
+    add(
+        "--min-devices",
+        type=count,
+        default=1,
+        metavar="N",
+        help="Be ready with this many devices (default: 1).",
+    )
+    add(
+        "--min-contributions",
+        type=count,
+        default=1,
+        metavar="N",
+        help="Forward nothing of fewer contributions (default: 1).",
+    )
+    add(
+        "--late",
+        choices=("discard", "count"),
+        default="discard",
+        help="Discard or count what comes after its round (default: discard).",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Work until stopped or done. Raises AggregatorError, BrokerError, ModelError."""
+    above = connect(options)
+    if options.insecure and not above.url.secure:
+        logging.warning("--insecure: passwords and updates cross the network in the clear")
+    above.folder.mkdir(parents=True, exist_ok=True)
+    section = BrokerSection(
+        url=options.site_broker,
+        port=options.port,
+        ca=options.broker_ca,
+        insecure=options.insecure,
+        enrolment=options.enrolment,
+    )
+    stop = threading.Event()
+    _on_signals(stop)
+    with ExitStack() as stack:
+        broker, url = broker_for(section, above.folder)
+        if broker:
+            stack.callback(broker.stop)
+            print(f"broker: {broker.name} at {broker.url} ({broker.why})", flush=True)
+            print(
+                f"the site's devices join with: device-runtime join {broker.url} --data FOLDER",
+                flush=True,
+            )
+            keep_port(above.folder, url)
+        _work(options, above, url, stop)
+    return Exit.DONE
+
+
+def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event) -> None:
+    """Between its two links, until stopped or done."""
+    from device_runtime.aggregator.hierarchy.edge_process import Edge
+    from device_runtime.aggregator.hierarchy.site_log import tell
+    from device_runtime.aggregator.hierarchy.site_manager import SiteRules
+    from device_runtime.aggregator.intake.rate_limit import Inbox
+    from device_runtime.aggregator.rounds.ports import Ports
+    from device_runtime.aggregator.serving import (
+        logs,  # these need the extra `aggregator`, which --help does not
+    )
+    from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT
+
+    logs.limit()
+    inbox = Inbox()
+    wishes = LinkOptions(
+        subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES
+    )
+    below = Link(url, f"edge-{secrets.token_hex(4)}", inbox, wishes)
+    seal = enrolled.sealing(options.enrolment, above.folder)
+    agree = enrolled.agreeing(options.enrolment)
+    devices = enrolled.devices(options.enrolment)
+    ports = Ports(
+        below,
+        inbox,
+        (tell,),
+        time.monotonic,
+        url.mqtt5,
+        seal,
+        agree,
+        devices,
+        backlog=below.waiting_bytes,
+    )
+    rules = SiteRules(options.min_devices, options.min_contributions, options.late)
+    settings = Settings(above.name, above.folder, above.folder, aggregator=above.key, secret=above.secret)
+    with closing(Edge(settings, secrets.randbits(32), rules, ports)) as edge:
+        agent = edge.agent
+        presence = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
+        link = Link(above.url, above.client_id, agent.inbox, presence)
+        below.connect()
+        try:
+            if reach(link, stop):
+                edge.run(link, stop, until_done=options.until_done)
+        finally:
+            link.close(agent.farewell())
+            below.close()
+
+
+def _on_signals(stop: threading.Event) -> None:
+    """The first SIGTERM or SIGINT stops in order, the next one at once."""
+
+    def stopping(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stopping)

@@ -1,0 +1,189 @@
+"""`device-runtime explain`: which update this device would choose, what each would cost, and why."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .options import add_engine, add_pretence, count, positive
+
+if TYPE_CHECKING:
+    from device_runtime.client.selection.choose import Candidate, Plan
+    from device_runtime.models.bundles.bundle import Bundle
+    from device_runtime.profiles import Cost, DeviceProfile, Workload
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate, as --format json prints it.
+
+    `statistics` is what class statistics add to the cost where they are asked for.
+    """
+
+    kind: str
+    cost: Cost | None
+    taken: bool
+    why: str
+    statistics: Cost | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", default="digits-wrn-10-1", help="Plan for the task of this bundle.")
+    parser.add_argument(
+        "--deadline", type=positive, default=60.0, metavar="S", help="Plan for a round of this many seconds."
+    )
+    parser.add_argument(
+        "--data", type=Path, help="Plan for this local data; or say how much there is by --samples."
+    )
+    parser.add_argument(
+        "--samples",
+        type=count,
+        default=200,
+        help="Plan for this many samples, spread evenly over the classes.",
+    )
+    parser.add_argument(
+        "--kinds", help="Offer these kinds of update, the preferred first (default: the usual ones)."
+    )
+    parser.add_argument(
+        "--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate."
+    )
+    parser.add_argument(
+        "--head",
+        choices=("auto", "trained", "closed-form"),
+        default="auto",
+        help="Plan for a task that serves this head (default: auto, in closed form for several kinds).",
+    )
+    parser.add_argument(
+        "--statistics",
+        action="store_true",
+        help="Show what class statistics add to each kind.",
+    )
+    parser.add_argument(
+        "--board",
+        metavar="NAME",
+        help="Plan for this board by its shipped profile, as simulations do; nothing is measured.",
+    )
+    parser.add_argument("--state", type=Path, help="Tell the rules of the device in this folder, too.")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+    add_engine(parser)
+    add_pretence(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    import msgspec
+    import platformdirs
+    from tabulate import tabulate
+
+    from device_runtime.client.doctor.rules import rules
+    from device_runtime.client.policy import owner_rules as owner
+    from device_runtime.client.selection.choose import MAIN, choose
+    from device_runtime.models.bundles.bundle import Bundle, find
+    from device_runtime.strategies import registry
+    from device_runtime.strategies.kind import ClassStatistics
+    from device_runtime.strategies.statistics import class_statistics
+
+    from . import profile as profile_command
+
+    bundle = Bundle.open(find(options.bundle))
+    profile = _shipped(options) if options.board else profile_command.measured(bundle, options)
+    load = _workload(options, bundle)
+    names = options.kinds.split(",") if options.kinds else registry.USUAL
+    kinds = [
+        registry.make(name, {**settings, **registry.coding(name, options.codec)})
+        for name, settings in registry.offered(names)
+    ]
+    if options.head == "closed-form" or (options.head == "auto" and class_statistics.by_default(kinds)):
+        kinds = [class_statistics.asking(kind, ClassStatistics()) for kind in kinds]
+    policy = owner.kept(options.state) if options.state else None
+    barred = policy.allowed.bars if policy else lambda _: ""
+    plan = choose(profile, kinds, {MAIN: load}, options.deadline, barred)
+    rows = [_row(plan, candidate) for candidate in plan.candidates]
+    if options.statistics:
+        added = [_added(candidate, load, profile) for candidate in plan.candidates]
+        rows = [replace(row, statistics=more) for row, more in zip(rows, added, strict=True)]
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return 0
+    print(f"{profile.name}, {load.samples} samples, deadline {options.deadline:g} s")
+    heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])
+    print(tabulate([_cells(row, options.statistics) for row in rows], headers=heads, disable_numparse=True))
+    print(_verdict(plan))
+    if not (options.pretend or options.board):
+        for found in rules(options.state or Path(platformdirs.user_state_dir("device-runtime"))):
+            print(f"{found.what}: {found.found}")
+    return 0
+
+
+HEADERS = ("", "kind", "seconds", "peak MB", "kB up", "kB down", "joule", "why")
+ADDED = ("of it statistics: s", "kB up", "joule")
+
+
+def _shipped(options: argparse.Namespace) -> DeviceProfile:
+    """The profile of --board. Raises ProfileError."""
+    from device_runtime.profiles import ProfileError, shipped
+
+    if options.pretend or options.memory or options.uplink or options.slow != 1:
+        raise ProfileError("--board is a profile as it stands: leave out --as, --slow, --memory and --uplink")
+    return shipped(options.board)
+
+
+def _added(candidate: Candidate, load: Workload, profile: DeviceProfile) -> Cost | None:
+    """What of a candidate's cost is for class statistics; None where it has no cost."""
+    from device_runtime.profiles.cost import as_measured
+
+    whole = candidate.cost
+    if whole is None:
+        return None
+    plain = candidate.strategy.cost(as_measured(load, profile.speed), profile)
+    names = [field.name for field in fields(plain)]
+    return replace(plain, **{name: getattr(whole, name) - getattr(plain, name) for name in names})
+
+
+def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
+    from device_runtime.models import data as local_data
+    from device_runtime.strategies.training.workload import workload
+
+    manifest, labels = bundle.manifest, len(bundle.manifest.labels)
+    if options.data:
+        return workload(manifest, local_data.load(options.data, manifest, bundle.texts).class_counts(labels))
+    each, rest = divmod(options.samples, labels)
+    return workload(manifest, tuple(each + (label < rest) for label in range(labels)))
+
+
+def _row(plan: Plan, candidate: Candidate) -> Row:
+    taken = candidate is plan.chosen
+    fits = "chosen: the richest that fits" if taken else "fits, but poorer than the chosen one"
+    why = "; ".join(candidate.misfits or filter(None, (fits, candidate.part)))
+    return Row(candidate.label, candidate.cost, taken, why)
+
+
+def _cells(row: Row, statistics: bool) -> tuple[str, ...]:
+    mark = "->" if row.taken else ""
+    if row.cost is None:
+        return (mark, row.kind, *[""] * (len(HEADERS) - 3 + statistics * len(ADDED)), row.why)
+    cost, more = row.cost, row.statistics
+    added = (f"{more.seconds:.3f}", f"{more.bytes_up / 1e3:.2f}", f"{more.energy_j:.3f}") if more else ()
+    return (
+        mark,
+        row.kind,
+        f"{cost.seconds:.2f}",
+        f"{cost.peak_memory_bytes / 1e6:.0f}",
+        f"{cost.bytes_up / 1e3:.1f}",
+        f"{cost.bytes_down / 1e3:.1f}",
+        f"{cost.energy_j:.1f}",
+        *added,
+        row.why,
+    )
+
+
+def _verdict(plan: Plan) -> str:
+    if plan.chosen is None:
+        return "Nothing fits: this device would sit the round out."
+    if plan.straggler.straggler:
+        reasons = "; ".join(plan.straggler.reasons)
+        return f"A straggler for this task (a full update {reasons}); it sends {plan.chosen.label}."
+    return f"Not a straggler for this task; it sends {plan.chosen.label}."

@@ -1,0 +1,287 @@
+"""`device-runtime export`: a torch module becomes a bundle."""
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from tabulate import tabulate
+
+from device_runtime.models import networks
+from device_runtime.models.bundles.bundle import MANIFEST
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import LEVELS, PRECISIONS, TRAINING, TUNABLE_SETS, Source
+from device_runtime.models.bundles.manifest_records import LARGEST
+from device_runtime.models.data.reading import inputs
+from device_runtime.models.errors import ExportError, one_line
+from device_runtime.models.export.network_factory import build, once, settings
+
+from .text_options import Reading, add_text_arguments, folder_settings, reading
+
+if TYPE_CHECKING:
+    from device_runtime.models.export.export import ExportSpec
+
+NONE = "none"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # --mean -0.5,1,2: argparse knows -0.5 alone
+    add = parser.add_argument
+    add(
+        "factory",
+        help=f"Export one of {', '.join(networks.NETWORKS)}; or package.module:name of a factory.",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Give the factory this argument; may be repeated.",
+    )
+    add(
+        "--input",
+        required=True,
+        metavar="C,H,W",
+        help="Set the shape of one sample, channels first; of token ids, how many.",
+    )
+    add("--labels", required=True, metavar="A,B,..", help="Name the classes, in the order of the logits.")
+    add("--out", required=True, type=Path, help="Write the bundle into this folder.")
+    add("--overwrite", action="store_true", help="Replace a bundle that is in that folder.")
+    add("--name", help="Name the bundle (default: as the folder).")
+    add(
+        "--weights",
+        type=Path,
+        help="Read weights: safetensors, npz, torch state dict, or a transformers folder (default: as made).",
+    )
+    add("--new-head", action="store_true", help="Take the weights without the head, for other labels.")
+    add("--seed", type=int, default=0, help="Draw random weights by this seed (default: 0).")
+    add(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="Multiply raw values by this, before mean and std (default: 1).",
+    )
+    add(
+        "--mean",
+        default="0",
+        metavar="M,..",
+        help="Subtract this, one value or one per channel (default: 0).",
+    )
+    add(
+        "--std",
+        default="1",
+        metavar="S,..",
+        help="Divide by this, one value or one per channel (default: 1).",
+    )
+    add(
+        "--standardise",
+        type=Path,
+        metavar="PATH",
+        help="Set --mean and --std to those of these samples, given as to join --data, after --scale.",
+    )
+    add(
+        "--head",
+        metavar="NAME",
+        help="Take this nn.Linear as the head, which gives the logits (default: the last).",
+    )
+    add(
+        "--level",
+        action="append",
+        default=[],
+        metavar="PREFIX=LEVEL",
+        help="Put parameters of this prefix at level low, mid, up or head; may be repeated.",
+    )
+    add(
+        "--output",
+        action="append",
+        default=[],
+        metavar="LEVEL=NAME",
+        help="Name the submodule at the end of a level; may be repeated.",
+    )
+    add("--vocabulary", type=int, metavar="N", help="Take token ids from 0 to N - 1 as input.")
+    add_text_arguments(parser)
+    add_graph_arguments(parser)
+
+
+def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which graphs the bundle is to have."""
+    add = parser.add_argument
+    add(
+        "--tunable",
+        action="append",
+        default=[],
+        metavar="SET[:NAME=VALUE,..]",
+        help=f"Add a tunable set: {', '.join(TUNABLE_SETS)}, as lora:rank=8 (default: all, mid, head).",
+    )
+    add(
+        "--objective",
+        action="append",
+        default=[],
+        choices=(*TRAINING, NONE),
+        help="Add training graphs for this objective; none suits zeroth-order alone (default: train).",
+    )
+    add(
+        "--features",
+        action="append",
+        default=[],
+        choices=LEVELS[:-1],
+        help="Give the feature map of this level; may be repeated.",
+    )
+    add(
+        "--batchnorm",
+        choices=("frozen", "training"),
+        default="frozen",
+        help="Freeze batch statistics, or train them with their layer (default: frozen).",
+    )
+    add(
+        "--precision",
+        action="append",
+        default=[],
+        choices=PRECISIONS[1:],
+        help="Add a forward graph of this precision; may be repeated.",
+    )
+    add(
+        "--stored-as",
+        choices=("float32", "float16"),
+        default="float32",
+        help="Write the weights in this precision (default: float32).",
+    )
+    add(
+        "--scaled-features",
+        action="store_true",
+        help="Multiply features by a scale each before the head, which rounds of class means set.",
+    )
+    add("--ort-training", action="store_true", help="Add training graphs of onnxruntime-training.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the bundle and prints what is in it. Raises ModelError."""
+    check_free(args.out, args.overwrite)
+    texts, given = texts_and_settings(args)
+    module = build(args, given)  # first: it says what to install where torch is missing
+    from device_runtime.models.export.export import Checked, export
+
+    checked: list[Checked] = []
+
+    def report(graph: Checked) -> None:
+        checked.append(graph)
+        print(f"{graph.name} computes what torch computes", file=sys.stderr)
+
+    bundle = export(module, spec(args, texts, given), args.out, report)
+    rows = [(g.name, f"{g.bytes / 1000:.1f}", f"{g.worst:.0e}") for g in checked]
+    print(tabulate(rows, ("graph", "KB", "off torch by"), disable_numparse=True, stralign="right"))
+    trained = ", ".join(f"{name} {bundle.manifest.num_parameters(name)}" for name in bundle.manifest.sets)
+    size = f"{len(bundle.packed()) / 1000:.0f} KB"
+    print(f"\n{args.out}: {size}; values trained: {trained}; sha256 {bundle.sha256}")
+    return 0
+
+
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Raises ExportError where something is already, unless that is a bundle to be overwritten."""
+    if (folder / MANIFEST).is_file():
+        if not overwrite:
+            raise ExportError(f"{folder} is a bundle already: --overwrite replaces it")
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ExportError(f"{folder} is there and is no bundle: give another --out")
+
+
+def texts_and_settings(args: argparse.Namespace) -> tuple[Reading | None, dict[str, Any]]:
+    """What is said of texts, and all settings of the network: what is said beats a folder's sizes, and these
+    what follows from the texts. Raises ExportError.
+    """
+    given = {**folder_settings(args), **settings(args.set)}
+    texts = reading(args, given)
+    return texts, {**(texts.settings if texts else {}), **given}
+
+
+def spec(
+    args: argparse.Namespace, texts: Reading | None = None, given: Mapping[str, Any] | None = None
+) -> "ExportSpec":
+    """What the arguments say about the bundle, with `given` as the network's settings. Raises ExportError."""
+    from device_runtime.models.export.export import ExportSpec
+
+    vocabulary = texts.vocabulary if texts else args.vocabulary
+    try:
+        shape = _numbers(args.input, int)
+        kind: Any = "float32" if vocabulary is None else "int64"
+        means, deviations = _numbers(args.mean), _numbers(args.std)
+        taken = InputSpec(
+            shape, args.scale, means, deviations, kind, vocabulary, texts.text if texts else msgspec.UNSET
+        )
+        if args.standardise:
+            taken = standardised(taken, args.standardise, args.labels.split(","))
+    except ValueError as error:
+        raise ExportError(one_line(error)) from error
+    if not all(1 <= size <= LARGEST for size in (*shape, 1 if vocabulary is None else vocabulary)):
+        raise ExportError(f"--input {args.input} or --vocabulary holds a size that is not 1 to {LARGEST}")
+    return ExportSpec(
+        name=args.name or args.out.resolve().name,
+        input=taken,
+        labels=tuple(args.labels.split(",")),
+        head=args.head,
+        levels=once(_level(item) for item in args.level) or None,
+        outputs=once(_level(item) for item in args.output) or None,
+        sets=once(_tunable(item) for item in args.tunable) or {"all": {}, "mid": {}, "head": {}},
+        objectives=tuple(name for name in dict.fromkeys(args.objective) if name != NONE)
+        if args.objective
+        else ("train",),
+        features=tuple(dict.fromkeys(args.features)),
+        batchnorm=args.batchnorm,
+        precisions=tuple(dict.fromkeys(args.precision)),
+        stored_as=args.stored_as,
+        ort_training=args.ort_training,
+        scaled=args.scaled_features,
+        source=_source(args, settings(args.set) if given is None else given),
+        tokenizer=texts.tokenizer if texts else None,
+    )
+
+
+def standardised(given: InputSpec, place: Path, labels: Sequence[str]) -> InputSpec:
+    """The input with the mean and standard deviation of each channel of these samples, after `scale`.
+
+    A channel that is constant is divided by 1. Raises ExportError, DataError.
+    """
+    if given.vocabulary is not None or (given.mean, given.std) != ((0.0,), (1.0,)):
+        raise ExportError("--standardise sets --mean and --std of values: give neither, and no token ids")
+    x = given.prepare(inputs(place, given, labels)).astype(np.float64)
+    if not (len(x) and np.isfinite(x).all()):
+        what = "values that are not finite" if len(x) else "no samples"
+        raise ExportError(f"--standardise {place}: it has {what}, expected samples with finite values")
+    axes = (0, *range(2, x.ndim))
+    means, deviations = x.mean(axes), x.std(axes)
+    deviations[deviations == 0] = 1.0
+    return msgspec.structs.replace(given, mean=tuple(means.tolist()), std=tuple(deviations.tolist()))
+
+
+def _source(args: argparse.Namespace, given: Mapping[str, Any]) -> Source | None:
+    """What the torch engine builds the network from. Files stay behind: their values are in the weights.
+
+    None where the feature maps are not those that the network itself names.
+    """
+    if ":" in args.factory or args.output:
+        return None
+    return Source(args.factory, {name: given[name] for name in given if name not in networks.FILES})
+
+
+def _tunable(text: str) -> tuple[str, dict[str, Any]]:
+    name, colon, rest = text.partition(":")
+    return name, settings(rest.split(",") if colon else [])
+
+
+def _level(text: str) -> tuple[str, str]:
+    prefix, equals, level = text.partition("=")
+    if not (prefix and equals and level):
+        raise ExportError(f"{text!r} is not NAME=VALUE, as in conv1=low")
+    return prefix, level
+
+
+def _numbers(text: str, kind: type = float) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise ExportError(f"{text!r} are not numbers separated by commas") from None

@@ -1,0 +1,180 @@
+"""`device-runtime join`: take part in a task."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from pathlib import Path
+
+from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.broker.wire.topics import check_task
+from device_runtime.client.agent import Agent
+from device_runtime.client.backend.base import MakePlace, in_this_process
+from device_runtime.client.backend.subprocess import STAYS_S, Apart
+from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace
+from device_runtime.client.connection.first_connection import reach
+from device_runtime.client.connection.other_tasks import look_out
+from device_runtime.client.energy import listens
+from device_runtime.client.service.instance_lock import heed_pauses, welcome
+from device_runtime.client.settings import Settings
+from device_runtime.models.errors import DataError
+from device_runtime.strategies.privacy.accountant import Limit
+
+from . import policy_options
+from .data_options import DATA, add_data, add_personal, place, wish
+from .options import (
+    add_connection,
+    add_engine,
+    add_meter,
+    add_pretence,
+    engine_wish,
+    memory_bytes,
+    meter,
+    meter_wish,
+    positive,
+    pretence,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_connection(parser, "broker")
+    parser.add_argument(
+        "--enrol",
+        metavar="TOKEN",
+        help="Enrol with this token of `device add`, and keep it; '-' reads it from stdin.",
+    )
+    parser.add_argument("--data", type=Path, metavar="PATH", help=DATA)
+    add_data(parser)
+    add_personal(parser)
+    parser.add_argument(
+        "--task",
+        metavar="NAME",
+        help="Join this task of several (default: whichever there is, then the next).",
+    )
+    parser.add_argument("--until-done", action="store_true", help="Leave when the task is done.")
+    parser.add_argument(
+        "--privacy-epsilon",
+        type=positive,
+        metavar="E",
+        help="Send nothing that could spend more privacy than this epsilon.",
+    )
+    parser.add_argument(
+        "--privacy-delta",
+        type=positive,
+        default=1e-3,
+        metavar="D",
+        help="Count privacy at this delta (default: 0.001).",
+    )
+    add_engine(parser)
+    add_meter(parser)
+    add_pretence(parser)
+    parser.add_argument(
+        "--in-process", action="store_true", help="Work in this process, not in one that ends when idle."
+    )
+    policy_options.add_policy(parser)
+    policy_options.add_service(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    policy_options.configure(options, add_arguments)
+    if options.enrol:
+        enrolment = enrol(_token(options.enrol), options)
+        options.name = enrolment.name  # whoever else is enrolled on this machine
+        print(f"enrolled as {enrolment.name} at {enrolment.url}", flush=True)
+        if options.data is None:
+            return 0
+    if options.data is None:
+        raise DataError("no samples: give --data, a folder or a file of them (docs/data-on-device.md)")
+    connection = connect(options)
+    with no_trace(connection.folder) as joined:
+        return _join(options, connection, joined)
+
+
+def _join(options: argparse.Namespace, connection: Connection, joined: Callable[[], None]) -> int:
+    """Take part until stopped, or install a service that does; `joined` is called when the device is one."""
+    heed_pauses(connection.folder)
+    url = connection.url
+    if options.insecure and not url.secure:
+        logging.warning("--insecure: passwords and updates cross the network in the clear")
+    settings = _settings(options, connection)
+    if options.service:
+        from .service import install
+
+        code = install(options, add_arguments, connection)
+        joined()
+        return code
+    agent = Agent(settings, secrets.randbits(32), time.monotonic, _place(options))
+    wishes = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
+    link = Link(url, connection.client_id, agent.inbox, wishes)
+    stop = threading.Event()
+
+    def leave(*_: object) -> None:
+        stop.set()
+        agent.inbox.wake()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    with welcome(agent, link, policy_options.policy(options), policy_options.manners(options)):
+        agent.warm_up()
+        try:
+            if reach(link, stop, waits=agent.close):
+                joined()
+                if settings.task:
+                    look_out(connection, settings.task, lambda: agent.heard, stop)
+                agent.run(link, stop, until_done=options.until_done)
+        finally:
+            agent.close()
+            link.close(agent.farewell())
+    return 0
+
+
+def _place(options: argparse.Namespace) -> MakePlace:
+    """Where it works: a process of its own is there while there is work, or all the time for a meter that
+    must be listened to. Raises MeterError.
+    """
+    if options.in_process:
+        return in_this_process
+    wish = meter_wish(options)
+    return partial(Apart, meter=wish, stays_s=inf if listens(wish) else STAYS_S)
+
+
+def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
+    return Settings(
+        connection.name,
+        place(options.data, options),
+        connection.folder,
+        pretence(options),
+        memory_bytes(options),
+        engine_wish(options),
+        _owner(options),
+        connection.key,
+        check_task(options.task) if options.task else "",
+        meter(options).meter if options.in_process else None,
+        wish(options),
+        policy_options.disk_bytes(options, connection.folder),
+        connection.secret,
+        policy_options.allowed(options),
+    )
+
+
+def _token(given: str) -> str:
+    """A token on the command line is seen by others on this machine, and stays in the shell's history."""
+    return sys.stdin.readline() if given == "-" else given
+
+
+def _owner(options: argparse.Namespace) -> Limit | None:
+    """What may be spent of the samples' privacy, in all tasks together. Raises DataError."""
+    if options.privacy_epsilon is None:
+        return None
+    try:
+        return Limit(options.privacy_epsilon, options.privacy_delta)
+    except ValueError as error:
+        raise DataError(f"--privacy-epsilon, --privacy-delta: {error}") from None

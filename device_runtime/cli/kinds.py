@@ -1,0 +1,89 @@
+"""`device-runtime kinds`: the kinds of update that a round may offer, and the settings of each."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from device_runtime.strategies.kind import AnyStrategy
+    from device_runtime.strategies.settings import Listed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="Show this kind, with its settings (default: list all kinds)."
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises KindError for an unknown name."""
+    from device_runtime.strategies import registry
+    from device_runtime.strategies import settings as ranges
+
+    if options.name is None:
+        print(_json(_overview()) if options.format == "json" else _kinds())
+        return 0
+    kind = registry.kind(options.name)
+    settings = list(ranges.listed(kind, kind.refused))
+    print(_json(_described(kind, settings)) if options.format == "json" else _settings(kind, settings))
+    return 0
+
+
+def _overview() -> list[dict[str, str]]:
+    from device_runtime.strategies import registry
+
+    return [{"name": name, **asdict(kind.about)} for name, kind in registry.KINDS.items()]
+
+
+def _kinds() -> str:
+    from tabulate import tabulate
+
+    from device_runtime.strategies import registry
+
+    rows = [tuple(row.values()) for row in _overview()]
+    head, usual = ("kind", "a device trains", "and sends", "method"), ", ".join(registry.USUAL)
+    return (
+        f"{tabulate(rows, head, maxcolwidths=[None, 36, 30, 40])}\n\n"
+        f"A round offers {usual},\n"
+        "where the task does not say which: by serve --kinds, or by [[kinds]] in the file of the task.\n"
+        "The settings of one: device-runtime kinds NAME"
+    )
+
+
+def _described(kind: type[AnyStrategy], settings: list[Listed]) -> dict[str, object]:
+    return {"name": kind.name, **asdict(kind.about), "settings": [_plain(row) for row in settings]}
+
+
+def _plain(row: Listed) -> dict[str, object]:
+    return {key: value for key, value in asdict(row).items() if key != "given"}
+
+
+def _settings(kind: type[AnyStrategy], settings: list[Listed]) -> str:
+    from tabulate import tabulate
+
+    rows = [(row.name, row.default, row.range, row.unit, row.meaning) for row in settings]
+    head = ("setting", "default", "range", "unit", "meaning")
+    return (
+        f"{kind.name}: a device trains {kind.about.trains}; it sends {kind.about.sends}.\n"
+        f"{kind.about.source}\n\n"
+        f"{tabulate(rows, head, disable_numparse=True, maxcolwidths=[None, 20, 26, None, 46])}\n\n"
+        f"In the file of a task (docs/task.md), for example:\n\n{example(kind, settings)}"
+    )
+
+
+def example(kind: type[AnyStrategy], settings: list[Listed]) -> str:
+    """The kind in the file of a task, with up to three of its own settings or those most used."""
+    chosen = [row for row in settings if row.name in ("epochs", "lr", "batch")] or settings[:3]
+    pairs = ", ".join(row.example for row in chosen)
+    return f'[[kinds]]\nname = "{kind.name}"\nsettings = {{ {pairs} }}'
+
+
+def _json(value: object) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value)).decode()

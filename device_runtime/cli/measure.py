@@ -1,0 +1,180 @@
+"""`device-runtime measure`: what each kind of update takes on this device, measured beside the prediction."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from device_runtime.models import data as local_data
+from device_runtime.models.errors import DataError
+
+from . import profile as profile_command
+from .options import add_engine, add_meter, add_pretence, count, engine_wish, memory_bytes, meter, positive
+
+if TYPE_CHECKING:
+    from device_runtime.client.selection.measure_one import Device, Figures, Order
+    from device_runtime.client.selection.measurement import Row
+    from device_runtime.profiles import Speed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Report:
+    """As --format json prints it. `idle_w`: what the meter showed at rest; nan (null) where there is none."""
+
+    device: str
+    bundle: str
+    meter: str
+    energy: str
+    idle_w: float
+    kinds: tuple[Row, ...]
+    runs: tuple[Figures, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--bundle",
+        default="digits-wrn-10-1",
+        help="Measure with this bundle: a folder, a zip, or a shipped one.",
+    )
+    add("--data", type=Path, help="Train on this local data; or on drawn samples.")
+    add(
+        "--samples",
+        type=count,
+        default=200,
+        help="Draw this many samples, evenly of every class (default: 200).",
+    )
+    add("--kinds", help="Measure these kinds, separated by commas (default: the usual ones).")
+    add("--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate.")
+    add(
+        "--repeats",
+        type=count,
+        default=3,
+        help="Run each kind this often, one kind after the other (default: 3).",
+    )
+    add(
+        "--idle",
+        type=positive,
+        default=5.0,
+        metavar="S",
+        help="Measure this many seconds at rest first (default: 5).",
+    )
+    add("--csv", type=Path, metavar="FILE", help="Write every run to this file.")
+    add("--plot", type=Path, metavar="FILE", help="Draw it into this file, .png or .svg.")
+    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+    add_engine(parser)
+    add_meter(parser)
+    add_pretence(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 where no kind could be done."""
+    from device_runtime.client.selection.measurement import idle_watts, interleaved, row
+    from device_runtime.client.training.emulation import Time
+    from device_runtime.models.bundles.bundle import Bundle, find
+
+    bundle, names = Bundle.open(find(options.bundle)), _kinds(options)
+    draw = _drawing(options)
+    found = meter(options)
+    profile = profile_command.measured(bundle, options)
+    idle_w = nan if found.meter is None else idle_watts(found.meter, options.idle, Time())
+    device = _device(options, profile.speed, idle_w)
+    runs = interleaved([_order(options, name, device) for name in names], options.repeats, _tell)
+    report = Report(
+        profile.name,
+        bundle.manifest.name,
+        found.source,
+        found.said(profile.power),
+        idle_w,
+        tuple(row(some) for some in runs.values()),
+        tuple(one for some in zip(*runs.values(), strict=True) for one in some),
+    )
+    print(_json(report) if options.format == "json" else _text(report))
+    if options.csv:
+        _write(options.csv, report.runs)
+    if draw:
+        draw(report)
+    return 0 if any(one.runs for one in report.kinds) else 1
+
+
+def _kinds(options: argparse.Namespace) -> list[str]:
+    """Checked before anything is measured. Raises KindError, DataError."""
+    from device_runtime.strategies import registry
+
+    names = list(dict.fromkeys(options.kinds.split(","))) if options.kinds else list(registry.USUAL)
+    for name in names:
+        registry.make(name, registry.coding(name, options.codec))
+    if options.data:
+        local_data.check_path(options.data)
+    for path in (options.csv, options.plot):
+        if path and not path.absolute().parent.is_dir():
+            raise DataError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+    return names
+
+
+def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> Device:
+    from device_runtime.client.selection.measure_one import Device, Pretended
+    from device_runtime.models.bundles.manifest import ARENA_FACTOR
+
+    pretended = Pretended(options.pretend, options.slow, options.uplink) if options.pretend else None
+    wish = replace(engine_wish(options), run_bytes=speed.run_bytes // ARENA_FACTOR)
+    return Device(speed, wish, memory_bytes(options), pretended, options.meter, idle_w)
+
+
+def _order(options: argparse.Namespace, kind: str, device: Device) -> Order:
+    from device_runtime.client.selection.measure_one import Order
+
+    data = str(options.data.absolute()) if options.data else ""
+    return Order(options.bundle, kind, options.codec, data, options.samples, device)
+
+
+def _tell(order: Order, figures: Figures) -> None:
+    log.info("%s: %s", order.kind, figures.why or f"{figures.seconds:.3f} s")
+
+
+def _text(report: Report) -> str:
+    from tabulate import tabulate
+
+    from device_runtime.client.selection.measurement import HEADERS, cells
+
+    made = [one for one in report.kinds if one.runs]
+    lines = [f"{report.device}, {report.bundle}; energy: {report.meter}, {report.energy}"]
+    if isfinite(report.idle_w):
+        lines.append(f"at rest {report.idle_w:.2f} W")
+    if made:
+        lines.append(tabulate([cells(one) for one in made], headers=HEADERS, disable_numparse=True))
+    lines += [f"{one.kind}: {one.why}" for one in report.kinds if one.why]
+    runs = max((one.runs for one in made), default=0)
+    if runs > 1:
+        lines.append(f"Medians of {runs} runs ± half of what is between the least and the most.")
+    return "\n".join(lines)
+
+
+def _json(report: Report) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(report)).decode()
+
+
+def _write(path: Path, runs: Sequence[Figures]) -> None:
+    from device_runtime.client.selection.measurement import lines
+
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines(runs))
+
+
+def _drawing(options: argparse.Namespace) -> Callable[[Report], None] | None:
+    """What draws, looked for before anything is measured. Raises ModuleNotFoundError without matplotlib."""
+    if not options.plot:
+        return None
+    from device_runtime.client.selection.measurement_plot import plot
+
+    return lambda report: plot(report.kinds, options.plot, f"{report.device}, {report.bundle}")

@@ -1,0 +1,128 @@
+"""`device-runtime models`: the models that a run has served, going back to one, one as an ONNX file."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from datetime import datetime, timezone
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from tabulate import tabulate
+
+from device_runtime.aggregator.errors import AggregatorError, RunFolderError, RunInUse
+from device_runtime.aggregator.storage import rollback_request as wishes
+from device_runtime.aggregator.storage.database import begun
+from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.views.console_log import number, percent, size
+from device_runtime.broker.wire.partial_blob import replace_file
+
+if TYPE_CHECKING:
+    from device_runtime.aggregator.storage.model_versions import Version
+
+ERRORS = (AggregatorError,)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="Show the models of this run folder.")
+    parser.add_argument(
+        "--rollback",
+        type=int,
+        metavar="ROUND",
+        help="Serve that round's model from now on, and go on from it; an open round is given up.",
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+    parser.add_argument(
+        "--export-onnx", type=Path, metavar="FILE", help="Write the served model as one ONNX file."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises RunFolderError for a folder that is none, RollbackError for a model that is not kept."""
+    from device_runtime.aggregator.storage.stored_versions import (
+        versions_in,  # needs the extra `aggregator`, which --help does not
+    )
+
+    folder: Path = options.run_dir
+    if not begun(folder):
+        raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
+    if options.rollback is not None:
+        print(_gone_back(folder, options.rollback))
+        return 0
+    if options.export_onnx is not None:
+        print(_exported(folder, options.export_onnx))
+        return 0
+    versions = versions_in(folder)
+    print(_json(versions) if options.format == "json" else table(versions))
+    return 0
+
+
+def table(versions: tuple[Version, ...]) -> str:
+    """One line each, the latest last."""
+    rows = [
+        [
+            "->" if version.served else "",
+            version.round,
+            "-" if isnan(version.published_s) else _time(version.published_s),
+            percent(version.eval_acc),
+            number(version.eval_loss),
+            version.sha256[:12],
+            size(version.size) if version.kept else "not kept",
+            version.note,
+        ]
+        for version in versions
+    ]
+    headers = ["", "round", "since", "accuracy", "loss", "sha256", "size", "note"]
+    return tabulate(rows, headers, disable_numparse=True)
+
+
+def _exported(folder: Path, file: Path) -> str:
+    from device_runtime.aggregator.storage.stored_versions import served_onnx
+
+    version, data = served_onnx(folder)
+    try:
+        replace_file(file, data)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {file}: {error.strerror or error}") from None
+    accuracy = "" if isnan(version.eval_acc) else f", accuracy {percent(version.eval_acc)}"
+    return f"{file}: the model of round {version.round}{accuracy}, {size(len(data))}"
+
+
+def _gone_back(folder: Path, to: int) -> str:
+    """Done at once where no aggregator has the folder, and else asked of it."""
+    from device_runtime.aggregator.storage.stored_versions import check_rollback
+
+    check_rollback(folder, to)
+    try:
+        _go_back(folder, to)
+    except RunInUse:
+        wishes.ask(folder, to)
+        return f"asked the aggregator that runs in {folder} to go back to the model of round {to}"
+    return f"{folder} serves the model of round {to}; the next round goes on from it"
+
+
+def _go_back(folder: Path, to: int) -> None:
+    """Raises RunInUse where an aggregator has the folder."""
+    from device_runtime.aggregator.rounds.run import Rounds
+    from device_runtime.aggregator.storage.store import Store
+
+    with closing(Store(folder)) as store:
+        identity = store.identity()
+    if identity is None:
+        raise RunFolderError(f"{folder} belongs to no run yet")
+    rounds = Rounds(tasks.decode(identity.task), folder)
+    with closing(rounds.store):
+        rounds.go_back(to)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _json(versions: tuple[Version, ...]) -> str:
+    return msgspec.json.format(msgspec.json.encode(versions)).decode()

@@ -1,0 +1,174 @@
+"""`device-runtime partition`: who would hold which samples, before anything is simulated."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from tabulate import tabulate
+
+from device_runtime.models.export.network_factory import settings
+from device_runtime.profiles.fleets.scenarios import FleetSpec
+from device_runtime.profiles.keys import explained
+from device_runtime.simulation import scenario
+from device_runtime.simulation.data import DataSet, DataSpec, among, divide, load
+from device_runtime.simulation.data.sources import SOURCES
+from device_runtime.simulation.data.spec import PARTITIONS
+from device_runtime.simulation.errors import DataSetError, SimulationError
+from device_runtime.simulation.partition.figures import Shape, by_group, shape, table
+from device_runtime.simulation.partition.plot import draw
+
+from .options import count, positive
+
+ERRORS = (SimulationError,)
+
+DEVICES = 20
+FLAGS = {"data": "source", "data_path": "path", "partition": "partition", "alpha": "alpha"}
+"""Fields of the data that have a flag of their own."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("scenario", nargs="?", help="Divide the data of this scenario, a file or a preset (default: digits).")
+    add(
+        "--devices",
+        type=count,
+        help=f"Divide among this many devices (default: the scenario's, or {DEVICES}).",
+    )
+    add("--seed", type=int, default=0, help="Draw by this seed (default: 0).")
+    add(
+        "--data",
+        choices=tuple(SOURCES),
+        metavar="SOURCE",
+        help=f"Take samples from one of: {', '.join(SOURCES)}.",
+    )
+    add("--data-path", metavar="PATH", help="Read the data from this folder or file.")
+    add(
+        "--partition",
+        choices=PARTITIONS,
+        metavar="HOW",
+        help=f"Divide them by one of: {', '.join(PARTITIONS)}.",
+    )
+    add("--alpha", type=positive, help="Set alpha of dirichlet and dirichlet-by-class.")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Set another field of the [data] table, such as samples_per_client=50.",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("partition.png"),
+        help="Draw the picture into this file (default: partition.png).",
+    )
+    add(
+        "--vectors-out",
+        type=Path,
+        metavar="FILE.npy",
+        help="Write the vectors of a text's vocabulary to this file.",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the table and writes the picture. Raises DataSetError, ScenarioError."""
+    spec, devices, fleet = asked(options)
+    _picture(options.out)
+    data = load(spec, options.seed)
+    drawn = fleet.draw(devices, options.seed) if fleet is not None and spec.groups else None
+    parts = divide(data, spec, devices, options.seed) if drawn is None else among(data, spec, drawn)
+    groups = [] if drawn is None else [drawn.group(device) for device in range(devices)]
+    about = shape(data.train_y, parts, len(data.labels), groups)
+    print(said(data, about))
+    print()
+    print(tabulate(table(about), ("", "least", "median", "most", "mean"), disable_numparse=True))
+    if about.groups:
+        heads = ("group of the fleet", "clients", "samples", "classes")
+        print(f"\n{tabulate(by_group(about, data.labels), heads, disable_numparse=True)}")
+    title = f"{spec.source} divided among {devices:,} clients: {way(spec)}"
+    _written(options.out, lambda path: draw(about, data.labels, title, path))
+    print(f"\npicture in {options.out}")
+    if options.vectors_out is not None:
+        _save_vectors(data, spec, options.vectors_out)
+    return 0
+
+
+def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None]:
+    """The scenario's data, devices and fleet, with what was given on the command line.
+
+    Raises DataSetError, ScenarioError, ExportError.
+    """
+    given = {field: getattr(options, flag) for flag, field in FLAGS.items()}
+    fields = {field: value for field, value in given.items() if value is not None} | settings(options.set)
+    if options.scenario is not None:
+        found = scenario.load(options.scenario, {"data": fields})
+        return found.data, options.devices or found.devices, found.fleet
+    try:
+        return msgspec.convert(fields, DataSpec), options.devices or DEVICES, None
+    except msgspec.ValidationError as error:
+        raise DataSetError(explained(error, DataSpec, "data")) from None
+
+
+def way(spec: DataSpec) -> str:
+    """How it is divided, in words."""
+    said = {
+        "dirichlet": f"Dirichlet({spec.alpha:g})",
+        "dirichlet-by-class": f"each class by Dirichlet({spec.alpha:g})",
+        "shards": f"{spec.classes_per_client} shards each",
+        "classes": f"{spec.classes_per_client} classes each",
+        "natural": "natural groups",
+        "iid": "IID",
+    }[spec.partition]
+    if spec.quantity_sigma:
+        said += f", log-normal sizes ({spec.quantity_sigma:g})"
+    if spec.quantity_alpha:
+        said += f", sizes by Dirichlet({spec.quantity_alpha:g})"
+    if spec.groups:
+        said += ", within groups of the fleet"
+    return said
+
+
+def said(data: DataSet, about: Shape) -> str:
+    """What there is, and what of it is given out."""
+    form = f"{data.train_x.dtype} {'x'.join(str(size) for size in data.train_x.shape[1:])}"
+    lines = [
+        f"{about.samples:,} training samples and {len(data.test_y):,} for evaluation, {form}, "
+        f"{len(data.labels)} classes"
+    ]
+    if data.groups is not None:
+        lines.append(f"{len(np.unique(data.groups[data.groups >= 0])):,} groups (writers, speakers)")
+    if data.vocabulary:
+        lines.append(f"{len(data.vocabulary):,} token ids")
+    given = int(about.sizes.sum())
+    lines.append(f"{given:,} given to {len(about.sizes):,} clients")
+    return "\n".join(lines)
+
+
+def _save_vectors(data: DataSet, spec: DataSpec, out: Path) -> None:
+    from device_runtime.simulation.data.word_vectors import matrix
+
+    if not (spec.vectors and data.vocabulary):
+        raise DataSetError("--vectors-out is for text with --set vectors=FILE of GloVe")
+    found = matrix(data.vocabulary, Path(spec.vectors).expanduser())
+    _written(out, lambda path: np.save(path, found, allow_pickle=False))
+    print(f"float32 {found.shape[0]} x {found.shape[1]} in {out}")
+
+
+def _picture(path: Path) -> None:
+    """Raises DataSetError, before anything is computed, where no PNG can be written."""
+    if path.suffix != ".png":
+        raise DataSetError(f"--out {path}: the picture is a PNG, expected a name that ends in .png")
+    if not path.parent.is_dir():
+        raise DataSetError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
+def _written(path: Path, write: Any) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise DataSetError(f"{path} cannot be written: {why}") from None

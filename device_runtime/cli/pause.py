@@ -1,0 +1,24 @@
+"""`device-runtime pause`: no more work on this machine, until `resume`."""
+
+from __future__ import annotations
+
+import argparse
+
+from device_runtime.client.connection.connecting import folder_of, is_device
+from device_runtime.client.errors import NoDevice
+from device_runtime.client.policy import owner_rules as owner
+
+from .policy_options import add_place
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_place(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    folder = folder_of(options)
+    if not is_device(folder):
+        raise NoDevice(f"no device is in {folder}")
+    owner.pause(folder)
+    print(f"{folder.name} is paused; `device-runtime resume` ends that")
+    return 0

@@ -1,0 +1,46 @@
+"""`device-runtime policy`: whether this device may work now, and if not, why."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+from tabulate import tabulate
+
+from device_runtime.client.connection.connecting import folder_of
+from device_runtime.client.policy import owner_rules as owner
+from device_runtime.client.policy.rules import Policy, Verdict
+
+from . import policy_options
+from .policy_options import add_place
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    policy_options.add_policy(parser)
+    add_place(parser)
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 when no work may be done now. Without options, the rules it last joined with."""
+    from . import join
+
+    policy_options.configure(options, join.add_arguments)
+    folder = folder_of(options)
+    given = policy_options.policy(options)
+    rules = given if given != Policy() else owner.kept(folder) or given
+    verdict = owner.Owner(rules, folder, lambda: (0, 0)).judged()
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(verdict)).decode())
+    else:
+        print(shown(verdict))
+    return 0 if verdict.allows else 1
+
+
+def shown(verdict: Verdict) -> str:
+    """A line for each rule, and what comes of them."""
+    rows = [("yes" if rule.allows else "no", rule.name, rule.why) for rule in verdict.rules]
+    end = "It may work now." if verdict.allows else "It may not work now."
+    return "\n".join(filter(None, (tabulate(rows, tablefmt="plain"), end if rows else f"No rules. {end}")))

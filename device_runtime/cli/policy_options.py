@@ -1,0 +1,201 @@
+"""Options of when a device may work, and how it behaves on its machine; and the file that may hold them."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from device_runtime.client.delivery.downloads import BLOBS, BUNDLES
+from device_runtime.client.errors import PolicyError
+from device_runtime.client.policy.allow_list import SHORTEST, AllowList
+from device_runtime.client.policy.process_priority import Manners
+from device_runtime.client.policy.rules import Policy, Window
+from device_runtime.client.service import device_file
+
+from .options import count, positive
+
+RULES = frozenset(
+    {
+        *("mains", "battery_above", "below_c", "unmetered", "between", "others_below", "daily_mb"),
+        *("disk", "allow_kinds", "allow_bundle", "most_scalars", "smallest_count"),
+        *("unknown_allows", "nice", "idle_io", "cores", "cpu_percent"),
+    }
+)
+"""What stands in [policy] of a device file."""
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """`--config`, and all of RULES."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="Read these options from a TOML file, rules in its table [policy].",
+    )
+    add = parser.add_argument_group("when it may work, and how").add_argument
+    add("--mains", action="store_true", help="Work only on mains power.")
+    add("--battery-above", type=percent, metavar="PERCENT", help="Work only with more charge than this.")
+    add(
+        "--below-c",
+        type=positive,
+        metavar="CELSIUS",
+        help="Work only while the hottest sensor is below this.",
+    )
+    add("--unmetered", action="store_true", help="Work only on a network that is not metered.")
+    add(
+        "--between", type=window, action="append", metavar="22:00-06:30",
+        help="Work only in this part of the day, local time; may be repeated.",
+    )  # fmt: skip
+    add(
+        "--others-below",
+        type=percent,
+        metavar="PERCENT",
+        help="Work only while others use less of the processor's time.",
+    )
+    add("--daily-mb", type=positive, metavar="MB", help="Send and receive no more than this in a day.")
+    add(
+        "--disk",
+        type=positive,
+        metavar="MB",
+        help="Use at most this much disk for models (default: half of its room).",
+    )
+    add("--unknown-allows", action="store_true", help="Ignore a rule about what cannot be measured here.")
+    add(
+        "--nice",
+        type=niceness,
+        default=0,
+        metavar="N",
+        help="Leave the processor to others, from 0 to 19 (default: 0).",
+    )
+    add("--idle-io", action="store_true", help="Use the disk only when nobody else does.")
+    add("--cores", type=count, metavar="N", help="Run on at most this many cores.")
+    add(
+        "--cpu-percent",
+        type=positive,
+        metavar="PERCENT",
+        help="Use at most this share of one core, with --service.",
+    )
+    add(
+        "--allow-kinds",
+        type=kinds,
+        metavar="KIND,..",
+        help="Train and send no other kinds of update than these.",
+    )
+    add(
+        "--allow-bundle",
+        type=digest,
+        action="append",
+        metavar="SHA256",
+        help="Fetch and run no other bundle; may be given several times.",
+    )
+    add("--most-scalars", type=count, metavar="N", help="Send at most N scalars in a zeroth-order round.")
+    add(
+        "--smallest-count",
+        type=count,
+        metavar="N",
+        help="Send sums and means only of classes with at least N samples, and no single feature maps.",
+    )
+
+
+def add_service(parser: argparse.ArgumentParser) -> None:
+    """`--service`."""
+    parser.add_argument(
+        "--service",
+        action="store_true",
+        help="Install and start it as a service of this user, with these options.",
+    )
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """`--name` and `--state`: which device, of those that are here."""
+    parser.add_argument("--name", help="Choose the device of this name (default: the only one that is here).")
+    parser.add_argument("--state", type=Path, help="Choose the device of this folder (default: by its name).")
+
+
+def configure(options: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Take from the file what the command line does not say. Raises PolicyError."""
+    if options.config is not None:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        device_file.fill(options, parser, RULES)
+
+
+def policy(options: argparse.Namespace) -> Policy:
+    return Policy(
+        mains=options.mains,
+        battery_above=options.battery_above,
+        below_c=options.below_c,
+        unmetered=options.unmetered,
+        windows=tuple(options.between or ()),
+        others_below=options.others_below,
+        daily_bytes=None if options.daily_mb is None else int(1e6 * options.daily_mb),
+        unknown_allows=options.unknown_allows,
+        allowed=allowed(options),
+    )
+
+
+def allowed(options: argparse.Namespace) -> AllowList:
+    """What a task may ask for. Raises PolicyError for a list without bundles, which would allow all."""
+    if options.allow_bundle == []:
+        raise PolicyError(
+            "allow_bundle is empty: name a bundle that is allowed, or leave it out to allow all"
+        )
+    names = tuple(options.allow_kinds.split(",")) if options.allow_kinds else ()
+    return AllowList(names, tuple(options.allow_bundle or ()), options.most_scalars, options.smallest_count)
+
+
+def disk_bytes(options: argparse.Namespace, folder: Path) -> int:
+    """What models may take on the disk of the device's `folder`: as set by hand, or half of what they take
+    already and what is free there.
+    """
+    if options.disk is not None:
+        return int(options.disk * 1e6)
+    kept = [path for name in (BLOBS, BUNDLES) for path in (folder / name).rglob("*") if path.is_file()]
+    return (sum(path.stat().st_size for path in kept) + shutil.disk_usage(folder).free) // 2
+
+
+def manners(options: argparse.Namespace) -> Manners:
+    return Manners(options.nice, options.idle_io, options.cores)
+
+
+def window(text: str) -> Window:
+    """An argument such as 22:00-06:30."""
+    try:
+        return Window.of(text)
+    except PolicyError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def kinds(text: str) -> str:
+    """An argument of names with commas between them. A list without names would allow all."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names no kind of update: expected such as full,few-shot")
+    return ",".join(names)
+
+
+def digest(text: str) -> str:
+    """An argument of hex digits, the first of a sha256 or all."""
+    digits = text.lower()
+    if not (SHORTEST <= len(digits) <= 64 and set(digits) <= set("0123456789abcdef")):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the sha256 of a bundle: expected {SHORTEST} to 64 hex digits"
+        )
+    return digits
+
+
+def percent(text: str) -> float:
+    """An argument of more than 0 and at most 100."""
+    value = positive(text.removesuffix("%"))
+    if value > 100:
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage, 0 to 100")
+    return value
+
+
+def niceness(text: str) -> int:
+    """An argument from 0 to 19: nobody is pushed aside."""
+    if not text.isdecimal() or int(text) > 19:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 19")
+    return int(text)

@@ -1,0 +1,90 @@
+"""`device-runtime predict`: ask the model that this device keeps."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from device_runtime.client.connection.connecting import folder_of
+from device_runtime.models.errors import DataError
+
+from .options import add_engine, count, engine_wish
+from .policy_options import add_place
+
+if TYPE_CHECKING:
+    from device_runtime.client.personal.asking import Personal, Prediction
+    from device_runtime.models.training.softmax import Evaluation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="Classify these: pictures, .wav, .txt, .npy, .npz (x), .csv, .tsv, sqlite:FILE?QUERY.",
+    )
+    add("--text", action="append", default=[], help="Classify this text itself; may be repeated.")
+    add(
+        "--top", type=count, default=3, metavar="N", help="Show this many labels of each sample (default: 3)."
+    )
+    add("--export-onnx", type=Path, metavar="FILE", help="Write the model as one ONNX file for any program.")
+    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+    add_place(parser)
+    add("--state-dir", dest="state", type=Path, metavar="DIR", help="Do the same as --state.")
+    add_engine(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """1 where a file could not be read; the others are answered. Raises NothingKept, NoDevice, ModelError."""
+    import msgspec
+    from tabulate import tabulate
+
+    from device_runtime.client.personal.asking import Personal
+
+    model = Personal.open(folder_of(options), engine_wish(options))
+    if options.export_onnx:
+        model.export_onnx(options.export_onnx)
+        print(f"{options.export_onnx}: {_known(model)}", file=sys.stderr)
+    elif not options.files and not options.text:
+        print(_known(model))
+    found: list[Prediction] = []
+    failed = False
+    asks = [(model.predict, file) for file in options.files] + [(model.read, text) for text in options.text]
+    for ask, about in asks:
+        try:
+            found += ask(about, options.top)
+        except DataError as error:
+            failed = True
+            print(f"device-runtime: {error}", file=sys.stderr)
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    elif found:
+        print(tabulate([_row(one, found) for one in found], tablefmt="plain"))
+    return int(failed)
+
+
+def _row(one: Prediction, found: list[Prediction]) -> list[str]:
+    several = sum(other.file == one.file for other in found) > 1
+    name = f"{one.file} [{one.number}]" if several else one.file
+    return [name, *(f"{guess.label} {guess.probability:.1%}" for guess in one.guesses)]
+
+
+def _known(model: Personal) -> str:
+    """What is kept, and how good it is."""
+    from device_runtime.client.personal.kept import begun_with
+
+    record, judged = model.record, model.judged
+    text = f"{model.manifest.name}, task {record.task!r}, {begun_with(record.round)}"
+    if judged is None or judged.served is None:
+        return f"{text}, not judged here yet"
+    text += f"; {_figures(judged.served)}"
+    if judged.own_head is not None:
+        text += f"; with an own head {_figures(judged.own_head)}, {'' if judged.kept else 'not '}used"
+    return text
+
+
+def _figures(found: Evaluation) -> str:
+    return f"{found.eval_acc:.1%} of {found.num_examples} samples held out"

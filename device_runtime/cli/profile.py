@@ -1,0 +1,96 @@
+"""`device-runtime profile`: what this device can do."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .options import add_engine, add_meter, add_pretence, engine_wish, memory_bytes, meter, pretence
+
+if TYPE_CHECKING:
+    from device_runtime.models.bundles.bundle import Bundle
+    from device_runtime.models.bundles.manifest import Manifest
+    from device_runtime.profiles import DeviceProfile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bundle", default="digits-wrn-10-1", help="Time this bundle: a folder, a zip, or a shipped one."
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+    add_engine(parser)
+    add_meter(parser)
+    add_pretence(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    import msgspec
+    from tabulate import tabulate
+
+    from device_runtime.models.bundles.bundle import Bundle, find
+
+    bundle = Bundle.open(find(options.bundle))
+    found = meter(options)
+    profile = measured(bundle, options)
+    if options.format == "json":
+        shown = {**msgspec.to_builtins(profile), "meter": found.source, "energy": found.said(profile.power)}
+        print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+    else:
+        energy = [
+            ("energy", found.source, found.said(profile.power)),
+            *(("", "not", why) for why in found.passed),
+        ]
+        print(tabulate([*rows(profile, bundle.manifest), *energy], tablefmt="plain"))
+    return 0
+
+
+def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
+    """The profile of this device (or of the one it pretends to be) for this bundle, measured now."""
+    from device_runtime.client.selection.profiling import clocks
+    from device_runtime.client.selection.profiling import measured as measured_speed
+    from device_runtime.client.selection.profiling import profile as make_profile
+    from device_runtime.client.training.engine_guard import own_memory, watcher
+    from device_runtime.models.engines.available import engine_choice, open_model
+
+    other = pretence(options)
+    watch = watcher(other, memory_bytes(options))
+    wish = replace(engine_wish(options), run_bytes=watch.run_bytes)
+    engine = str(engine_choice(bundle, wish.engine))
+    model = open_model(bundle, wish, watch=watch)
+    speed = measured_speed(model, clocks(time.perf_counter, wish, other), watch)
+    model.unload()
+    return own_memory(make_profile(speed, engine, other), memory_bytes(options))
+
+
+def rows(profile: DeviceProfile, manifest: Manifest) -> list[tuple[str, str, str]]:
+    """What is known, each with where it is known from."""
+    memory, power, link, speed = profile.memory, profile.power, profile.bandwidth, profile.speed
+    engine, _, why = profile.engine.partition(" (")
+    table = [
+        ("device", profile.name, f"{profile.cores} cores"),
+        ("engine", engine, why.removesuffix(")")),
+        ("memory", _mb(memory.limit_bytes), f"may be used, of {_mb(memory.total_bytes)}"),
+        ("in use", _mb(memory.resident_bytes), "by this process, idle"),
+        ("speed", f"{speed.flops_per_s / 1e9:.2f} GFLOP/s", speed.source),
+    ]
+    for name, seconds in speed.seconds.items():
+        flops = manifest.graphs[name].flops
+        table.append((f"  {name}", f"{1e3 * seconds:.3f} ms", f"a sample, {flops / 1e6:.2f} MFLOP"))
+    table += [
+        ("link", f"{link.up / 1e6:.2g} MB/s up, {link.down / 1e6:.2g} down", link.source),
+        ("power", f"{power.idle_w:g} W idle, {power.load_w:g} W under load", power.source),
+    ]
+    if profile.battery:
+        state = "plugged in" if profile.battery.plugged else "on battery"
+        table.append(("battery", f"{profile.battery.percent:.0f}%", state))
+    if profile.temperature_c is not None:
+        table.append(("temperature", f"{profile.temperature_c:.0f} °C", "hottest sensor"))
+    return table
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"

@@ -1,0 +1,21 @@
+"""`device-runtime resume`: the end of a `pause`."""
+
+from __future__ import annotations
+
+import argparse
+
+from device_runtime.client.connection.connecting import folder_of
+from device_runtime.client.policy import owner_rules as owner
+
+from .policy_options import add_place
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_place(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    folder = folder_of(options)
+    owner.resume(folder)
+    print(f"{folder.name} works again, as far as its policy lets it")
+    return 0

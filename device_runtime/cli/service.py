@@ -1,0 +1,48 @@
+"""`join --service`: the same, from now on, in the background and after each start of the machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.client.connection.connecting import Connection
+from device_runtime.client.errors import InstallError
+from device_runtime.client.service import device_file, service_unit
+from device_runtime.client.service import install as installing
+from device_runtime.client.service.service_unit import Job
+from device_runtime.client.service.uninstall import SETTINGS
+
+from .options import memory_bytes
+from .policy_options import RULES
+
+
+def install(
+    options: argparse.Namespace,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    connection: Connection,
+) -> int:
+    """Write down what `join` was told, and a service that joins so. Raises InstallError."""
+    options.name, options.state = connection.name, connection.folder
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    file = connection.folder.absolute() / SETTINGS
+    before = os.umask(0o077)  # a broker's URL may have a password
+    try:
+        replace_file(file, device_file.text(options, parser, RULES).encode())
+    except OSError as error:
+        raise InstallError(f"cannot write {file}: {error.strerror}") from None
+    finally:
+        os.umask(before)
+    command = (str(installing.program()), "join", "--config", str(file))
+    limits = (options.nice, options.idle_io, options.cpu_percent, memory_bytes(options))
+    service = service_unit.service(Job(connection.name, command, Path.cwd(), *limits), os.environ)
+    installing.put(service)
+    print(f"wrote {file} and {service.files[0].path}")
+    installing.start(service)
+    print(f"started {service_unit.title(connection.name)}; `device-runtime leave` takes it away")
+    if advice := installing.lingers():
+        print(advice)
+    return 0

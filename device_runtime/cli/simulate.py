@@ -1,0 +1,273 @@
+"""`device-runtime simulate`: what a fleet will do, on virtual time, under one policy or several."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.aggregator.tasks import shared_settings as training
+from device_runtime.models.engines.available import AUTO, ENGINES
+from device_runtime.profiles.cores import usable_cores
+from device_runtime.simulation.compare.ahead import check
+from device_runtime.simulation.compare.occupied import end_with_parent, interruptible, occupied
+from device_runtime.simulation.compare.performing import How, perform
+from device_runtime.simulation.compare.plan import Comparison, Plan, scenario_in
+from device_runtime.simulation.compare.progress import Bars, Lines, Teller, View
+from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.compare.running import Children, run_all
+from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.executors import choice
+from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.strategies.robust.settings import RULES
+
+from .asked_options import PRESET, again, plan_of, presets, said
+from .options import count, positive
+
+if TYPE_CHECKING:
+    from device_runtime.simulation.report.write import Report
+
+ERRORS = (SimulationError, AggregatorError)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command; those of the scenario stand over its file."""
+    add = parser.add_argument
+    add(
+        "scenario",
+        nargs="?",
+        metavar="SCENARIO",
+        help=f"Simulate this fleet or scenario, a file or a preset (default: {PRESET}, choose against drop).",
+    )
+    add("--list", action="store_true", help="List the presets and the policies, and end.")
+    add("--devices", type=count, metavar="N", help="Simulate this many devices.")
+    add("--rounds", type=count, metavar="N", help="Run this many rounds.")
+    add("--deadline", type=positive, metavar="S", help="End a round after this many virtual seconds.")
+    add("--devices-per-round", type=count, metavar="N", help="Ask this many devices in a round.")
+    add(
+        "--buffer-size",
+        type=int,
+        metavar="N",
+        help="Close a round with N updates, whatever their round (FedBuff).",
+    )
+    add(
+        "--deadline-quantile",
+        type=positive,
+        metavar="Q",
+        help="Learn the deadline by which this share of the devices is ready.",
+    )
+    add(
+        "--wait-for",
+        choices=("auto", "all", "fast"),
+        help="Close a round when all devices are done or when the fast are (default: auto, when the fast are "
+        "where several kinds are offered).",
+    )
+    add(
+        "--head",
+        choices=("auto", "trained", "closed-form"),
+        help="Serve this head (default: auto, in closed form where several kinds are offered).",
+    )
+    add("--stop-after", type=count, metavar="N", help="End after N evaluated rounds without a gain.")
+    add("--stop-gain", type=positive, metavar="X", help="Count no more than this as no gain (default: 0).")
+    add("--robust", choices=RULES, help="Merge so that lying devices cannot steer the model (default: none).")
+    add(
+        "--robust-trim",
+        type=positive,
+        metavar="SHARE",
+        help="Trim this share at either end, with trimmed-mean (default: 0.2).",
+    )
+    add(
+        "--robust-clip",
+        type=positive,
+        metavar="NORM",
+        help="Clip at this norm, with norm-clip and value-clip (default: the usual).",
+    )
+    add(
+        "--robust-clip-factor",
+        type=positive,
+        metavar="X",
+        help="Clip at this many times the usual norm, with norm-clip and value-clip (default: 1).",
+    )
+    add(
+        "--robust-byzantine",
+        type=_whole,
+        metavar="F",
+        help="Stand this many lying devices, with krum (default: all it can).",
+    )
+    training.add_arguments(parser)
+    add(
+        "--codec",
+        metavar="WORD",
+        help="Send updates by this codec, such as delta+int8+deflate: docs/wire.md.",
+    )
+    add("--bundle", help="Learn this bundle: a folder, a zip, or the name of a shipped one.")
+    add(
+        "--engine",
+        choices=(AUTO, *ENGINES),
+        help="Train with this engine; torch is quicker for convolutions (default: auto).",
+    )
+    add("--data", metavar="SOURCE", help="Take samples from digits, cifar10, npz, ...")
+    add("--data-path", metavar="PATH", help="Read --data from this file or folder, where it needs one.")
+    add("--partition", help="Divide samples by iid, dirichlet, shards, classes or natural.")
+    add("--alpha", type=positive, help="Set alpha of the Dirichlet partition: the smaller, the more uneven.")
+    add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")
+    add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: 1).")
+    add(
+        "--target",
+        type=_percentage,
+        metavar="PERCENT",
+        help="Measure the time to this accuracy (default: what all reach, above chance).",
+    )
+    add(
+        "--parallel",
+        type=count,
+        metavar="N",
+        help="Do this many runs at a time (default: as many as usable cores).",
+    )
+    add(
+        "--executor",
+        choices=choice.names(),
+        default=choice.AUTO,
+        help="Train the devices with this executor (default: auto).",
+    )
+    add(
+        "--workers",
+        type=count,
+        metavar="N",
+        help="Give the executor this many processes (default: the cores that --parallel leaves).",
+    )
+    add("--address", help="Use the Ray cluster at this address, with --executor ray.")
+    add(
+        "--probes",
+        type=_whole,
+        default=3,
+        metavar="N",
+        help="Compare the local models of this many rounds (default: 3).",
+    )
+    add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
+    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+    add("--only", help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Every run that is missing, then the report, without policies that failed. Raises SimulationError."""
+    if options.list:
+        print(presets())
+        return 0
+    if options.only:
+        return _perform(options)
+    if options.address and options.executor not in (choice.AUTO, "ray"):
+        raise ScenarioError("--address is for --executor ray")
+    plan = plan_of(options)
+    try:
+        plan.check_folder()
+        if missing := plan.missing():
+            check(plan.scenario, missing, _wish(options))
+        _drawable()
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        with interruptible(), occupied(plan.folder) as held:
+            report, failed = _simulated(plan, options, held)
+    except OSError as error:
+        raise _unwritable(error, plan.folder) from None
+    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(report.json() if options.format == "json" else report.text(wide))
+    if failed is not None:
+        raise failed
+    return 0
+
+
+def _simulated(plan: Plan, options: argparse.Namespace, held: int) -> tuple[Report, SimulationError | None]:
+    """The report, of the policies that could be run, and what the others stumbled over."""
+    from device_runtime.simulation.report.write import write
+
+    plan.save()
+    missing = plan.missing()
+    print(said(plan, missing), file=sys.stderr if options.format == "json" else sys.stdout, flush=True)
+    try:
+        if missing:
+            _run(plan, missing, options, held)
+    except SimulationError as error:
+        rest = plan.finished(str(error))
+        if not rest.comparison.policies:
+            raise
+        return write(rest), error
+    return write(plan), None
+
+
+def _drawable() -> None:
+    """Raises ModuleNotFoundError before anything is run, and not at its end, where no plots can be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("no plots without matplotlib", name="matplotlib")
+
+
+def _perform(options: argparse.Namespace) -> int:
+    """One run in this process, told to the standard output: what the command starts for itself."""
+    end_with_parent()
+    policy, _, seed = options.only.rpartition(":")
+    mine = scenario_in(options.run_dir)
+    if mine is None:
+        raise ScenarioError(f"{options.run_dir} holds no scenario")
+    name = Name(policy, int(seed))
+    plan = Plan(mine, Comparison(policies=(policy,)), options.run_dir)
+    teller = Teller(sys.stdout)
+    try:
+        perform(mine, name, plan.of(name), How(_wish(options), options.probes), teller)
+    except BrokenPipeError:  # nobody listens any more
+        raise
+    except OSError as error:
+        failed = _unwritable(error, plan.of(name))
+        teller.fail(str(failed))
+        raise failed from None
+    return 0
+
+
+def _unwritable(error: OSError, folder: Path) -> SimulationError:
+    """No space left, no permission."""
+    return SimulationError(f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
+
+
+def _wish(options: argparse.Namespace) -> ExecutorWish:
+    return ExecutorWish(options.executor, options.workers, options.address)
+
+
+def _run(plan: Plan, missing: Sequence[Name], options: argparse.Namespace, held: int) -> None:
+    parallel = min(options.parallel or usable_cores(), len(missing))
+    workers = options.workers or max(1, usable_cores() // parallel)
+    arguments = ["--executor", options.executor, "--workers", str(workers), "--probes", str(options.probes)]
+    if options.address:
+        arguments += ["--address", options.address]
+    view = _view(missing, plan, options)
+    try:
+        run_all(plan, missing, Children(tuple(arguments), parallel, workers, (held,)), view)
+    except KeyboardInterrupt:
+        done = len(plan.names) - len(plan.missing())
+        view.close()
+        print(f"stopped: {done} of {len(plan.names)} runs are finished; {again(plan)}", file=sys.stderr)
+        raise
+    finally:
+        view.close()
+
+
+def _view(missing: Sequence[Name], plan: Plan, options: argparse.Namespace) -> View:
+    rounds = plan.scenario.task.rounds
+    if options.format == "json":
+        return Lines(missing, rounds, sys.stderr)
+    return Bars(missing, rounds) if sys.stdout.isatty() else Lines(missing, rounds, sys.stdout)
+
+
+def _whole(text: str) -> int:
+    """A number that may be 0."""
+    return 0 if text == "0" else count(text)
+
+
+def _percentage(text: str) -> float:
+    """An accuracy in percent, as a share."""
+    value = positive(text.removesuffix("%"))
+    if value > 100:
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage")
+    return value / 100

@@ -1,0 +1,108 @@
+"""`device-runtime systems`: the systems that a task may be run as, and what each makes of one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from device_runtime.aggregator.errors import AggregatorError
+
+if TYPE_CHECKING:
+    from device_runtime.aggregator.tasks.task import Task
+
+ERRORS = (AggregatorError,)
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A kind that the system offers, with every setting."""
+
+    kind: str
+    from_round: int
+    until_round: int | None
+    settings: dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="Show this system, with all that it sets (default: list all systems).",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=50, help="Show it for a task of this many rounds (default: 50)."
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises TaskError for an unknown name."""
+    if options.name is None:
+        _print_all(options.format)
+    else:
+        _print_one(options)
+    return 0
+
+
+def _print_all(form: str) -> None:
+    import msgspec
+    from tabulate import tabulate
+
+    from device_runtime.aggregator.tasks import systems
+    from device_runtime.aggregator.tasks.known_systems import SYSTEMS
+
+    if form == "json":
+        known = {name: {"says": system.says, "source": system.source} for name, system in SYSTEMS.items()}
+        print(msgspec.json.format(msgspec.json.encode(known)).decode())
+        return
+    print(
+        tabulate([(name, system.says, system.source) for name, system in SYSTEMS.items()], tablefmt="plain")
+    )
+    print("\nmodifiers, after a name")
+    for name, says in systems.MODIFIERS.items():
+        print(f"  +{name:12}{says}")
+    alone = [name for name in systems.names() if name not in SYSTEMS]
+    print(f"\nbesides, one kind of update alone, for every device: {', '.join(alone)}")
+
+
+def _print_one(options: argparse.Namespace) -> None:
+    import msgspec
+    from tabulate import tabulate
+
+    from device_runtime.aggregator.tasks import systems
+    from device_runtime.aggregator.tasks.task import Task
+
+    task = systems.under(options.name, Task(bundle="any", rounds=options.rounds))
+    parts = tuple(_offered(task))
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(parts)).decode())
+        return
+    print(f"{options.name}: {systems.describe(options.name)}")
+    print(f"server optimiser {task.server.name}; starts from {_start(task)}; {_deadlines(task)}")
+    for part in parts:
+        until = part.until_round or task.rounds
+        print(f"\n{part.kind}, rounds {part.from_round} to {until}")
+        print(tabulate([(f"  {key}", value) for key, value in part.settings.items()], tablefmt="plain"))
+
+
+def _offered(task: Task) -> Iterator[Offered]:
+    from device_runtime.strategies import registry
+
+    for kind in task.kinds:
+        settings = registry.settings(kind.strategy)
+        yield Offered(kind.name, kind.from_round, kind.until_round, settings)
+
+
+def _start(task: Task) -> str:
+    return "the bundle's parameters" if task.start == "bundle" else "fresh parameters"
+
+
+def _deadlines(task: Task) -> str:
+    if not task.untimed_rounds:
+        return "every round has its deadline"
+    return f"the first {task.untimed_rounds} of {task.rounds} rounds have no deadline"

@@ -1,0 +1,262 @@
+"""All commands: who uses each, what it does, where it lies, which extra it needs.
+
+`cli` shows this table as help without importing a command, so that help is quick on a small board and answers
+where an extra is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from textwrap import wrap
+from typing import NamedTuple
+
+DEVICE, OPERATOR, RESEARCHER = "device", "operator", "researcher"
+GROUPS = {
+    DEVICE: "On a device",
+    OPERATOR: "For the operator of an aggregator",
+    RESEARCHER: "For a researcher",
+}
+"""Who uses a command -> the heading above those commands."""
+
+EXTRAS = {
+    "aggregator": ("rpds", "cryptography", "amqtt", "rich", "segno"),
+    "torch": ("torch", "onnx", "onnxscript"),
+    "simulation": ("sklearn", "matplotlib"),
+    "service": ("fastapi", "uvicorn", "prometheus_client"),
+    "postgres": ("psycopg",),
+}
+"""Extra -> the modules that it installs and that a command may miss."""
+WITHIN = {"simulation": ("aggregator",)}
+"""Extra -> the other extras that it installs."""
+
+LISTED_WITHOUT = ("aggregator", "service")
+"""Extras that a command needs to run, but not to list its options."""
+
+
+class Command(NamedTuple):
+    """A command: `module` has add_arguments and run, `needs` is an extra without which it cannot run."""
+
+    group: str
+    module: str
+    help: str
+    example: str
+    needs: str = ""
+
+
+COMMANDS = {
+    "join": Command(
+        DEVICE,
+        "device_runtime.cli.join",
+        "Join a task as a device: measure, choose, train, send.",
+        "device-runtime join mqtt://127.0.0.1:1883 --data samples/ --name kitchen-pi",
+    ),
+    "doctor": Command(
+        DEVICE,
+        "device_runtime.cli.doctor",
+        "Examine this device: engines, memory, storage, a training step; its broker, TLS, access, clock.",
+        "device-runtime doctor --bundle digits-wrn-10-1",
+    ),
+    "data": Command(
+        DEVICE,
+        "device_runtime.cli.data",
+        "Check local data as a task would read it: samples of each class, what is left out and why.",
+        "device-runtime data check samples/ --bundle digits-wrn-10-1",
+    ),
+    "explain": Command(
+        DEVICE,
+        "device_runtime.cli.explain",
+        "Explain which kind of update this device would choose, and what each would cost.",
+        "device-runtime explain --as pi-zero-2w --slow 25 --samples 180 --deadline 3",
+    ),
+    "profile": Command(
+        DEVICE,
+        "device_runtime.cli.profile",
+        "Measure this device: memory, cores, speed on a bundle, link, power, battery.",
+        "device-runtime profile --bundle digits-wrn-10-1",
+    ),
+    "measure": Command(
+        DEVICE,
+        "device_runtime.cli.measure",
+        "Measure each kind of update on this device: time, energy, memory, bytes, beside the prediction.",
+        "device-runtime measure --kinds full,few-shot,zeroth-order --repeats 3 --csv kinds.csv",
+    ),
+    "predict": Command(
+        DEVICE,
+        "device_runtime.cli.predict",
+        "Classify a picture, a sound, a text or an array with the model that this device keeps.",
+        "device-runtime predict photo.png --top 2",
+    ),
+    "policy": Command(
+        DEVICE,
+        "device_runtime.cli.policy",
+        "Show which rules hold for this device, and whether they let it work now.",
+        "device-runtime policy --battery-above 40 --between 22:00-06:30",
+    ),
+    "pause": Command(
+        DEVICE,
+        "device_runtime.cli.pause",
+        "Pause the work of this device until `resume`; it stays connected.",
+        "device-runtime pause --name kitchen-pi",
+    ),
+    "resume": Command(
+        DEVICE,
+        "device_runtime.cli.resume",
+        "End a pause; the other rules of this device hold as before.",
+        "device-runtime resume --name kitchen-pi",
+    ),
+    "traffic": Command(
+        DEVICE,
+        "device_runtime.cli.traffic",
+        "Show the bytes that this device sent and received, day by day.",
+        "device-runtime traffic --name kitchen-pi",
+    ),
+    "leave": Command(
+        DEVICE,
+        "device_runtime.cli.leave",
+        "Stop this device, say goodbye, and remove its service, credentials, models and caches.",
+        "device-runtime leave --name kitchen-pi",
+    ),
+    "serve": Command(
+        OPERATOR,
+        "device_runtime.cli.serve",
+        "Run the rounds of a task: offer, collect, merge, evaluate.",
+        "device-runtime serve --bundle digits-wrn-10-1 --rounds 15 --deadline 3 --run-dir runs/digits",
+        "aggregator",
+    ),
+    "models": Command(
+        OPERATOR,
+        "device_runtime.cli.models",
+        "List the models that a run has served, go back to one, or write the served one as ONNX.",
+        "device-runtime models runs/digits --rollback 7",
+        "aggregator",
+    ),
+    "broker": Command(
+        OPERATOR,
+        "device_runtime.cli.broker",
+        "Start an MQTT broker on this machine, until Ctrl-C; or set one up for production (init).",
+        "device-runtime broker --port 1883",
+    ),
+    "device": Command(
+        OPERATOR,
+        "device_runtime.cli.device",
+        "Enrol a device at a broker of your own, revoke it, or list them.",
+        "device-runtime device add kitchen-pi --dir enrolment",
+    ),
+    "edge": Command(
+        OPERATOR,
+        "device_runtime.cli.edge",
+        "Run the aggregator of a site, which is a device of the aggregator above it.",
+        "device-runtime edge mqtt://127.0.0.1:1883 --name site-a --broker auto",
+        "aggregator",
+    ),
+    "web": Command(
+        OPERATOR,
+        "device_runtime.cli.web",
+        "Fetch the libraries of the page by which browsers join (serve --web).",
+        "device-runtime web fetch",
+        "service",
+    ),
+    "bundle-wheels": Command(
+        OPERATOR,
+        "device_runtime.cli.bundle_wheels",
+        "Download the wheels that a device of another platform installs without a network.",
+        "device-runtime bundle-wheels --platform linux-aarch64 --python 3.11 wheels/",
+    ),
+    "demo": Command(
+        RESEARCHER,
+        "device_runtime.cli.demo",
+        "Run eight pretended devices, a real broker and an aggregator here, on handwritten digits.",
+        "device-runtime demo --seeds 3 --run-dir runs/three-seeds",
+        "simulation",
+    ),
+    "simulate": Command(
+        RESEARCHER,
+        "device_runtime.cli.simulate",
+        "Simulate a fleet of devices on virtual time, under one policy or several, and report.",
+        "device-runtime simulate mixed --devices 200 --compare kinds=choose,drop,few-shot --seeds 3",
+        "simulation",
+    ),
+    "compare": Command(
+        RESEARCHER,
+        "device_runtime.cli.compare",
+        "Run a table of a paper, its numbers beside ours; or show finished runs side by side.",
+        "device-runtime compare paper:002-t4.3 --scale smoke",
+        "simulation",
+    ),
+    "partition": Command(
+        RESEARCHER,
+        "device_runtime.cli.partition",
+        "Divide a data set among devices; show how uneven that is, as a table and a picture.",
+        "device-runtime partition --devices 20 --partition dirichlet --alpha 0.1 --out partition.png",
+        "simulation",
+    ),
+    "kinds": Command(
+        RESEARCHER,
+        "device_runtime.cli.kinds",
+        "List the kinds of update, or the settings of one: default, range, unit, meaning.",
+        "device-runtime kinds full",
+    ),
+    "systems": Command(
+        RESEARCHER,
+        "device_runtime.cli.systems",
+        "List the systems of the papers, by the names that serve and simulate know them by.",
+        "device-runtime systems fedncm+ft+fedadam",
+    ),
+    "export": Command(
+        RESEARCHER,
+        "device_runtime.cli.export",
+        "Write a torch module as a bundle that devices run without torch.",
+        "device-runtime export wrn --set depth=10 --set width=1 --set in_channels=1 --set classes=10 "
+        "--input 1,8,8 --labels 0,1,2,3,4,5,6,7,8,9 --out digits",
+        "torch",
+    ),
+    "inspect": Command(
+        RESEARCHER,
+        "device_runtime.cli.inspect",
+        "Show what is in a bundle: parameters, graphs, their cost, hashes.",
+        "device-runtime inspect digits-wrn-10-1",
+    ),
+}
+WIDEST = max(len(name) for name in COMMANDS)
+
+
+def lacks(command: Command) -> str:
+    """The extra that the command needs and that is not installed here, or ''."""
+    wanted = (command.needs, *WITHIN.get(command.needs, ()))
+    there = all(find_spec(module) for extra in wanted for module in EXTRAS.get(extra, ()))
+    return "" if there else command.needs
+
+
+def extra_for(command: Command, module: str) -> str | None:
+    """The extra to install for a command that misses `module`; None if no extra brings that."""
+    found = next((extra for extra, modules in EXTRAS.items() if module.split(".")[0] in modules), None)
+    return command.needs if found in WITHIN.get(command.needs, ()) else found
+
+
+def overview(width: int) -> str:
+    """All commands, grouped by who uses them, in lines of at most `width` characters."""
+    return "\n".join(_overview(width))
+
+
+def _overview(width: int) -> Iterator[str]:
+    yield "usage: device-runtime COMMAND [OPTIONS]"
+    yield ""
+    yield "On-device training for federated learning that leaves no device behind."
+    lacking = {name: lacks(command) for name, command in COMMANDS.items()}
+    for group, heading in GROUPS.items():
+        yield f"\n{heading}:"
+        for name, command in COMMANDS.items():
+            if command.group == group:
+                mark = f" (needs the extra `{lacking[name]}`)" if lacking[name] else ""
+                first = f"  {name:<{WIDEST + 2}}"
+                yield from wrap(
+                    command.help + mark,
+                    max(width, 40),
+                    initial_indent=first,
+                    subsequent_indent=" " * len(first),
+                )
+    yield ""
+    if any(lacking.values()):
+        yield "An extra is installed with pip install 'device-runtime[EXTRA]'."
+    yield "`device-runtime COMMAND --help` says more, with an example."

@@ -1,0 +1,37 @@
+"""`device-runtime traffic`: what a device sent and received, day by day."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+from tabulate import tabulate
+
+from device_runtime.client import traffic
+from device_runtime.client.connection.connecting import folder_of
+
+from .policy_options import add_place
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_place(parser)
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    days = traffic.read(folder_of(options))
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(days)).decode())
+        return 0
+    rows = [(day, _kb(one.up), _kb(one.down)) for day, one in sorted(days.items())]
+    rows.append(
+        ("all", _kb(sum(one.up for one in days.values())), _kb(sum(one.down for one in days.values())))
+    )
+    print(tabulate(rows, headers=("day", "kB up", "kB down"), disable_numparse=True, stralign="right"))
+    return 0
+
+
+def _kb(size: int) -> str:
+    return f"{size / 1e3:.1f}"

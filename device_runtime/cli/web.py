@@ -1,0 +1,81 @@
+"""`device-runtime web fetch`: the libraries of the page that browsers join by, from npm."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from device_runtime.aggregator.errors import AggregatorError, MissingExtra
+from device_runtime.content import IN_CHECKOUT
+
+ERRORS = (AggregatorError,)
+
+NPM = ("npm", "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund")
+"""What package-lock.json names, by its hashes, and nothing of theirs is run."""
+NAMED = ("package.json", "package-lock.json", "vendor.js")
+
+
+class FetchError(AggregatorError):
+    """npm could not fetch what is needed, or it could not be kept."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="fetch", required=True)
+    fetch = actions.add_parser("fetch", help="Fetch them by npm of Node.js 20 or newer: 50 MB, once.")
+    fetch.add_argument(
+        "--into",
+        type=Path,
+        metavar="DIR",
+        help="Keep them in this folder (default: where `serve --web` looks for them).",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises MissingExtra, FetchError."""
+    try:
+        from device_runtime.aggregator.http import pages
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"the page is served by what needs {error.name}: pip install 'device-runtime[aggregator,service]'"
+        ) from None
+    web = pages.root()
+    target = args.into or (web / pages.VENDOR if IN_CHECKOUT else pages.kept_vendor(web))
+    fetch(web, target)
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    print(f"the page's libraries are in {target}: {size / 1e6:.0f} MB")
+    return 0
+
+
+def fetch(web: Path, target: Path) -> None:
+    """`target` is whole, or as it was. Raises MissingExtra, FetchError."""
+    for program in ("npm", "node"):
+        if shutil.which(program) is None:
+            raise MissingExtra(
+                f"{program} is not installed: it comes with Node.js 20 or newer; or copy {target} from a "
+                "machine where this was done"
+            )
+    with tempfile.TemporaryDirectory(prefix="device-runtime-web-") as name:
+        folder = Path(name)
+        for file in NAMED:
+            shutil.copy(web / file, folder / file)
+        _run(NPM, folder)
+        _run(("node", "vendor.js"), folder)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            beside = target.with_name(f".{target.name}.new")
+            shutil.rmtree(beside, ignore_errors=True)
+            shutil.copytree(folder / "vendor", beside)
+            shutil.rmtree(target, ignore_errors=True)
+            beside.rename(target)
+        except OSError as error:
+            raise FetchError(f"cannot keep the libraries in {target}: {error.strerror or error}") from None
+
+
+def _run(words: tuple[str, ...], folder: Path) -> None:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise FetchError(f"`{' '.join(words[:2])}` failed: {said[0] if said else 'it says nothing'}")

@@ -1,0 +1,1 @@
+"""The device: it measures itself, chooses an update, trains it and sends it."""

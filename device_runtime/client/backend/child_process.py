@@ -1,0 +1,73 @@
+"""A process that works for this one, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+from .rpc import Crossing, Gone
+from .rpc_calls import Said, Terms
+
+END_S = 2.0
+"""Seconds that it may take to end."""
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""A signal to all of a group is the device's to heed: it ends this process when it ends."""
+PROGRAM = "; ".join(
+    (
+        "import sys",
+        "sys.path[:] = sys.argv[2:]",
+        "import signal",
+        f"[signal.signal(one, signal.SIG_IGN) for one in {tuple(map(int, IGNORED))}]",
+        "from device_runtime.client.backend.worker_main import main",
+        "main(int(sys.argv[1]))",
+    )
+)
+"""Modules come from where this process has them, whatever lies in the folder that it runs in."""
+
+
+class Child:
+    """The process, and the way to it. It ends when this one does, however that ends: see `at_work`."""
+
+    def __init__(self, terms: Terms) -> None:
+        """Starts it. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            command = [sys.executable, "-c", PROGRAM, str(number), *map(os.path.abspath, sys.path)]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
+        self.crossing: Crossing[Said] = Crossing(ours, Said)
+        with suppress(Gone):  # then it is so too when it is asked for something
+            self.crossing.say(terms)
+
+    def end(self) -> None:
+        """At once: nothing is lost by that. May be called twice."""
+        self.crossing.close()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def killed(self) -> bool:
+        """As the kernel does it for want of memory; to be asked of one that has ended."""
+        return self.process.returncode == -signal.SIGKILL
+
+    @property
+    def epitaph(self) -> str:
+        """How it ended; to be asked of one that has."""
+        code = self.process.returncode
+        if code >= 0:
+            return f"the process that worked on it ended with code {code}"
+        name = f"signal {-code}"
+        with suppress(ValueError):
+            name = signal.Signals(-code).name
+        return f"the process that worked on it was ended by {name}"

@@ -1,0 +1,192 @@
+"""Work on rounds, done in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Hello, Offer
+from device_runtime.client.cache.model_cache import Holdings
+from device_runtime.client.connection.offers import Open
+from device_runtime.client.delivery import reports
+from device_runtime.client.delivery.error_feedback import Leftovers, Of
+from device_runtime.client.errors import LeftOut, RoundOver, UnusableBase
+from device_runtime.client.one_task import MakeTask, OneTask
+from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.client.settings import Settings
+from device_runtime.client.training.engine_guard import limit_bytes
+from device_runtime.client.training.local_task import DeviceTask, Given
+from device_runtime.client.training.memory_watchdog import guarded
+from device_runtime.client.training.work import Decision, HeldUp, Listener, Outcome
+from device_runtime.models.errors import BundleError, TensorError
+from device_runtime.strategies.directions.directions import UnknownGenerator
+from device_runtime.strategies.errors import KindError
+from device_runtime.strategies.training.workload import ENVELOPE_BYTES
+
+from .base import LEFT, Bundles, Death, Ears, Look, Made, bundles_of
+
+WRONG = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
+"""What is wrong with one round or its bundle, and does not concern the next."""
+
+
+class Here:
+    """See Workplace. Holds the task (`task`, once its bundles are here) and the base of the last round.
+
+    `deaths` are forms that were tried in the round at hand already, and ended the process.
+    """
+
+    def __init__(
+        self, settings: Settings, hours: Hours, link: LinkSpeed, make: MakeTask = DeviceTask
+    ) -> None:
+        """`make` makes what works on a task."""
+        self.task: OneTask | None = None
+        memory = None if settings.pretence else lambda: limit_bytes(None, settings.memory_bytes)
+        self.holdings = Holdings(settings.folder, settings.disk_bytes, memory)
+        self.bundles: Bundles = ()
+        self.deaths: tuple[Death, ...] = ()
+        self._settings, self._hours, self._link, self._make = settings, hours, link, make
+        self._leftovers = Leftovers(settings.folder / LEFT)
+        self._given: Given | None = None
+
+    def hello(self, boot: int) -> Hello:
+        return self.task.hello(boot) if self.task else reports.bare_hello(boot)
+
+    def warm_up(self) -> None:
+        """Nothing."""
+
+    def look(self, current: Open) -> Look:
+        """Of a family, only the base of the model that the device would train as things stand."""
+        offer = current.offer
+        with left_out():
+            if why := self._settings.allowed.refuses(blob for _, blob in bundles_of(offer)):
+                raise LeftOut(why)
+            if missing := self.holdings.missing_bundles(offer):
+                return Look(current.member, missing)
+            if current.member is None or self.bundles != bundles_of(offer):
+                task, remaining_s = self._task_of(offer), current.closes - self._hours.clock()
+                if current.member is None:
+                    current = replace(current, member=task.member(offer, remaining_s))
+                self.holdings.take_parts(task.bundle(current.member or ""), current.base)
+            return Look(current.member, self.holdings.missing(current.base, offer.aside))
+
+    def prepare(self, current: Open) -> None:
+        with left_out():
+            self._given_by(current)
+
+    def work(self, current: Open, ears: Ears) -> bool:
+        offer = current.offer
+        with left_out():
+            given = self._given_by(current)
+            task = self._task_of(offer)
+            if before := task.unsent(offer):
+                self._report(task, *before, ears)
+            with guarded(task.watcher, _heeding(ears.between)):
+                given_now = replace(given, deaths=self.deaths)
+                outcome = task.perform(given_now, current.closes, _listener(offer, ears))
+            if outcome is None:
+                return False
+            self._report(task, given, outcome, ears)
+            return True
+
+    def after(self, current: Open, between: Callable[[], None]) -> None:
+        with left_out():
+            given, task = self._given_by(current), self._task_of(current.offer)
+            self._given = None
+            task.after(given, between)
+
+    def keep(self, over: Open, between: Callable[[], None]) -> None:
+        with left_out():
+            given, task = self._given_by(over), self._task_of(over.offer)
+            self._given = None
+            task.final(given, between)
+
+    def settle(self, message: Contribution, counts: bool) -> None:
+        self._leftovers.settle(message.run, message.kind, message.round, counts)
+
+    def heed(self) -> None:
+        if self.task is not None:
+            self.task.watcher.heed()
+
+    def tidy(self) -> None:
+        """Nothing."""
+
+    def put_down(self) -> None:
+        self.holdings.put_down()
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def _given_by(self, current: Open) -> Given:
+        """What a round gives; the same again while its work goes on. Raises as the methods do."""
+        offer, member, known = current.offer, current.member or "", self._given
+        task = self._task_of(offer)
+        if known is None or (known.offer, known.member) != (offer, member):
+            weights = self.holdings.base(current.base, task.bundle(member).manifest)
+            self._given = known = Given(offer, member, weights, self.holdings.aside(offer.aside))
+        return known
+
+    def _task_of(self, offer: Offer) -> OneTask:
+        """The task of the offer's bundles, made when it is not the one at hand. Raises as the methods do."""
+        if self.task is None or self.bundles != bundles_of(offer):
+            self.task, self._given, self.bundles = None, None, ()  # its memory is free for the next one's
+            models = {member: self.holdings.bundle(blob) for member, blob in bundles_of(offer)}
+            self.task = self._make(self._settings, models, self._hours.worked, self._link)
+            self.bundles = bundles_of(offer)
+        return self.task
+
+    def _report(self, task: OneTask, given: Given, outcome: Outcome, ears: Ears) -> None:
+        """Keep what the kind and the codec remember of what was trained, then tell of the update."""
+        offer, made = given.offer, outcome.contribution
+        if ears.answered(offer):
+            return
+        if made is None:
+            ears.made(Made(offer.run, offer.round, reasons=outcome.reasons))
+            return
+        of, waiting = Of(offer.run, made.kind, given.member), ears.waiting(offer.run)
+        try:
+            encoded = task.encoded(given, outcome, self._leftovers.get(of, waiting))
+            body = encoded.body
+            blob = self.holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
+            message = reports.contribution_message(offer, outcome, body if blob is None else blob)
+            task.keep(offer, made)
+            if encoded.left is not None:
+                self._leftovers.put(of, offer.round, waiting, encoded.left)
+        except (BlobError, OSError) as error:
+            trouble = f"its contribution cannot be kept: {error}"
+            ears.made(Made(offer.run, offer.round, trouble=trouble))
+        except TensorError as error:
+            ears.made(Made(offer.run, offer.round, trouble=str(error)))
+        else:
+            ears.made(Made(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
+
+
+@contextmanager
+def left_out() -> Iterator[None]:
+    """Raises LeftOut in place of what is wrong with one round."""
+    try:
+        yield
+    except WRONG as error:
+        raise LeftOut(str(error)) from error
+
+
+def _listener(offer: Offer, ears: Ears) -> Listener:
+    def decided(decision: Decision) -> None:
+        ears.decided(offer, reports.plan_message(offer, decision), decision.room_bytes)
+
+    return Listener(lambda done: _heeding(partial(ears.progress, done))(), decided, ears.lost)
+
+
+def _heeding(between: Callable[[], None]) -> Callable[[], None]:
+    """The same; that the round is over is what ends work that was held up."""
+
+    def heeding() -> None:
+        try:
+            between()
+        except RoundOver as error:
+            raise HeldUp(str(error)) from None
+
+    return heeding

@@ -1,0 +1,324 @@
+"""Work on rounds, done in a process of its own: it is there while there is work, and a while after."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import inf
+
+import msgspec
+
+from device_runtime.broker.errors import BlobError, NoRoom
+from device_runtime.broker.wire.messages import Contribution, Hello, Offer, Plan
+from device_runtime.client import energy as meters
+from device_runtime.client import errors
+from device_runtime.client.connection.offers import Open
+from device_runtime.client.delivery.reports import bare_hello
+from device_runtime.client.errors import DeviceError, RoundOver, WorkDied
+from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.client.settings import Settings
+from device_runtime.models import errors as model_errors
+from device_runtime.models.errors import ModelError
+
+from .base import LEFT, Bundles, Death, Ears, Look, Made
+from .child_process import Child
+from .rpc import Gone
+from .rpc_calls import (
+    After,
+    Asked,
+    Beat,
+    Decided,
+    Ended,
+    GoOn,
+    Keep,
+    Known,
+    LookAt,
+    Prepare,
+    PutDown,
+    Reported,
+    Said,
+    Settle,
+    Terms,
+    Work,
+)
+
+log = logging.getLogger(__name__)
+
+STAYS_S, STAYS_TIMES = 10.0, 5.0
+"""Seconds that the process stays without work; or so many times what it computed until it was ready for any,
+where that is more: whoever starts slowly stays longer.
+"""
+AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
+"""Seconds until it is started again after it died, doubled each time until some work is done."""
+LOOK_S = 0.5
+"""Seconds between looks at whether to stop, while it says nothing."""
+GRACE_S, STILL_S, SILENT_S = 20.0, 30.0, 3600.0
+"""After so many seconds of silence the process is ended: GRACE_S when its round has closed, STILL_S when the
+rules say no, and otherwise SILENT_S, as it may be reading samples.
+
+It speaks after each run of a graph, so it is silent in a graph that never ends.
+"""
+
+ERRORS: dict[str, Callable[[str], Exception]] = {
+    one.__name__: one
+    for one in (*vars(errors).values(), *vars(model_errors).values(), meters.MeterError, BlobError, NoRoom)
+    if isinstance(one, type) and issubclass(one, (DeviceError, ModelError, BlobError))
+}
+"""What the process tells of, by name."""
+
+
+class Apart:
+    """See Workplace. While it is too early to start the process anew, WorkDied is raised instead."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        hours: Hours,
+        link: LinkSpeed,
+        meter: str = meters.MODELLED,
+        stays_s: float = STAYS_S,
+    ) -> None:
+        """`meter` by its name; that of `settings` is not used. `stays_s` may be infinite."""
+        self._settings, self._hours, self._link, self._meter = settings, hours, link, meter
+        self._stays_s, self._used_s = stays_s, 0.0
+        self._cpu_s: float | None = None
+        self._child: Child | None = None
+        self._known: Known | None = None
+        self._busy = self._stands_still = False
+        self._unsettled: list[Settle] = []
+        self._at, self._reported = "", False
+        self._deaths: tuple[Open | None, tuple[Death, ...]] = (None, ())
+        self._refused, self._killed = "", False
+        self._not_before_s, self._wait_s = -inf, AGAIN_S
+
+    @property
+    def bundles(self) -> Bundles:
+        return self._known.bundles if self._known else ()
+
+    def hello(self, boot: int) -> Hello:
+        """As it was last."""
+        return msgspec.structs.replace(self._known.hello, boot=boot) if self._known else bare_hello(boot)
+
+    def warm_up(self) -> None:
+        try:
+            self._running()
+        except WorkDied as error:
+            log.warning("%s", error)
+
+    def look(self, current: Open) -> Look:
+        look = self._ask(LookAt(current, self._link.seen)).look
+        if look is None:
+            raise TypeError("no look came of a look")
+        return look
+
+    def prepare(self, current: Open) -> None:
+        self._ask(Prepare(current))
+
+    def work(self, current: Open, ears: Ears) -> bool:
+        """Where the process dies, what it was at is given up until the round has a new deadline, and the next
+        cheaper form is tried, unless the round has closed.
+        """
+        offer = current.offer
+        while True:
+            before, deaths = self._deaths
+            if before is None or not current.follows(before):
+                before, deaths = current, ()
+            if deaths and self._hours.clock() >= current.closes:
+                return _sat_out(offer, deaths, ears)
+            waiting = tuple(ears.waiting(offer.run))
+            request = Work(current, self._link.seen, waiting, ears.lost(), deaths)
+            self._at, self._reported = "", False
+            try:
+                return self._ask(request, ears.progress, lambda said: self._tell(said, offer, ears)).over
+            except WorkDied as error:
+                if self._reported:
+                    return True
+                if not self._at:
+                    raise
+                log.warning("%s given up: %s", self._at, error)
+                self._deaths = (before, (*deaths, Death(self._at, str(error), self._killed)))
+                self._not_before_s = -inf  # each time there is a form less to try
+                _over(ears.progress, 0.0)  # where the rules say no, the next form waits, too
+
+    def after(self, current: Open, between: Callable[[], None]) -> None:
+        if self._settings.personal.keep:
+            self._ask(After(current), lambda _: between())
+
+    def keep(self, over: Open, between: Callable[[], None]) -> None:
+        self._ask(Keep(over), lambda _: between())
+
+    def settle(self, message: Contribution, counts: bool) -> None:
+        """Where work stands still: before anything else that is asked for after it."""
+        folder, request = self._settings.folder / LEFT, Settle(message, counts)
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+        if self._busy:
+            self._unsettled.append(request)
+        else:
+            self._ask(request)
+
+    def heed(self) -> None:
+        """Raises WorkDied where work goes on though the rules say no; of memory it heeds by itself."""
+        if not self._busy or self._stands_still or self._child is None:
+            return
+        if self._child.crossing.quiet_s >= STILL_S:
+            raise self._given_up(f"it did not stand still in the {STILL_S:.0f} s that it may take")
+
+    def tidy(self) -> None:
+        stays_s = max(self._stays_s, STAYS_TIMES * (self._cpu_s or 0.0))
+        if self._child is not None and not self._busy and self._hours.clock() - self._used_s >= stays_s:
+            self.put_down()
+            self.close()
+
+    def put_down(self) -> None:
+        """What has not done anything yet has nothing in memory, and is not waited for."""
+        try:
+            if self._unsettled or (self._child and self._cpu_s is not None and not self._child.ended):
+                self._ask(PutDown())
+        except WorkDied as error:
+            log.warning("%s, when it was to end", error)
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.end()
+        self._child = None
+
+    def _ask(
+        self,
+        request: Asked,
+        progress: Callable[[float], None] = lambda _: None,
+        tell: Callable[[Said], None] = lambda _: None,
+    ) -> Ended:
+        """`progress` is called again and again until it is done; what that raises ends the process.
+
+        Whoever is called while it works must ask for nothing.
+        """
+        while self._unsettled:
+            self._settle(self._unsettled.pop())
+        child = self._running()
+        done, over = 0.0, ""
+        self._busy, self._stands_still = True, False
+        try:
+            child.crossing.say(request)
+            while not isinstance(said := child.crossing.hear(LOOK_S), Ended):
+                if said is None and (why := self._endless(request, child)):
+                    raise self._given_up(why)
+                if said is None or isinstance(said, Beat):
+                    done = said.done if said else done
+                    self._stands_still = said is not None  # until its beat is answered
+                    over = over or _over(progress, done)
+                if isinstance(said, Beat):
+                    child.crossing.say(GoOn(self._hours.lost(), over))
+                elif said is not None:
+                    tell(said)
+        except Gone:
+            self.close()
+            self._killed = child.killed
+            raise self._put_off(child.epitaph) from None
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._busy = False
+        if isinstance(request, (Work, After, Keep)):
+            self._wait_s = AGAIN_S
+        return self._ended(said)
+
+    def _endless(self, request: Asked, child: Child) -> str:
+        """Why the process is not waited for any longer; empty where it is."""
+        quiet_s = child.crossing.quiet_s
+        if isinstance(request, Work) and self._hours.clock() >= request.current.closes and quiet_s >= GRACE_S:
+            return f"it said nothing for {GRACE_S:.0f} s when its round had closed"
+        return f"it said nothing for {SILENT_S:.0f} s" if quiet_s >= SILENT_S else ""
+
+    def _given_up(self, why: str) -> WorkDied:
+        """To be raised: that ends the process."""
+        self._killed = False
+        return self._put_off(f"the process that worked on it was ended: {why}")
+
+    def _settle(self, request: Settle) -> None:
+        """Nobody asks for it again. Raises WorkDied."""
+        try:
+            self._ask(request)
+        except BlobError as error:
+            log.warning("round %d: %s", request.message.round, error)
+        except WorkDied:
+            self._unsettled.append(request)
+            raise
+
+    def _tell(self, said: Said, offer: Offer, ears: Ears) -> None:
+        if isinstance(said, Decided):
+            self._at = said.plan.kind
+            ears.decided(offer, said.plan, said.room_bytes)
+        elif isinstance(said, Reported):
+            self._reported = True
+            ears.made(said.made)
+
+    def _ended(self, ended: Ended) -> Ended:
+        """Raises the error that it tells of."""
+        self._used_s = self._hours.clock()
+        if self._cpu_s is None:
+            self._cpu_s = ended.cpu_s
+        if ended.error is not None:
+            name, text = ended.error
+            raise ERRORS.get(name, DeviceError)(text)
+        self._known = ended.known or self._known
+        return ended
+
+    def _running(self) -> Child:
+        """The process, started where there is none. Raises WorkDied."""
+        if self._child is not None and self._child.ended:
+            log.warning("%s, with nothing to do", self._child.epitaph)
+            self.close()
+        if self._child is None:
+            if self._hours.clock() < self._not_before_s:
+                raise WorkDied(self._refused)
+            try:
+                self._child = Child(Terms.of(self._settings, self._meter, _held_bytes(self._settings)))
+            except OSError as error:
+                why = f"no process can be started to work in ({error}); --in-process works without"
+                raise self._put_off(why) from None
+            self._used_s, self._cpu_s = self._hours.clock(), None
+        return self._child
+
+    def _put_off(self, why: str) -> WorkDied:
+        """It is not started again too soon."""
+        self._refused, self._not_before_s = why, self._hours.clock() + self._wait_s
+        self._wait_s = min(2 * self._wait_s, AGAIN_MOST_S)
+        return WorkDied(why)
+
+
+def _sat_out(offer: Offer, deaths: tuple[Death, ...], ears: Ears) -> bool:
+    """Tells why nothing comes of the round; it is over."""
+    reasons = tuple(f"{death.label} given up: {death.why}" for death in deaths)
+    plan = Plan(
+        task=offer.task,
+        round=offer.round,
+        kind="",
+        seconds=0.0,
+        memory_bytes=0,
+        energy_j=0.0,
+        reasons=reasons,
+    )
+    ears.decided(offer, plan, 0.0)
+    ears.made(Made(offer.run, offer.round, reasons=reasons))
+    return True
+
+
+def _held_bytes(settings: Settings) -> int:
+    """By this process, where that counts."""
+    if settings.memory_bytes is None:
+        return 0
+    import psutil  # 2 MB
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _over(progress: Callable[[float], None], done: float) -> str:
+    """Why the work is at an end, if its round is over."""
+    try:
+        progress(done)
+    except RoundOver as error:
+        return str(error)
+    return ""

@@ -1,0 +1,210 @@
+"""The process that works for a device: it does what it is asked for, and ends when nobody is there to ask."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from pathlib import Path
+
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.messages import Offer, Plan
+from device_runtime.client import energy as meters
+from device_runtime.client.energy import Meter, resting
+from device_runtime.client.errors import DeviceError, RoundOver
+from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.console import log_to_stderr
+from device_runtime.models.errors import ModelError
+
+from .base import Ears, Look, Made
+from .in_process import Here
+from .rpc import Crossing, Gone
+from .rpc_calls import (
+    After,
+    Asked,
+    Beat,
+    Decided,
+    Ended,
+    GoOn,
+    Keep,
+    Known,
+    LookAt,
+    Prepare,
+    PutDown,
+    Reported,
+    Settle,
+    Terms,
+    Work,
+)
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.1
+"""Seconds for which the work goes on before it asks again whether it may."""
+
+EMPTY = "empty"
+"""In the device's folder: where work is done."""
+
+Inbox = queue.SimpleQueue[Asked]
+
+
+def main(number: int) -> None:
+    """Work for whoever has the other end of the socket with this file number, until that is closed."""
+    log_to_stderr()
+    crossing: Crossing[Asked] = Crossing(socket.socket(fileno=number), Asked)
+    inbox: Inbox = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(crossing, inbox), daemon=True).start()
+    terms = inbox.get()
+    if not isinstance(terms, Terms):
+        raise TypeError(f"the first word is {type(terms).__name__}, expected Terms")
+    try:
+        meter = meters.find(terms.meter).meter
+    except DeviceError as error:
+        inbox.get()
+        crossing.say(Ended(error=(type(error).__name__, str(error))))
+        return
+    _go_where_nothing_is(terms.folder)
+    worker = Worker(terms, meter, crossing, inbox)
+    while True:
+        crossing.say(worker.answer(inbox.get()))
+
+
+def _go_where_nothing_is(folder: Path) -> None:
+    """An empty folder to run graphs in. No graph may name a file (`graph_check`); if one did all the same,
+    there would be none beside it.
+    """
+    empty = folder / EMPTY
+    empty.mkdir(mode=0o500, parents=True, exist_ok=True)
+    os.chdir(empty)
+
+
+def _listen(crossing: Crossing[Asked], inbox: Inbox) -> None:
+    """On a thread, so that the end is heard of in the middle of any work: nothing is lost by it. Who cannot
+    listen any more, as for want of memory, ends too.
+    """
+    try:
+        while (asked := crossing.hear()) is not None:
+            inbox.put(asked)
+    except Gone:
+        os._exit(0)
+    except Exception:
+        try:
+            log.exception("what is asked for cannot be heard")
+        finally:
+            os._exit(1)
+
+
+class Told(Hours):
+    """Hours that somebody else keeps: `lost_s` is what that said last."""
+
+    lost_s = 0.0
+
+    def lost(self) -> float:
+        return self.lost_s
+
+
+class Worker:
+    """What is asked for, done as in one process."""
+
+    def __init__(self, terms: Terms, meter: Meter | None, crossing: Crossing[Asked], inbox: Inbox) -> None:
+        self._crossing, self._inbox, self._meter = crossing, inbox, meter
+        self._hours, self._link = Told(time.monotonic), LinkSpeed()
+        self._here = Here(terms.settings(meter), self._hours, self._link)
+        self._done, self._asked_s, self._unanswered = 0.0, 0.0, False
+
+    def answer(self, asked: Asked) -> Ended:
+        """Errors of ours are told; any other ends the process."""
+        look, over = None, True
+        error: tuple[str, str] | None = None
+        try:
+            if isinstance(asked, Work):
+                over = self._work(asked)
+            else:
+                look = self._do(asked)
+        except (DeviceError, ModelError, BlobError) as raised:
+            error = (type(raised).__name__, str(raised))
+        if self._unanswered:
+            self._heard(self._inbox.get())
+        bundles = self._here.bundles
+        known = Known(bundles, self._here.hello(0)) if bundles else None
+        return Ended(known, look, over, error, time.process_time())
+
+    def _do(self, asked: Asked) -> Look | None:
+        if isinstance(asked, LookAt):
+            self._link.seen = asked.seen
+            return self._here.look(asked.current)
+        if isinstance(asked, Prepare):
+            self._here.prepare(asked.current)
+        elif isinstance(asked, After):
+            self._here.after(asked.current, self.between)
+        elif isinstance(asked, Keep):
+            self._here.keep(asked.over, self.between)
+        elif isinstance(asked, Settle):
+            self._here.settle(asked.message, asked.counts)
+        elif isinstance(asked, PutDown):
+            self._here.put_down()
+        return None
+
+    def _work(self, asked: Work) -> bool:
+        self._link.seen, self._hours.lost_s, self._done = asked.seen, asked.lost_s, 0.0
+        self._here.deaths = asked.deaths
+        ears = Ears(
+            self._progress,
+            self.between,
+            self._hours.lost,
+            self._decided,
+            self._made,
+            lambda _offer: False,
+            lambda _run: asked.waiting,
+        )
+        return self._here.work(asked.current, ears)
+
+    def _progress(self, done: float) -> None:
+        self._done = done
+        self.between()
+
+    def between(self) -> None:
+        """Asks whether to go on, and waits for the answer; raises as Going.between does. What is not answered
+        at once stands still, and only want of memory ends that wait.
+        """
+        if not self._unanswered and time.monotonic() - self._asked_s < BEAT_S:
+            return
+        if not self._unanswered:
+            self._crossing.say(Beat(self._done))
+        self._unanswered = True
+        answer = self._heard(self._answered())
+        if answer.over:
+            raise RoundOver(answer.over)
+
+    def _answered(self) -> Asked:
+        answer = self._next()
+        if answer is not None:
+            return answer
+        with resting(self._meter):
+            while (answer := self._next()) is None:
+                self._here.heed()
+        return answer
+
+    def _next(self) -> Asked | None:
+        try:
+            return self._inbox.get(timeout=BEAT_S)
+        except queue.Empty:
+            return None
+
+    def _heard(self, answer: Asked) -> GoOn:
+        """It is the one to the last beat. Raises TypeError where it is none."""
+        if not isinstance(answer, GoOn):
+            raise TypeError(f"{type(answer).__name__} came in answer to a beat")
+        self._unanswered, self._asked_s = False, time.monotonic()
+        self._hours.lost_s = answer.lost_s
+        return answer
+
+    def _decided(self, _offer: Offer, plan: Plan, room_bytes: float) -> None:
+        self._crossing.say(Decided(plan, room_bytes))
+
+    def _made(self, made: Made) -> None:
+        self._crossing.say(Reported(made))

@@ -1,0 +1,1 @@
+"""What a device keeps of a task on its disk."""

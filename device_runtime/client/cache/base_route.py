@@ -1,0 +1,95 @@
+"""How a device gets to a base model: by steps from where it stands, or from the checkpoint on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from device_runtime.broker.wire import step_log as log
+from device_runtime.broker.wire.blobs import Blobs
+from device_runtime.broker.wire.messages import Base, Blob, MessageError, Step
+from device_runtime.client.errors import UnusableBase
+from device_runtime.models.bundles.tensors import Tensors
+
+MOST_REPLAYED = 2**34
+"""Products of a scalar and an element of its direction that are replayed rather than that a checkpoint is
+fetched: a minute or two on a small board, see docs/zeroth-order.md."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Weights that were made, or came, and where they are: so many steps on this line."""
+
+    line: bytes
+    at: int
+    weights: Tensors
+
+
+@dataclass(frozen=True)
+class Way:
+    """`steps` steps to go, from the checkpoint on where there is no `start`; `needed` are the blobs of it."""
+
+    start: Stand | None
+    steps: int
+    needed: tuple[Blob, ...]
+
+
+def way(base: Base, stand: Stand | None, here: Callable[[Blob], bool]) -> Way | None:
+    """The one that takes fewer bytes of those that are not `here`; what it replays is bounded, where there is
+    another. None where neither can be gone by what the base names, or the whole of it may name fewer bytes.
+    """
+    segments = _segments(base, base.steps)
+    anew = None if segments is None else Way(None, base.steps, (*base.checkpoint, *segments))
+    if stand is None or stand.line != base.line or not stand.at <= base.at:
+        return anew
+    lacking = base.at - stand.at
+    segments = _segments(base, lacking)
+    if segments is None:
+        return anew if base.whole or (anew and not _lacking(anew, here)) else None
+    on = Way(stand, lacking, segments)
+    if anew is None:
+        return on
+    elements = sum(part.size for part in base.checkpoint) // 4
+    scalars = lacking * base.tail[-1].width if base.tail else sum(blob.size for blob in segments)
+    if scalars * elements > MOST_REPLAYED and lacking > base.steps:
+        return anew
+    return on if _lacking(on, here) <= _lacking(anew, here) else anew
+
+
+def steps_of(way: Way, base: Base, blobs: Blobs) -> tuple[Step, ...]:
+    """Those to go. Raises BlobError, UnusableBase for a log that is not one, or not of this base."""
+    try:
+        tail = log.unpack(base.tail)
+        if way.steps <= len(tail):
+            return tail[len(tail) - way.steps :]
+        named = [blob for blob in way.needed if blob in base.log]
+        logged = tuple(step for blob in named for step in log.decode(blobs.get(blob)))
+    except MessageError as error:
+        raise UnusableBase(f"the log of the base is damaged: {error}") from None
+    if len(logged) < way.steps:
+        raise UnusableBase(f"the log of the base has {len(logged)} steps, {way.steps} are needed")
+    return logged[len(logged) - way.steps :]
+
+
+def _segments(base: Base, lacking: int) -> tuple[Blob, ...] | None:
+    """The blobs that have the last so many steps: none where the offer has them itself; None where the log
+    does not go back so far.
+    """
+    if lacking <= _in_tail(base):
+        return ()
+    first = base.at - lacking
+    if first < log.log_begins(base) or first < 0:
+        return None
+    return base.log[(first - log.log_begins(base)) // log.SEGMENT :]
+
+
+def _in_tail(base: Base) -> int:
+    try:
+        return log.count(base.tail)
+    except MessageError as error:
+        raise UnusableBase(f"the last steps of the base are damaged: {error}") from None
+
+
+def _lacking(way: Way, here: Callable[[Blob], bool]) -> int:
+    """Bytes to fetch."""
+    return sum(blob.size for blob in way.needed if not here(blob))

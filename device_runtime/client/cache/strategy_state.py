@@ -1,0 +1,73 @@
+"""What kinds of update keep on the device from one round of a run to the next, on its disk."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from device_runtime.broker.wire.partial_blob import admit, sync_folder
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.errors import TensorError
+from device_runtime.strategies.training.device_half import NOTHING
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".safetensors"
+
+
+class Memories:
+    """Of each kind what it kept in the last two rounds, of one run at a time: those of another go when the
+    first of a run is kept.
+
+    Two, so that a round whose work is done again, after a crash, begins with what it began with.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, run: str, kind: str, number: int) -> Tensors:
+        """What was kept last before round `number`; nothing where nothing was, or what was is damaged."""
+        folder = self._of(run, kind)
+        earlier = [one for one in _rounds(folder) if one < number]
+        if not earlier:
+            return NOTHING
+        try:
+            return tensors.decode(_path(folder, earlier[-1]).read_bytes())
+        except (OSError, TensorError) as error:
+            log.warning("what %s kept is not readable, and is left out: %s", kind, error)
+            return NOTHING
+
+    def put(self, run: str, kind: str, number: int, kept: Tensors) -> None:
+        """Durably, for the rounds after `number`. Raises OSError."""
+        folder = self._of(run, kind)
+        if not folder.parent.exists():
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            for made in (folder.parent, self._folder, self._folder.parent):
+                sync_folder(made)
+        beside = folder / "put.tmp"
+        with beside.open("wb") as file:
+            file.write(tensors.encode(kept))
+            file.flush()
+            os.fsync(file.fileno())
+        admit(beside, _path(folder, number))
+        for old in _rounds(folder)[:-2]:
+            _path(folder, old).unlink(missing_ok=True)
+
+    def _of(self, run: str, kind: str) -> Path:
+        """A run's name comes over the wire: it is no path."""
+        return self._folder / hashlib.sha256(run.encode()).hexdigest()[:16] / kind
+
+
+def _rounds(folder: Path) -> list[int]:
+    """In which something was kept, in order."""
+    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}"))
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number}{SUFFIX}"

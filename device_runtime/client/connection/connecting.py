@@ -1,0 +1,181 @@
+"""Where the broker is and who we are there: what was said on the command line, over what is kept."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+
+import platformdirs
+
+from device_runtime.broker.errors import UrlError
+from device_runtime.broker.security.enrolment import FILE, Enrolment, EnrolmentError
+from device_runtime.broker.wire.topics import check_device
+from device_runtime.broker.wire.url import TLS, BrokerUrl
+from device_runtime.client.errors import NoDevice
+
+from .trust import ISSUED
+
+log = logging.getLogger(__name__)
+
+MARKS = (FILE, "outbox", "lock", "device.toml")
+"""What tells a device's folder: each has one of these from its first moment on."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """`folder` is the device's own; `key` its aggregator's public key, empty where it was not enrolled."""
+
+    url: BrokerUrl
+    name: str
+    folder: Path
+    client_id: str
+    key: bytes = b""
+    enrolment: Enrolment | None = None
+
+    @property
+    def secret(self) -> bytes:
+        """The device's own key; empty where it has none."""
+        return self.enrolment.secret if self.enrolment else b""
+
+
+def enrol(token: str, options: argparse.Namespace) -> Enrolment:
+    """Keep what a token says, in place of an earlier enrolment of the same device. Raises EnrolmentError."""
+    enrolment = Enrolment.of_token(token)
+    if options.name not in (None, enrolment.name):
+        raise EnrolmentError(f"the token is for a device called {enrolment.name!r}, not {options.name!r}")
+    folder = options.state or _root() / enrolment.name
+    before = Enrolment.load(folder)
+    if before is not None and before.name != enrolment.name:
+        raise EnrolmentError(
+            f"{folder} is the folder of {before.name!r}, the token is for {enrolment.name!r}: "
+            "give another --state"
+        )
+    claim(folder)
+    if before is not None and before.key != enrolment.key:
+        log.warning("the aggregator's key is another than before: offers of the one before are refused now")
+    (folder / ISSUED).unlink(missing_ok=True)
+    enrolment.save(folder)
+    return enrolment
+
+
+def connect(options: argparse.Namespace) -> Connection:
+    """What `add_connection` added, read. Raises EnrolmentError, UrlError, TopicError."""
+    given = options.broker
+    url = (
+        BrokerUrl.parse(given, TLS(options.ca, options.cert, options.key), options.insecure)
+        if given
+        else None
+    )
+    folder, enrolment = _kept(options, url)
+    if enrolment is None:
+        if url is None:
+            raise UrlError("where is the broker? Give its URL, or enrol this device: join --enrol TOKEN")
+        name = check_device(options.name or url.user or _host())
+        if options.name is None and (found := _enrolled()):
+            others = ", ".join(found)
+            log.warning("joining %s as %s, who is not enrolled: any aggregator's offers are taken", url, name)
+            log.warning("enrolled here: %s; --name says which to join as", others)
+        return Connection(url, name, folder or _root() / name, name)
+    if options.name not in (None, enrolment.name):
+        raise EnrolmentError(f"{folder} is enrolled as {enrolment.name!r}, not {options.name!r}")
+    if url is None:
+        url = enrolment.address
+    elif url.user is None:
+        url = enrolment.at(url)
+    folder = folder or _root() / enrolment.name
+    return Connection(url, enrolment.name, folder, enrolment.client_id, enrolment.key, enrolment)
+
+
+def folder_of(options: argparse.Namespace) -> Path:
+    """The folder of a device that is here, by what `add_place` added; or else the only one there is.
+
+    Raises NoDevice.
+    """
+    if options.state is None and options.name is None:
+        found = sorted(path.parent.name for path in _root().glob("*/outbox")) or _enrolled()
+        if len(found) != 1:
+            here = f"devices here: {', '.join(found)}" if found else f"no device is in {_root()}"
+            raise NoDevice(f"{here}: say which with --name or --state")
+        return _root() / found[0]
+    folder: Path = options.state or _root() / check_device(options.name)
+    if not folder.is_dir():
+        raise NoDevice(f"no device is in {folder}")
+    return folder
+
+
+def is_device(folder: Path) -> bool:
+    """Whether the folder is a device's, and what has a name of ours in it therefore ours."""
+    return any((folder / mark).exists() for mark in MARKS)
+
+
+@contextmanager
+def no_trace(folder: Path) -> Iterator[Callable[[], None]]:
+    """Remove the device's folder again on leaving, unless what this gives was called, or it was there before.
+
+    So a device that never joined is none of the devices here. Raises NoDevice as `claim` does.
+    """
+    was_there, was_device = folder.is_dir(), is_device(folder)
+    claim(folder)
+    joined: list[bool] = []
+    try:
+        yield lambda: joined.append(True)
+    finally:
+        if not (was_device or joined):
+            rmtree(folder, ignore_errors=True)
+            if was_there:
+                folder.mkdir(mode=0o700)
+
+
+def claim(folder: Path) -> None:
+    """Make it a device's own, for its owner alone. Raises NoDevice where others have something in it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stranger = None if is_device(folder) else next(folder.iterdir(), None)
+        if stranger is None:
+            (folder / "lock").touch()
+    except OSError as error:
+        raise NoDevice(f"no device can be in {folder}: {(error.strerror or str(error)).lower()}") from None
+    if stranger is not None:
+        raise NoDevice(
+            f"{folder} has other things in it, as {stranger.name}: a device has its folder to itself. "
+            "Give another --state, a new or an empty one"
+        )
+
+
+def is_enrolled(options: argparse.Namespace) -> bool:
+    """Whether there is an enrolment that `connect` would use, sound or not."""
+    try:
+        return _kept(options, None)[1] is not None
+    except EnrolmentError:
+        return True
+
+
+def _kept(options: argparse.Namespace, url: BrokerUrl | None) -> tuple[Path | None, Enrolment | None]:
+    """The device's folder, where it can be told, and the enrolment in it; else the only one there is."""
+    name = options.name or (url and (url.user or _host()))
+    folder: Path | None = options.state or (_root() / check_device(name) if name else None)
+    if folder is not None:
+        return folder, Enrolment.load(folder)
+    found = _enrolled()
+    if len(found) > 1:
+        raise EnrolmentError(f"several devices are enrolled here ({', '.join(found)}): say which with --name")
+    return (_root() / found[0], Enrolment.load(_root() / found[0])) if found else (None, None)
+
+
+def _enrolled() -> list[str]:
+    """Names of the folders here that have an enrolment."""
+    return sorted(path.parent.name for path in _root().glob(f"*/{FILE}"))
+
+
+def _root() -> Path:
+    return Path(platformdirs.user_state_dir("device-runtime"))
+
+
+def _host() -> str:
+    return platform.node().split(".")[0] or "device"

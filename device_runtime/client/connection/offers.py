@@ -1,0 +1,57 @@
+"""Offers on the device: which are to be believed, and when an open round closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from device_runtime.broker.wire.messages import Base, MessageError, Offer
+from device_runtime.broker.wire.topics import TopicError, check_task
+
+EXTENDED_S = 1.0
+"""By so much later a round closes that was given a new deadline; less is what the word took on its way."""
+
+
+@dataclass(frozen=True)
+class Open:
+    """A round that is open, and when it closes on the device's own clock, in seconds.
+
+    `member` of the family is the one whose base is fetched for it, "" the main model; None: not decided yet.
+    """
+
+    offer: Offer
+    closes: float
+    member: str | None = None
+
+    @property
+    def base(self) -> Base:
+        """What is worked on."""
+        return next((one.base for one in self.offer.family if one.name == self.member), self.offer.base)
+
+    def follows(self, earlier: Open) -> bool:
+        """Whether this is the same round with the same deadline, said once more."""
+        now, then = self.offer, earlier.offer
+        return (now.run, now.round) == (then.run, then.round) and self.closes - earlier.closes < EXTENDED_S
+
+
+def opened(offer: Offer, came: float) -> Open:
+    """The round of an offer that came at this moment. Raises MessageError for one that makes no sense."""
+    where = f"offer of round {offer.round} of {offer.task!r}"
+    try:
+        check_task(offer.task)
+    except TopicError:
+        raise MessageError(f"{where}: that is no name of a task") from None
+    for name, seconds in (("remaining_s", offer.remaining_s), ("deadline_s", offer.deadline_s)):
+        if not isfinite(seconds) or seconds < 0:
+            raise MessageError(f"{where}: {name} is {seconds}, expected 0 or more seconds")
+    if offer.round < 0:
+        raise MessageError(f"{where}: rounds are counted from 0")
+    if not 0 <= offer.seed < 2**64:
+        raise MessageError(f"{where}: seed is {offer.seed}, expected 64 bits")
+    names = ["", *(member.name for member in offer.family)]
+    if len(set(names)) != len(names):
+        raise MessageError(f"{where}: models of its family are called {names[1:]}, each needs its own")
+    for base in (offer.base, *(member.base for member in offer.family)):
+        if not base.checkpoint or base.steps < 0:
+            raise MessageError(f"{where}: a base has no checkpoint, or {base.steps} steps")
+    return Open(offer, came + offer.remaining_s)

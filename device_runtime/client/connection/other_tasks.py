@@ -1,0 +1,87 @@
+"""Says that the task which a device was told to join is not offered, and which tasks are."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing
+
+from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.security.access_trial import Trial
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link_events import Received
+from device_runtime.broker.wire.messages import MessageError, Offer
+from device_runtime.broker.wire.topics import TopicError
+
+from .connecting import Connection
+from .offers import opened
+from .trust import Trust
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""Seconds after connecting before a device looks which tasks there are."""
+LISTEN_S = 1.0
+"""Seconds that it listens for retained offers, which a broker sends at once."""
+AGAIN_S = 600.0
+"""Seconds until it looks again, and says again what it found."""
+SHOWN = 20
+"""Tasks that are named, of more."""
+
+
+def look_out(
+    connection: Connection,
+    task: str,
+    heard: Callable[[], bool],
+    stop: threading.Event,
+) -> threading.Thread:
+    """Warn while `task` is not offered, until `heard` says that the device is in it or `stop` is set.
+
+    The device goes on waiting meanwhile, for the task may begin later. Returns the thread that does this.
+    """
+
+    def looking() -> None:
+        wait_s = LOOK_S
+        while not stop.wait(wait_s) and not heard():
+            wait_s = AGAIN_S
+            try:
+                there = offered(connection)
+            except BrokerError as error:
+                log.debug("the tasks at %s were not read: %s", connection.url, error)
+                continue
+            if task in there:
+                return
+            log.warning("%s", absent(task, there))
+
+    thread = threading.Thread(target=looking, name="other tasks", daemon=True)
+    thread.start()
+    return thread
+
+
+def absent(task: str, there: Mapping[str, bool]) -> str:
+    """The warning: there is no such task, and which there are."""
+    if not there:
+        return f"there is no task {task!r}, nor any other: is `serve` running? Waiting for {task!r}"
+    shown = [f"{name} (done)" if done else name for name, done in sorted(there.items())[:SHOWN]]
+    more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
+    return f"there is no task {task!r}; offered are: {', '.join(shown)}{more}. Waiting for {task!r}"
+
+
+def offered(connection: Connection) -> dict[str, bool]:
+    """The tasks that the broker has offers of, and whether each is done; over a connection of its own.
+
+    Offers of another aggregator than that of the enrolment are left out. Raises BrokerError.
+    """
+    with closing(Trial(connection.url, f"{connection.client_id}-tasks", (topics.OFFERS,))) as trial:
+        heard = trial.hear(LISTEN_S)
+    trust = Trust(connection.key)
+    return {offer.task: offer.done for message in heard if (offer := _offer(trust, message))}
+
+
+def _offer(trust: Trust, message: Received) -> Offer | None:
+    try:
+        return opened(trust.offer(message.topic, message.payload), 0.0).offer
+    except (MessageError, TopicError) as error:
+        log.debug("offer left out: %s", error)
+        return None

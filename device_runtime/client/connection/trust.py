@@ -1,0 +1,193 @@
+"""Whose offers this device acts on."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire.messages import MessageError, Offer, Receipt, decode, offer_in
+from device_runtime.broker.wire.partial_blob import replace_file
+
+if TYPE_CHECKING:
+    from device_runtime.broker.security.signing import Verifier
+    from device_runtime.broker.wire.session_mac import Pact
+
+log = logging.getLogger(__name__)
+
+RUNS = 64
+"""Runs of which the latest round is remembered."""
+TASKS = 64
+"""Tasks of which the latest offer's time is remembered."""
+ISSUED = "issued.json"
+"""In the device's folder: when the latest offer of each task was issued."""
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """The file: by which aggregator's key (hex), and for each task seconds since 1970."""
+
+    key: str
+    issued: dict[str, int]
+
+
+class Issued:
+    """When the latest offer of each task was issued, by one aggregator's key; kept in a folder, if given."""
+
+    def __init__(self, key: bytes, folder: Path | None) -> None:
+        """Reads what an earlier life kept. Of another key, or damaged, it counts for nothing."""
+        self._key, self._path = key.hex(), folder / ISSUED if folder else None
+        self._known: dict[str, int] = {}
+        if self._path and self._path.exists():
+            try:
+                kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
+                self._known = dict(kept.issued) if kept.key == self._key else {}
+            except (OSError, msgspec.DecodeError, ValueError) as error:
+                log.warning("%s cannot be read, old offers cannot be told from new: %s", self._path, error)
+
+    def latest(self, task: str) -> int:
+        """Seconds since 1970; 0 where no offer of the task is known."""
+        return self._known.get(task, 0)
+
+    def succeed(self, key: bytes) -> None:
+        """They are by this key from now on."""
+        self._key = key.hex()
+        self._write()
+
+    def note(self, task: str, issued: int) -> None:
+        """An offer of this time is taken. On the disk when this returns, if that works."""
+        if issued <= self.latest(task):
+            return
+        self._known.pop(task, None)
+        self._known[task] = issued
+        while len(self._known) > TASKS:
+            del self._known[next(iter(self._known))]
+        self._write()
+
+    def _write(self) -> None:
+        if self._path:
+            try:
+                replace_file(self._path, msgspec.json.encode(_Kept(self._key, self._known)))
+            except OSError as error:
+                log.warning("cannot write %s: %s", self._path, error.strerror or error)
+
+
+class Trust:
+    """Reads offers. With the key of an aggregator (32 bytes) only that one's, and none older than one taken.
+
+    Without a key any offer is taken, signed or not. Raises NotTrusted for a key that is none.
+    """
+
+    def __init__(
+        self,
+        key: bytes = b"",
+        draw: Callable[[int], bytes] = secrets.token_bytes,
+        folder: Path | None = None,
+        signs: bool = False,
+    ) -> None:
+        """`draw` gives so many random bytes; `folder` keeps which offer was the latest, for other lives.
+
+        `signs`: the device signs its hellos, so that its aggregator puts a word on its receipts.
+        """
+        self.key = b""
+        """To say in a hello, so that the aggregator need not sign what it says in few bytes."""
+        self._verifier: Verifier | None = None
+        self._pact: Pact | None = None
+        self._signs = signs
+        self._rounds: dict[str, int] = {}
+        self._issued = Issued(key, folder if key else None)
+        if key:
+            from device_runtime.broker.security.signing import Verifier
+            from device_runtime.broker.wire import (
+                session_mac as pact,  # a device that is not enrolled needs no cryptography
+            )
+
+            self._own, self._folder = draw(pact.KEY_BYTES), folder
+            self._verifier = Verifier(key)
+            self._pact, self.key = self._verifier.agree(self._own), pact.public(self._own)
+
+    def next(self, topic: str, run: str, payload: bytes) -> small.Next:
+        """The next round of this run that came on this topic. Raises MessageError as `offer`."""
+        said, word = small.parted(payload)
+        if self._pact is None:
+            return small.decode_next(said)
+        if not self._pact.holds(word, topic, run, said):
+            from device_runtime.broker.security.signing import NotTrusted
+
+            raise NotTrusted(
+                f"next round on {topic} refused: it is not said to this device, for run {run!r}, by the "
+                "aggregator that it is enrolled with"
+            )
+        made = small.decode_next(said)
+        self._rounds[run] = max(self._rounds.get(run, 0), made.round)
+        return made
+
+    def word(self, topic: str, run: str, payload: bytes) -> bytes:
+        """That this device says this there, in this run; empty where nothing is agreed on."""
+        return self._pact.word(topic, run, payload) if self._pact else b""
+
+    def receipt(self, topic: str, payload: bytes) -> Receipt:
+        """The receipt that came on this topic. Raises MessageError as `offer`."""
+        if not (self._signs and self._pact):
+            return decode(payload, Receipt)
+        said, word = payload[: -small.WORD_BYTES], payload[-small.WORD_BYTES :]
+        if not self._pact.holds(word, topic, "", said):
+            from device_runtime.broker.security.signing import NotTrusted
+
+            raise NotTrusted(
+                f"receipt on {topic} refused: it is not said to this device by the aggregator that it is "
+                "enrolled with"
+            )
+        return decode(said, Receipt)
+
+    def offer(self, topic: str, payload: bytes, retained: bool = False) -> Offer:
+        """The offer that came on this topic. Raises MessageError, which says why it is not to be acted on.
+
+        Rounds of a run only go up, and so does the time of issue: an earlier one is what somebody has kept,
+        and sends again. A round that is `retained` says no more than that there is a task.
+        """
+        if self._verifier is None:
+            return offer_in(payload)
+        before = self._verifier.public
+        offer, issued = self._verifier.open(topic, payload)
+        if self._verifier.public != before:
+            self._succeed(self._verifier, before)
+        is_sign, newest = retained and not offer.done, self._issued.latest(offer.task)
+        if issued < newest and not is_sign:
+            raise MessageError(
+                f"offer of round {offer.round} of {offer.task!r} refused: it was issued at {issued}, and one "
+                f"of {newest} was taken before. Either it is sent again by somebody who kept it, or the "
+                "aggregator's clock went back"
+            )
+        latest = self._rounds.pop(offer.run, 0)
+        self._rounds[offer.run] = max(latest, offer.round)
+        while len(self._rounds) > RUNS:
+            del self._rounds[next(iter(self._rounds))]
+        if 0 < offer.round < latest and not is_sign:
+            raise MessageError(
+                f"offer of round {offer.round} refused: round {latest} of this run was offered before"
+            )
+        self._issued.note(offer.task, issued)
+        return offer
+
+    def _succeed(self, verifier: Verifier, before: bytes) -> None:
+        """The aggregator has another key, which the one before has signed: that alone counts from now on, and
+        in other lives.
+        """
+        from device_runtime.broker.security.enrolment import Enrolment, EnrolmentError
+
+        new = verifier.public
+        log.warning("the aggregator's key is now %s, as its key %s says", new[:8].hex(), before[:8].hex())
+        self._pact = verifier.agree(self._own)
+        try:
+            enrolment = Enrolment.load(self._folder) if self._folder else None
+            if self._folder and enrolment and enrolment.key == before:
+                msgspec.structs.replace(enrolment, key=new).save(self._folder)
+        except EnrolmentError as error:
+            log.warning("the aggregator's new key is not kept: %s", error)
+            return
+        self._issued.succeed(new)  # the next life begins with the key of the enrolment, and reads its times

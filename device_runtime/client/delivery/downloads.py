@@ -1,0 +1,110 @@
+"""What the device is fetching: one pull for each blob, asked for at each tick until it is here."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from device_runtime.broker.errors import BlobError
+from device_runtime.broker.wire.blobs import Blobs, Room
+from device_runtime.broker.wire.messages import Blob, Get, Offer
+from device_runtime.broker.wire.transfer import Pull
+
+log = logging.getLogger(__name__)
+
+BLOBS, BUNDLES = "blobs", "bundles"
+"""The folders, in the device's own, of what was fetched, and of bundles that are unpacked."""
+WRONG_HASHES = 2
+"""Times that a content may arrive whole and have another hash."""
+
+
+class Downloads:
+    """Pulls by hash. `ask` sends a Get; `arrived` is told of each blob that is whole and verified,
+    and of the seconds that it took.
+    """
+
+    def __init__(
+        self, blobs: Blobs, ask: Callable[[Get], None], arrived: Callable[[Blob, float], None]
+    ) -> None:
+        self._blobs = blobs
+        self._ask = ask
+        self._arrived = arrived
+        self._pulls: dict[bytes, Pull] = {}
+        self._began: dict[bytes, float] = {}
+        self._wrong: Counter[bytes] = Counter()
+
+    def advance(self, wanted: Iterable[Blob], now: float) -> bool:
+        """Fetch these and nothing else. Returns False when the sender does not have one of them, or what it
+        has is never what it is named: a later offer may ask again.
+
+        Raises BlobError when what came was not what was named; it is then fetched anew, once. Raises NoRoom.
+        """
+        wanted = tuple(wanted)
+        self._pulls = {blob.sha: self._pulls[blob.sha] for blob in wanted if blob.sha in self._pulls}
+        for blob in wanted:
+            if blob.sha not in self._pulls:
+                self._pulls[blob.sha] = Pull(blob, self._blobs.partial(blob))
+        self._began = {sha: self._began.get(sha, now) for sha in self._pulls}
+        for sha, pull in list(self._pulls.items()):
+            if pull.refused or self._wrong[sha] >= WRONG_HASHES:
+                self._give_up(pull)
+                return False
+            if pull.done:
+                self._finish(pull)
+                self._arrived(pull.blob, now - self._began[sha])
+            elif blocks := pull.wanted(now):
+                self._ask(Get(blob=pull.blob, blocks=blocks))
+        return True
+
+    def expect(self, blob: Blob, now: float) -> None:
+        """The sender has begun with this blob unasked; one for which there is no room is not taken."""
+        if blob.sha not in self._pulls and not self._blobs.has(blob):
+            try:
+                self._pulls[blob.sha] = Pull(blob, self._blobs.partial(blob))
+            except BlobError as error:
+                log.debug("%s", error)
+                return
+            self._pulls[blob.sha].expect(now)
+            self._began[blob.sha] = now
+
+    def received(self, sha: bytes, index: int, data: bytes, now: float) -> None:
+        """A block came; one that nobody waits for is dropped."""
+        if pull := self._pulls.get(sha):
+            pull.received(index, data, now)
+
+    def restart(self) -> None:
+        """The link was down: what was asked for is not coming."""
+        for pull in self._pulls.values():
+            pull.restart()
+
+    def _finish(self, pull: Pull) -> None:
+        try:
+            pull.finish()
+        except BlobError:
+            self._wrong[pull.blob.sha] += not pull.done  # a disk that fails leaves it done
+            raise
+        del self._wrong[pull.blob.sha]
+
+    def _give_up(self, pull: Pull) -> None:
+        del self._pulls[pull.blob.sha]
+        del self._wrong[pull.blob.sha]
+        why = "the aggregator does not have it" if pull.refused else "what came as it had another hash twice"
+        log.warning("blob %s: %s", pull.blob.hex[:12], why)
+
+
+def store(folder: Path, disk_bytes: int | None) -> Blobs:
+    """The blobs of the device in `folder`; with its unpacked bundles they take `disk_bytes` at most."""
+    return Blobs(folder / BLOBS, room=Room(most=disk_bytes, beside=(folder / BUNDLES,)))
+
+
+def prune(blobs: Blobs, offer: Offer, waiting: Iterable[Blob | None]) -> None:
+    """Drop all blobs but those of this offer and those that wait to be sent."""
+    bases = (offer.base, *(member.base for member in offer.family))
+    parts = (part for base in bases for part in (*base.checkpoint, *base.log))
+    kept = (offer.bundle, *(member.bundle for member in offer.family), *parts, offer.aside, *waiting)
+    try:
+        blobs.prune([blob for blob in kept if blob is not None])
+    except BlobError as error:
+        log.warning("%s", error)

@@ -1,0 +1,154 @@
+"""What codecs left out of updates, on the device's disk, until it has come with a later update.
+
+Error feedback holds for updates that count: one that is refused, late or never sent takes nothing along, and
+what was to come with it comes with the next. Its receipt may come when that is made already. So there is a
+file for each kind with what is left after all that counts, and after each update that has no receipt yet as
+if it and those before counted. A receipt changes the file at once: a later life of the process may take it
+again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.broker.wire.partial_blob import disk, replace_file, sync_folder
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.errors import TensorError
+from device_runtime.strategies.training.device_half import NOTHING
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".safetensors"
+COUNTED = 0
+"""In place of a round's number: what is left after all that counts."""
+
+Rests = dict[int, Tensors]
+"""By round: COUNTED, and those without a receipt."""
+
+
+@dataclass(frozen=True)
+class Of:
+    """A kind of update in a run, of a member of the family, or of the main model: ""."""
+
+    run: str
+    kind: str
+    member: str = ""
+
+
+class Leftovers:
+    """Of one run at a time: those of another go when the first of a run is kept.
+
+    Raises BlobError where the disk does not take what is to be kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, of: Of, waiting: Collection[int]) -> Tensors:
+        """What comes with the next update. `waiting` are the rounds whose updates are on the disk and have no
+        receipt; one that is not was never sent.
+        """
+        rests = self._rests(of, waiting)
+        return rests[max(rests)] if rests else NOTHING
+
+    def put(self, of: Of, number: int, waiting: Collection[int], left: Tensors) -> None:
+        """What is left with the update of a round. To be durable before that is; `waiting` as in `get`."""
+        path, rests = self._path(of), self._rests(of, waiting)
+        with disk("write", path):
+            if not path.parent.exists():
+                shutil.rmtree(self._folder, ignore_errors=True)
+                path.parent.mkdir(parents=True)
+                for made in (self._folder, self._folder.parent):
+                    sync_folder(made)
+        _write(path, {**rests, number: left})
+
+    def settle(self, run: str, kind: str, number: int, counts: bool) -> None:
+        """The update of a round has its receipt; again, it changes nothing."""
+        for path in self._path(Of(run, kind)).parent.glob(f"{kind}.*{SUFFIX}"):
+            rests = _read(path)
+            if number in rests and number != COUNTED:
+                (_count if counts else _drop)(rests, number)
+                _write(path, rests)
+
+    def _rests(self, of: Of, waiting: Collection[int]) -> Rests:
+        """Without those that were never sent."""
+        rests = _read(self._path(of))
+        for number in [number for number in rests if number not in (COUNTED, *waiting)]:
+            _drop(rests, number)
+        return rests
+
+    def _path(self, of: Of) -> Path:
+        """Names of runs and members come over the wire: they are no paths."""
+        return self._folder / _hash(of.run) / f"{of.kind}.{_hash(of.member)}{SUFFIX}"
+
+
+def _count(rests: Rests, number: int) -> None:
+    """It is among what counts: what it left is left also where those before it do not count."""
+    before, mine = _before(rests, number), rests.pop(number)
+    if before is None:
+        rests[COUNTED] = mine
+        return
+    if before != COUNTED:
+        rests.setdefault(COUNTED, NOTHING)
+    for earlier in [known for known in rests if known < before]:
+        rests[earlier] = _moved(rests[earlier], rests[before], mine)
+    rests[before] = mine
+
+
+def _drop(rests: Rests, number: int) -> None:
+    """As if it had never been made."""
+    before, mine = _before(rests, number), rests.pop(number)
+    start = NOTHING if before is None else rests[before]
+    for later in [known for known in rests if known > number]:
+        rests[later] = _moved(rests[later], mine, start)
+
+
+def _before(rests: Rests, number: int) -> int | None:
+    return max((known for known in rests if known < number), default=None)
+
+
+def _moved(rest: Tensors, old: Tensors, new: Tensors) -> Tensors:
+    """`rest` with the difference of two others; where only one has a tensor, the other has zeros of it."""
+    after = dict(rest)
+    for name in {*old, *new}:
+        for sign, one in ((-1, old), (1, new)):
+            if name in one:
+                known = after.get(name, np.float32(0))
+                after[name] = np.asarray(known + np.float32(sign) * one[name], np.float32)
+    return after
+
+
+def _read(path: Path) -> Rests:
+    """Nothing where there is nothing, or what is there is damaged."""
+    try:
+        found = tensors.decode(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, TensorError) as error:
+        log.warning("what was left out of updates is not readable, and is lost: %s", error)
+        return {}
+    rests: dict[int, dict[str, NDArray[Any]]] = {}
+    for place, value in found.items():
+        number, _, name = place.partition("/")
+        rests.setdefault(int(number), {})[name] = value
+    return dict(rests)
+
+
+def _write(path: Path, rests: Rests) -> None:
+    flat = {f"{number}/{name}": value for number, rest in rests.items() for name, value in rest.items()}
+    with disk("write", path):
+        replace_file(path, tensors.encode(flat))
+
+
+def _hash(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]

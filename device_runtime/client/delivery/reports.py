@@ -1,0 +1,62 @@
+"""From what came of a round's work to the messages that say it."""
+
+from __future__ import annotations
+
+from math import ceil, isnan
+from typing import TYPE_CHECKING
+
+from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Metrics, Offer, Plan
+
+if TYPE_CHECKING:
+    from device_runtime.client.training.work import Decision, Outcome
+
+
+def bare_hello(boot: int) -> Hello:
+    """Before the task is known here: `num_examples` 0 says that the device is not ready yet."""
+    return Hello(boot=boot, num_examples=0, profile="", memory_bytes=0, engine="")
+
+
+def plan_message(offer: Offer, decision: Decision) -> Plan:
+    """What was decided and why; kind "" when the device sits out."""
+    chosen = decision.plan.chosen
+    cost = chosen.cost if chosen else None
+    return Plan(
+        task=offer.task,
+        round=offer.round,
+        kind=chosen.label if chosen else "",
+        seconds=cost.seconds if cost else 0.0,
+        memory_bytes=cost.peak_memory_bytes if cost else 0,
+        energy_j=cost.energy_j if cost else 0.0,
+        reasons=decision.reasons,
+    )
+
+
+def contribution_message(offer: Offer, outcome: Outcome, body: bytes | Blob) -> Contribution:
+    """The contribution with its tensors inline, or their blob; boot and seq are the sender's to fill in.
+
+    Raises ValueError for an outcome without contribution.
+    """
+    made = outcome.contribution
+    if made is None:
+        raise ValueError("nothing was contributed")
+    return Contribution(
+        task=offer.task,
+        run=offer.run,
+        round=offer.round,
+        boot=0,
+        seq=0,
+        kind=made.kind,
+        num_examples=made.num_examples,
+        metrics=Metrics(
+            train_loss=made.train_loss,
+            train_time_ms=round(1e3 * outcome.train_time_s),
+            energy_mj=round(1e3 * outcome.energy_j),
+            peak_memory_kib=outcome.peak_memory_bytes // 1024,
+            energy_source=outcome.energy.source if outcome.energy.measured else "",
+            energy_off_percent=max(1, round(100 * outcome.energy.uncertainty)),
+            epsilon_milli=0 if isnan(outcome.epsilon) else ceil(1000 * outcome.epsilon),
+        ),
+        body=body if isinstance(body, bytes) else b"",
+        blob=body if isinstance(body, Blob) else None,
+        form=made.form,
+    )

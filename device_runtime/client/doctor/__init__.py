@@ -1,0 +1,1 @@
+"""What `device-runtime doctor` examines."""

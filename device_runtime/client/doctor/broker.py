@@ -1,0 +1,261 @@
+"""What there is between this device and its rounds: enrolment, broker, TLS, access list, offers, clock."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from device_runtime.broker.errors import BrokerError, BrokerRefused, UrlError
+from device_runtime.broker.security import certificate
+from device_runtime.broker.security.access_trial import Trial
+from device_runtime.broker.security.certificate import (
+    EXPIRED,
+    NOT_YET,
+    OTHER_ADDRESS,
+    OTHER_NAME,
+    Certificate,
+    CertificateRefused,
+)
+from device_runtime.broker.security.enrolment import FILE
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link_events import Received
+from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError, Signed, decode
+from device_runtime.client.connection.connecting import Connection
+from device_runtime.client.connection.trust import Trust
+
+from .installation import Finding, State
+
+DAY_S = 86_400.0
+SOON_S = 30 * DAY_S
+"""A certificate that ends sooner is worth a word."""
+SKEW_S = 300.0
+"""Seconds that a clock may be behind before it is said."""
+LISTEN_S = 1.0
+"""Seconds to wait for what must not come."""
+TO_ALL = f"{topics.ROOT}/all/"
+NOBODY = "nobody-in-particular"
+"""A device that is not this one. The aggregator drops what is said on the topics that are tried."""
+
+_SET_CLOCK = "set the clock: `timedatectl set-ntp true`, or a server of your network"
+_TLS_ADVICE = {
+    NOT_YET: f"the certificate begins later than this device's clock says: {_SET_CLOCK}",
+    EXPIRED: "if this device's clock is right, on the broker: `device-runtime broker renew DIR`",
+    OTHER_NAME: "use a host of the certificate, or make one with it: `broker init --name HOST`",
+    OTHER_ADDRESS: "use an address of the certificate, or make one with it: `broker init --name ADDRESS`",
+}
+_FORGES = "whoever runs the broker can send updates in its name, and receipts to it"
+_NO_AUTHORITY = (
+    "give the broker's authority with --ca, or enrol the device anew: the broker is not the one it was"
+)
+
+
+def examine(connection: Connection, now: float) -> Iterator[Finding]:
+    """From near to far; ends at the first thing without which the next cannot be tried.
+
+    `now` is what this device's clock says, in seconds since 1970.
+    """
+    yield enrolled(connection)
+    url = connection.url
+    reached = _reached(connection)
+    yield reached
+    if reached.state == "problem":
+        return
+    seen: Certificate | None = None
+    if url.secure:
+        try:
+            seen = certificate.examine(url)
+        except (CertificateRefused, UrlError, OSError) as error:
+            yield _distrusted(error)
+            yield _clock(connection, now, None, 0)
+            return
+        yield _trusted(seen, now)
+    else:
+        plain = (
+            "not used: what is said stays on this machine"
+            if url.loopback
+            else "not used: all can be read on the way"
+        )
+        yield Finding(
+            "tls", "ok" if url.loopback else "missing", plain, "" if url.loopback else "use mqtts://"
+        )
+    yield from _inside(connection, now, seen)
+
+
+def enrolled(connection: Connection) -> Finding:
+    """Whether this device knows whose offers count, and keeps its password to itself."""
+    kept = connection.enrolment
+    if kept is None:
+        advice = "enrol it: `device-runtime device add NAME` where the broker is set up"
+        found = f"none: offers of any aggregator are taken, {_FORGES}"
+        return Finding("enrolment", "missing", found, advice)
+    path = connection.folder / FILE
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        return Finding("enrolment", "problem", f"{path} can be read by others", f"chmod 600 {path}")
+    day = datetime.fromtimestamp(kept.issued, timezone.utc)
+    found = f"{kept.name}, since {day:%Y-%m-%d}; offers by key {kept.key[:8].hex()}"
+    if not kept.secret:
+        advice = f"enrol it again: `device-runtime device add {kept.name} --again` where the broker is set up"
+        return Finding("enrolment", "missing", f"{found}; it has no key of its own: {_FORGES}", advice)
+    return Finding("enrolment", "ok", f"{found}; signs by its own")
+
+
+def _reached(connection: Connection) -> Finding:
+    url = connection.url
+    try:
+        began = time.perf_counter()
+        with socket.create_connection((url.host, url.port), timeout=5.0) as way:
+            took, address = time.perf_counter() - began, way.getpeername()[0]
+    except socket.gaierror as error:
+        advice = "check the host in the URL, and this device's name server"
+        return Finding("broker", "problem", f"no machine is called {url.host!r} ({error.strerror})", advice)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        advice = "start the broker, check host and port, and the firewalls between"
+        return Finding("broker", "problem", f"nothing answers at {url} ({why})", advice)
+    return Finding("broker", "ok", f"{url} ({address}) answers in {1e3 * took:.0f} ms")
+
+
+def _distrusted(error: Exception) -> Finding:
+    if not isinstance(error, CertificateRefused):
+        return Finding("tls", "problem", str(error), "check the port: is TLS spoken there, and the TLS files")
+    if error.code:
+        return Finding("tls", "problem", str(error), _TLS_ADVICE.get(error.code, _NO_AUTHORITY))
+    return Finding("tls", "problem", str(error), "check the port: is TLS spoken there?")
+
+
+def _trusted(seen: Certificate, now: float) -> Finding:
+    days = (seen.ends - now) / DAY_S
+    found = f"{seen.protocol}, certificate of {seen.subject} by {seen.issuer}, {days:.0f} days left"
+    if seen.ends - now < SOON_S:
+        return Finding("tls", "missing", found, "on the broker: `device-runtime broker renew DIR`")
+    return Finding("tls", "ok", found)
+
+
+def _inside(connection: Connection, now: float, seen: Certificate | None) -> Iterator[Finding]:
+    """With a connection of its own: the device that may be running keeps its."""
+    name = connection.name
+    filters = (f"{TO_ALL}#", topics.up("+", "state"), topics.up(name, "trial"))
+    try:
+        trial = Trial(connection.url, f"{connection.client_id}-doctor", filters)
+    except BrokerRefused as error:
+        advice = "enrol the device anew (`device add NAME --again`), or check user and password in the URL"
+        yield Finding("credentials", "problem", str(error), advice)
+        return
+    except BrokerError as error:
+        yield Finding("credentials", "problem", str(error), "check that an MQTT broker listens there")
+        return
+    with closing(trial):
+        user = connection.url.user
+        who = f"user {user!r}" if user else "a client without a name"
+        yield Finding("credentials", "ok", f"{who} is let in")
+        yield _writing(trial, name)
+        yield _fence(trial, connection)
+        yield _limit(trial, name)
+        heard = trial.hear(0.0)
+    offers = [message for message in heard if message.topic.startswith(TO_ALL) and message.payload]
+    if not offers:
+        yield Finding("offer", "missing", "no aggregator has offered anything here yet", "start `serve`")
+    yield from _all_offered(connection, offers)
+    yield _clock(connection, now, seen, _issued(offers))
+
+
+def _writing(trial: Trial, name: str) -> Finding:
+    answer = trial.publish(topics.up(name, "trial"), b"")
+    if not answer.taken:
+        advice = (
+            f"give it `pattern write {topics.up('%u', 'LEAF')}` for each of {', '.join(topics.UP)} (`broker "
+            "upgrade DIR` writes them), and let the user name be the device's name"
+        )
+        found = f"may not write below {topics.up(name, '')} ({answer.reason})"
+        return Finding("own branch", "problem", found, advice)
+    if not answer.known:
+        return Finding("own branch", "ok", "written to; whether it arrived, MQTT 3.1.1 does not say")
+    return Finding("own branch", "ok", f"may write below {topics.up(name, '')}")
+
+
+def _fence(trial: Trial, connection: Connection) -> Finding:
+    """What others' branches, and the aggregator's words to all, must be kept from."""
+    name = connection.name
+    tried = (topics.up(NOBODY, "trial"), topics.down(NOBODY, "trial"), f"{TO_ALL}trial")
+    answers = [(topic, trial.publish(topic, b"")) for topic in tried]
+    open_to = [f"write {topic}" for topic, answer in answers if answer.taken and answer.known]
+    trial.publish(topics.up(name, "trial"), b"echo")
+    heard = trial.hear(LISTEN_S)
+    for message in heard:
+        if message.topic.startswith(f"{TO_ALL}round"):
+            trial.heard.put(message)  # it is looked at later
+        elif message.topic != topics.up(name, "state"):
+            open_to.append(f"read {message.topic}")
+    if open_to:
+        state: State = "missing" if connection.url.loopback else "problem"
+        found = f"this device may {', '.join(sorted(set(open_to)))}"
+        return Finding("access list", state, found, "give the broker the access list of `broker init`")
+    if not all(answer.known for _, answer in answers):
+        return Finding("access list", "missing", "reads no other's; of writing MQTT 3.1.1 does not say")
+    return Finding("access list", "ok", "kept from the branches of others, and from speaking to all")
+
+
+def _limit(trial: Trial, name: str) -> Finding:
+    answer = trial.publish(topics.up(name, "trial"), bytes(MESSAGE_LIMIT))
+    size = f"{MESSAGE_LIMIT // 1024} KiB in one message"
+    if not answer.taken:
+        advice = (
+            f"Mosquitto: `message_size_limit {2 * MESSAGE_LIMIT}`; and the same of what stands in front of it"
+        )
+        return Finding("packet limit", "problem", f"{size} are refused ({answer.reason})", advice)
+    if not answer.known:
+        return Finding("packet limit", "missing", f"{size} are taken, or dropped without a word (MQTT 3.1.1)")
+    return Finding("packet limit", "ok", f"{size} are taken")
+
+
+def _all_offered(connection: Connection, offers: list[Received]) -> list[Finding]:
+    """A refused offer is no problem beside one that is believed: it may be of a task that was over before the
+    aggregator's key changed.
+    """
+    found = [_offered(connection, message) for message in offers]
+    if any(one.state == "ok" for one in found):
+        return [replace(one, state="missing") if one.state == "problem" else one for one in found]
+    return found
+
+
+def _offered(connection: Connection, message: Received) -> Finding:
+    try:
+        offer = Trust(connection.key).offer(message.topic, message.payload)
+    except MessageError as error:
+        advice = "is it the aggregator that the device was enrolled by? Serve with its --enrolment"
+        return Finding("offer", "problem", str(error), advice)
+    where = (
+        "is done" if offer.done else f"is in round {offer.round}" if offer.round else "gathers its devices"
+    )
+    signed = ", signed by the aggregator of the enrolment" if connection.key else ""
+    return Finding("offer", "ok", f"task {offer.task!r} {where}{signed}")
+
+
+def _issued(offers: list[Received]) -> int:
+    """When the latest was; 0 where none is signed."""
+    moments = [0]
+    for message in offers:
+        with suppress(MessageError):
+            moments.append(decode(message.payload, Signed).issued)
+    return max(moments)
+
+
+def _clock(connection: Connection, now: float, seen: Certificate | None, offered: int) -> Finding:
+    """Nothing that others said can have been said later than now."""
+    said = {"the offer": offered, "the enrolment": connection.enrolment.issued if connection.enrolment else 0}
+    if seen is not None:
+        said["the broker's certificate"] = int(seen.begins)
+    what = max(said, key=lambda one: said[one])
+    day = datetime.fromtimestamp(now, timezone.utc)
+    if said[what] - now > SKEW_S:
+        late = datetime.fromtimestamp(said[what], timezone.utc)
+        found = f"{day:%Y-%m-%d %H:%M} UTC, but {what} is of {late:%Y-%m-%d %H:%M}: it is behind"
+        return Finding("clock", "missing" if seen else "problem", found, _SET_CLOCK)
+    if not said[what]:
+        return Finding("clock", "ok", f"{day:%Y-%m-%d %H:%M} UTC; there is nothing to hold it against")
+    return Finding("clock", "ok", f"{day:%Y-%m-%d %H:%M} UTC, not behind {what}")

@@ -1,0 +1,210 @@
+"""What this installation can do, found out by trying; each finding says what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import psutil
+
+from device_runtime.broker.servers import mosquitto
+from device_runtime.client.policy import privacy_budget
+from device_runtime.client.policy.privacy_budget import Budget
+from device_runtime.client.selection.profiling import drawn
+from device_runtime.client.training.engine_guard import limit_bytes, run_bytes
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.available import engine_choices, open_model
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.errors import DataError, EngineError, ModelError
+from device_runtime.profiles.cost import session_bytes
+from device_runtime.strategies.privacy.accountant import PrivacyError
+from device_runtime.strategies.privacy.dp_sgd import DpSgd
+
+State = Literal["ok", "missing", "problem"]
+
+OLDEST_PYTHON, OLDEST_NUMPY = (3, 10), (1, 26)
+BATCH = 32
+COPIES = 4
+"""Of a bundle on disk at most: the bundle, its checkpoint, the base of a round, an update not sent yet."""
+
+EXTRAS = {
+    "aggregator": (("amqtt", "rich", "rpds"), "`serve`, and a broker where Mosquitto is not installed"),
+    "simulation": (("sklearn", "matplotlib"), "`demo` and simulations"),
+    "torch": (("torch", "onnx", "onnxscript"), "`export`, and the torch engine"),
+    "privacy": (("dp_accounting",), "tasks whose training is differentially private"),
+}
+"""Extra -> what it brings to import, and what that is for. A device needs none of them."""
+
+EXPECTED_DROP = 1e-3  # of the loss, in the step that is tried
+TOLERANCE = 0.2  # of that drop, for the curvature that a straight line does not know of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: `problem` keeps a device from taking part, `missing` is something it can do without."""
+
+    what: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def machine() -> Iterator[Finding]:
+    """Python, the platform, cores."""
+    version = platform.python_version()
+    old = sys.version_info < OLDEST_PYTHON
+    advice = f"install Python {_dotted(OLDEST_PYTHON)} or newer" if old else ""
+    yield Finding("python", "problem" if old else "ok", version, advice)
+    narrow = sys.maxsize < 2**32
+    what = f"{platform.system()} {platform.machine()}, {32 if narrow else 64} bits"
+    advice = "install a 64-bit system: ONNX Runtime has no 32-bit build" if narrow else ""
+    yield Finding("platform", "problem" if narrow else "ok", what, advice)
+    cores = psutil.cpu_count() or 1
+    yield Finding("cores", "ok", f"{cores}; training takes one thread, or `join --threads N`")
+    old = tuple(int(part) for part in np.__version__.split(".")[:2]) < OLDEST_NUMPY
+    advice = f"pip install 'numpy>={_dotted(OLDEST_NUMPY)}'" if old else ""
+    yield Finding("numpy", "problem" if old else "ok", np.__version__, advice)
+
+
+def engines(bundle: Bundle) -> Iterator[Finding]:
+    """Each engine, and the one that runs this bundle."""
+    choices = engine_choices(bundle)
+    for choice in choices:
+        what, name = f"engine {choice.name}", choice.version
+        if choice.usable:
+            taken = f"{name}, chosen: " if choice.chosen else f"{name}, not chosen: "
+            yield Finding(what, "ok", taken + choice.reason)
+        else:
+            yield Finding(what, "missing", choice.reason)
+    if not any(choice.chosen for choice in choices):
+        yield Finding("engine", "problem", "none can run this bundle", "pip install onnxruntime")
+
+
+def work(bundle: Bundle, opened: Callable[[Bundle], DeviceModel] = open_model) -> Iterator[Finding]:
+    """One forward pass, and one training step on the first of the bundle's sets, held against themselves."""
+    sets = [tunable for tunable in bundle.manifest.sets if f"train.{tunable}" in bundle.manifest.graphs]
+    trials: dict[str, Callable[[DeviceModel], str]] = {"forward pass": _forward}
+    if sets:
+        trials["training step"] = lambda model: _step(model, sets[0])
+    try:
+        model = opened(bundle)
+    except ModelError as error:
+        yield Finding("forward pass", "problem", str(error), "install an engine")
+        return
+    for what, trial in trials.items():
+        try:
+            yield Finding(what, "ok", trial(model))
+        except ModelError as error:
+            yield Finding(what, "problem", str(error), "reinstall the engine, or take another version of it")
+    if not sets:
+        yield Finding("training step", "missing", f"bundle {bundle.manifest.name} has no training graphs")
+
+
+def memory(bundle: Bundle) -> Finding:
+    """What is free now against what each graph needs, in runs of as many samples as there is memory for."""
+    free = limit_bytes(None, None) - int(psutil.Process().memory_info().rss)
+    run = run_bytes(free)
+    graphs = bundle.manifest.graphs.items()
+    needed = {
+        name: session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(BATCH, run))
+        for name, graph in graphs
+    }
+    most = max(needed, key=lambda name: needed[name])
+    found = f"{_mb(free)} free; {most} needs most, {_mb(needed[most])}"
+    if free >= needed[most]:
+        return Finding("memory", "ok", found)
+    if free < needed["forward"]:
+        return Finding("memory", "problem", found, "end other programs, or take a smaller bundle")
+    fitting = [name for name, size in needed.items() if size <= free]
+    return Finding("memory", "missing", found, f"fitting: {', '.join(fitting)}")
+
+
+def extras() -> Iterator[Finding]:
+    """What is installed beside what a device needs."""
+    for extra, (modules, use) in EXTRAS.items():
+        lacking = [module for module in modules if util.find_spec(module) is None]
+        if lacking:
+            advice = f"pip install 'device-runtime[{extra}]' for {use}"
+            yield Finding(f"extra {extra}", "missing", f"no {', '.join(lacking)}", advice)
+        else:
+            yield Finding(f"extra {extra}", "ok", f"for {use}")
+
+
+def privacy(folder: Path) -> Iterator[Finding]:
+    """What the devices whose folders these are have spent of their samples' privacy, if any has."""
+    for path in sorted((*folder.glob(privacy_budget.FILE), *folder.glob(f"*/{privacy_budget.FILE}"))):
+        what = "privacy" if path.parent == folder else f"privacy of {path.parent.name}"
+        try:
+            budget, delta = Budget(path), DpSgd().delta
+            spent = f"epsilon {budget.spent(delta):.2f} at delta {delta:g} spent"
+            yield Finding(what, "ok", f"{spent}, {budget.rounds} rounds at most with any sample")
+        except (DataError, PrivacyError) as error:
+            yield Finding(what, "missing", str(error))
+
+
+def broker() -> Finding:
+    """Mosquitto, which serves more devices than the embedded broker."""
+    if found := mosquitto.find():
+        return Finding("mosquitto", "ok", found)
+    return Finding("mosquitto", "missing", "not found", "only who serves needs a broker: install mosquitto")
+
+
+def storage(folder: Path, bundle: Bundle) -> Finding:
+    """Whether the folder can be written to, or made, and has room for what a task keeps there."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        advice = "give another folder with --state, or the right to write there"
+        return Finding("storage", "problem", f"{folder} cannot be written to", advice)
+    size = bundle.manifest.weights.bytes + sum(graph.bytes for graph in bundle.manifest.graphs.values())
+    needed, free = COPIES * size, shutil.disk_usage(there).free
+    found = f"{folder}: {_mb(free)} free, a task keeps up to {_mb(needed)}"
+    if free < needed:
+        return Finding("storage", "problem", found, "free some space, or give another folder with --state")
+    return Finding("storage", "ok", found)
+
+
+def _forward(model: DeviceModel) -> str:
+    """The logits must be what the bundle's head makes of the features."""
+    x, _ = drawn(model.manifest, BATCH)
+    passed, head = model.forward(x), model.manifest.head
+    expected = passed.features @ model.weights[head.weight].T
+    if head.bias is not None:
+        expected = expected + model.weights[head.bias]
+    size = max(1.0, float(np.abs(expected).max()))
+    off = float(np.abs(passed.logits - expected).max()) / size
+    if not off < 1e-4:
+        raise EngineError(f"logits are off what the head gives by {off:.1e} of the largest")
+    return f"logits are what the head makes of the features, to {off:.0e}"
+
+
+def _step(model: DeviceModel, tunable: str) -> str:
+    """A small step against the gradient must lower the loss by its length times the slope."""
+    x, y = drawn(model.manifest, BATCH)
+    trainer = model.trainer(tunable)
+    before = trainer.loss_and_grads(x, y)
+    slope = float(np.square(trainer.grads.vector, dtype=np.float64).sum())
+    if not (np.isfinite(before) and np.isfinite(slope) and slope > 0):
+        raise EngineError(f"train.{tunable}: loss is {before}, and its gradient's square {slope}")
+    expected = EXPECTED_DROP * before
+    trainer.params.vector -= np.float32(expected / slope) * trainer.grads.vector
+    drop = before - trainer.loss_and_grads(x, y)
+    said = f"train.{tunable}: the loss fell by {drop:.2e}, the gradient says {expected:.2e}"
+    if not abs(drop - expected) <= TOLERANCE * expected:
+        raise EngineError(said)
+    return said
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(str(part) for part in version)
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.0f} MB"

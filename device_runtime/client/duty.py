@@ -1,0 +1,317 @@
+"""What a device has to do: fetch what an open round needs, work on it, answer, send until it is receipted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from device_runtime.broker.errors import BlobError, NoRoom
+from device_runtime.broker.wire.messages import Blob, Get, Offer, Plan, Receipt
+
+from .backend.base import Bundles, Ears, Look, Made, MakePlace, bundles_of, in_this_process
+from .connection.hello_retry import Greeting
+from .connection.offers import EXTENDED_S, Open
+from .connection.pause_notice import Standing
+from .connection.speaking import Voice
+from .delivery import reports
+from .delivery.downloads import Downloads, prune, store
+from .delivery.outbox import Outbox
+from .delivery.sending import Sending
+from .errors import LeftOut, StaleBase, WorkDied
+from .policy.work_gate import Hours
+from .selection.link_speed import LinkSpeed
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+FINAL_S = 60.0
+"""Seconds in which the model of a task that is done is fetched, where the owner wants one."""
+
+
+class Duty:
+    """The round in hand (`open`), where it is worked on (`place`), what was sent."""
+
+    def __init__(
+        self, settings: Settings, hours: Hours, voice: Voice, make: MakePlace = in_this_process
+    ) -> None:
+        self.open: Open | None = None
+        self.outbox = Outbox(settings.folder / "outbox")
+        self.sending = Sending(self.outbox, voice)
+        self.greeting = Greeting(lambda: voice.under_way("hello"))
+        self.between: Callable[[], None] = lambda: None
+        self.blobs = store(settings.folder, settings.disk_bytes)
+        self._hours, self._voice = hours, voice
+        self._clock, self._standing = hours.clock, Standing(hours, voice)
+        self._downloads = Downloads(self.blobs, voice.ask, self._arrived)
+        self._link_speed = LinkSpeed()
+        self.place = make(settings, hours, self._link_speed)
+        self._ready_for: Bundles = ()
+        self._seen: tuple[Open, Look] | None = None
+        self._pruned: Offer | None = None
+        self._worked_on: Open | None = None
+        self._fetched_for: Offer | None = None
+        self._newest: Open | None = None
+        self._final: tuple[Open, float] | None = None
+        self._finished = ""
+        self._keeps, self._pretence = settings.personal.keep, settings.pretence
+        self._answered = ("", 0)
+        self._samples_said = 0
+        self._warned = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the task is known here: its bundles have come, and the samples are read."""
+        return bool(self.place.bundles)
+
+    def due(self, progress: Callable[[float], None]) -> None:
+        """Do what is to be done now, training included; `progress` is told of that, from 0 to 1.
+
+        Raises DataError, ModelError, OutOfMemory for what this device cannot mend by waiting, BlobError
+        for a disk that fails, and what `progress` raises.
+        """
+        now = self._clock()
+        if not self._hours.open():
+            self.stand_by()
+            return
+        self.resume()
+        self.sending.due(now)
+        if self.greeting.due(now):
+            self.hello()
+        if self.open is not None:
+            self._final = None
+            try:
+                self._advance(self.open, now, progress)
+            except (BlobError, StaleBase, WorkDied) as error:
+                self._seen = None
+                self.warn(f"round {self.open.offer.round}: {error}")
+                if isinstance(error, NoRoom):
+                    self._prune(self.open.offer)
+                if isinstance(error, StaleBase) and not self.open.base.whole:
+                    self._end_round()
+                    self.hello()  # for the whole offer, which names all that leads there
+            except LeftOut as error:
+                log.warning("round %d left out: %s", self.open.offer.round, error)
+                self._end_round()
+        elif self._final is not None:
+            self._fetch_final(*self._final, now)
+        elif self._worked_on is not None and not len(self.outbox):
+            self._after(self._worked_on)
+        self.place.tidy()
+
+    def take(self, newest: Open | None) -> None:
+        """The newest round replaces any other; None: the task is done.
+
+        One whose base is on its way goes on where rounds do not wait for it, as is seen by a round that opens
+        well before the deadline of the one before: else a slow link would fetch base after base for nothing.
+        The newest is worked on afterwards.
+        """
+        if newest is not None and self._goes_on(newest.offer):
+            self._newest = newest
+        else:
+            self.open, self._newest = newest, None
+
+    def _goes_on(self, newest: Offer) -> bool:
+        """Whether the round at hand is fetched for, and may be done before its deadline."""
+        if self.open is None or self.open.offer is not self._fetched_for:
+            return False
+        mine, closes = self.open.offer, self.open.closes
+        return mine.run == newest.run and mine.round < newest.round and self._clock() + EXTENDED_S < closes
+
+    def _end_round(self) -> None:
+        """The round at hand is over; the newest that was heard meanwhile, if any, is next."""
+        self.open, self._newest = self._newest, None
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the model of a task that is done is on its way."""
+        return self._final is not None
+
+    def finish(self, over: Open) -> None:
+        """The task is done: what came of it is fetched, if the owner wants a model and the task is known.
+
+        At once, where it is known what: the aggregator does not stay for long, and whoever works may have to
+        be started.
+        """
+        offer, now = over.offer, self._clock()
+        if self._keeps and self._finished != offer.run and self.place.bundles == bundles_of(offer):
+            self._final = replace(over, member=""), now + FINAL_S
+            if not offer.base.at:
+                self._downloads.advance([x for x in offer.base.checkpoint if not self.blobs.has(x)], now)
+        self._finished = offer.run
+
+    def stand_by(self) -> None:
+        """While no work may be done: say so, be there, send what waits unless the link is to be spared."""
+        now, offer = self._clock(), self.open.offer if self.open else None
+        self._standing.pause(offer if offer and not self._has_answered(offer) else None)
+        if not self._hours.verdict.quiet:
+            self.sending.due(now)
+        if self.greeting.due(now):
+            self.hello()
+        self.place.tidy()
+
+    def resume(self) -> None:
+        """Work may be done again; a round that has closed in the meantime is not begun."""
+        if not self._standing.resume():
+            return
+        if self.open is not None and self.open.closes <= self._clock():
+            self._end_round()
+        self.hello()
+
+    def hello(self) -> None:
+        """Who is here, and with how many samples: an aggregator believes no update that says more."""
+        boot = self._voice.boot
+        self.greeting.said(self._clock())
+        hello = self.place.hello(boot) if self.ready else reports.bare_hello(boot)
+        if self.ready:
+            waiting = [sent.num_examples for sent in self.outbox if sent.task == self._voice.task]
+            hello = msgspec.structs.replace(hello, num_examples=max([hello.num_examples, *waiting]))
+        self._samples_said = hello.num_examples
+        self._voice.hello(hello)
+        self._standing.greeted()
+
+    def restart(self) -> None:
+        """The link was down."""
+        self._downloads.restart()
+        self.sending.restart()
+
+    def expect(self, blob: Blob) -> None:
+        """The first blocks of this come unasked."""
+        self._downloads.expect(blob, self._clock())
+
+    def block(self, sha: bytes, index: int, data: bytes) -> None:
+        """A block came."""
+        self._downloads.received(sha, index, data, self._clock())
+
+    def answer(self, get: Get) -> None:
+        """Blocks are asked for; where the link is to be spared they have to be asked for again."""
+        if not self._hours.verdict.quiet:
+            self._voice.blocks(self.blobs, get)
+
+    def settle(self, receipt: Receipt) -> None:
+        """A contribution has its receipt. Raises BlobError, WorkDied: it is then asked for again."""
+        if message := self.outbox.answering(receipt):
+            self.place.settle(message, receipt.status in ("accepted", "duplicate"))
+        self._link_speed.saw_up(*self.sending.settle(receipt, self._clock()))
+
+    def warn(self, text: str) -> None:
+        """Once, however often it comes in a row: what is tried at each tick may fail at each."""
+        if text != self._warned:
+            log.warning("%s", text)
+        self._warned = text
+
+    def _advance(self, current: Open, now: float, progress: Callable[[float], None]) -> None:
+        """Fetch what is missing; when nothing is, get ready (round 0) or work."""
+        look = self._look(current)
+        self._fetched_for = current.offer if look.missing and current.offer.round > 0 else None
+        if not self._downloads.advance(look.missing, now):
+            self._end_round()
+        elif not look.missing and self.open is not None:
+            self._work(self.open, progress)
+
+    def _look(self, current: Open) -> Look:
+        """What there is to do for it; looked at again when something has come."""
+        if self._seen is not None and self._seen[0] is current:
+            return self._seen[1]
+        try:
+            look = self.place.look(current)
+        finally:
+            if self.ready and self.place.bundles != self._ready_for:
+                self._ready_for = self.place.bundles
+                self._worked_on = None
+                self.hello()
+        current = self.open = replace(current, member=look.member)
+        self._seen = (current, look)
+        return look
+
+    def _work(self, current: Open, progress: Callable[[float], None]) -> None:
+        offer = current.offer
+        self.place.prepare(current)
+        if self._pruned is not offer:
+            self._prune(offer)
+            self._pruned = offer
+        if offer.round > 0 and not self._has_answered(offer):
+            ears = Ears(
+                progress,
+                self.between,
+                self._hours.lost,
+                self._decided,
+                self._made,
+                self._has_answered,
+                self._waiting,
+            )
+            if not self.place.work(current, ears):
+                return
+            self._worked_on = current
+        self._end_round()
+
+    def _prune(self, offer: Offer) -> None:
+        """Drop what neither this offer nor the outbox needs."""
+        prune(self.blobs, offer, [message.blob for message in self.outbox])
+
+    def _after(self, current: Open) -> None:
+        """What there is to do after a round, once: where the process dies at it, it is left."""
+        self._worked_on = None
+        try:
+            self.place.after(current, self.between)
+        except WorkDied as error:
+            self.warn(f"after round {current.offer.round}: {error}")
+
+    def _has_answered(self, offer: Offer) -> bool:
+        """Whether this round was worked on already, in this life or an earlier one."""
+        return (offer.run, offer.round) == self._answered or self.outbox.answered(offer.run, offer.round)
+
+    def _decided(self, offer: Offer, plan: Plan, room_bytes: float) -> None:
+        """Tell what is tried now, so that the word travels while the device computes."""
+        self._standing.plan(plan, room_bytes)
+
+    def _made(self, made: Made) -> None:
+        """Keep and send what came of a round's work. After that it is not done again."""
+        if made.message is None and not made.trouble:
+            log.warning("round %d: sitting out: %s", made.round, "; ".join(made.reasons))
+            return
+        self._answered = (made.run, made.round)
+        if made.message is None:
+            log.warning("round %d left out: %s", made.round, made.trouble)
+            return
+        try:
+            self.sending.keep(made.message)
+        except (BlobError, OSError) as error:
+            log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
+            return
+        self._transferred(up=made.bytes_up)
+        if made.message.num_examples > self._samples_said:  # some have come since the hello
+            self.hello()
+        self.sending.due(self._clock())
+
+    def _fetch_final(self, over: Open, until: float, now: float) -> None:
+        """Once it is kept, or cannot be had, there is nothing more to do in this task."""
+        try:
+            look = self.place.look(over)
+            if not look.missing:
+                self.place.keep(over, self.between)
+            elif now < until and self._downloads.advance(look.missing, now):
+                return
+            else:
+                log.warning("the model of task %r has not come in time", over.offer.task)
+        except (BlobError, StaleBase, LeftOut, WorkDied) as error:
+            self.warn(f"the model of task {over.offer.task!r} is not kept: {error}")
+            if now < until and not isinstance(error, LeftOut):
+                return
+        self._final = self._worked_on = None
+
+    def _waiting(self, run: str) -> set[int]:
+        """Rounds whose updates have no receipt yet."""
+        return {message.round for message in self.outbox if message.run == run}
+
+    def _arrived(self, blob: Blob, seconds: float) -> None:
+        self._link_speed.saw_down(blob.size, seconds)
+        self._seen = None
+        self._transferred(down=blob.size)
+
+    def _transferred(self, up: int = 0, down: int = 0) -> None:
+        """A pretended link takes its time, once there is something to do over it."""
+        if self._pretence is not None and self.ready:
+            self._pretence.transfer(up, down)

@@ -1,0 +1,135 @@
+"""A smart plug or another meter that publishes by MQTT: Shelly, Tasmota, or a plain number."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.reasoncodes import ReasonCode
+
+from device_runtime.broker.errors import UrlError
+from device_runtime.broker.wire.url import BrokerUrl
+
+from .integral import Watts
+from .meter import About, MeterError, Reading
+from .quantity import UNITS, in_message
+
+ABOUT = About("mqtt", "what the plug measures", error=0.03, every_s=10.0)
+WAIT_S = 75.0
+"""How long the first message is waited for, and the latest holds: a Shelly speaks once a minute where nothing
+changes. Tasmota does so each five minutes, unless it is told to by `TelePeriod 10`.
+"""
+POWER = tuple(unit for unit, (energy, _) in UNITS.items() if not energy)
+USAGE = "mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC[#PATH[,UNIT]], as mqtt://127.0.0.1/tele/plug/SENSOR#ENERGY.Power"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which broker, which topic, where the figure stands in a message, in which unit ("": see quantity)."""
+
+    url: BrokerUrl
+    topic: str
+    path: str = ""
+    unit: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Source:
+        """From `USAGE`. Without a password the network may be a plain one. Raises MeterError."""
+        head, _, fragment = text.partition("#")
+        path, _, unit = fragment.partition(",")
+        try:
+            parts = urlsplit(head)
+            base = f"{parts.scheme}://{parts.netloc}"
+            url = BrokerUrl.parse(base, insecure="@" not in parts.netloc)
+        except (UrlError, ValueError) as error:
+            raise MeterError(f"{error}; expected {USAGE}") from None
+        topic = parts.path.lstrip("/")
+        if not topic or "+" in topic or (unit and unit not in POWER):
+            raise MeterError(f"expected {USAGE}, UNIT of {', '.join(POWER)}")
+        return cls(url, topic, path, unit)
+
+
+class Published:
+    """See `meter.Meter`. Of power only: a counter's messages come too seldom to cut a piece of work out."""
+
+    about = ABOUT
+
+    def __init__(self, source: Source, clock: Callable[[], float], wait_s: float = WAIT_S) -> None:
+        """Connects in the background; a reading waits `wait_s` seconds for the first message."""
+        self._source, self._clock, self._wait_s = source, clock, wait_s
+        self._heard = threading.Condition()
+        self._integral = Watts(ABOUT.every_s)
+        self._latest: tuple[float, float] | None = None
+        self._wrong = ""
+        self._resting = True
+        self._client = _client(source.url)
+        self._client.on_connect = lambda _client, _data, _flags, reason, _properties: self._connected(reason)
+        self._client.on_message = lambda _client, _data, message: self.hear(bytes(message.payload))
+        try:
+            self._client.connect_async(source.url.host, source.url.port)
+        except ValueError as error:
+            raise MeterError(f"{source.url}: {error}") from None
+        self._client.loop_start()
+
+    def _connected(self, reason: ReasonCode) -> None:
+        with self._heard:
+            self._wrong = f"the broker refuses: {reason}" if reason.is_failure else ""
+            self._heard.notify_all()
+        if not reason.is_failure:
+            self._client.subscribe(self._source.topic)
+
+    def hear(self, payload: bytes) -> None:
+        """A message came."""
+        with self._heard:
+            try:
+                said = in_message(payload, self._source.path, self._source.unit)
+                if said.energy:
+                    raise MeterError("it tells energy, expected power")
+            except MeterError as error:
+                self._wrong = str(error)
+            else:
+                self._latest = self._clock(), said.value
+                if not self._resting:
+                    self._integral = self._integral.after(*self._latest)
+            self._heard.notify_all()
+
+    def read(self) -> Reading:
+        with self._heard:
+            self._heard.wait_for(lambda: self._latest is not None or self._wrong, self._wait_s)
+            if self._latest is None:
+                raise self._silent(self._wrong or f"no message in {self._wait_s:g} s")
+            (came, watts), now = self._latest, self._clock()
+            if now - came > WAIT_S:
+                raise self._silent(f"no message for {now - came:.0f} s: it should speak more often")
+            self._integral = self._integral.after(now, watts) if self._resting else self._integral.held(now)
+            self._resting = False
+            return self._integral.reading
+
+    def rest(self) -> None:
+        with self._heard:
+            self._resting = True
+            self._integral = self._integral.broken()
+
+    def _silent(self, why: str) -> MeterError:
+        return MeterError(f"{self._source.url}, {self._source.topic}: {why}")
+
+
+def found(text: str, clock: Callable[[], float]) -> Published:
+    """The meter that publishes there, as `USAGE`; it has spoken. Raises MeterError."""
+    meter = Published(Source.of(text), clock)
+    meter.read()
+    meter.rest()
+    return meter
+
+
+def _client(url: BrokerUrl) -> paho.Client:
+    client = paho.Client(CallbackAPIVersion.VERSION2)
+    if url.user is not None:
+        client.username_pw_set(url.user, url.password)
+    if url.secure:
+        client.tls_set_context(url.tls.context())
+    return client

@@ -1,0 +1,148 @@
+"""The kept model at work: what it makes of files, and the file that takes it elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.models.data import single
+from device_runtime.models.data.reading import inputs
+from device_runtime.models.data.refusal import Refused
+from device_runtime.models.data.written import Written
+from device_runtime.models.engines.available import EngineWish, open_model
+from device_runtime.models.engines.onnx_whole import described
+from device_runtime.models.engines.onnx_whole import whole as whole_graph
+from device_runtime.models.errors import DataError, TensorError
+from device_runtime.models.training.softmax import log_softmax
+
+from .kept import Judged, Keeper, Kept
+
+SHOWN = 60
+"""Characters of a text that stand for it."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A label of the task, and how probable the model takes it to be, 0 to 1."""
+
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one sample: the most probable label first. `number` counts the samples of a file, from 0.
+
+    `file` of a text that is in none is its beginning.
+    """
+
+    file: str
+    number: int
+    guesses: tuple[Guess, ...]
+
+    @property
+    def label(self) -> str:
+        return self.guesses[0].label
+
+
+class Personal:
+    """The model that a device keeps: of the last round it was in, with its own head where that is better.
+
+    >>> Personal.open("~/.local/state/device-runtime/kitchen-pi").predict("photo.png")[0].label
+    """
+
+    def __init__(self, kept: Kept, engine: EngineWish | None = None) -> None:
+        """Nothing is loaded until something is asked."""
+        self.manifest, self.record = kept.bundle.manifest, kept.record
+        self._kept, self._engine = kept, engine or EngineWish()
+
+    @classmethod
+    def open(cls, folder: Path | str, engine: EngineWish | None = None) -> Personal:
+        """Of the device with this folder. Raises NothingKept."""
+        return cls(Keeper(Path(folder).expanduser()).read(), engine)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.manifest.labels
+
+    @property
+    def judged(self) -> Judged | None:
+        """How good it is on the samples that were held out here; None where that is not known yet."""
+        rounds = self.record.rounds
+        return rounds[-1] if rounds and rounds[-1].round == self.record.round else None
+
+    def probabilities(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        """raw (n, *input), before the bundle's preparation -> (n, labels). Raises ModelError."""
+        logits = self._model.logits(self.manifest.input.prepare(raw))
+        made: NDArray[np.float32] = np.exp(log_softmax(logits))
+        return made
+
+    def predict(self, file: Path | str, top: int = 3) -> list[Prediction]:
+        """The `top` labels for each sample of a picture, a sound, a text, a .npy or .npz file (x), a table
+        (with or without labels) or `sqlite:FILE?QUERY`.
+
+        Raises DataError for what is none, or none for this task.
+        """
+        if os.path.isdir(file):  # noqa: PTH112 (Path's raises for a query that is too long for a name)
+            raise DataError(f"{file} is a folder: name its files, as in photos/*.png")
+        texts = self._kept.bundle.texts
+        return self._answer(str(file), lambda: inputs(file, self.manifest.input, self.labels, texts), top)
+
+    def read(self, text: str, top: int = 3) -> list[Prediction]:
+        """The `top` labels of a text. Raises DataError where the task's input is none."""
+
+        def ids() -> NDArray[Any]:
+            return single.raw(Written(text), self.manifest.input, self._kept.bundle.texts)
+
+        return self._answer(text if len(text) <= SHOWN else f"{text[: SHOWN - 2]}..", ids, top)
+
+    def _answer(self, name: str, inputs: Callable[[], NDArray[Any]], top: int) -> list[Prediction]:
+        try:
+            found = self.probabilities(inputs())
+            if not np.isfinite(found).all():
+                raise Refused("what it holds, or the model, is not finite")
+        except (Refused, TensorError) as error:
+            raise DataError(f"{name}: {error}") from None
+        return [Prediction(name, number, _guesses(row, self.labels, top)) for number, row in enumerate(found)]
+
+    def export_onnx(self, path: Path | str) -> None:
+        """One ONNX file with the weights inside: x, prepared, to logits; metadata say how x is prepared.
+
+        Raises ModelError, DataError for a disk that fails.
+        """
+        data = whole_graph(self._kept.bundle, self._kept.weights, self._metadata())
+        try:
+            replace_file(Path(path), data)
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {error.strerror}") from None
+
+    @cached_property
+    def _model(self) -> Any:
+        model = open_model(self._kept.bundle, self._engine)
+        model.load(self._kept.weights)
+        return model
+
+    def _metadata(self) -> dict[str, str]:
+        record, judged = self.record, self.judged
+        return {
+            **described(self.manifest),
+            "task": record.task,
+            "round": str(record.round - 1),  # that made it
+            "own_head": json.dumps(bool(record.head)),
+            "judged": msgspec.json.encode(judged).decode() if judged else "",
+        }
+
+
+def _guesses(row: NDArray[np.float32], labels: Sequence[str], top: int) -> tuple[Guess, ...]:
+    best = np.argsort(-row, kind="stable")[:top]
+    return tuple(Guess(labels[number], float(row[number])) for number in best.tolist())

@@ -1,0 +1,180 @@
+"""The kept model on disk: `personal/` in the device's folder, whole after a power cut at any instant."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.broker.wire.messages import Offer
+from device_runtime.broker.wire.partial_blob import replace_file, sync_folder
+from device_runtime.client.errors import DeviceError
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.errors import ModelError
+from device_runtime.models.training.softmax import Evaluation
+
+log = logging.getLogger(__name__)
+
+FOLDER, FILE = "personal", "model.json"
+FORMAT = 1
+MOST_ROUNDS = 100
+RACES = 2
+SUFFIX = ".safetensors"
+
+
+class NothingKept(DeviceError):
+    """No model is kept here, or what is kept cannot be read."""
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """Figures on the held-out samples of the model that `round` began with: as it is served, and with a head
+    of one's own.
+
+    `kept`: whether that head was better, and is used.
+    """
+
+    round: int
+    served: Evaluation | None = None
+    own_head: Evaluation | None = None
+    kept: bool = False
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What is kept: the model that `round` began with, which the round before it made.
+
+    `bundle` is a folder, relative to the device's where it lies in it; `weights` and `head` are files beside
+    the record, `head` is "" where there is no head of one's own.
+    """
+
+    bundle: str
+    task: str
+    run: str
+    round: int
+    weights: str
+    head: str = ""
+    rounds: tuple[Judged, ...] = ()
+    version: int = FORMAT
+
+
+def begun_with(number: int) -> str:
+    """Names the model that round `number` began with, by the round that made it, as the aggregator does."""
+    return f"the model of round {number - 1}" if number > 1 else "the model from before round 1"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A model that was read: its bundle, its weights with the own head, if any, and what is known."""
+
+    bundle: Bundle
+    weights: Tensors
+    record: Record
+
+
+class Keeper:
+    """Keeps one model in a device's folder, that of the last round it was in."""
+
+    def __init__(self, folder: Path) -> None:
+        self._device, self._folder = folder, folder / FOLDER
+
+    def record(self) -> Record | None:
+        """What is kept; None where nothing is. Raises NothingKept where it cannot be read."""
+        path = self._folder / FILE
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=Record)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise NothingKept(f"{path} cannot be read: {error}") from None
+        if found.version != FORMAT:
+            raise NothingKept(f"{path} is of version {found.version}, this software knows {FORMAT}")
+        return found
+
+    def keep(self, offer: Offer, bundle: Bundle, weights: Tensors) -> None:
+        """The served model of this round, durably; a head of one's own that was of another model goes.
+
+        Raises OSError, TensorError.
+        """
+        before = self._readable()
+        file = self._put(weights)
+        same = before is not None and (before.task, before.run) == (offer.task, offer.run)
+        rounds, head = (before.rounds, before.head) if before and same else ((), "")
+        if before is None or before.weights != file:
+            head = ""
+        self._write(Record(self._named(bundle.path), offer.task, offer.run, offer.round, file, head, rounds))
+
+    def judge(self, judged: Judged, head: Tensors | None) -> None:
+        """Figures of the round that is kept, and the head that was better, if one was.
+
+        Raises OSError, TensorError.
+        """
+        record = self._readable()
+        if record is None or record.round != judged.round:
+            return
+        earlier = [one for one in record.rounds if one.round != judged.round]
+        self._write(
+            msgspec.structs.replace(
+                record,
+                head=self._put(head) if head is not None else "",
+                rounds=(*earlier, judged)[-MOST_ROUNDS:],
+            )
+        )
+
+    def read(self) -> Kept:
+        """Also while another process goes on to the next round. Raises NothingKept."""
+        for _ in range(RACES):
+            try:
+                return self._read()
+            except NothingKept:
+                continue
+        return self._read()
+
+    def _read(self) -> Kept:
+        record = self.record()
+        if record is None:
+            raise NothingKept(f"no model is kept in {self._folder}: join a task first")
+        try:
+            bundle = Bundle.open(self._device / record.bundle)
+            weights = tensors.decode((self._folder / record.weights).read_bytes())
+            if record.head:
+                weights |= tensors.decode((self._folder / record.head).read_bytes())
+            tensors.check(weights, bundle.manifest.stored())
+        except (OSError, ModelError) as error:
+            raise NothingKept(f"the model kept in {self._folder} cannot be read: {error}") from None
+        return Kept(bundle, weights, record)
+
+    def _readable(self) -> Record | None:
+        try:
+            return self.record()
+        except NothingKept as error:
+            log.warning("%s: it is replaced", error)
+            return None
+
+    def _named(self, bundle: Path) -> str:
+        inside = bundle.is_relative_to(self._device)
+        return str(bundle.relative_to(self._device) if inside else bundle.absolute())
+
+    def _put(self, given: Tensors) -> str:
+        """A file named after its content; written where it is not there yet."""
+        data = tensors.encode(given)
+        name = hashlib.sha256(data).hexdigest()[:32] + SUFFIX
+        if not (self._folder / name).exists():
+            self._admit(name, data)
+        return name
+
+    def _write(self, record: Record) -> None:
+        """The record names what counts, so it comes last; files that no record names are then dropped."""
+        self._admit(FILE, msgspec.json.format(msgspec.json.encode(record)))
+        for file in self._folder.glob(f"*{SUFFIX}"):
+            if file.name not in (record.weights, record.head):
+                file.unlink(missing_ok=True)
+
+    def _admit(self, name: str, data: bytes) -> None:
+        if not self._folder.exists():
+            self._folder.mkdir(parents=True)
+            sync_folder(self._device)
+        replace_file(self._folder / name, data)

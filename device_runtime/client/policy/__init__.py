@@ -1,0 +1,1 @@
+"""When a device may work, and on what: its owner's rules."""

@@ -1,0 +1,248 @@
+"""What a device has spent of its samples' privacy, kept on disk, and what its owner allows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from device_runtime.broker.wire.partial_blob import admit
+from device_runtime.models import data as local_data
+from device_runtime.models.errors import DataError
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.privacy.accountant import Limit, PrivacyError, Spent
+from device_runtime.strategies.privacy.dp_sgd import DpSgd, Ledger, round_of, settings_of
+
+from .allow_list import ANYTHING, AllowList
+
+Sample = bytes
+DIGEST_BYTES = 16
+FORMAT = 1
+
+
+FILE = "privacy.json"
+"""In the device's folder."""
+
+
+def samples(path: local_data.Place | Path) -> frozenset[Sample]:
+    """Who the samples below `path` are: SHA-256, cut, of each as it is stored, whatever its label.
+
+    Equal samples are one. The same sample in another form (scaled, or of another dtype) is another. To be
+    called after the samples are loaded: one that came in between is then counted, not missed (for one that
+    went see `Guard.of`).
+    """
+    found: set[Sample] = set()
+    for x in local_data.raw(path):
+        for one in np.ascontiguousarray(x):
+            form = f"{one.dtype} {one.shape} ".encode()
+            found.add(hashlib.sha256(form + one.tobytes()).digest()[:DIGEST_BYTES])
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Samples with the same past."""
+
+    samples: frozenset[Sample]
+    ledger: Ledger
+
+
+class Budget:
+    """What was spent on each sample that this device ever trained on privately; says it of those here now.
+
+    Samples that stay draw from the same budget when others come or go, and in every task.
+    """
+
+    def __init__(self, path: Path, here: frozenset[Sample] | None = None) -> None:
+        """`path`: the file, which need not exist yet. `here`: None for all that it knows.
+
+        Raises DataError for a file that cannot be read: it is no new budget.
+        """
+        self._path = path
+        self._groups = _read(path) if path.exists() else ()
+        self._here = _known(self._groups) if here is None else here
+
+    @property
+    def rounds(self) -> int:
+        """In how many the sample took part that was in most."""
+        return max((ledger.rounds for ledger in self._pasts()), default=0)
+
+    def spent(self, delta: float) -> float:
+        """Epsilon at `delta` of the sample on which most was spent. Raises PrivacyUnavailable."""
+        return max((ledger.epsilon(delta) for ledger in self._pasts()), default=0.0)
+
+    def would_spend(self, event: Spent, delta: float) -> float:
+        """`spent` after this event. Raises PrivacyUnavailable."""
+        return max((ledger.after(event).epsilon(delta) for ledger in self._pasts()), default=0.0)
+
+    def check(self, event: Spent, limits: Iterable[Limit]) -> None:
+        """Raises BudgetExceeded where any sample would go beyond any of these, PrivacyUnavailable, and
+        PrivacyError where there is nobody to write it down for.
+        """
+        if not self._here:
+            raise PrivacyError("none of the samples can be read to account for them")
+        for limit in limits:
+            for ledger in self._pasts():
+                ledger.check(event, limit)
+
+    def spend(self, event: Spent, limits: Iterable[Limit]) -> None:
+        """Write it down before training begins: what may be spent counts as spent, whatever happens then.
+
+        Durable when this returns. Raises as `check` does, and OSError; then nothing is spent.
+        """
+        self.check(event, limits)
+        after = _charged(self._groups, self._here, event)
+        _write(self._path, after)
+        self._groups = after
+
+    def _pasts(self) -> Iterator[Ledger]:
+        """The pasts of the samples that are here."""
+        for group in self._groups:
+            if group.samples & self._here:
+                yield group.ledger
+        if self._here - _known(self._groups):
+            yield Ledger()
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Whether a device may train a kind of update: by the owner's limit, if any, and by its budget.
+
+    With an owner's limit nothing unprotected is sent, and no task may ask for less privacy; what is not
+    `allowed` is not trained.
+    """
+
+    opened: Callable[[], Budget]
+    owner: Limit | None = None
+    allowed: AllowList = ANYTHING
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        data: local_data.Place | Path,
+        owner: Limit | None = None,
+        loaded: local_data.Stamp = frozenset(),
+        allowed: AllowList = ANYTHING,
+    ) -> Guard:
+        """Of the device with this folder, and the samples below `data`. Reads neither until it must.
+
+        `loaded`: the files that were there before the samples to train on were loaded. While one of them is
+        no longer what it was, it cannot be said whose privacy training would spend.
+        """
+
+        def opened() -> Budget:
+            here = samples(data)
+            if loaded - local_data.stamp(data):
+                raise DataError(
+                    f"samples in {data} were changed or removed since they were loaded: start again"
+                )
+            return Budget(folder / FILE, here)
+
+        return cls(opened, owner, allowed)
+
+    @cached_property
+    def budget(self) -> Budget:
+        """Raises DataError."""
+        return self.opened()
+
+    def unfit(self, strategy: AnyStrategy, count: int) -> str:
+        """Why this form must not be trained on the `count` samples that are here; empty when it may be."""
+        if why := self.allowed.bars(strategy):
+            return why
+        dp = settings_of(strategy)
+        if dp is None:
+            return f"is not private, and the owner asks for {self.owner}" if self.owner else ""
+        if self.owner and (dp.epsilon > self.owner.epsilon or dp.delta > self.owner.delta):
+            return f"asks for {dp.limit}, the owner allows {self.owner}"
+        try:
+            if event := round_of(strategy, count):
+                self.budget.check(event, self._limits(dp))
+        except (PrivacyError, DataError, ValueError) as error:
+            return str(error)
+        return ""
+
+    def before(self, strategy: AnyStrategy, count: int) -> None:
+        """Spends what training this form does, if it is private: to be called before it begins.
+
+        Raises PrivacyError, and ValueError where no noise would be enough.
+        """
+        dp, event = settings_of(strategy), round_of(strategy, count)
+        if dp is None or event is None:
+            return
+        try:
+            self.budget.spend(event, self._limits(dp))
+        except OSError as error:
+            raise PrivacyError(f"what is spent cannot be written down: {error}") from None
+        except DataError as error:
+            raise PrivacyError(str(error)) from None
+
+    def spent(self, strategy: AnyStrategy) -> float:
+        """Epsilon, at this kind's delta, of all that was spent on what is here; nan for one not private.
+
+        Raises DataError, PrivacyUnavailable.
+        """
+        dp = settings_of(strategy)
+        return nan if dp is None else self.budget.spent(dp.delta)
+
+    def _limits(self, asked: DpSgd) -> tuple[Limit, ...]:
+        return (asked.limit,) if self.owner is None else (asked.limit, self.owner)
+
+
+def _known(groups: tuple[Group, ...]) -> frozenset[Sample]:
+    return frozenset(sample for group in groups for sample in group.samples)
+
+
+def _charged(groups: tuple[Group, ...], here: frozenset[Sample], event: Spent) -> tuple[Group, ...]:
+    """All samples by their pasts, after those that are `here` were in this event."""
+    pasts: dict[Ledger, frozenset[Sample]] = {}
+    for group in (*groups, Group(here - _known(groups), Ledger())):
+        inside = group.samples & here
+        for part, ledger in ((inside, group.ledger.after(event)), (group.samples - inside, group.ledger)):
+            if part:
+                pasts[ledger] = pasts.get(ledger, frozenset()) | part
+    return tuple(Group(part, ledger) for ledger, part in pasts.items())
+
+
+class _Line(msgspec.Struct):
+    samples: bytes
+    events: tuple[Spent, ...]
+
+
+class _File(msgspec.Struct):
+    version: int
+    groups: tuple[_Line, ...]
+
+
+def _read(path: Path) -> tuple[Group, ...]:
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+    except (msgspec.MsgspecError, ValueError, OSError) as error:
+        raise DataError(
+            f"{path}: what was spent of the samples' privacy cannot be read ({error}): "
+            f"restore it; without it nothing is known of what was spent"
+        ) from None
+    if file.version != FORMAT:
+        raise DataError(f"{path} is of version {file.version}, this software knows {FORMAT}")
+    return tuple(Group(_cut(line.samples), Ledger(line.events)) for line in file.groups)
+
+
+def _cut(joined: bytes) -> frozenset[Sample]:
+    return frozenset(joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES))
+
+
+def _write(path: Path, groups: tuple[Group, ...]) -> None:
+    lines = tuple(_Line(b"".join(sorted(group.samples)), group.ledger.events) for group in groups)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.encode(_File(FORMAT, lines)))
+        file.flush()
+        os.fsync(file.fileno())
+    admit(temporary, path)

@@ -1,0 +1,215 @@
+"""When a device may work, by its owner's rules: a function of what is seen of it and of the time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, TypeVar
+
+from device_runtime.client.errors import PolicyError
+
+from .allow_list import ANYTHING, AllowList
+
+T = TypeVar("T")
+
+BATTERY_MARGIN = 5.0
+"""Points of charge that must come back before work goes on which a low battery held up; none on mains power,
+where a battery may be kept from ever being fuller.
+"""
+COOLING = 3.0
+"""Degrees Celsius that must go before work goes on which heat held up."""
+QUIET = 0.8
+"""Of the load that holds work up, what there may be when it goes on."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of the day in local time, in minutes since midnight; over midnight where it ends before it
+    begins. All day where both are the same.
+    """
+
+    start: int
+    end: int
+
+    @classmethod
+    def of(cls, text: str) -> Window:
+        """Of "22:00-06:30"; 24:00 is midnight. Raises PolicyError."""
+        found = re.fullmatch(r"(\d{1,2}):(\d\d)-(\d{1,2}):(\d\d)", text.strip())
+        if found:
+            hour, minute, to_hour, to_minute = map(int, found.groups())
+            start, end = 60 * hour + minute, 60 * to_hour + to_minute
+            if max(minute, to_minute) < 60 and max(start, end) <= 24 * 60:
+                return cls(start, end)
+        raise PolicyError(f"{text!r} is not a part of the day: expected 22:00-06:30")
+
+    def holds(self, minute: int) -> bool:
+        """Whether this minute of the day is in it; its end is not."""
+        start, end = self.start % (24 * 60), self.end % (24 * 60)
+        return start <= minute < end if start < end else minute >= start or minute < end
+
+    def __str__(self) -> str:
+        return "-".join(f"{one // 60:02d}:{one % 60:02d}" for one in (self.start, self.end))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An owner's rules; without any, a device may always work, and on whatever is asked for (`allowed`).
+
+    `battery_above` in percent, of those that have one; `below_c` in degrees Celsius, of the hottest sensor;
+    `others_below`: percent of this machine's processor time that others use; `daily_bytes` both ways, of a
+    local day. `unknown_allows`: what a rule says that needs to know what nobody tells here.
+    """
+
+    mains: bool = False
+    battery_above: float | None = None
+    below_c: float | None = None
+    unmetered: bool = False
+    windows: tuple[Window, ...] = ()
+    others_below: float | None = None
+    daily_bytes: int | None = None
+    unknown_allows: bool = False
+    allowed: AllowList = ANYTHING
+
+
+@dataclass(frozen=True)
+class Seen(Generic[T]):
+    """What was read, and where; None where it is not known, and then `source` says why."""
+
+    value: T | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Of the battery: `percent` is None where there is none."""
+
+    percent: float | None
+    plugged: bool
+
+
+NOT_LOOKED_AT: Seen[float] = Seen(None, "not looked at")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """This machine now. `when` is local; `paused`: by whom, if anybody paused it by hand."""
+
+    when: datetime
+    paused: str = ""
+    charge: Seen[Charge] = Seen(None, NOT_LOOKED_AT.source)
+    celsius: Seen[float] = NOT_LOOKED_AT
+    metered: Seen[bool] = Seen(None, NOT_LOOKED_AT.source)
+    others: Seen[float] = NOT_LOOKED_AT
+    bytes_today: int = 0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one rule says now. `network`: it is about the link, so that nothing large is sent either."""
+
+    name: str
+    allows: bool
+    why: str
+    network: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all rules say, in the order of the policy."""
+
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def allows(self) -> bool:
+        return not self.held
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the link is to be spared."""
+        return any(rule.network and not rule.allows for rule in self.rules)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The rules that say no: pass them to the next judgement."""
+        return frozenset(rule.name for rule in self.rules if not rule.allows)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(rule.why for rule in self.rules if not rule.allows)
+
+
+def judge(policy: Policy, now: Conditions, held: frozenset[str] = frozenset()) -> Verdict:
+    """What the rules say; those that said no a moment ago (`held`) ask for a little more to say yes."""
+    return Verdict(tuple(_rules(policy, now, held)))
+
+
+def _rules(policy: Policy, now: Conditions, held: frozenset[str]) -> Iterator[Rule]:
+    if now.paused:
+        yield Rule("paused", False, now.paused)
+    if policy.windows:
+        yield _window(policy.windows, now.when)
+    if policy.mains:
+        yield _mains(now.charge, policy.unknown_allows)
+    if policy.battery_above is not None:
+        drains = now.charge.value is None or not now.charge.value.plugged
+        level = policy.battery_above + (BATTERY_MARGIN if "battery" in held and drains else 0.0)
+        yield _battery(min(level, 100.0), now.charge, policy.unknown_allows)
+    if policy.below_c is not None:
+        most = policy.below_c - (COOLING if "temperature" in held else 0.0)
+        yield _below("temperature", now.celsius, most, "°C", policy.unknown_allows)
+    if policy.others_below is not None:
+        most = policy.others_below * (QUIET if "idle" in held else 1.0)
+        yield _below("idle", now.others, most, "% of the processor used by others", policy.unknown_allows)
+    if policy.unmetered:
+        yield _unmetered(now.metered, policy.unknown_allows)
+    if policy.daily_bytes is not None:
+        spent = f"{now.bytes_today / 1e6:.2f} of {policy.daily_bytes / 1e6:g} MB sent and received today"
+        yield Rule("traffic", now.bytes_today < policy.daily_bytes, spent, network=True)
+    for name, content in policy.allowed.rules():
+        yield Rule(name, True, content)
+
+
+def _window(windows: tuple[Window, ...], when: datetime) -> Rule:
+    inside = any(window.holds(60 * when.hour + when.minute) for window in windows)
+    given = ", ".join(map(str, windows))
+    return Rule("window", inside, f"it is {when:%H:%M}, {'in' if inside else 'outside'} {given}")
+
+
+def _mains(charge: Seen[Charge], unknown_allows: bool) -> Rule:
+    if charge.value is None:
+        return _unknown("mains", charge.source, unknown_allows)
+    what = "on mains power" if charge.value.plugged else "on battery power"
+    return Rule("mains", charge.value.plugged, f"{what} ({charge.source})")
+
+
+def _battery(level: float, charge: Seen[Charge], unknown_allows: bool) -> Rule:
+    if charge.value is None:
+        return _unknown("battery", charge.source, unknown_allows)
+    percent = charge.value.percent
+    if percent is None:
+        return Rule("battery", True, charge.source)
+    compared = "is at least" if percent >= level else "is below"
+    return Rule("battery", percent >= level, f"battery at {percent:.0f}% {compared} {level:g}%")
+
+
+def _below(name: str, seen: Seen[float], most: float, unit: str, unknown_allows: bool) -> Rule:
+    if seen.value is None:
+        return _unknown(name, seen.source, unknown_allows)
+    below = seen.value < most
+    relation = "below" if below else "not below"
+    return Rule(name, below, f"{seen.value:.0f} {unit} is {relation} {most:g} ({seen.source})")
+
+
+def _unmetered(metered: Seen[bool], unknown_allows: bool) -> Rule:
+    if metered.value is None:
+        return Rule(
+            "unmetered", unknown_allows, f"unmetered: not known here ({metered.source})", network=True
+        )
+    what = "metered" if metered.value else "unmetered"
+    return Rule("unmetered", not metered.value, f"the network is {what} ({metered.source})", network=True)
+
+
+def _unknown(name: str, why: str, allows: bool) -> Rule:
+    return Rule(name, allows, f"{name}: not known here ({why})")

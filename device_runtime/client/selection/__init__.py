@@ -1,0 +1,1 @@
+"""Which update a device can afford: measuring, predicting, choosing."""

@@ -1,0 +1,185 @@
+"""Choosing the richest update that a device can afford. Pure functions over dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+from device_runtime.profiles import Cost, DeviceProfile, Verdict, Workload, classify
+from device_runtime.profiles.cost import MissingGraph, as_measured, of_another
+from device_runtime.profiles.straggler import misfits
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.statistics import class_statistics
+
+MARGIN = 0.9
+"""The share of the time left that a plan may fill: predictions are not exact."""
+
+MAIN = ""
+"""The main model among `loads`."""
+
+USUAL = Full()
+"""What stragglers are judged on in a round that asks for no full updates."""
+
+
+Loads = Mapping[str, Workload]
+NOWHERE: Loads = MappingProxyType({})
+Barred = Callable[[AnyStrategy], str]
+Judge = Callable[[AnyStrategy], "Candidate"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kind of update (in one of its forms), what it would cost, and why it does not fit, if so.
+
+    `classes`: of how many classes statistics are sent, and of how many they could be.
+    """
+
+    strategy: AnyStrategy
+    cost: Cost | None
+    misfits: tuple[str, ...]
+    classes: tuple[int, int] = (0, 0)
+
+    @property
+    def kind(self) -> str:
+        return self.strategy.name
+
+    @property
+    def label(self) -> str:
+        """The kind, with its form where it has several: "entropy-subset 25%"."""
+        return f"{self.kind} {self.strategy.form}".rstrip()
+
+    @property
+    def part(self) -> str:
+        """Of how many classes statistics are sent, where these are not all; else empty."""
+        sent, present = self.classes
+        return f"sends class statistics of {sent} of {present} classes" if sent < present else ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one device decided to do in a round. `chosen` is None when nothing fits: it sits out.
+
+    `candidates` stand in the order of preference; those after the chosen one were not needed.
+    `straggler` is judged on a *full* update, whether or not the round accepts it.
+    """
+
+    chosen: Candidate | None
+    candidates: tuple[Candidate, ...]
+    straggler: Verdict
+
+    def ended_as(self, form: AnyStrategy, cost: Cost) -> Plan:
+        """The same where the clock left only this form of what was chosen, which costs so much."""
+        chosen = self.chosen and replace(self.chosen, strategy=form, cost=cost)
+        return replace(self, chosen=chosen)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why nothing richer was chosen: one short sentence for each kind passed over, and one for classes
+        that are not sent.
+        """
+        passed: list[str] = []
+        for candidate in self.candidates:
+            if not candidate.misfits:
+                break
+            passed.append(f"{candidate.label} {'; '.join(candidate.misfits)}")
+        if self.chosen and self.chosen.part:
+            passed.append(f"{self.chosen.label} {self.chosen.part}")
+        return tuple(passed)
+
+
+def choose(
+    profile: DeviceProfile,
+    kinds: Sequence[AnyStrategy],
+    loads: Loads,
+    remaining_s: float,
+    barred: Barred = lambda _: "",
+    elsewhere: Loads = NOWHERE,
+) -> Plan:
+    """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
+
+    Of a kind with several forms, the richest that fits; without second moments where it does not fit with
+    them, then with class statistics of as many classes as fit, and without any where nothing fits with these.
+    `loads` has what the task takes with each model that can be had here, by member; the main one's is judged
+    for the straggler, where it is among them. `barred` says why a form must not be trained here at all; empty
+    when it may be. `elsewhere`: of models that were not fetched, to say why they were not.
+    """
+    usable_s = MARGIN * remaining_s
+    forms = [form for kind in kinds for form in kind.variants()]
+    judge = partial(_judged, profile, (loads, elsewhere), usable_s, barred)
+    candidates = tuple(_candidate(form, judge) for form in forms)
+    chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
+    if chosen is None and any(kind.statistics is not None for kind in kinds):
+        plain = tuple(class_statistics.plain(kind) for kind in kinds)
+        if plain != tuple(kinds):
+            return choose(profile, plain, loads, remaining_s, barred, elsewhere)
+    return Plan(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
+
+
+def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
+    """What a form costs here. The main model was measured; smaller ones are as fast, operation for operation.
+
+    Raises MissingGraph, and KeyError for a member that `loads` does not have.
+    """
+    load, main = loads[form.member], loads.get(MAIN)
+    if form.member == MAIN or main is None:
+        return class_statistics.cost(form, as_measured(load, profile.speed), profile)
+    speed = of_another(profile.speed, main, load)
+    return class_statistics.cost(form, as_measured(load, speed), replace(profile, speed=speed))
+
+
+def _verdict(
+    profile: DeviceProfile, candidates: Sequence[Candidate], loads: Loads, usable_s: float
+) -> Verdict:
+    """On a full update with the round's settings, or the usual ones where the round has none."""
+    cost = next((one.cost for one in candidates if isinstance(one.strategy, Full)), None)
+    if MAIN not in loads:
+        return Verdict(True, ("the main model was not fetched",))
+    try:
+        return classify(cost or priced(USUAL, loads, profile), profile.memory, usable_s)
+    except MissingGraph as error:
+        return Verdict(True, (str(error),))
+
+
+def _candidate(form: AnyStrategy, judge: Judge) -> Candidate:
+    """A form as it is, where it fits or nothing can be left out of its class statistics; else with less."""
+    found = judge(form)
+    if found.cost is None or not found.misfits:
+        return found
+    poorer = class_statistics.poorer(form)
+    less = _candidate(poorer, judge) if poorer else _of_fewer_classes(found, judge)
+    return less if less and not less.misfits else found
+
+
+def _of_fewer_classes(found: Candidate, judge: Judge) -> Candidate | None:
+    """With class statistics of as many classes as fit, by bisection; None where one is too many."""
+    best, fits, (over, _) = None, 0, found.classes
+    while fits + 1 < over:
+        most = (fits + over) // 2 if fits else 1
+        one = judge(class_statistics.of_classes(found.strategy, most))
+        if one.misfits:
+            over = most
+        else:
+            best, fits = one, most
+    return best
+
+
+def _judged(
+    profile: DeviceProfile, loads: tuple[Loads, Loads], usable_s: float, barred: Barred, form: AnyStrategy
+) -> Candidate:
+    here, elsewhere = loads
+    workload = here.get(form.member) or elsewhere.get(form.member)
+    if workload is None:
+        return Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
+    if unfit := form.unfit(workload) or barred(form):
+        return Candidate(form, None, (unfit,))
+    try:
+        cost = priced(form, {**elsewhere, **here}, profile)
+    except MissingGraph as error:
+        return Candidate(form, None, (str(error),))
+    lacks = misfits(cost, profile.memory, usable_s)
+    if not lacks and form.member not in here:
+        lacks = ("its model was not fetched",)
+    return Candidate(form, cost, lacks, class_statistics.classes(form, workload))

@@ -1,0 +1,46 @@
+"""The bandwidth of the device's link, as seen in the transfers that it makes anyway."""
+
+from __future__ import annotations
+
+from device_runtime.profiles import Bandwidth
+
+LARGE_BYTES = 64 * 1024
+"""A smaller transfer says more about the way there and back than about the bandwidth."""
+
+
+class LinkSpeed:
+    """A moving average over large transfers, for each direction; what was not seen stays as assumed."""
+
+    def __init__(self) -> None:
+        self._up: float | None = None
+        self._down: float | None = None
+
+    @property
+    def seen(self) -> tuple[float | None, float | None]:
+        """Up and down, in bytes per second; None for what was not seen yet."""
+        return self._up, self._down
+
+    @seen.setter
+    def seen(self, given: tuple[float | None, float | None]) -> None:
+        self._up, self._down = given
+
+    def saw_up(self, size: int, seconds: float) -> None:
+        """`size` bytes took this long from sending to the receipt."""
+        self._up = _averaged(self._up, size, seconds)
+
+    def saw_down(self, size: int, seconds: float) -> None:
+        """`size` bytes took this long from asking to having them."""
+        self._down = _averaged(self._down, size, seconds)
+
+    def over(self, assumed: Bandwidth) -> Bandwidth:
+        """What was seen, over what is assumed, in bytes per second."""
+        if self._up is None and self._down is None:
+            return assumed
+        return Bandwidth(self._up or assumed.up, self._down or assumed.down, "seen in earlier rounds")
+
+
+def _averaged(known: float | None, size: int, seconds: float, rate: float = 0.5) -> float | None:
+    if size < LARGE_BYTES or seconds <= 0:
+        return known
+    seen = size / seconds
+    return seen if known is None else (1 - rate) * known + rate * seen

@@ -1,0 +1,192 @@
+"""One kind of update, done once in a process of its own, so that what it takes is its own."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from dataclasses import dataclass
+from math import inf, nan
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from device_runtime.broker.servers.dependent_process import end_when_alone
+from device_runtime.client import energy as meters
+from device_runtime.client.energy import Account
+from device_runtime.client.policy.privacy_budget import Guard
+from device_runtime.client.training.emulation import Pretence
+from device_runtime.client.training.engine_guard import own_memory, watcher
+from device_runtime.client.training.equipment import Equipment
+from device_runtime.client.training.free_memory import rest
+from device_runtime.client.training.work import Assignment, Outcome, perform
+from device_runtime.models import data as local_data
+from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.models.engines.available import EngineWish, engine_choice, open_model
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.profiles import Speed
+from device_runtime.strategies import registry
+from device_runtime.strategies.codecs import chain as codecs
+from device_runtime.strategies.training.device_half import NOTHING, LocalData
+from device_runtime.strategies.training.workload import ENVELOPE_BYTES, workload
+
+from .choose import MAIN, Candidate
+from .profiling import drawn, profile
+
+
+@dataclass(frozen=True)
+class Pretended:
+    """Another device to be, as `Pretence.of` takes it."""
+
+    name: str
+    slow: float = 1.0
+    uplink: float | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """Which device measures: with what engine at what speed, how much memory, by which meter.
+
+    `idle_w`: what the meter shows at rest; nan where that is not known.
+    """
+
+    speed: Speed
+    engine: EngineWish
+    memory_bytes: int | None = None
+    pretended: Pretended | None = None
+    meter: str = meters.AUTO
+    idle_w: float = nan
+
+    @property
+    def pretence(self) -> Pretence | None:
+        other = self.pretended
+        return None if other is None else Pretence.of(other.name, other.slow, other.uplink)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be done: a kind with its codec, on a bundle and samples (`data`, or so many drawn ones)."""
+
+    bundle: str
+    kind: str
+    codec: str
+    data: str
+    samples: int
+    device: Device
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run took, beside what was predicted. `why`: why nothing was made; the rest is then 0 or nan.
+
+    Seconds are of computing; `joules` are of the same time and of all that the meter sees, `above_idle_j`
+    without what the device uses anyway (nan where that is not known); `peak_bytes` is of the whole process.
+    """
+
+    kind: str
+    seconds: float = nan
+    predicted_s: float = nan
+    joules: float = nan
+    source: str = meters.MODELLED
+    uncertainty: float = 1.0
+    above_idle_j: float = nan
+    peak_bytes: int = 0
+    predicted_peak_bytes: int = 0
+    bytes_up: int = 0
+    predicted_bytes_up: int = 0
+    bytes_down: int = 0
+    why: str = ""
+
+
+def samples(order: Order, bundle: Bundle) -> LocalData:
+    """Those of the order, or so many drawn ones, evenly of every class. Raises DataError."""
+    if order.data:
+        return local_data.load(Path(order.data), bundle.manifest, bundle.texts)
+    x, _ = drawn(bundle.manifest, order.samples)
+    return LocalData(x, np.arange(order.samples) % len(bundle.manifest.labels))
+
+
+def measured(order: Order) -> Figures:
+    """Do it. Raises DataError, ModelError, KindError, MeterError."""
+    device, bundle = order.device, Bundle.open(find(order.bundle))
+    manifest, pretence = bundle.manifest, device.pretence
+    data, kind = samples(order, bundle), registry.make(order.kind, registry.coding(order.kind, order.codec))
+    watch = watcher(pretence, device.memory_bytes)
+    watch.run_bytes = device.engine.run_bytes
+    model = open_model(bundle, device.engine, watch=watch)
+    base = bundle.weights()
+    model.load(base)
+    _as_after_measuring(model, data)
+    here = own_memory(
+        profile(device.speed, str(engine_choice(bundle, device.engine.engine)), pretence), device.memory_bytes
+    )
+    load = workload(manifest, data.class_counts(len(manifest.labels)))
+    equipment = Equipment(
+        "measure", {MAIN: model}, data, {MAIN: load}, watch, time.perf_counter,
+        Guard.of(Path(), Path(order.data)), account=_account(device),
+    )  # fmt: skip
+    outcome = perform(equipment, here, Assignment((kind,), seed=0, deadline=inf))
+    made, chosen = outcome.contribution, outcome.plan.chosen
+    if made is None or chosen is None:
+        return Figures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
+    body = codecs.named(chosen.strategy.codec).encode(made.tensors, base, NOTHING).body
+    return figures(chosen, outcome, len(body) + ENVELOPE_BYTES)
+
+
+def figures(chosen: Candidate, outcome: Outcome, bytes_up: int) -> Figures:
+    """Of what came of it, beside the cost that it was chosen by."""
+    cost, energy = chosen.cost, outcome.energy
+    return Figures(
+        kind=chosen.label,
+        seconds=outcome.train_time_s,
+        predicted_s=cost.compute_s if cost else nan,
+        joules=energy.joules,
+        source=energy.source,
+        uncertainty=energy.uncertainty,
+        above_idle_j=energy.above_idle_j,
+        peak_bytes=peak_bytes(_own_status()) or outcome.peak_memory_bytes,
+        predicted_peak_bytes=cost.peak_memory_bytes if cost else 0,
+        bytes_up=bytes_up,
+        predicted_bytes_up=cost.bytes_up if cost else 0,
+        bytes_down=cost.bytes_down if cost else 0,
+        why="; ".join(outcome.gave_up),
+    )
+
+
+def peak_bytes(status: str) -> int:
+    """The most memory that a process has held, from Linux's /proc/PID/status; 0 where it does not say.
+
+    It is of the process itself; what getrusage says of a child starts at its parent's.
+    """
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.M)
+    return int(found[1]) * 1024 if found else 0
+
+
+def main() -> None:
+    """Reads an order from the standard input, writes figures to the file that the last argument names: both
+    in MessagePack, which has nan. Ends when the process does that reads its standard output.
+    """
+    end_when_alone(1)
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    Path(sys.argv[-1]).write_bytes(msgspec.msgpack.encode(measured(order)))
+
+
+def _as_after_measuring(model: DeviceModel, data: LocalData) -> None:
+    """A device that has joined has run the bundle before, to measure itself: its engine is loaded."""
+    model.forward(data.x[:1])
+    model.unload()
+    rest()
+
+
+def _account(device: Device) -> Account:
+    if device.pretended is not None:
+        return Account()
+    return Account(meters.find(device.meter).meter, time.process_time, device.idle_w)
+
+
+def _own_status() -> str:
+    try:
+        return Path("/proc/self/status").read_text()
+    except OSError:
+        return ""

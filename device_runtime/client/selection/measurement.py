@@ -1,0 +1,179 @@
+"""Each kind of update run several times, each time in a fresh process, and what came of it in figures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from math import isfinite, nan
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from device_runtime.client.energy import Meter, spent
+from device_runtime.client.training.emulation import Time
+
+from .measure_one import Figures, Order
+
+log = logging.getLogger(__name__)
+
+LONGEST_S = 3600.0
+"""That one run may take."""
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from device_runtime.client.selection.measure_one import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of the runs of one kind: the middle one, the least, the most. nan where nothing was measured."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        known = [value for value in values if isfinite(value)]
+        return cls(median(known), min(known), max(known)) if known else cls(nan, nan, nan)
+
+    def said(self, digits: str, factor: float = 1.0) -> str:
+        """ "0.62 ± 0.03": the median, and half of what is between the least and the most."""
+        if not isfinite(self.median):
+            return ""
+        half = (self.most - self.least) / 2
+        return f"{factor * self.median:{digits}} ± {factor * half:{digits}}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind over its runs. `source` and `uncertainty` are of its energy, the worst of them; `why`: why
+    nothing was made, or what was given up on the way.
+    """
+
+    kind: str
+    runs: int
+    seconds: Spread
+    predicted_s: float
+    joules: Spread
+    above_idle_j: Spread
+    source: str
+    uncertainty: float
+    peak_bytes: Spread
+    predicted_peak_bytes: float
+    bytes_up: float
+    predicted_bytes_up: float
+    bytes_down: float
+    why: str
+
+
+def row(runs: Sequence[Figures]) -> Row:
+    """Of the runs of one kind, one at least."""
+    made = [run for run in runs if isfinite(run.seconds)]
+    worst = max(made or runs, key=lambda run: run.uncertainty)
+    return Row(
+        kind=worst.kind,
+        runs=len(made),
+        seconds=Spread.of([run.seconds for run in made]),
+        predicted_s=Spread.of([run.predicted_s for run in made]).median,
+        joules=Spread.of([run.joules for run in made]),
+        above_idle_j=Spread.of([run.above_idle_j for run in made]),
+        source=worst.source,
+        uncertainty=worst.uncertainty,
+        peak_bytes=Spread.of([run.peak_bytes for run in made]),
+        predicted_peak_bytes=Spread.of([run.predicted_peak_bytes for run in made]).median,
+        bytes_up=Spread.of([run.bytes_up for run in made]).median,
+        predicted_bytes_up=Spread.of([run.predicted_bytes_up for run in made]).median,
+        bytes_down=Spread.of([run.bytes_down for run in made]).median,
+        why=next((run.why for run in runs if run.why), ""),
+    )
+
+
+HEADERS = (
+    "kind",
+    "seconds",
+    "predicted",
+    "joule",
+    "above idle",
+    "told by",
+    "peak MB",
+    "predicted",
+    "kB up",
+    "kB down",
+)
+
+
+def cells(one: Row) -> tuple[str, ...]:
+    """A row of the table for people; of a kind that was not made, why."""
+    if not one.runs:
+        return (one.kind, one.why)
+    return (
+        one.kind,
+        one.seconds.said(".3f"),
+        f"{one.predicted_s:.3f}",
+        one.joules.said(".2f"),
+        one.above_idle_j.said(".2f"),
+        f"{one.source} ± {one.uncertainty:.0%}",
+        one.peak_bytes.said(".1f", 1e-6),
+        f"{one.predicted_peak_bytes / 1e6:.1f}",
+        f"{one.bytes_up / 1e3:.1f}",
+        f"{one.bytes_down / 1e3:.1f}",
+    )
+
+
+def lines(runs: Sequence[Figures]) -> Iterator[list[object]]:
+    """Of a CSV file: one for each run, after their names; nan is empty."""
+    names = [field.name for field in fields(Figures)]
+    yield list(names)
+    for run in runs:
+        values = [getattr(run, name) for name in names]
+        yield ["" if value != value else value for value in values]
+
+
+def interleaved(
+    orders: Sequence[Order], repeats: int, done: Callable[[Order, Figures], None]
+) -> dict[str, list[Figures]]:
+    """Every kind once, then every kind again: what else the machine does falls on all of them alike."""
+    runs: dict[str, list[Figures]] = {order.kind: [] for order in orders}
+    for _ in range(repeats):
+        for order in orders:
+            runs[order.kind].append(in_a_child(order))
+            done(order, runs[order.kind][-1])
+    return runs
+
+
+def in_a_child(order: Order) -> Figures:
+    """Done in a fresh process; one that dies of it leaves the reason. Figures come in a file: what libraries
+    and meters print is none of them.
+    """
+    with TemporaryDirectory() as folder:
+        answer = Path(folder) / "figures"
+        child = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(answer)]
+        try:
+            ended = subprocess.run(
+                child, input=msgspec.msgpack.encode(order), capture_output=True, timeout=LONGEST_S
+            )
+        except subprocess.TimeoutExpired:
+            return Figures(order.kind, why=f"not done in {LONGEST_S:.0f} s")
+        if ended.returncode == 0:
+            return msgspec.msgpack.decode(answer.read_bytes(), type=Figures)
+    if ended.returncode < 0:
+        return Figures(order.kind, why=f"ended by signal {-ended.returncode}: for want of memory, if it is 9")
+    said = ended.stderr.decode(errors="replace").strip().splitlines()
+    return Figures(order.kind, why=said[-1] if said else f"ended with {ended.returncode}")
+
+
+def idle_watts(meter: Meter, seconds: float, time: Time) -> float:
+    """What a meter shows while nothing is done; nan where it is too coarse to tell. Raises MeterError."""
+    start, began = meter.read(), time.clock()
+    time.sleep(seconds)
+    ended, end = time.clock(), meter.read()
+    meter.rest()
+    energy = spent(meter.about, start, end)
+    return energy.joules / (ended - began) if energy.uncertainty < 1 else nan

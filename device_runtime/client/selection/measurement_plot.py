@@ -1,0 +1,56 @@
+"""What each kind took, as bars: needs matplotlib, of the extra `simulation`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("agg")
+from matplotlib import pyplot
+
+from .measurement import Row, Spread
+
+
+def plot(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Seconds, joules and peak memory of each kind that was made, with what was predicted. Raises OSError."""
+    made = [row for row in rows if row.runs]
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    joules = [
+        Spread(
+            row.joules.median,
+            row.joules.least * (1 - row.uncertainty),
+            row.joules.most * (1 + row.uncertainty),
+        )
+        for row in made
+    ]
+    panels = (
+        ("seconds", [row.seconds for row in made], [row.predicted_s for row in made], 1.0),
+        (f"joule, {' and '.join(sorted({row.source for row in made}))}", joules, None, 1.0),
+        (
+            "peak memory, MB",
+            [row.peak_bytes for row in made],
+            [row.predicted_peak_bytes for row in made],
+            1e-6,
+        ),
+    )
+    names = [row.kind for row in made]
+    for axis, (label, spreads, predicted, factor) in zip(axes, panels, strict=True):
+        middles = [factor * spread.median for spread in spreads]
+        ends = [
+            [factor * (spread.median - spread.least) for spread in spreads],
+            [factor * (spread.most - spread.median) for spread in spreads],
+        ]
+        axis.barh(names, middles, xerr=ends, color="#7aa6c2", capsize=3, label="measured")
+        if predicted is not None:
+            axis.plot([factor * value for value in predicted], names, "k|", markersize=14, label="predicted")
+        axis.set_xlabel(label)
+        axis.invert_yaxis()
+        if axis is axes[0]:
+            axis.legend(frameon=False)
+        else:
+            axis.set_yticklabels([])
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,183 @@
+"""This device's profile for one bundle: measured in a few seconds, remembered by the bundle's hash."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.training.emulation import Pretence
+from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.client.training.free_memory import rest
+from device_runtime.models.bundles.manifest import ARENA_FACTOR, Graph, Manifest
+from device_runtime.models.bundles.names import EngineWish
+from device_runtime.models.engines.base import DeviceModel, Gradients, Inputs
+from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import DeviceProfile, Speed, host_profile, measure_speed
+from device_runtime.profiles.measure import Clocks, Trial
+
+from .graph_memory import held, trains
+
+log = logging.getLogger(__name__)
+
+STEP = Sgd(1e-3, momentum=0.5, weight_decay=1e-5)
+"""As most kinds train."""
+
+BATCH = 32
+"""Samples of one run, where the memory allows it."""
+
+HEAD, HEAD_STEPS = "head", 50
+"""The classifier alone, and how many of its steps are timed together: one takes some microseconds."""
+
+
+def ready(model: DeviceModel) -> None:
+    """The engine is loaded, and what it holds is part of the idle process; no graph is held.
+
+    Raises OutOfMemory when the memory does not even allow a forward pass.
+    """
+    x, _ = drawn(model.manifest, 1)
+    model.forward(x)
+    model.unload()
+    rest()
+
+
+def measured(model: DeviceModel, clocks: Clocks, watcher: Watcher) -> Speed:
+    """How fast this bundle is here, and what its graphs hold; `watcher` is the one that the model has.
+
+    Raises OutOfMemory when the memory does not even allow a forward pass.
+    """
+    ready(model)
+    watcher.forget()
+    rows = {name: graph.rows(BATCH, watcher.run_bytes) for name, graph in model.manifest.graphs.items()}
+    speed = measure(model, clocks, rows)
+    holds = held(watcher.grown, model.manifest.graphs, rows)
+    return replace(speed, held_bytes=holds, run_bytes=ARENA_FACTOR * watcher.run_bytes)
+
+
+def measure(model: DeviceModel, clocks: Clocks, rows: Mapping[str, int]) -> Speed:
+    """Time forward passes, training steps and losses of this bundle, in about 3 seconds: runs of `rows`
+    samples, by graph.
+
+    One graph is held at a time. What the memory does not allow is left out, and predicted; raises OutOfMemory
+    when that is even a forward pass.
+    """
+    ready(model)
+    graphs = model.manifest.graphs
+    x, y = drawn(model.manifest, max(rows.values()))
+    wanted = ("forward", "train.all", "loss.all", *(f"train.{tunable}" for tunable in model.manifest.sets))
+    trials = {}
+    for name in (name for name in dict.fromkeys(wanted) if name in graphs):
+        n = rows[name]
+        one = _Held(model, partial(runnable, model, name, x[:n], y[:n]))
+        trials[name] = Trial(one.run, n, graphs[name].flops, one.close)
+    return completed(
+        measure_speed({**trials, HEAD: _head_steps(model)}, clocks, left_out=OutOfMemory), graphs
+    )
+
+
+def completed(speed: Speed, graphs: Mapping[str, Graph]) -> Speed:
+    """With the graphs that were not measured: as fast, operation for operation, as those measured of their
+    sort, and as slow to open as these are for their size.
+    """
+    measured = [name for name in graphs if name in speed.seconds]
+    seconds, opening = ({name: known[name] for name in measured} for known in (speed.seconds, speed.opening))
+    a_byte = sum(opening.values()) / sum(graphs[name].bytes for name in measured)
+    for name, graph in graphs.items():
+        if name not in measured:
+            alike = _alike(name, measured)
+            flops = sum(graphs[other].flops for other in alike)
+            seconds[name] = graph.flops * sum(speed.seconds[other] for other in alike) / max(flops, 1)
+            opening[name] = graph.bytes * a_byte
+    source = f"{speed.source}; {len(graphs) - len(measured)} of {len(graphs)} graphs by their operations"
+    return Speed(speed.flops_per_s, seconds, source, opening, speed.seconds.get(HEAD, 0.0))
+
+
+def _alike(name: str, measured: Sequence[str]) -> Sequence[str]:
+    """Those that do the same on another set; or that train, if it does, or do not; or all."""
+    what = name.partition(".")[0]
+    same = [other for other in measured if other.partition(".")[0] == what]
+    return same or [other for other in measured if trains(other) == trains(name)] or measured
+
+
+def _head_steps(model: DeviceModel) -> Trial:
+    """Steps of the linear classifier on few samples, which are hardly any arithmetic."""
+    head = SoftmaxHead(model.manifest, model.weights)
+    features, y = np.zeros((4, model.manifest.head.features), np.float32), np.zeros(4, np.int64)
+    return Trial(partial(head.train, features, y, [np.arange(4)] * HEAD_STEPS, STEP), HEAD_STEPS, 0.0)
+
+
+class _Held:
+    """A graph from its first run until it is closed."""
+
+    def __init__(self, model: DeviceModel, opened: Callable[[], Callable[[], object]]) -> None:
+        self._model, self._opened = model, opened
+        self._run: Callable[[], object] | None = None
+
+    def run(self) -> None:
+        if self._run is None:
+            self._run = self._opened()
+        self._run()
+
+    def close(self) -> None:
+        self._run = None
+        self._model.unload()
+        rest()
+
+
+def drawn(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
+    """Samples as a bundle takes them, always the same: standard normal, or any ids; labels of any class."""
+    rng, given = np.random.default_rng(0), manifest.input
+    shape = (samples, *given.shape)
+    ids = given.vocabulary
+    x: Inputs = rng.standard_normal(shape, np.float32) if ids is None else rng.integers(0, ids, shape)
+    return x, rng.integers(0, len(manifest.labels), samples)
+
+
+def runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
+    """Opens a graph (forward, loss.SET or train.SET); what puts these samples through it."""
+    if name == "forward":
+        return partial(model.forward, x)
+    what, tunable = name.split(".")
+    if what == "train":
+        return _training(model.trainer(tunable), x, y)
+    return partial(model.probe(tunable).loss, x, y)
+
+
+def _training(trainer: Gradients, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
+    """With the optimiser's step."""
+    steps = STEP.start(trainer.params.vector)
+
+    def step() -> None:
+        trainer.loss_and_grads(x, y)
+        steps.step(trainer.params.vector, trainer.grads.vector)
+
+    return step
+
+
+def profile(speed: Speed, engine: str, pretence: Pretence | None = None) -> DeviceProfile:
+    """This machine, or the one it pretends to be, at this speed on this engine, as it is now."""
+    if pretence is None:
+        return host_profile(speed, engine)
+    resident = psutil.Process().memory_info().rss
+    other = pretence.profile
+    return replace(other, speed=speed, engine=engine, memory=replace(other.memory, resident_bytes=resident))
+
+
+def clocks(passed: Callable[[], float], wish: EngineWish, pretence: Pretence | None) -> Clocks:
+    """To measure by: what the process computes says nothing of a GPU, nor of what it pretends to be."""
+    here = pretence is None and wish.device == "cpu"
+    return Clocks(passed, time.process_time if here else passed)
+
+
+def cache_key(bundle_sha: str, engine: str, pretence: Pretence | None) -> str:
+    """What a measurement holds for: this bundle, on this engine, on this (or the pretended) device."""
+    device = "here" if pretence is None else f"{pretence.profile.name}/{pretence.slow:g}"
+    return f"{bundle_sha}@{device}@{engine}"

@@ -1,0 +1,1 @@
+"""A device as a service of its machine: installation and removal."""

@@ -1,0 +1,84 @@
+"""Bytes that a device sent and received, by local day, in a small file in its folder."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.broker.wire.partial_blob import replace_file
+
+log = logging.getLogger(__name__)
+
+FILE = "traffic.json"
+KEPT_DAYS = 62
+WRITE_S, WRITE_BYTES = 60.0, 256 * 1024
+"""What a process that is killed loses is at most what came in so many seconds, or so many bytes."""
+
+
+class Day(msgspec.Struct, frozen=True):
+    """Bytes of one day: messages as they are on the wire, topics and headers included. Acknowledgements (4
+    bytes for each message), pings, and what TLS and TCP add are not.
+    """
+
+    up: int = 0
+    down: int = 0
+
+
+class Traffic:
+    """What a link counts, by day. A file that cannot be read or written costs the count, not the device."""
+
+    def __init__(
+        self,
+        folder: Path,
+        today: Callable[[], date] = date.today,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._today, self._clock = folder / FILE, today, clock
+        self.days = read(folder)
+        self._seen = Day()
+        self._unwritten, self._written_s = 0, clock()
+
+    @property
+    def bytes_today(self) -> int:
+        """Both ways."""
+        day = self.days.get(self._today().isoformat(), Day())
+        return day.up + day.down
+
+    def saw(self, up: int, down: int) -> None:
+        """What the link has counted in all, since it was made."""
+        new_up, new_down = up - self._seen.up, down - self._seen.down
+        if new_up or new_down:
+            name = self._today().isoformat()
+            day = self.days.get(name, Day())
+            self.days[name] = Day(day.up + new_up, day.down + new_down)
+            self._seen = Day(up, down)
+            self._unwritten += new_up + new_down
+        late = self._clock() - self._written_s >= WRITE_S
+        if self._unwritten and (late or self._unwritten >= WRITE_BYTES):
+            self.write()
+
+    def write(self) -> None:
+        """Durably."""
+        for old in sorted(self.days)[:-KEPT_DAYS]:
+            del self.days[old]
+        self._unwritten, self._written_s = 0, self._clock()
+        try:
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(self.days)))
+        except OSError as error:
+            log.warning("traffic cannot be kept in %s: %s", self._path, error.strerror)
+
+
+def read(folder: Path) -> dict[str, Day]:
+    """By day, "2026-11-22"; nothing where nothing was kept, or it is damaged."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Day])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning("%s cannot be read, and is begun anew: %s", folder / FILE, error)
+        return {}

@@ -1,0 +1,1 @@
+"""Work on one round: training an update within time and memory."""

@@ -1,0 +1,218 @@
+"""Watching the engine at work: memory is refused before it is taken, and a pretended device is slowed.
+
+Both hang on the same hook, `engines.base.Watch`: it is told before a session is made and after each run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import psutil
+
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.models.bundles.manifest import RUN_BYTES, Graph
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.profiles import DeviceProfile, Memory
+from device_runtime.profiles.cost import session_bytes
+from device_runtime.profiles.machine_memory import room
+
+from .emulation import Pretence, Time
+from .free_memory import rest
+
+ENGINE_BYTES = 30 * 2**20
+"""What loading ONNX Runtime adds to the process (measured 19 to 28 MB)."""
+RUN_SHARE, LEAST_RUN_BYTES = 6, 2**20
+"""So many times a run's live activations are to be free, or fewer samples go into one: a training step was
+seen to hold up to 2.5 times as many, and has its session, the update, weights and samples beside them.
+"""
+
+MARGIN, MARGIN_BYTES = 1.1, 2 * 2**20
+"""By how much more a graph may hold than it was seen to."""
+
+
+class Watcher:
+    """Told of every session and run; see `models.engines.base.Watch`.
+
+    `limit_bytes` is what the process may hold; `held_bytes` what a graph with a whole run in it holds, by its
+    name, where that is known; `run_bytes` what limits the samples of a run. `pretence` makes every run take
+    as long as that device would take for its FLOPs, unless this machine took longer.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        pretence: Pretence | None = None,
+        batch: int = 32,
+        time: Time | None = None,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.pretence = pretence
+        self.peak_bytes = 0
+        self._batch = batch
+        self._time = time or Time()
+        self._owed_s = 0.0
+        self._alarm = ""
+        self._process = psutil.Process()
+        self._before: dict[str, int] = {}
+        self._grown: dict[str, int] = {}
+        self.held_bytes: Mapping[str, int] = {}
+        self.run_bytes = RUN_BYTES
+        self.hooked()
+
+    def hooked(
+        self, between: Callable[[], None] = lambda: None, began: Callable[[], None] = lambda: None
+    ) -> None:
+        """`between` is called after each run of an engine, and may raise; `began` when work begins."""
+        self._between, self._began = between, began
+
+    def alarm(self, text: str) -> None:
+        """Memory runs out: work ends at its next step. May be called from another thread."""
+        self._alarm = text
+
+    def heed(self) -> None:
+        """Raises OutOfMemory where there was an alarm; once for each."""
+        text, self._alarm = self._alarm, ""
+        if text:
+            raise OutOfMemory(text)
+
+    @property
+    def grown(self) -> dict[str, int]:
+        """Bytes by which the process had grown with each graph that has had a whole run in it, and some
+        more: what was free then may not be free again.
+        """
+        return {name: round(MARGIN * grown) + MARGIN_BYTES for name, grown in self._grown.items()}
+
+    def forget(self) -> None:
+        """What was seen so far is not of the graphs alone: an engine was loaded."""
+        self._grown.clear()
+
+    def will_load(self, name: str, graph: Graph) -> None:
+        """Raises OutOfMemory when the session and one batch through it would not fit."""
+        needed, most = self._needed(name, graph), self._most()
+        if needed > most and self.pretence is None:
+            rest()  # what was done before may have left some
+            needed, most = self._needed(name, graph), self._most()
+        if needed > most:
+            raise OutOfMemory(
+                f"{name} needs {needed / 1e6:.0f} MB in all, this device may use {most / 1e6:.0f} MB"
+            )
+        self._before[name] = self.resident()
+
+    def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
+        """Sleep for what the pretended device would still be computing; note the memory held.
+
+        Raises OutOfMemory when the process has outgrown its limit: the work is given up, not the device.
+        """
+        held = self.resident()
+        if samples >= self._rows(graph):
+            self._grown[name] = max(self._grown.get(name, 0), held - self._before.get(name, held))
+        if held > self.limit_bytes:
+            raise OutOfMemory(
+                f"{name} took the process to {held / 1e6:.0f} MB, over its {self.limit_bytes / 1e6:.0f} MB"
+            )
+        self.heed()
+        self._between()
+        if self.pretence is not None:
+            wanted = samples * graph.flops / self.pretence.profile.speed.flops_per_s
+            self.wait(wanted - seconds)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, carrying over what was slept too long or worked too slowly, so that the sum is right."""
+        self._owed_s += seconds
+        if self._owed_s > 0.001:
+            began = self._time.clock()
+            self._time.sleep(self._owed_s)
+            self._owed_s -= self._time.clock() - began
+
+    def start(self) -> None:
+        """A new piece of work: forget the debt, the alarm and the peak."""
+        self._owed_s, self._alarm = 0.0, ""
+        self.peak_bytes = self.resident()
+        self._began()
+
+    def clear(self, model: DeviceModel) -> None:
+        """What was given up holds no memory that the next piece of work was promised."""
+        model.unload()
+
+    def _rows(self, graph: Graph) -> int:
+        return graph.rows(self._batch, self.run_bytes)
+
+    def _needed(self, name: str, graph: Graph) -> int:
+        """Bytes of the whole process with a session of this graph, and one run in it."""
+        predicted = session_bytes(graph.bytes) + graph.memory_bytes(self._rows(graph))
+        return self.resident() + self.held_bytes.get(name, predicted)
+
+    def _most(self) -> int:
+        """Bytes that the process may hold now: others may have taken some since the limit was set."""
+        if self.pretence is not None:
+            return self.limit_bytes
+        return min(self.limit_bytes, self.resident() + room().usable)
+
+    def resident(self) -> int:
+        """Bytes that the process holds; the most is kept as the peak."""
+        held = int(self._process.memory_info().rss)
+        self.peak_bytes = max(self.peak_bytes, held)
+        return held
+
+
+class VirtualWatcher(Watcher):
+    """Of a virtual device: every run takes the profile's time, on the device's own clock, and none of ours.
+
+    Memory is that of the profile, and what is predicted for the sessions; what this process holds is of many.
+    """
+
+    def __init__(self, limit_bytes: int, profile: DeviceProfile, time: Time) -> None:
+        super().__init__(limit_bytes, Pretence(profile, time=time), time=time)
+        self._profile = profile
+
+    def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
+        self._time.sleep(samples * self._profile.speed.of(name, graph.flops))
+
+    def _needed(self, name: str, graph: Graph) -> int:
+        needed = super()._needed(name, graph)
+        self.peak_bytes = max(self.peak_bytes, min(needed, self.limit_bytes))
+        return needed
+
+    def clear(self, model: DeviceModel) -> None:
+        """Nothing: the model is of many."""
+
+    def resident(self) -> int:
+        return self._profile.memory.resident_bytes
+
+
+def watcher(pretence: Pretence | None, memory_bytes: int | None) -> Watcher:
+    """What suits the device; `memory_bytes` is its limit where one is set by hand."""
+    limit = limit_bytes(pretence, memory_bytes)
+    if pretence is not None and pretence.time is not None:
+        return VirtualWatcher(limit, pretence.profile, pretence.time)
+    watch = Watcher(limit, pretence)
+    watch.run_bytes = run_bytes(limit - watch.resident())
+    return watch
+
+
+def run_bytes(free: int) -> int:
+    """Live activations of one run that suit `free` bytes: a share of them, in halves of RUN_BYTES."""
+    if "onnxruntime" not in sys.modules:
+        free -= ENGINE_BYTES
+    halvings = range((RUN_BYTES // LEAST_RUN_BYTES).bit_length())
+    sizes = [RUN_BYTES >> halved for halved in halvings]
+    return next((size for size in sizes if RUN_SHARE * size <= free), LEAST_RUN_BYTES)
+
+
+def own_memory(profile: DeviceProfile, memory_bytes: int | None) -> DeviceProfile:
+    """The profile with a memory limit set by hand."""
+    if memory_bytes is None:
+        return profile
+    memory = Memory(profile.memory.total_bytes, memory_bytes, profile.memory.resident_bytes)
+    return replace(profile, memory=memory)
+
+
+def limit_bytes(pretence: Pretence | None, memory_bytes: int | None) -> int:
+    """What the process may hold: as set by hand, or as on the pretended device, or what is free here."""
+    if memory_bytes is not None:
+        return memory_bytes
+    if pretence is not None:
+        return pretence.profile.memory.limit_bytes
+    return room().usable + int(psutil.Process().memory_info().rss)

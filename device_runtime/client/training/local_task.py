@@ -1,0 +1,339 @@
+"""One task as this device has it: the model on its engine, the local data, what both cost here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from device_runtime.broker.wire.messages import Hello, Offer
+from device_runtime.client.backend.base import Death
+from device_runtime.client.cache.strategy_state import Memories
+from device_runtime.client.energy import Account
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.one_task import OneTask
+from device_runtime.client.personal import after_round
+from device_runtime.client.personal.judging import OwnHead, judged
+from device_runtime.client.personal.kept import Keeper
+from device_runtime.client.policy.allow_list import AllowList
+from device_runtime.client.selection.calibration import Learnt, Measurements
+from device_runtime.client.selection.choose import MAIN, choose
+from device_runtime.client.selection.link_speed import LinkSpeed
+from device_runtime.client.selection.profiling import cache_key, clocks, measured, profile, ready
+from device_runtime.client.settings import Settings
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.data import Keep
+from device_runtime.models.engines.available import engine_choice, open_model
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.errors import ModelError
+from device_runtime.profiles import DeviceProfile
+from device_runtime.profiles.measure import load
+from device_runtime.strategies import registry
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.codecs import chain as codecs
+from device_runtime.strategies.codecs.chain import Encoded
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.device_half import Contribution, OutOfTime
+
+from .engine_guard import limit_bytes, own_memory, watcher
+from .equipment import Equipment
+from .free_memory import rest
+from .samples import Samples
+from .work import Assignment, Listener, Outcome, perform
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a round gives a device: the offer, the base of this member of the family (or of the main model,
+    ""), and what came beside it; `deaths` as of Assignment.
+    """
+
+    offer: Offer
+    member: str
+    base: Tensors
+    aside: Tensors
+    deaths: tuple[Death, ...] = ()
+
+
+class DeviceTask(OneTask):
+    """Made once the bundles are here: loads the data, opens the engine, measures or remembers its speed.
+
+    Smaller models of a family are taken to be as fast, operation for operation, as the main one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bundles: Mapping[str, Bundle],
+        clock: Callable[[], float],
+        link: LinkSpeed,
+    ) -> None:
+        """`bundles` by member, the main one by ""; `link` goes on being told of what is seen.
+
+        Raises DataError, ModelError, OutOfMemory.
+        """
+        self.settings = settings
+        bundle = bundles[MAIN]
+        self.manifest = bundle.manifest
+        self._bundles = bundles
+        self._samples = Samples(settings.data, bundles, _keep(settings))
+        self._keeper = Keeper(settings.folder)
+        self.watcher = watcher(settings.pretence, settings.memory_bytes)
+        self._wish = replace(settings.engine, run_bytes=self.watcher.run_bytes)
+        self.model = open_model(bundle, self._wish, watch=self.watcher)
+        self._memories = Memories(settings.folder / "memory")
+        self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
+        self._virtual = settings.pretence if settings.pretence and settings.pretence.time else None
+        self._measurements = Measurements(settings.folder / "speed.json")
+        self._key = cache_key(bundle.sha256, f"{self._engine} {self._wish}", settings.pretence)
+        self._clock, self._link = clock, link
+        learnt = Learnt(self._virtual.profile.speed) if self._virtual else self._measured()
+        self._learnt, speed = learnt, learnt.speed
+        self._rest()
+        self.profile = replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
+        samples = self._samples
+        guard = samples.guard(settings)
+        account = Account(settings.meter, time.process_time) if settings.pretence is None else Account()
+        self._equipment = Equipment(
+            settings.name,
+            {MAIN: self.model},
+            samples.training,
+            samples.loads,
+            self.watcher,
+            clock,
+            guard,
+            account=account,
+        )
+        log.info(
+            "%d samples of %d classes; %.2f ms a forward pass (%s)",
+            len(samples.training),
+            len(set(samples.training.y.tolist())),
+            1e3 * speed.of("forward", bundle.manifest.graphs["forward"].flops),
+            speed.source,
+        )
+
+    def hello(self, boot: int) -> Hello:
+        """Who joins, now that it is known."""
+        battery = self.profile.battery
+        return Hello(
+            boot=boot,
+            num_examples=len(self._equipment.data),
+            profile=self.profile.name,
+            memory_bytes=self.profile.memory.limit_bytes,
+            engine=self.profile.engine,
+            battery_percent=round(battery.percent) if battery else -1,
+        )
+
+    def bundle(self, member: str) -> Bundle:
+        """Of this member of the family, or the main one's. Raises KeyError."""
+        return self._bundles[member]
+
+    def member(self, offer: Offer, remaining_s: float) -> str:
+        """Which model the device would train as things stand; the main one where it would sit out.
+
+        Raises KindError when no kind of the offer can be done here.
+        """
+        if len(self._bundles) == 1 or not offer.kinds:
+            return MAIN
+        kinds, equipment = self._kinds(offer), self._equipment
+        plan = choose(self._profile_now(), kinds, equipment.loads, remaining_s, equipment.barred)
+        return MAIN if plan.chosen is None else plan.chosen.strategy.member
+
+    def _kinds(self, offer: Offer) -> tuple[AnyStrategy, ...]:
+        """What an offer asks of this device, less class statistics that its owner does not allow.
+
+        Raises KindError when no kind of the offer can be done here.
+        """
+        return tuple(allowed_statistics(kind, self.settings.allowed) for kind in registry.known(offer.kinds))
+
+    def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
+        """A round's update as its kind sends it, with what was left out of those before.
+
+        Raises ValueError for an outcome without contribution, TensorError.
+        """
+        made, chosen = outcome.contribution, outcome.plan.chosen
+        if made is None or chosen is None:
+            raise ValueError("nothing was contributed")
+        return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
+
+    def keep(self, offer: Offer, made: Contribution) -> None:
+        """What the kind keeps of a round's update for the next. Raises OSError."""
+        if made.memory is not None:
+            self._memories.put(offer.run, made.kind, offer.round, made.memory)
+
+    def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome:
+        """The round's work from this base model; see `work.perform`. Learns from how long it took.
+
+        Where it is sat out and there is reason to doubt the speed, that is measured anew, and the work tried
+        again in what is left of the round. What the listener raises ends the work and goes to the caller.
+
+        Raises KindError when no kind of the offer can be done here, TensorError for a base that does not fit.
+        """
+        model = self._loaded(given)
+        if self.settings.personal.keep:
+            after_round.keep(self._keeper, given.offer, self._bundles[given.member], given.base)
+        self._look_anew()
+        outcome = self._tried(model, given, deadline, listener)
+        if self._measures_anew():
+            outcome = self._tried(self._loaded(given), given, deadline, listener)
+        self._rest()
+        return outcome
+
+    def _tried(self, model: DeviceModel, given: Given, deadline: float, listener: Listener) -> Outcome:
+        """The round's work, with its base loaded, from which is learnt. Raises as `perform` does."""
+        offer, member = given.offer, given.member
+        self.profile = self._profile_now()
+        self.watcher.limit_bytes = self.profile.memory.limit_bytes
+        self.watcher.held_bytes = self._learnt.speed.held_bytes if member == MAIN else {}
+        loads = self._equipment.loads
+        elsewhere = {other: load for other, load in loads.items() if other != member}
+        equipment = replace(
+            self._equipment,
+            models={member: model},
+            loads={member: replace(loads[member], download_bytes=0)},
+            progress=listener.progress,
+            memory=lambda kind: self._memories.get(offer.run, kind, offer.round),
+            aside=given.aside,
+            lost=listener.lost,
+            round=offer.round,
+            rare=offer.rare,
+        )
+        assignment = Assignment(
+            self._kinds(offer), offer.seed, deadline, listener.decided, elsewhere, listener.lost, given.deaths
+        )
+        try:
+            outcome = perform(equipment, self.profile, assignment)
+        finally:  # also where a pause ends it
+            model.unload()
+        self._learn(outcome)
+        return outcome
+
+    def final(self, given: Given, between: Callable[[], None]) -> None:
+        """Keep the model that another round would have begun with, and judge it; `between` as in `after`."""
+        offer = msgspec.structs.replace(given.offer, round=given.offer.round + 1)
+        after_round.keep(self._keeper, offer, self._bundles[given.member], given.base)
+        self.after(replace(given, offer=offer), between)
+
+    def after(self, given: Given, between: Callable[[], None]) -> None:
+        """Judge the model of a round on the samples that were held out, where the owner wants one kept.
+
+        `between` is called after each run of the engine; Stopped, raised there, ends it.
+        """
+        wish, samples = self.settings.personal, self._samples
+        if not wish.keep or not len(samples.held):
+            return
+        offer = given.offer
+        own = OwnHead(offer.seed, self.settings.name, self._equipment.clock) if wish.head else None
+        self.watcher.hooked(between)
+        try:
+            after_round.judge(
+                self._keeper,
+                offer.round,
+                lambda: judged(self._loaded(given), samples.training, samples.held, own),
+            )
+        finally:
+            self.watcher.hooked()
+            self._rest()
+
+    def _loaded(self, given: Given) -> DeviceModel:
+        """The model of a round: a smaller one is on the engine that the main one has, and is let go of after
+        the round. Raises TensorError.
+        """
+        model = self.model
+        if given.member != MAIN:
+            model = open_model(self._bundles[given.member], self._wish, watch=self.watcher)
+        model.load(given.base)
+        return model
+
+    def _look_anew(self) -> None:
+        """Samples that have come since the last round take part in this one. Raises KindError."""
+        samples, settings = self._samples, self.settings
+        if samples.refresh():
+            guard = samples.guard(settings)
+            self._equipment = replace(
+                self._equipment, data=samples.training, loads=samples.loads, guard=guard
+            )
+
+    def _profile_now(self) -> DeviceProfile:
+        """With what was learnt in earlier rounds."""
+        learnt = self._learnt
+        return replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
+
+    def _learn(self, outcome: Outcome) -> None:
+        """From what a round took, for the next and for after a restart."""
+        self._learnt = learnt = self._learnt.after(self.profile, outcome)
+        self.profile = replace(self.profile, corrections=learnt.corrections, growth=learnt.growth)
+        if not self._virtual:
+            self._measurements.put(self._key, learnt)
+
+    def _measured(self) -> Learnt:
+        """Now, or when this device last had this bundle; the engine is loaded in any case."""
+        learnt = self._measurements.get(self._key, self._measured_now)
+        self.watcher.held_bytes = learnt.speed.held_bytes
+        ready(self.model)
+        return learnt
+
+    def _measured_now(self) -> Learnt:
+        by = clocks(self._clock, self._wish, self.settings.pretence)
+        return Learnt(measured(self.model, by, self.watcher), load=load())
+
+    def _measures_anew(self) -> bool:
+        """Whether the speed was doubted, and is now another. What was learnt of times was relative to the old
+        one; what is held in memory is as it was. Raises what the listener of the round does.
+        """
+        why = "" if self._virtual else self._learnt.doubted(load())
+        if not why:
+            return False
+        log.info("the speed is measured anew: %s", why)
+        try:
+            learnt = self._measured_now()
+        except (OutOfTime, OutOfMemory, ModelError) as error:
+            log.warning("the speed is not measured anew: %s", error)
+            return False
+        finally:
+            self.model.unload()
+        before = -1  # the round at hand is tried again, and is none of those after this
+        self._learnt = replace(learnt, growth=self._learnt.growth, sat_out=before)
+        self._measurements.put(self._key, self._learnt)
+        return True
+
+    def _as_it_is_now(self) -> DeviceProfile:
+        """Memory that is free, battery and temperature change from round to round; the speed was measured."""
+        if self._virtual:
+            return own_memory(replace(self._virtual.profile, engine=self._engine), self.settings.memory_bytes)
+        now = profile(self._learnt.speed, self._engine, self.settings.pretence)
+        if self.settings.pretence is None:  # else it is the link of the board
+            now = replace(now, bandwidth=self._link.over(now.bandwidth))
+        return own_memory(now, self.settings.memory_bytes)
+
+    def _rest(self) -> None:
+        """Between rounds: no sessions, and their memory given back."""
+        self.model.unload()
+        if not self._virtual:
+            rest()
+
+
+def allowed_statistics(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
+    """With class statistics only where the owner allows class means, and of no fewer samples of a class."""
+    statistics, least = kind.statistics, allowed.smallest_count or 1
+    if statistics is not None and allowed.kinds and ClassMeans.name not in allowed.kinds:
+        return class_statistics.asking(kind, None)
+    if statistics is None or statistics.smallest_count >= least:
+        return kind
+    return class_statistics.asking(kind, replace(statistics, smallest_count=least))
+
+
+def _keep(settings: Settings) -> Keep:
+    """Half of what the process may hold is for samples; a virtual device's are all here, whatever it has."""
+    if settings.pretence and settings.pretence.time:
+        return Keep()
+    room = limit_bytes(settings.pretence, settings.memory_bytes) // 2
+    held_out = settings.personal.held_out if settings.personal.keep else 0.0  # without a model to judge
+    return Keep(held_out, room_bytes=room)

@@ -1,0 +1,249 @@
+"""One round's work on the device: choose, train, step down rather than miss the deadline."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from typing import Protocol
+
+from device_runtime.client.backend.base import Death
+from device_runtime.client.energy import Energy
+from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.selection.choose import MARGIN, NOWHERE, Candidate, Loads, Plan, choose, priced
+from device_runtime.models.errors import ModelError
+from device_runtime.profiles import DeviceProfile, Power
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.privacy.accountant import PrivacyError
+from device_runtime.strategies.training.device_half import Contribution, OutOfTime
+
+log = logging.getLogger(__name__)
+
+
+FADE = 0.1
+"""The part of what made a kind seem slower that is forgotten in each round in which it is not tried."""
+
+
+class HeldUp(OutOfTime):
+    """The round closed while the work stood still. How long it takes was not seen."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, nan)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is tried now. `room_bytes`: what fits on the way up before the update, within the plan's time."""
+
+    plan: Plan
+    gave_up: tuple[str, ...]
+    room_bytes: float
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why this and nothing richer, what was given up on the way included."""
+        return (*self.plan.reasons, *self.gave_up)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told of the work: `progress` as Run.progress is, `decided` before anything is tried.
+
+    `lost` says how long the work has stood still, as in Run.
+    """
+
+    progress: Callable[[float], None]
+    decided: Callable[[Decision], None]
+    lost: Callable[[], float] = lambda: 0.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the offer asks. `deadline` is on the device's own clock, in seconds, uploads included.
+
+    `elsewhere`: what it would take with models that were not fetched, to say why they were not. `lost` is the
+    Listener's. `deaths`: what was tried already, in a process that did not survive it.
+    """
+
+    kinds: tuple[AnyStrategy, ...]
+    seed: int
+    deadline: float
+    decided: Callable[[Decision], None] = lambda _: None
+    elsewhere: Loads = field(default_factory=lambda: NOWHERE)
+    lost: Callable[[], float] = lambda: 0.0
+    deaths: tuple[Death, ...] = ()
+
+
+class Worker(Protocol):
+    """Who does an assignment: a device with its equipment, or a simulated one on a virtual clock."""
+
+    @property
+    def loads(self) -> Loads:
+        """What the task takes with the data and the models that are here; by member, the main one's by ""."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """In seconds; it may stand still while the work does, see Assignment.lost."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory held since `begin`."""
+
+    def begin(self) -> None:
+        """A new piece of work."""
+
+    def energy(self, power: Power, seconds: float) -> Energy:
+        """What it has taken since `begin`, which was `seconds` ago; by these figures where no meter tells."""
+
+    def barred(self, strategy: AnyStrategy) -> str:
+        """Why this form must not be trained here; empty when it may be."""
+
+    def spent(self, strategy: AnyStrategy) -> float:
+        """Epsilon of all that was spent on the samples here, at this form's delta; nan if not private."""
+
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
+        """The form that it was in the end (see `Strategy.stopped`), and what came of it.
+
+        Raises OutOfTime, OutOfMemory, PrivacyError; EngineError, BundleError; TensorError for one that
+        diverged.
+        """
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of computing that one attempt at a kind of update was predicted to take, and took."""
+
+    kind: str
+    predicted_s: float
+    seconds: float
+
+
+NO_ENERGY = Energy()
+"""Of a device that has done nothing."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it. `contribution` is None when the device sat out; `plan` is the one that was kept.
+
+    `train_time_s` covers scoring and training, and what was given up on the way; so does `energy`, of the
+    whole device where it was measured so. `timings` are of each attempt that said how long it takes.
+    `epsilon` is what was spent of the samples' privacy so far, where the update is private. `outgrew`: kinds
+    given up for want of memory.
+    """
+
+    plan: Plan
+    contribution: Contribution | None
+    train_time_s: float = 0.0
+    energy: Energy = NO_ENERGY
+    peak_memory_bytes: int = 0
+    gave_up: tuple[str, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    epsilon: float = nan
+    outgrew: tuple[str, ...] = ()
+
+    @property
+    def energy_j(self) -> float:
+        return self.energy.joules
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why this and nothing richer, what was given up on the way included."""
+        return (*self.plan.reasons, *self.gave_up)
+
+
+def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> Outcome:
+    """Train the richest update that fits; when the clock, the memory or the engine says no, the next."""
+    kinds, gave_up, outgrew = _survived(assignment)
+    timings: tuple[Timing, ...] = ()
+    worker.begin()
+    began = worker.clock()
+    while True:
+        attempt = worker.clock()
+        left_s = assignment.deadline - assignment.lost() - attempt
+        plan = choose(profile, kinds, worker.loads, left_s, worker.barred, assignment.elsewhere)
+        chosen = plan.chosen
+        assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))
+        contribution = None
+        if chosen is not None:
+            try:
+                must_end = _upload_begins(chosen, profile, assignment)
+                done, contribution = worker.train(chosen, assignment.seed, must_end)
+                if done is not chosen.strategy:
+                    known = {**assignment.elsewhere, **worker.loads}
+                    plan = plan.ended_as(done, priced(done, known, profile))
+                    chosen = plan.chosen or chosen
+                timings += _timing(chosen, worker.clock() - attempt)
+            except (OutOfTime, OutOfMemory, PrivacyError, ModelError) as error:
+                gave_up = (*gave_up, f"{chosen.label} given up: {error}")
+                log.warning(gave_up[-1])
+                timings += _timing(chosen, error.whole_s) if isinstance(error, OutOfTime) else ()
+                outgrew += (chosen.kind,) if isinstance(error, OutOfMemory) else ()
+                kinds = cheaper(kinds, chosen)
+                continue
+        seconds = worker.clock() - began
+        energy = worker.energy(profile.power, seconds)
+        epsilon = nan if chosen is None else worker.spent(chosen.strategy)
+        peak = worker.peak_bytes
+        return Outcome(plan, contribution, seconds, energy, peak, gave_up, timings, epsilon, outgrew)
+
+
+def _survived(
+    assignment: Assignment,
+) -> tuple[tuple[AnyStrategy, ...], tuple[str, ...], tuple[str, ...]]:
+    """What is left to be tried, what was given up and why, and kinds that were for want of memory."""
+    forms = tuple(form for kind in assignment.kinds for form in kind.variants())
+    gave_up = tuple(f"{death.label} given up: {death.why}" for death in assignment.deaths)
+    outgrew: tuple[str, ...] = ()
+    for death in assignment.deaths:
+        labels = [Candidate(form, None, ()).label for form in forms]
+        if death.label not in labels:
+            return (), gave_up, outgrew
+        place = labels.index(death.label)
+        outgrew += (forms[place].name,) if death.memory else ()
+        forms = forms[place + 1 :]
+    return forms if assignment.deaths else assignment.kinds, gave_up, outgrew
+
+
+def _room_bytes(chosen: Candidate | None, profile: DeviceProfile, left_s: float) -> float:
+    """What the link carries in the time that a plan may fill, less the update."""
+    bytes_up = chosen.cost.bytes_up if chosen and chosen.cost else 0
+    return MARGIN * left_s * profile.bandwidth.up - bytes_up
+
+
+def _upload_begins(chosen: Candidate, profile: DeviceProfile, assignment: Assignment) -> float:
+    """When training must be done, for the upload to be in time."""
+    upload_s = chosen.cost.bytes_up / profile.bandwidth.up if chosen.cost else 0.0
+    return assignment.deadline - upload_s
+
+
+def _timing(chosen: Candidate, seconds: float) -> tuple[Timing, ...]:
+    predicted = chosen.cost.compute_s if chosen.cost else 0.0
+    return (Timing(chosen.kind, predicted, seconds),) if predicted > 0 and isfinite(seconds) else ()
+
+
+def cheaper(kinds: Sequence[AnyStrategy], failed: Candidate) -> tuple[AnyStrategy, ...]:
+    """The forms after the failed one, in the same order of preference."""
+    forms = [form for kind in kinds for form in kind.variants()]
+    labels = [Candidate(form, None, ()).label for form in forms]
+    return tuple(forms[labels.index(Candidate(failed.strategy, None, ()).label) + 1 :])
+
+
+def corrected(profile: DeviceProfile, outcome: Outcome, rate: float = 0.3) -> Mapping[str, float]:
+    """The profile's corrections after this round: a moving average of measured over predicted seconds.
+
+    What was given up for want of time counts too, or it would be begun in vain in each round. Held between
+    0.1 and 10. What a device was too slow for and did not try is forgotten by a `FADE` each round: one slow
+    moment does not shut a kind out for good.
+    """
+    tried = {timing.kind for timing in outcome.timings}
+    corrections = {
+        kind: old if kind in tried or old <= 1 else 1 + (1 - FADE) * (old - 1)
+        for kind, old in profile.corrections.items()
+    }
+    for timing in outcome.timings:
+        old = corrections.get(timing.kind, 1.0)
+        seen = profile.corrections.get(timing.kind, 1.0) * timing.seconds / timing.predicted_s
+        corrections[timing.kind] = min(10.0, max(0.1, (1 - rate) * old + rate * seen))
+    return corrections

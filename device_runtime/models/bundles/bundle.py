@@ -1,0 +1,229 @@
+"""A bundle on disk: a folder or a zip of manifest, weights and graphs, all verified when it is opened."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from device_runtime.content import content
+from device_runtime.models.errors import BundleError, ModelError, one_line
+from device_runtime.models.text import file as tokenizers
+from device_runtime.models.text.texts import Texts
+
+from . import manifest as manifests
+from . import tensors
+from .archive import FolderFiles, pack_files, read_zip, unpack_files
+from .consistency import check_manifest
+from .inputs import Text
+from .manifest import Graph, Manifest
+from .manifest_records import File
+
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle. Files are read again, and verified again, each time they are asked for."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Bundle":
+        """Opens a folder or a zip.
+
+        Raises BundleError, one line, for a missing or damaged file, another format, or weights or graphs
+        that do not fit the parameter table.
+        """
+        path = Path(path)
+        return cls(path, _checked(_files(path), path))
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Every tensor of the weights file, by name; a new copy each time."""
+        return _weights(self.manifest, _files(self.path))
+
+    def entry(self, name: str) -> Graph:
+        """What the manifest says of the graph of that name. Raises BundleError where there is none."""
+        if name not in self.manifest.graphs:
+            known = ", ".join(self.manifest.graphs)
+            raise BundleError(f"bundle {self.manifest.name} has no graph {name!r}; it has {known}")
+        return self.manifest.graphs[name]
+
+    def graph(self, name: str) -> bytes:
+        """The ONNX graph of that name, without weights. Raises BundleError where there is none."""
+        return _verified(self.manifest, self.entry(name), _files(self.path))
+
+    @cached_property
+    def texts(self) -> Texts | None:
+        """What makes its input of texts; None where that is no text. Raises BundleError."""
+        text = self.manifest.input.text
+        if not isinstance(text, Text):
+            return None
+        made = tokenizers.decode(_verified(self.manifest, text.tokenizer, _files(self.path)))
+        vocabulary = self.manifest.input.vocabulary
+        if made.form != text.form or vocabulary is None or made.size > vocabulary:
+            says = f"{text.form} of at most {vocabulary} ids"
+            raise BundleError(
+                f"{text.tokenizer.file} of bundle {self.manifest.name} is {made.form} of {made.size} ids, "
+                f"the manifest says {says}"
+            )
+        return Texts(text, made.tokenizer(), self.manifest.input.shape[0])
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the canonical zip, as hexadecimal digits: the same for the folder and for its zip."""
+        return hashlib.sha256(self.packed()).hexdigest()
+
+    def packed(self) -> bytes:
+        """The canonical zip: what the manifest names, nothing else that may lie in the folder."""
+        files = _files(self.path)
+        return pack_files({name: files[name] for name in (MANIFEST, *_named(self.manifest))})
+
+
+def write(
+    folder: Path,
+    manifest: Manifest,
+    weights: tensors.Tensors,
+    graphs: Mapping[str, bytes],
+    tokenizer: bytes | None = None,
+) -> Bundle:
+    """Writes a bundle into `folder`, which is made; hashes and sizes in `manifest` are filled in here.
+
+    graphs: by graph name, the same names as in the manifest. tokenizer: where its input is text. Raises
+    BundleError for parts that do not make a sound bundle, before anything is written, or if `folder` cannot
+    be written to.
+    """
+    if (tokenizer is None) == isinstance(manifest.input.text, Text):
+        raise BundleError("a tokenizer is given to a bundle whose input is text, and to no other")
+    if graphs.keys() != manifest.graphs.keys():
+        raise BundleError(f"graphs are {sorted(graphs)}, the manifest lists {sorted(manifest.graphs)}")
+    stored = tensors.halved(weights) if manifest.stored_as == "float16" else weights
+    files = {WEIGHTS: tensors.encode(stored)}
+    files |= {manifest.graphs[name].file: graph for name, graph in graphs.items()}
+    if tokenizer is not None:
+        files[TOKENIZER] = tokenizer
+    files[MANIFEST] = manifests.encode(_with_hashes(manifest, files))
+    _checked(files, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be written: {one_line(error)}") from error
+    return Bundle.open(folder)
+
+
+def pack(folder: str | Path) -> bytes:
+    """The canonical zip of a bundle, for the wire: the same bundle is the same bytes on every machine."""
+    return Bundle.open(folder).packed()
+
+
+def unpack(data: bytes, folder: str | Path) -> Bundle:
+    """Writes a zip as a bundle folder, which must not exist or be empty, and opens it.
+
+    Raises BundleError, and leaves nothing behind, for anything but a sound bundle.
+    """
+    return unpack_files(data, Path(folder), Bundle.open)
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Names of the bundles that come with the package."""
+    return tuple(sorted(p.name for p in _shipped().iterdir() if (p / MANIFEST).is_file()))
+
+
+def shipped(name: str) -> Path:
+    """Folder of a bundle that comes with the package. Raises BundleError for an unknown name."""
+    if name not in shipped_names():
+        raise BundleError(f"no bundle {name!r} comes with this package; {', '.join(shipped_names())} do")
+    return _shipped() / name
+
+
+def find(name_or_path: str | Path) -> Path:
+    """A folder or zip of that path if there is one, else a shipped bundle. Raises BundleError."""
+    path = Path(name_or_path)
+    if path.is_file() or (path / MANIFEST).is_file():
+        return path
+    if str(name_or_path) in shipped_names():
+        return shipped(str(name_or_path))
+    known = ", ".join(shipped_names())
+    raise BundleError(f"{name_or_path} is neither a bundle folder or zip nor a shipped bundle ({known})")
+
+
+def _shipped() -> Path:
+    return content("models") / "bundles"
+
+
+def _files(path: Path) -> Mapping[str, bytes]:
+    if path.is_dir():
+        return FolderFiles(path)
+    if path.is_file():
+        return read_zip(path.read_bytes(), str(path))
+    raise BundleError(f"{path} does not exist; a bundle is a folder or a zip")
+
+
+def _checked(files: Mapping[str, bytes], path: Path) -> Manifest:
+    """The manifest, once everything it says of `files` has been found to be so. Raises BundleError."""
+    if MANIFEST not in files:
+        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}")
+    try:
+        manifest = manifests.decode(files[MANIFEST])
+    except BundleError as error:
+        raise BundleError(f"bundle {path}: {error}") from error
+    check_manifest(manifest)
+    for entry in _named(manifest).values():
+        _verified(manifest, entry, files)
+    _weights(manifest, files)
+    return manifest
+
+
+def _named(manifest: Manifest) -> dict[str, File | Graph]:
+    """What the manifest says of each file beside it."""
+    text = manifest.input.text
+    entries: list[File | Graph] = [manifest.weights, *manifest.graphs.values()]
+    entries += [text.tokenizer] if isinstance(text, Text) else []
+    return {entry.file: entry for entry in entries}
+
+
+def _verified(manifest: Manifest, entry: File | Graph, files: Mapping[str, bytes]) -> bytes:
+    where = f"{entry.file} of bundle {manifest.name}"
+    if entry.file not in files:
+        raise BundleError(f"{where} is missing; fetch the bundle again")
+    data = files[entry.file]
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != entry.sha256:
+        says = f"sha256 is {digest[:8]}.., the manifest says {entry.sha256[:8]}.."
+        raise BundleError(f"{where} is damaged: {says}; fetch the bundle again")
+    if len(data) != entry.bytes:
+        raise BundleError(f"{where} has {len(data)} bytes, the manifest says {entry.bytes}")
+    return data
+
+
+def _weights(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, NDArray[Any]]:
+    data = _verified(manifest, manifest.weights, files)
+    try:
+        weights = tensors.decode(data)
+        if manifest.stored_as == "float16":
+            weights = tensors.widened(weights)
+        tensors.check(weights, manifest.stored())
+    except ModelError as error:
+        raise BundleError(f"{manifest.weights.file} of bundle {manifest.name}: {error}") from error
+    return weights
+
+
+def _with_hashes(manifest: Manifest, data: Mapping[str, bytes]) -> Manifest:
+    def seal(name: str) -> dict[str, Any]:
+        return {"sha256": hashlib.sha256(data[name]).hexdigest(), "bytes": len(data[name])}
+
+    graphs = {name: replace(graph, **seal(graph.file)) for name, graph in manifest.graphs.items()}
+    given = manifest.input
+    if isinstance(given.text, Text):
+        tokenizer = File(file=TOKENIZER, **seal(TOKENIZER))
+        given = replace(given, text=replace(given.text, tokenizer=tokenizer))
+    return replace(manifest, graphs=graphs, input=given, weights=File(file=WEIGHTS, **seal(WEIGHTS)))

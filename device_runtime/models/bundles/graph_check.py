@@ -1,0 +1,257 @@
+"""Examines a graph before a session is made of it: nothing is in it but what allowed_graphs.json lists.
+
+Graphs come from whoever offers a round. ONNX Runtime reads the files that a graph names, and runs loops that
+never end. So fields, operators and types that are not listed are refused, and the only data that may lie
+outside the graph are those that the session is given in memory. web/device/graph_check.js does the same.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+from device_runtime.models.errors import BundleError
+
+from .protobuf import DELIMITED, FIXED32, VARINT, fields, number
+
+WIRES = {"varint": VARINT, "fixed32": FIXED32, "delimited": DELIMITED}
+OTHER_FORMAT = b"ORTM"
+"""Where a file has this after four bytes, ONNX Runtime may read it as its own format, not as protobuf."""
+
+LARGEST = 2**53
+"""Beyond it a browser cannot say which number it is."""
+
+Message = Mapping[str, Sequence[Any]]
+"""Values by field name: numbers, bytes or messages. A field that is not there has none."""
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What a field may hold: numbers of a range or a set, at most so many bytes, or a message."""
+
+    name: str
+    wire: str
+    needed: bool = False
+    times: int = 1
+    most: int | None = None
+    message: str = ""
+    least: int | None = None
+    largest: int = 0
+    one_of: frozenset[int] = frozenset()
+
+
+class _Table:
+    """allowed_graphs.json, read when a graph is first examined."""
+
+    @cached_property
+    def content(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = json.loads(Path(__file__).with_name("allowed_graphs.json").read_bytes())
+        return found
+
+    @cached_property
+    def messages(self) -> Mapping[str, Mapping[int, _Rule]]:
+        return {
+            message: {int(field): _rule(**rule) for field, rule in rules.items()}
+            for message, rules in self.content["messages"].items()
+        }
+
+    @cached_property
+    def operators(self) -> Mapping[str, frozenset[str]]:
+        return {domain: frozenset(names) for domain, names in self.content["operators"].items()}
+
+
+def _rule(one_of: Sequence[int] = (), to: int = 0, **rest: Any) -> _Rule:
+    least = rest.pop("from", None)
+    return _Rule(one_of=frozenset(one_of), least=least, largest=to, **rest)
+
+
+_TABLE = _Table()
+
+
+def check_graph(onnx: bytes, *, optimised: bool = False) -> frozenset[str]:
+    """Names of the initialisers that the session must be given in memory.
+
+    optimised: ONNX Runtime wrote the graph here, from one that passed; it has operators of its own. Raises
+    BundleError for a graph with anything that is not allowed.
+    """
+    most = _TABLE.content["most_bytes"]
+    if len(onnx) > most:
+        raise BundleError(f"it has {len(onnx)} bytes, at most {most} are read")
+    if onnx[4:8] == OTHER_FORMAT:
+        raise BundleError("it is in ONNX Runtime's own format, expected ONNX")
+    model = _Reader().read(cast(bytes, memoryview(onnx)), "model")
+    [graph] = model["graph"]
+    if not optimised:
+        _check_domains(model)
+        for node in graph["node"]:
+            _check_operator(node)
+    for node in graph["node"]:
+        _check_attributes(node)
+    _check_names(graph)
+    return frozenset(_outside(graph))
+
+
+class _Reader:
+    """Reads messages by the table, and counts fields."""
+
+    def __init__(self) -> None:
+        self._left: int = _TABLE.content["most_fields"]
+
+    def read(self, data: bytes, kind: str) -> Message:
+        """All of one message.
+
+        Raises BundleError for a field that is not allowed, occurs too often, or is missing.
+        """
+        rules = _TABLE.messages[kind]
+        found: dict[str, list[Any]] = {rule.name: [] for rule in rules.values()}
+        for field in fields(data):
+            self._left -= 1
+            if self._left < 0:
+                raise BundleError(f"it has more than {_TABLE.content['most_fields']} fields")
+            rule = rules.get(field.number)
+            if rule is None:
+                raise BundleError(_unknown(kind, field.number))
+            if field.kind != WIRES[rule.wire]:
+                raise BundleError(f"{rule.name} of {_a(kind)} is of kind {field.kind}, expected {rule.wire}")
+            values = found[rule.name]
+            if len(values) == rule.times:
+                raise BundleError(f"{_a(kind)} has {rule.name} more than {_times(rule.times)}")
+            if rule.message:
+                values.append(self.read(field.content, rule.message))
+            elif rule.wire == "delimited":
+                values.append(_text(kind, rule, field.content))
+            else:
+                values.append(_number(kind, rule, number(field)) if rule.wire == "varint" else None)
+        if missing := next(
+            (rule.name for rule in rules.values() if rule.needed and not found[rule.name]), ""
+        ):
+            raise BundleError(f"{_a(kind)} has no {missing}")
+        return found
+
+
+def _unknown(kind: str, field: int) -> str:
+    known = _TABLE.content["refused"].get(kind, {}).get(str(field))
+    return f"{_a(kind)} has {known or f'field {field}'}, which is not allowed"
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
+
+
+def _times(times: int) -> str:
+    return "once" if times == 1 else f"{times} times"
+
+
+def _text(kind: str, rule: _Rule, content: bytes) -> str:
+    if rule.most is None:  # data, of which nothing is said here
+        return ""
+    if len(content) > rule.most:
+        raise BundleError(f"{rule.name} of {_a(kind)} has {len(content)} bytes, at most {rule.most} are read")
+    try:
+        return bytes(content).decode()
+    except UnicodeDecodeError:
+        raise BundleError(f"{rule.name} of {_a(kind)} is not UTF-8: {bytes(content[:40]).hex()}") from None
+
+
+def _number(kind: str, rule: _Rule, value: int) -> int:
+    said = value if value <= LARGEST else "beyond 2**53"
+    if rule.one_of and value not in rule.one_of:
+        raise BundleError(f"{rule.name} of {_a(kind)} is {said}, expected one of {_listed(rule.one_of)}")
+    if rule.least is not None and not rule.least <= value <= rule.largest:
+        raise BundleError(f"{rule.name} of {_a(kind)} is {said}, expected {rule.least} to {rule.largest}")
+    return value
+
+
+def _listed(numbers: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _check_domains(model: Message) -> None:
+    domains = [_domain(entry) for entry in model["opset_import"]]
+    for index, domain in enumerate(domains):
+        if domain not in _TABLE.operators:
+            raise BundleError(f"it takes operators of {_shown(domain)}, which are not allowed")
+        if domain in domains[:index]:
+            raise BundleError(f"it takes operators of {_shown(domain)} twice")
+
+
+def _check_operator(node: Message) -> None:
+    domain, operator = _domain(node), node["op_type"][0]
+    if operator not in _TABLE.operators.get(domain, ()):
+        whole = f"{domain}.{operator}" if domain else operator
+        raise BundleError(f"operator {_shown(whole)} is not allowed")
+    if operator in _TABLE.content["all_inputs"] and "" in node["input"]:  # ONNX Runtime would read address 0
+        raise BundleError(f"operator {operator} has an input without a name")
+
+
+def _domain(message: Message) -> str:
+    """The ONNX domain has two names."""
+    found: str = message["domain"][0] if message["domain"] else ""
+    return "" if found == "ai.onnx" else found
+
+
+def _check_attributes(node: Message) -> None:
+    """Each is there once, and has the value of its type and no other."""
+    seen = set()
+    for attribute in node["attribute"]:
+        [name], [kind] = attribute["name"], attribute["type"]
+        if name in seen:
+            raise BundleError(f"a node has attribute {_shown(name)} twice")
+        seen.add(name)
+        named = _TABLE.content["value_of_type"]
+        for other in named.values():
+            if attribute[other] and other != named[str(kind)]:
+                raise BundleError(f"attribute {_shown(name)} is of type {kind} and has {other}")
+
+
+def _check_names(graph: Message) -> None:
+    """Every value is made once: by an input, an initialiser or a node."""
+    made: set[str] = set()
+    for name in chain(
+        _names(graph["input"]),
+        _names(graph["initializer"]),
+        (output for node in graph["node"] for output in node["output"] if output),
+    ):
+        if name in made:
+            raise BundleError(f"value {_shown(name)} is made twice")
+        made.add(name)
+
+
+def _names(messages: Sequence[Message]) -> Iterator[str]:
+    return (message["name"][0] for message in messages)
+
+
+def _outside(graph: Message) -> Iterator[str]:
+    """Initialisers that have no data. Raises BundleError for one that names anything but what is given."""
+    for tensor in graph["initializer"]:
+        name = tensor["name"][0]
+        if tensor["data_location"] in ([], [0]):
+            if tensor["external_data"]:
+                raise BundleError(f"initialiser {_shown(name)} has data, and names a file")
+            continue
+        if any(tensor[data] for data in _TABLE.content["data"]):
+            raise BundleError(f"initialiser {_shown(name)} has data inside and outside")
+        said = {one["key"][0]: one["value"][0] for one in tensor["external_data"]}
+        length = prod(tensor["dims"]) * _TABLE.content["element_bytes"][str(tensor["data_type"][0])]
+        if length > _TABLE.content["most_tensor_bytes"]:
+            raise BundleError(f"initialiser {_shown(name)} has too many bytes")
+        expected = {**_TABLE.content["outside"], "length": str(length)}
+        if said != expected:
+            raise BundleError(
+                f"initialiser {_shown(name)} lies in {_entries(said)}, expected {_entries(expected)}"
+            )
+        yield name
+
+
+def _entries(entries: Mapping[str, str]) -> str:
+    return ", ".join(f"{_shown(key)} {_shown(value)}" for key, value in sorted(entries.items())) or "no file"
+
+
+def _shown(text: str) -> str:
+    """As one printable line of some length."""
+    plain = text[:80]
+    return plain if plain.isprintable() and plain else repr(plain)

@@ -1,0 +1,146 @@
+"""What a model takes: values of a shape and scale, token ids, or a text that becomes those."""
+
+from math import isfinite
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.errors import TensorError
+from device_runtime.models.text.file import Form
+
+from .manifest_records import File, Record, Shape, Size
+
+
+class Text(Record, frozen=True):
+    """How a text becomes token ids: cut by a tokenizer, put between fixed ids, filled up behind.
+
+    What is too long loses its end, never what stands around it. `template` says the fixed ids to people, as
+    in "{text} It was{mask} ."; where `words` are given, each label is asked for as one of them.
+    """
+
+    form: Form
+    tokenizer: File
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    padding: int
+    template: str = "{text}"
+    words: tuple[str, ...] = ()
+
+    def said(self, length: int) -> str:
+        """In words, for an input of `length` tokens."""
+        asked = f", read as {self.template!r}" if self.template != "{text}" else ""
+        answered = f", answered by {', '.join(map(repr, self.words))}" if self.words else ""
+        return f"texts as {length} tokens ({self.form}){asked}{answered}"
+
+
+class InputSpec(Record, frozen=True):
+    """What the graphs take: shape (n, *shape), channels first, after `prepare`.
+
+    float32 values, or int64 token ids from 0 to vocabulary - 1. Raises ValueError unless mean and std have
+    one value or one per channel, divide and scale by numbers, a vocabulary is given to ids alone, and what is
+    said of texts fits the vocabulary and leaves room for one.
+    """
+
+    shape: Annotated[Shape, msgspec.Meta(min_length=1)]  # without the batch
+    scale: float = 1.0  # multiplies the raw values, before mean and std
+    mean: tuple[float, ...] = (0.0,)  # one per channel, or one for all
+    std: tuple[float, ...] = (1.0,)
+    dtype: Literal["float32", "int64"] = "float32"
+    vocabulary: Size | None = None
+    text: Text | msgspec.UnsetType = msgspec.UNSET  # where the ids are those of a text
+
+    def __post_init__(self) -> None:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, *self.shape[:1]):
+                raise ValueError(
+                    f"input {self.shape} has {len(values)} values of {name}, not 1 or one per channel"
+                )
+        with np.errstate(over="ignore"):
+            scale, *others = (float(np.float32(value)) for value in (self.scale, *self.std, *self.mean))
+        if not all(isfinite(value) for value in (scale, *others)):
+            raise ValueError("scale, mean or std of the input is not finite in float32")
+        if not scale or not all(others[: len(self.std)]):
+            raise ValueError("scale or std of the input is 0 in float32, which leaves nothing of it")
+        if (self.dtype == "int64") != (self.vocabulary is not None):
+            raise ValueError(f"input of {self.dtype} has vocabulary {self.vocabulary}: int64 alone has one")
+        if isinstance(self.text, Text):
+            self._check_text(self.text)
+
+    def _check_text(self, text: Text) -> None:
+        fixed = (*text.before, *text.after, text.padding)
+        if self.vocabulary is None or not all(0 <= number < self.vocabulary for number in fixed):
+            raise ValueError(f"ids {fixed} around a text are not all of the vocabulary {self.vocabulary}")
+        if len(self.shape) != 1 or len(fixed) > self.shape[0]:
+            raise ValueError(
+                f"input {self.shape} has no room for a text beside {len(fixed) - 1} fixed tokens"
+            )
+
+    @property
+    def usual_range(self) -> tuple[float, float] | None:
+        """Raw values that a sample usually has, the least and the largest; None where that is not known.
+
+        Where `scale` brings a whole number to 1, from 0 to that number; else ten standard deviations to each
+        side of the mean.
+        """
+        if self.vocabulary is not None or (self.scale, self.mean, self.std) == (1.0, (0.0,), (1.0,)):
+            return None
+        if white := self.white:
+            return 0.0, white
+        ends = [(m + side * abs(s)) / self.scale for m, s in self._channels for side in (-10, 10)]
+        return min(ends), max(ends)
+
+    @property
+    def white(self) -> float | None:
+        """The whole number that `scale` brings to 1, as 255 for 1/255; None where it brings none there.
+
+        A mean of 1 or more is of values beyond 1: from -1 to 1, or ones that `scale` divides by std too.
+        """
+        if not 0 < self.scale < 1 or max(self.mean) >= 1:
+            return None
+        steps = 1 / self.scale
+        return float(round(steps)) if abs(steps - round(steps)) < 1e-3 * steps else None
+
+    @property
+    def _channels(self) -> list[tuple[float, float]]:
+        """Mean and std of each channel."""
+        count = max(len(self.mean), len(self.std))
+        means, stds = (values * (count // len(values)) for values in (self.mean, self.std))
+        return list(zip(means, stds, strict=True))
+
+    def prepare(self, raw: NDArray[Any]) -> NDArray[Any]:
+        """(raw * scale - mean) / std as float32, or the ids as int64, of shape (n, *shape), a new array.
+
+        raw: shape (n, *shape), any real dtype, for ids integers; the axis of a single channel may be left
+        out. Raises TensorError for another shape, or what is no id.
+        """
+        shapes = [self.shape, self.shape[1:]] if self.shape[:1] == (1,) else [self.shape]
+        if raw.ndim == 0 or raw.shape[1:] not in shapes:
+            wanted = ", ".join(str(n) for n in self.shape)
+            raise TensorError(f"input is {raw.shape}, expected (n, {wanted})")
+        raw = raw.reshape((raw.shape[0], *self.shape))
+        return self._ids(raw) if self.vocabulary is not None else self._scaled(raw)
+
+    def _scaled(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        channels = (-1, *(1 for _ in self.shape[1:]))
+        x = raw.astype(np.float32)
+        x *= np.float32(self.scale)
+        x -= np.asarray(self.mean, np.float32).reshape(channels)
+        x /= np.asarray(self.std, np.float32).reshape(channels)
+        return x
+
+    def _ids(self, raw: NDArray[Any]) -> NDArray[np.int64]:
+        if raw.dtype.kind not in "iu":
+            raise TensorError(f"input is {raw.dtype}, expected integer token ids")
+        self.check_ids(raw)
+        return raw.astype(np.int64)
+
+    def check_ids(self, ids: NDArray[Any]) -> None:
+        """Raises TensorError for an id that the vocabulary does not have; any float passes."""
+        if self.vocabulary is None or ids.size == 0:
+            return
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.vocabulary:
+            wrong = low if low < 0 else high
+            raise TensorError(f"input holds token id {wrong}, expected 0 to {self.vocabulary - 1}")

@@ -1,0 +1,230 @@
+"""What a bundle says about itself: `manifest.json`, as frozen structs."""
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+
+from device_runtime.models.errors import BundleError, one_line
+
+from .inputs import InputSpec
+from .manifest_records import Count, File, Record, Shape, Size
+from .names import LEVELS as LEVELS
+from .names import LEVELS_OF as LEVELS_OF
+from .names import PRECISIONS as PRECISIONS
+from .names import RUN_BYTES as RUN_BYTES
+from .names import SCALE
+from .names import TUNABLE_SETS as TUNABLE_SETS
+from .tensors import TensorSpec
+
+FORMAT = 2
+ABOVE = {"above-low": "mid", "above-mid": "up", "above-up": "head"}
+"""Objectives that train on feature maps of a level, and the largest set that is all above it."""
+
+TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype", *ABOVE)
+"""Objectives of training graphs; `train` is cross-entropy alone."""
+
+ORT_TRAINING = "ort-training"
+"""Kind of the graphs that compute what train.SET does in operators of onnxruntime-training."""
+
+# ONNX Runtime's arena over live activations, by resident memory at batch 512 and 1024 (ONNX Runtime 1.31,
+# WRN-10-1): 1.25 to 1.4 for train.head, 1.7 to 2.0 for train.mid and train.all.
+ARENA_FACTOR = 2
+
+Level = Literal["low", "mid", "up", "head"]
+Tunable = Literal["all", "mid", "up", "head", "bias", "adapter", "prompt", "prefix", "lora", "sparse"]
+Setting = bool | int | float | str
+
+
+class Parameter(Record, frozen=True):
+    """One tensor of weights.safetensors; `sets` is empty for what is never trained (running statistics).
+
+    int64 is for the indices of a sparse set, which are never trained.
+    """
+
+    name: str
+    shape: Shape
+    dtype: Literal["float32", "int64"]
+    level: Level
+    sets: tuple[Tunable, ...]
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Name, shape and dtype."""
+        return TensorSpec(self.name, self.shape, self.dtype)
+
+
+class Extra(Record, frozen=True):
+    """A float32 input of a training graph beside x and y: (n, *shape) if it has a row for each sample."""
+
+    name: str
+    shape: Shape
+    per_sample: bool
+
+
+class Derived(Record, frozen=True):
+    """An initialiser that the device computes from a parameter, as `models.bundles.quantised` says.
+
+    transposed: of the parameter as (shape[0], the rest), transposed. columns: one scale for each column of
+    that, not one for all.
+    """
+
+    name: str
+    parameter: str
+    what: Literal[
+        "float32", "float16",
+        "int8", "int8.scale", "int8.zero_point",
+        "uint8", "uint8.scale", "uint8.zero_point",
+    ]  # fmt: skip
+    transposed: bool = False
+    columns: bool = False
+
+
+class Graph(Record, frozen=True):
+    """An ONNX graph; peak memory of live activations is fixed_bytes + samples * bytes_per_sample."""
+
+    file: str
+    sha256: str
+    bytes: Count
+    trainable: tuple[str, ...]  # parameters that are graph inputs
+    flops: Count  # one sample
+    fixed_bytes: Count
+    bytes_per_sample: Count
+    frozen: tuple[str, ...] = ()  # parameters that are initialisers, given to the session in memory
+    statistics: tuple[str, ...] = ()  # running statistics: inputs, whose next values are outputs next.NAME
+    extras: tuple[Extra, ...] = ()
+    derived: tuple[Derived, ...] = ()  # initialisers that are given to the session in memory, as `frozen`
+
+    @property
+    def parameters(self) -> set[str]:
+        """Parameters that its initialisers are, or are made of."""
+        return {*self.frozen, *(derived.parameter for derived in self.derived)}
+
+    def activation_bytes(self, samples: int) -> int:
+        """Predicted peak of live activations for a batch of `samples`."""
+        return self.fixed_bytes + samples * self.bytes_per_sample
+
+    def rows(self, most: int, run_bytes: int = RUN_BYTES) -> int:
+        """Samples of one run: `most`, or as few as keep live activations within `run_bytes`.
+
+        Where the graph computes statistics of the batch, all of `most`.
+        """
+        fit = (run_bytes - self.fixed_bytes) // max(1, self.bytes_per_sample)
+        return most if self.statistics else max(1, min(most, fit))
+
+    def memory_bytes(self, samples: int) -> int:
+        """Predicted growth of the process in one run: live activations as the allocator holds them."""
+        return ARENA_FACTOR * self.activation_bytes(samples)
+
+
+class Head(Record, frozen=True):
+    """The linear layer at the end: logits = features @ weight.T + bias."""
+
+    weight: str  # shape (labels, features)
+    bias: str | None  # shape (labels,)
+    features: Size
+
+
+class Source(Record, frozen=True):
+    """What the module was built from: a network of this package and its settings."""
+
+    network: str
+    settings: dict[str, Setting]
+
+
+class Manifest(Record, frozen=True):
+    """manifest.json. Graphs: forward, forward.PRECISION, features.LEVEL, loss.SET and OBJECTIVE.SET.
+
+    SET is a tunable set, OBJECTIVE one of TRAINING, PRECISION one of PRECISIONS but the first. `features` has
+    the shape of what features.LEVEL gives, and of what the head takes, without the batch.
+    """
+
+    name: str
+    input: InputSpec
+    labels: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1)]
+    features: dict[Level, Shape]
+    head: Head
+    sets: dict[Tunable, dict[str, Setting]]  # the tunable sets that there are, and what each was made with
+    graphs: dict[str, Graph]
+    weights: File
+    producer: str
+    source: Source | None = None
+    stored_as: Literal["float32", "float16"] = "float32"  # float16: what loses nothing by it
+    format: int = FORMAT
+    seal: str = ""  # sha256 of manifest.json with an empty seal; `encode` sets it
+
+    def names(self, tunable: str = "all") -> tuple[str, ...]:
+        """Names of the parameters trained in a tunable set, in the order of the table."""
+        return tuple(spec.name for spec in self.specs(tunable))
+
+    def specs(self, tunable: str = "all") -> tuple[TensorSpec, ...]:
+        """The parameters trained in a tunable set. Raises BundleError for a set that is not there."""
+        if tunable not in self.sets:
+            known = ", ".join(self.sets)
+            raise BundleError(f"bundle {self.name} has no tunable set {tunable!r}; it has {known}")
+        return tuple(parameter.spec for parameter in self.parameters if tunable in parameter.sets)
+
+    @property
+    def scale(self) -> str | None:
+        """The tensor that multiplies the features before the head, float32 (features,), if there is one.
+
+        What is said of features elsewhere holds for those that it has multiplied. It is never trained.
+        """
+        name = f"{self.head.weight.rpartition('.')[0]}.{SCALE}"
+        given = Parameter(name, (self.head.features,), "float32", "head", ())
+        return name if given in self.parameters else None
+
+    def statistics(self, tunable: str) -> tuple[TensorSpec, ...]:
+        """Running statistics that training a set moves; they belong to an update beside `specs`."""
+        graph = self.graphs.get(f"train.{tunable}")
+        moved = set(graph.statistics if graph else ())
+        return tuple(parameter.spec for parameter in self.parameters if parameter.name in moved)
+
+    def stored(self) -> tuple[TensorSpec, ...]:
+        """Every tensor of the weights file, those that are never trained too."""
+        return tuple(parameter.spec for parameter in self.parameters)
+
+    def parts(self) -> tuple[tuple[TensorSpec, ...], ...]:
+        """All tensors, those together that stand at one level and belong to the same tunable sets."""
+        together: dict[tuple[str, tuple[str, ...]], list[TensorSpec]] = {}
+        for parameter in self.parameters:
+            together.setdefault((parameter.level, parameter.sets), []).append(parameter.spec)
+        return tuple(tuple(specs) for specs in together.values())
+
+    def num_parameters(self, tunable: str = "all") -> int:
+        """Number of trained values."""
+        return sum(spec.size for spec in self.specs(tunable))
+
+
+def encode(manifest: Manifest) -> bytes:
+    """JSON, indented, sealed, ending in a line break; equal manifests give equal bytes."""
+    seal = hashlib.sha256(_text(msgspec.structs.replace(manifest, seal=""))).hexdigest()
+    return _text(msgspec.structs.replace(manifest, seal=seal))
+
+
+def decode(data: bytes) -> Manifest:
+    """Raises BundleError for what is not a manifest of a format this version reads, or does not fit its seal.
+
+    A manifest without a seal is taken as it is.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).format
+        if version != FORMAT:
+            what = "export the bundle again" if version < FORMAT else "update device-runtime"
+            raise BundleError(f"manifest.json has format {version}, this version reads {FORMAT}: {what}")
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BundleError(f"manifest.json is not a manifest: {one_line(error)}") from error
+    unsealed = data.replace(b'"seal": "%s"' % manifest.seal.encode(), b'"seal": ""')
+    if manifest.seal and hashlib.sha256(unsealed).hexdigest() != manifest.seal:
+        raise BundleError("manifest.json is damaged: it does not fit its seal; fetch the bundle again")
+    return manifest
+
+
+def _text(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+class _Version(msgspec.Struct):
+    format: int

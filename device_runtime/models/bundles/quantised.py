@@ -1,0 +1,119 @@
+"""Initialisers of forward graphs in lower precision, computed from the float32 weights on the device.
+
+Graphs hold no weights, and weights change every round, so int8 weights are made here, by the formulas of
+`onnxruntime.quantization` (quant_utils.py, compute_scale_zp and quantize_nparray), to the last bit.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.errors import TensorError
+
+from .manifest import Derived, Graph
+from .tensors import Tensors
+
+Values = NDArray[Any]
+
+INT8_LARGEST = 127  # int8 is symmetric: its zero is 0, and -128 is not used
+UINT8_LARGEST = 255
+TINY = float(np.finfo(np.float32).tiny)  # a scale below it becomes 1
+
+
+class Quantised(NamedTuple):
+    """A tensor is about scale * (values - zero_point), broadcast: of shape (), or one for each column."""
+
+    values: Values
+    scale: NDArray[np.float32]
+    zero_point: Values
+
+
+def initialisers(graph: Graph, weights: Tensors) -> dict[str, Values]:
+    """What a session of the graph is given, by name: its frozen parameters as they are, and the derived.
+
+    Raises TensorError if a weight is missing, or float16 cannot hold it.
+    """
+    if missing := sorted(graph.parameters - weights.keys()):
+        raise TensorError(f"{missing[0]} is missing, which the graph {graph.file} needs")
+    return {**{name: weights[name] for name in graph.frozen}, **derive(graph.derived, weights)}
+
+
+def holds_float16(graph: Graph) -> bool:
+    """Whether folding constants would turn the graph's initialisers back into float32."""
+    return any(derived.what == "float16" for derived in graph.derived)
+
+
+def has_exact_int8(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether int8 products are known not to overflow here, which they do on x86-64 without VNNI.
+
+    There ONNX Runtime has to be told to be exact (session.x64quantprecision), for half of the speed of int8;
+    on other processors that changes nothing.
+    """
+    try:
+        return "vnni" in cpuinfo.read_text()
+    except OSError:
+        return False
+
+
+def derive(wanted: Iterable[Derived], weights: Tensors) -> dict[str, Values]:
+    """The initialisers by name; each parameter is quantised once, for its values, scale and zero point."""
+    groups: dict[tuple[str, bool, bool, str], list[Derived]] = {}
+    for derived in wanted:
+        kind = derived.what.partition(".")[0]
+        groups.setdefault((derived.parameter, derived.transposed, derived.columns, kind), []).append(derived)
+    result: dict[str, Values] = {}
+    for (parameter, transposed, columns, kind), members in groups.items():
+        value = weights[parameter]
+        if transposed:
+            value = np.ascontiguousarray(value.reshape(len(value), -1).T)
+        made = _made(parameter, value, kind, columns)
+        result |= {derived.name: made[derived.what] for derived in members}
+    return result
+
+
+def _made(parameter: str, value: Values, kind: str, columns: bool) -> dict[str, Values]:
+    if kind == "float32":
+        return {kind: value}
+    if kind == "float16":
+        return {kind: _float16(parameter, value)}
+    made = _int8(value, columns) if kind == "int8" else _uint8(value)
+    return {kind: made.values, f"{kind}.scale": made.scale, f"{kind}.zero_point": made.zero_point}
+
+
+def _float16(parameter: str, value: Values) -> Values:
+    with np.errstate(over="ignore"):
+        half = value.astype(np.float16)
+    if not np.isfinite(half).all():
+        largest = float(np.abs(value).max())
+        raise TensorError(f"{parameter} reaches {largest:.3g}, float16 holds at most {np.finfo('f2').max}")
+    return half
+
+
+def _int8(value: Values, columns: bool) -> Quantised:
+    """scale is the largest absolute value / 127, the zero is 0; of all values or of each column."""
+    largest = np.abs(value).max(axis=tuple(range(value.ndim - 1)) if columns else None, initial=0)
+    scale = _scale(2 * largest.astype(np.float64), 2 * INT8_LARGEST)
+    quantised = (value / scale).round()  # float32; within 127 but for rounding
+    np.clip(quantised, -INT8_LARGEST - 1, INT8_LARGEST, out=quantised)
+    return Quantised(quantised.astype(np.int8), scale, np.zeros_like(scale, np.int8))
+
+
+def _uint8(value: Values) -> Quantised:
+    """0 to 255 are the least to the largest value, or 0 where that lies outside."""
+    least, largest = value.min(initial=0).astype(np.float64), value.max(initial=0).astype(np.float64)
+    step = (largest - least) / UINT8_LARGEST
+    if step < TINY:
+        return Quantised(value.round().astype(np.uint8), np.ones((), np.float32), np.zeros((), np.uint8))
+    zero_point = np.round(-least / step).astype(np.uint8)
+    scale = np.asarray(step, np.float32)
+    quantised = (value / scale).round() + zero_point  # float32
+    np.clip(quantised, 0, UINT8_LARGEST, out=quantised)
+    return Quantised(quantised.astype(np.uint8), scale, np.asarray(zero_point))
+
+
+def _scale(span: NDArray[np.float64], steps: int) -> NDArray[np.float32]:
+    scale = np.asarray(span / steps)
+    return np.where(scale < TINY, np.float32(1), scale).astype(np.float32)

@@ -1,0 +1,140 @@
+"""A narrower network inside a wider one: the leading part of every tensor (HeteroFL, Diao et al. 2021)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.errors import TensorError
+
+from .manifest import Manifest
+from .tensors import Tensors, TensorSpec
+
+STACKED = re.compile(r"(^|\.)((weight|bias)_(ih|hh)|in_proj_|qkv\.)")
+"""Names of tensors that hold several matrices, one above the other: gates, or queries, keys and values."""
+
+NAMED = 3
+"""Tensors that an error names."""
+
+Shape = tuple[int, ...]
+
+
+def leading(shape: Shape) -> tuple[slice, ...]:
+    """Where the part of this shape stands in a larger tensor."""
+    return tuple(slice(size) for size in shape)
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Which part of the main model a member of its family is: the shapes of its tensors, by name."""
+
+    shapes: Mapping[str, Shape]
+
+    @classmethod
+    def of(cls, main: Manifest, member: Manifest) -> Slices:
+        """The member as a part of the main model.
+
+        Channels that are flattened before a linear layer stay leading ones, since a channel's places follow
+        each other; those of tokens do not, nor those of a layer that takes two others' side by side, unless
+        the first of them is as wide in both. Raises TensorError, naming both models and the tensors at fault,
+        for what does not nest.
+        """
+        try:
+            _check_ends(main, member)
+            wide = {spec.name: spec for spec in main.stored()}
+            narrow = {spec.name: spec for spec in member.stored()}
+            _check_names(wide, narrow)
+            for name, spec in narrow.items():
+                _check_nested(wide[name], spec)
+            _check_inputs(main, member)
+        except TensorError as error:
+            raise TensorError(f"{member.name} is no narrower {main.name}: {error}") from None
+        return cls({name: spec.shape for name, spec in narrow.items()})
+
+    def cut(self, weights: Tensors) -> dict[str, NDArray[Any]]:
+        """The member's weights, copied out of the main model's."""
+        where = {name: leading(shape) for name, shape in self.shapes.items()}
+        return {name: np.array(weights[name][part], order="C") for name, part in where.items()}
+
+
+def _check_ends(main: Manifest, member: Manifest) -> None:
+    if main.input != member.input:
+        raise TensorError(f"it takes {_said(member)}, not {_said(main)}")
+    if main.labels != member.labels:
+        raise TensorError(f"its {len(member.labels)} labels are not the other's {len(main.labels)}")
+
+
+def _said(manifest: Manifest) -> str:
+    given = manifest.input
+    return f"{given.dtype} {given.shape} (scale {given.scale:g}, mean {given.mean}, std {given.std})"
+
+
+def _check_names(wide: Mapping[str, TensorSpec], narrow: Mapping[str, TensorSpec]) -> None:
+    for there, here, whose in ((wide, narrow, "only the other"), (narrow, wide, "only it")):
+        if names := sorted(there.keys() - here.keys()):
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            raise TensorError(f"{whose} has {', '.join(names[:NAMED])}{more}")
+
+
+def _check_nested(wide: TensorSpec, narrow: TensorSpec) -> None:
+    name = wide.name
+    if wide.dtype != narrow.dtype:
+        raise TensorError(f"{name} is {narrow.dtype}, not {wide.dtype}")
+    fits = len(wide.shape) == len(narrow.shape)
+    if not fits or any(n > w for w, n in zip(wide.shape, narrow.shape, strict=True)):
+        raise TensorError(f"{name} is {narrow.shape}, which is no part of {wide.shape}")
+    if wide.shape != narrow.shape and STACKED.search(name):
+        raise TensorError(
+            f"{name} holds several matrices, of which {narrow.shape} of {wide.shape} is no part of each"
+        )
+
+
+def _check_inputs(main: Manifest, member: Manifest) -> None:
+    """What a layer takes of the one before it in the table, where more than that gives for one place."""
+    tokens = _token_maps(main, member)
+    before: tuple[int, int] | None = None
+    for wide, narrow in zip(main.stored(), _in_order(main, member), strict=True):
+        if len(wide.shape) < 2:
+            continue
+        takes = (wide.shape[1], narrow.shape[1])
+        if before and takes[0] != takes[1] and takes[0] > before[0] and not takes[0] % before[0]:
+            _check_flattened(wide, takes, before)
+        if takes in tokens:
+            raise TensorError(f"{wide.name} takes tokens one after the other, not their leading values")
+        before = (wide.shape[0], narrow.shape[0])
+
+
+def _check_flattened(wide: TensorSpec, takes: tuple[int, int], before: tuple[int, int]) -> None:
+    """A linear layer: `before` channels in as many places of both models. Or `before` stands behind what has
+    as many channels in both. Nothing else takes a multiple.
+    """
+    if takes[0] - before[0] == takes[1] - before[1]:
+        return
+    if len(wide.shape) > 2:
+        raise TensorError(f"{wide.name} takes {takes[0]} channels, more than one layer's {before[0]}")
+    places = takes[0] // before[0]
+    if takes[1] != places * before[1]:
+        raise TensorError(
+            f"{wide.name} takes {takes[1]} values of {before[1]} channels, not {places} places of each"
+        )
+
+
+def _in_order(main: Manifest, member: Manifest) -> list[TensorSpec]:
+    narrow = {spec.name: spec for spec in member.stored()}
+    return [narrow[spec.name] for spec in main.stored()]
+
+
+def _token_maps(main: Manifest, member: Manifest) -> set[tuple[int, int]]:
+    """Values of the maps (tokens, width) of a level in both models, where more than one token is narrowed."""
+    both = [(shape, member.features.get(level)) for level, shape in main.features.items()]
+    return {
+        (prod(wide), prod(narrow))
+        for wide, narrow in both
+        if narrow is not None and len(wide) == 2 and wide[0] > 1 and wide != narrow
+    }

@@ -1,0 +1,149 @@
+"""Tokenizers for new bundles: read from published files, or learnt from texts.
+
+Learning is done by the `tokenizers` library, which comes with `transformers`; no device needs it.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_runtime.models.errors import BundleError, ExportError, one_line
+from device_runtime.models.text.file import (
+    BPE,
+    Added,
+    BertNormalizer,
+    BertPreTokenizer,
+    ByteLevel,
+    Form,
+    TokenizerFile,
+    WordPiece,
+    decode,
+    encode,
+)
+
+LIBRARY = "tokenizers"
+SPECIAL: dict[Form, tuple[str, ...]] = {
+    "word-pieces/1": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "byte-pairs/1": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+}
+"""Special tokens in the order of their ids, as BERT's small models and RoBERTa have them."""
+FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
+"""What a folder may have, the first that is there; merges.txt is beside vocab.json."""
+TABLES = {".tsv": "\t", ".csv": ","}
+
+
+def read(path: Path) -> TokenizerFile:
+    """tokenizer.json, BERT's vocab.txt, GPT-2's vocab.json with merges.txt, or a folder with one of them.
+
+    Raises ExportError for what is not there, or not read.
+    """
+    found = next((path / name for name in FILES if (path / name).is_file()), None) if path.is_dir() else path
+    if found is None:
+        raise ExportError(f"{path} has none of {', '.join(FILES)}")
+    try:
+        made = _read(found)
+        made.tokenizer()
+    except OSError as error:
+        raise ExportError(f"{found} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, msgspec.MsgspecError, ValueError, BundleError) as error:
+        raise ExportError(f"{found}: {one_line(error)}") from error
+    return made
+
+
+def _read(file: Path) -> TokenizerFile:
+    if file.suffix == ".txt":
+        pieces = file.read_text("utf-8").splitlines()
+        vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        cased = any(piece != piece.lower() for piece in pieces if piece not in SPECIAL["word-pieces/1"])
+        return TokenizerFile(WordPiece(vocabulary), BertNormalizer(lowercase=not cased), BertPreTokenizer())
+    if file.name == "vocab.json":
+        vocabulary = msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+        lines = (file.parent / "merges.txt").read_text("utf-8").splitlines()
+        merges: list[str | tuple[str, str]] = [li for li in lines if li and not li.startswith("#version")]
+        return TokenizerFile(BPE(vocabulary, merges), None, ByteLevel())
+    data = file.read_bytes()
+    try:
+        return decode(data)
+    except BundleError:  # older files do not name their parts
+        return decode(_library().Tokenizer.from_buffer(data).to_str().encode())
+
+
+def learnt(texts: Iterable[str], form: Form, size: int) -> TokenizerFile:
+    """The tokenizer of at most `size` ids that the texts give, the same for the same texts in any order.
+
+    Raises ExportError if tokenizers is not installed, or there are no texts.
+    """
+    texts = sorted(texts)
+    if not any(texts):
+        raise ExportError("there are no texts to learn a tokenizer from")
+    made = _word_pieces(texts, size) if form == "word-pieces/1" else _byte_pairs(texts, size)
+    special = tuple(Added(number, name) for number, name in enumerate(SPECIAL[form]))
+    return msgspec.structs.replace(decode(made.to_str().encode()), added_tokens=special)
+
+
+def _word_pieces(texts: Sequence[str], size: int) -> Any:
+    """Ties are broken by ids: characters that go on a word get theirs first, or they would be by chance."""
+    library = _library()
+    made = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))  # noqa: S106
+    made.normalizer = library.normalizers.BertNormalizer()
+    made.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    seen = sorted({c for text in texts for c in made.normalizer.normalize_str(text) if not c.isspace()})
+    first = [*SPECIAL["word-pieces/1"], *(f"##{c}" for c in seen)]
+    trainer = library.trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=first, show_progress=False, limit_alphabet=len(seen)
+    )
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
+def _byte_pairs(texts: Sequence[str], size: int) -> Any:
+    library = _library()
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size, special_tokens=list(SPECIAL["byte-pairs/1"]), show_progress=False,
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
+def texts_of(file: Path) -> list[str]:
+    """The lines of a .txt; of a .tsv or .csv the cells of the column that has most characters.
+
+    Raises ExportError.
+    """
+    try:
+        if file.suffix not in TABLES:
+            return file.read_text("utf-8-sig").splitlines()
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            columns = list(zip(*_rows(stream, TABLES[file.suffix]), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise ExportError(f"{file} cannot be read as texts: {one_line(error)}") from error
+    return list(max(columns, key=lambda column: sum(map(len, column)), default=()))
+
+
+def _rows(stream: Iterable[str], separator: str) -> Iterator[list[str]]:
+    """In .tsv quotes are characters."""
+    if separator == "\t":
+        found = csv.reader(stream, delimiter=separator, quoting=csv.QUOTE_NONE)
+    else:
+        found = csv.reader(stream, delimiter=separator)
+    return (row for row in found if row)
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module(LIBRARY)
+    except ImportError as error:
+        hint = "pip install 'device-runtime[networks]'"
+        raise ExportError(f"this needs {LIBRARY}, which is not installed: {hint}") from error
+
+
+__all__ = ["SPECIAL", "encode", "learnt", "read", "texts_of"]

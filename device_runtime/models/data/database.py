@@ -1,0 +1,154 @@
+"""SQLite, read-only: what a query gives, a row for each sample: numbers, one blob or a text, and a label.
+
+A blob is a file of ours (PNG, WAVE, .npy, ..), or the values of the input: bytes, or little-endian float32.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec
+
+from .columns import label_column
+from .place import Place
+from .refusal import Passing, Refused, Skip
+from .single import raw, unnamed
+from .table import values_of
+from .unit import ONE_SAMPLE_BYTES, TOO_LARGE, Batch, Source, Unit, Wanted, one_stored, stamp_of
+from .written import text_column, text_of
+
+if TYPE_CHECKING:
+    import sqlite3
+
+WAIT_S = 5.0
+"""For whoever has the database locked."""
+ROW_BYTES = 1 << 16
+"""Of a row beside its sample: SQLite's limit is on both."""
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Of the database and of its write-ahead log. Raises OSError."""
+    size, changed = stamp_of(path)
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists():
+        more, later = stamp_of(log)
+        return size + more, max(changed, later)
+    return size, changed
+
+
+def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
+    with _rows(unit.path, wanted.place.query) as (names, rows):
+        label = _label(names, wanted.place)
+        text = _text_column(names, label, wanted)
+        for number, row in enumerate(rows, 1):
+            cells = [cell for column, cell in enumerate(row) if column != label]
+            try:
+                x, form = _sample(cells, wanted) if text is None else _written(row[text], wanted)
+            except Refused as error:
+                yield Skip.of(error, f"row {number}")
+                continue
+            yield Batch(x, [_text(row[label])] * len(x), form)
+
+
+def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
+    with _rows(unit.path, place.query) as (names, rows):
+        label = _label(names, place)
+        for row in rows:
+            cells = [cell for column, cell in enumerate(row) if column != label]
+            yield one_stored(b"\x1f".join(c if isinstance(c, bytes) else repr(c).encode() for c in cells))
+
+
+def _sample(cells: Sequence[Any], wanted: Wanted) -> tuple[NDArray[Any], str]:
+    if len(cells) == 1 and isinstance(cells[0], bytes):
+        return _blob(cells[0], wanted.input)
+    return values_of(cells, wanted.input)[None], f"row of {len(cells)} columns"
+
+
+def _text_column(names: Sequence[str], label: int, wanted: Wanted) -> int | None:
+    """None where the task's input is no text. Raises Refused."""
+    if wanted.texts is None:
+        return None
+    return text_column(names, len(names), label, wanted.place.text_column)
+
+
+def _written(cell: object, wanted: Wanted) -> tuple[NDArray[Any], str]:
+    held = text_of("" if cell is None else cell)
+    return raw(held, wanted.input, wanted.texts), "text in a database"
+
+
+def _blob(data: bytes, given: InputSpec) -> tuple[NDArray[Any], str]:
+    if len(data) > ONE_SAMPLE_BYTES:
+        raise Refused(TOO_LARGE, f"more than {ONE_SAMPLE_BYTES >> 20} MB")
+    count = prod(given.shape)
+    for kind in (np.uint8, "<f4"):
+        if given.vocabulary is None and len(data) == count * np.dtype(kind).itemsize:
+            return np.frombuffer(data, kind).reshape(1, *given.shape), f"blob of {np.dtype(kind)}"
+    held = unnamed(data)
+    if held is None:
+        raise Refused("a blob that is not read", f"{len(data)} bytes, the input has {count} values")
+    return held.raw(given), f"blob: {held.form}"
+
+
+def _label(names: Sequence[str], place: Place) -> int:
+    if len(names) < 2:
+        raise Refused("the query gives no label", f"its only column is {names[0]}")
+    return label_column(names, (), place.label_column).number
+
+
+def _text(label: object) -> str:
+    """A label as a name. Raises nothing: what is no label is not of the task."""
+    return label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)
+
+
+@contextmanager
+def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Cursor]]:
+    """Names of the columns, and the rows. Raises Refused."""
+    import sqlite3
+
+    try:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", timeout=WAIT_S, uri=True)
+        ) as database:
+            _limit(database)
+            database.set_authorizer(_only_reads)
+            database.text_factory = lambda text: text.decode("utf-8", "replace")
+            rows = database.execute(query)
+            if rows.description is None:
+                raise Refused("the query gives nothing", query[:80])
+            yield [column[0] for column in rows.description], rows
+    except sqlite3.DataError as error:  # of the limit that is set below
+        raise Refused(TOO_LARGE, f"{error}, more than {ONE_SAMPLE_BYTES >> 20} MB: {query[:80]}") from None
+    except sqlite3.Warning as error:
+        raise Refused("the query is not one statement", error) from None
+    except sqlite3.OperationalError as error:  # locked by another, for one
+        raise Passing("the database cannot be read", f"{error}: {query[:80]}") from None
+    except sqlite3.Error as error:
+        raise Refused("the database cannot be read", f"{error}: {query[:80]}") from None
+
+
+def _limit(database: sqlite3.Connection) -> None:
+    """SQLite reads no value that is too large for one sample; before Python 3.11 it is read, and left out."""
+    if sys.version_info >= (3, 11):
+        import sqlite3
+
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, ONE_SAMPLE_BYTES + ROW_BYTES)
+
+
+def _only_reads(action: int, *_: object) -> int:
+    """For SQLite's authorizer: no statement may write, attach a file or change a setting."""
+    import sqlite3
+
+    reads = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+    return sqlite3.SQLITE_OK if action in reads else sqlite3.SQLITE_DENY
+
+
+DATABASE = Source(_read, _stored, grows=True)

@@ -1,0 +1,106 @@
+"""From the names of classes on this device to the class numbers of the task."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.models.errors import DataError
+
+from .columns import folded
+from .place import Place
+from .refusal import Refused
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = "labels.toml"
+"""A label map that lies in the folder of the samples is used unasked."""
+OTHERS = "*"
+"""Stands for every name that is not named."""
+
+
+class _Map(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """labels: name here to label of the task, "" for what is left out. aliases: label to names here."""
+
+    labels: dict[str, str] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+
+
+class LabelMap:
+    """Names here are the task's labels, or are mapped to them; upper and lower case are alike, and ways to
+    write accents, where that is unambiguous.
+
+    A whole number is a class number of the task, unless the task has labels that are numbers.
+    """
+
+    def __init__(self, labels: Sequence[str], named: Mapping[str, str] | None = None) -> None:
+        """`named`: name here to label of the task, "" for what is left out.
+
+        Raises DataError for a label that the task has not.
+        """
+        self._labels = tuple(labels)
+        exact = {label: number for number, label in enumerate(self._labels)}
+        self._exact: dict[str, int | None] = {**exact}
+        for name, label in (named or {}).items():
+            if label and label not in exact:
+                known = ", ".join(self._labels[:12])
+                raise DataError(f"label map: {name!r} is mapped to {label!r}, the task has {known}")
+            self._exact[name] = exact[label] if label else None
+        self._others = self._exact.pop(OTHERS, -1)
+        self._folded = _folded(self._exact)
+        self._numbered = not any(label.strip().isdecimal() for label in self._labels)
+
+    @classmethod
+    def of(cls, place: Place, labels: Sequence[str]) -> LabelMap:
+        """By the map that was given, or lies beside the samples. Raises DataError."""
+        file = place.labels
+        if file is None and place.path.is_dir() and (place.path / FILE).is_file():
+            file = place.path / FILE
+        return cls(labels, {} if file is None else _read(file))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What stands for a label of the task, folded."""
+        numbers = map(str, range(len(self._labels))) if self._numbered else ()
+        return frozenset({*self._folded, *numbers})
+
+    def number(self, name: str) -> int:
+        """The class number. Raises Refused for a name that is unknown, or is to be left out."""
+        found = self._exact.get(name, -1)
+        if found == -1:
+            found = self._folded.get(folded(name), -1)
+        if found == -1 and self._numbered and name.strip().isdecimal():
+            number = int(name.strip()[:9])
+            found = number if number < len(self._labels) else -1
+        if found == -1:
+            found = self._others
+        if found is None:
+            raise Refused(f"label {name[:40]!r} is left out by the label map")
+        if found == -1:
+            raise Refused(f"label {name[:40]!r} is not of the task")
+        return found
+
+
+def _folded(exact: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Without regard to case; names that then mean two things mean nothing."""
+    found: dict[str, int | None] = {}
+    for name, number in exact.items():
+        key = folded(name)
+        found[key] = number if found.get(key, number) == number else -1
+    return found
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        given = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Map)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise DataError(
+            f'{file} is no label map ({error}): expected [labels] NAME = "LABEL", [aliases] LABEL = [NAMES]'
+        ) from None
+    return {**given.labels, **{name: label for label, names in given.aliases.items() for name in names}}

@@ -1,0 +1,121 @@
+"""Local samples, read for a task or as they are stored, and the files that they are in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.errors import DataError
+from device_runtime.models.text.texts import Texts
+
+from . import npz, single, table
+from .labels import LabelMap
+from .listing import listing
+from .local_data import LocalData
+from .place import Place
+from .refusal import Refused, Skip
+from .shelf import Keep, Shelf
+from .unit import Wanted, whole
+
+log = logging.getLogger(__name__)
+
+Stamp = frozenset[tuple[str, int, int]]
+"""Files by name, size in bytes, and time of the last change in ns."""
+
+
+def load(place: Place | Path | str, manifest: Manifest, texts: Texts | None = None) -> LocalData:
+    """All samples of a place, prepared as the bundle wants them; see `opened`."""
+    return opened(place, manifest, texts=texts).training
+
+
+def opened(
+    place: Place | Path | str, manifest: Manifest, keep: Keep | None = None, texts: Texts | None = None
+) -> Shelf:
+    """The samples of a place, read. What cannot be read, or is of no class of the task, is left out with a
+    warning. `texts` are the bundle's. Raises DataError when nothing is left.
+    """
+    place = Place.of(place).check()
+    shelf = Shelf(place, manifest, keep, texts)
+    shelf.refresh()
+    for skipped in shelf.skipped:
+        log.warning("skipped %s", skipped)
+    if shelf.doubt:
+        log.warning("%s: %s", place, shelf.doubt)
+    if not len(shelf.training):
+        if count := len(shelf.held):
+            raise DataError(
+                f"{place}: all samples, {count}, would be held out of training: give --held-out 0"
+            )
+        if why := "; ".join(str(skipped) for skipped in shelf.skipped[:3]):
+            raise DataError(f"no readable samples in {place}: {why}")
+        raise DataError(f"no samples in {place}: nothing is there")
+    return shelf
+
+
+def inputs(
+    place: Place | Path | str, given: InputSpec, labels: Sequence[str], texts: Texts | None = None
+) -> NDArray[Any]:
+    """The samples of a place without their labels, if they have any: (n, *input), raw.
+
+    `labels` are the task's, by which a column of labels is known. Raises DataError for what is not read.
+    """
+    place = Place.of(place)
+    ending = "" if place.query else place.path.suffix.lower()
+    try:
+        if ending == ".npz":
+            return npz.inputs(place.path, given)
+        if ending in single.DECODERS:
+            return single.raw(single.item(whole(place.path), place.path.name), given, texts)
+        if ending in table.ENDINGS:
+            place = table.labelled(place, 1 if texts else prod(given.shape))
+        place = replace(place, task_labels=LabelMap(labels).names)
+        parts = list(_samples(place, Wanted(given, place, texts=texts)))
+        if not parts:
+            raise Refused("no samples")
+        return np.concatenate(parts)
+    except Refused as error:
+        raise DataError(f"{place}: {error}") from None
+
+
+def _samples(place: Place, wanted: Wanted) -> Iterator[NDArray[Any]]:
+    """Raises Refused for the first that is not read, and where there is none."""
+    found = listing(place)
+    for stray in found.strays:
+        raise Refused(stray.reason, stray.named)
+    for unit in found.units.values():
+        for part in unit.source.read(unit, wanted):
+            if isinstance(part, Skip):
+                raise Refused(part.reason, part.where)
+            yield part.x
+
+
+def raw(place: Place | Path | str) -> Iterator[NDArray[Any]]:
+    """Each readable sample of a place as it is stored, before any task's preparation: arrays (n, ..)."""
+    place = Place.of(place)
+    for unit in listing(place).units.values():
+        try:
+            yield from unit.source.stored(unit, place)
+        except Refused as error:
+            log.debug("not read: %s: %s", unit.name, error)
+
+
+def stamp(place: Place | Path | str) -> Stamp:
+    """Of the files of a place, now: one that is later changed or removed is then not among them."""
+    place = Place.of(place)
+    if not place.path.exists():
+        return frozenset()
+    return frozenset((unit.name, *unit.stamp) for unit in listing(place).units.values())
+
+
+def check_path(place: Place | Path | str) -> Place:
+    """The place, if there is anything: known before the task is. Raises DataError."""
+    return Place.of(place).check()

@@ -1,0 +1,124 @@
+"""What is known of a device's samples, for whoever looks after them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from device_runtime.models.bundles.inputs import InputSpec, Text
+
+from .picture import is_picture, white
+from .refusal import Skipped
+from .shelf import Shelf
+from .wav import is_sound
+
+BAR = 30
+FORMS = 10
+
+
+@dataclass(frozen=True)
+class Class:
+    """A label of the task, and how many samples have it."""
+
+    label: str
+    samples: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """`stored`: how many samples are stored how. `memory_bytes`: of all of them, prepared.
+
+    `values`: the least and the largest raw value; `doubt`: what is odd about them, empty where nothing is.
+    `takes`: what becomes of pictures, sound and texts. `filled`: texts that leave no room behind them; what
+    was longer has lost its end. None where the input is no text.
+    """
+
+    place: str
+    bundle: str
+    samples: int
+    held_out: int
+    classes: tuple[Class, ...]
+    stored: dict[str, int]
+    skipped: tuple[Skipped, ...]
+    memory_bytes: int
+    takes: str
+    filled: int | None = None
+    values: tuple[float, float] | None = None
+    doubt: str = ""
+
+
+def report(shelf: Shelf) -> Report:
+    """Of a shelf that has been read."""
+    manifest, labels = shelf.manifest, len(shelf.manifest.labels)
+    counts = zip(shelf.training.class_counts(labels), shelf.held.class_counts(labels), strict=True)
+    return Report(
+        str(shelf.place),
+        manifest.name,
+        len(shelf.training) + len(shelf.held),
+        len(shelf.held),
+        tuple(Class(label, a + b) for label, (a, b) in zip(manifest.labels, counts, strict=True)),
+        _most(shelf.forms),
+        shelf.skipped,
+        shelf.memory_bytes,
+        taken_as(manifest.input),
+        _filled(shelf),
+        shelf.values,
+        shelf.doubt,
+    )
+
+
+def _filled(shelf: Shelf) -> int | None:
+    text = shelf.manifest.input.text
+    if not isinstance(text, Text):
+        return None
+    return sum(int((side.x[:, -1] != text.padding).sum()) for side in (shelf.training, shelf.held))
+
+
+def _most(forms: Counter[str]) -> dict[str, int]:
+    """The most frequent, and how many are stored otherwise."""
+    found = dict(forms.most_common(FORMS))
+    others = forms.total() - sum(found.values())
+    return {**found, "otherwise": others} if others else found
+
+
+def taken_as(given: InputSpec) -> str:
+    """How a picture, a sound or a text becomes the input of a task."""
+    if isinstance(given.text, Text):
+        return given.text.said(given.shape[0])
+    if is_sound(given):
+        return f"sound as log-mel of {given.shape[-2]} frames and {given.shape[-1]} bands"
+    if is_picture(given):
+        channels, height, width = given.shape
+        colours = "grey" if channels == 1 else "RGB"
+        return f"pictures as {width}x{height} {colours}, black 0 and white {white(given):g}"
+    return "neither pictures, sound nor texts"
+
+
+def lines(told: Report) -> list[str]:
+    """The report as text."""
+    held = f", {told.held_out} of them held out" if told.held_out else ""
+    text = [
+        f"{told.place} for {told.bundle}: {told.samples} samples{held}, "
+        f"{told.memory_bytes / 1e6:.1f} MB in memory",
+        f"the task takes {told.takes}",
+        "",
+    ]
+    if told.filled:
+        text[1] += f"; {told.filled} fill them, and lose what is beyond"
+    if told.doubt:
+        text.insert(2, f"WARNING: {told.doubt}")
+    elif told.values and told.filled is None:
+        low, high = told.values
+        text[1] += f"; values are {low:.3g} to {high:.3g}"
+    wide = max(len(one.label) for one in told.classes)
+    most = max(1, *(one.samples for one in told.classes))
+    for one in told.classes:
+        bar = "#" * -(-BAR * one.samples // most)
+        text.append(f"{one.label:{wide}} {one.samples:6} {bar}".rstrip())
+    for title, rows in (
+        ("stored as", [f"{count:6}  {form}" for form, count in told.stored.items()]),
+        ("left out", [f"{one.count:6}  {one.reason}: {one.named}" for one in told.skipped]),
+    ):
+        if rows:
+            text += ["", title, *rows]
+    return text

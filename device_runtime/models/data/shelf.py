@@ -1,0 +1,283 @@
+"""The samples of a place as a task wants them: each file is read once, and again only when it has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.errors import TensorError
+from device_runtime.models.text.texts import Texts
+
+from .bounded import bounded
+from .held_out import LEAST, SHARE, is_held_out
+from .labels import LabelMap
+from .listing import listing
+from .local_data import LocalData
+from .place import Place
+from .refusal import Passing, Refused, Skip, Skipped, Tally
+from .rows import Rows
+from .unit import Batch, Unit, Wanted, stamp_of
+
+log = logging.getLogger(__name__)
+
+BLOCK = 256
+"""Samples that are prepared at once."""
+FULL = "no memory for more samples"
+NO_VALUES = (inf, -inf)
+BEYOND = 1.5
+"""How often the usual range of values may be exceeded before they are taken to be scaled otherwise."""
+NARROW = 1 / 50
+"""Of the usual range, below which values are taken to be scaled otherwise."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """`held_out`: the share of samples that are not trained on, chosen by their content and `seed`; None for
+    a tenth where that is 10 samples or more, else none.
+
+    `room_bytes`: what all prepared samples may take, half of what the process may hold while it reads; None
+    sets no limit.
+    """
+
+    held_out: float | None = 0.0
+    seed: int = 0
+    room_bytes: int | None = None
+
+
+@dataclass
+class _Known:
+    """What came of a unit: rows for training and held out, what was skipped, how samples were stored, and the
+    least and the largest raw value.
+    """
+
+    stamp: tuple[int, int]
+    label: str | None
+    counts: tuple[int, int] = (0, 0)
+    skipped: Tally = field(default_factory=Tally)
+    forms: Counter[str] = field(default_factory=Counter)
+    full: bool = False
+    values: tuple[float, float] = NO_VALUES
+
+    def is_still(self, unit: Unit | None) -> bool:
+        """Whether it is what lies there now."""
+        return unit is not None and (unit.stamp, unit.label) == (self.stamp, self.label)
+
+
+class Shelf:
+    """`refresh` reads what is new or changed; `training` and `held` are all there is now."""
+
+    def __init__(
+        self, place: Place, manifest: Manifest, keep: Keep | None = None, texts: Texts | None = None
+    ) -> None:
+        """Reads nothing yet; `texts` are the bundle's. Raises DataError for a label map that does not fit."""
+        self._labels = LabelMap.of(place, manifest.labels)
+        self.place = place = replace(place, task_labels=self._labels.names)
+        self.manifest, self._keep = manifest, keep or Keep()
+        self._wanted = Wanted(manifest.input, place, self._keep.room_bytes, texts)
+        given = manifest.input
+        self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
+        self._known: dict[str, _Known] = {}  # in the order of their rows
+        self._strays = Tally()
+        self._sides = self._sided()
+
+    @property
+    def training(self) -> LocalData:
+        """What is trained on; views that are of use until the next `refresh`."""
+        return self._sides[0]
+
+    @property
+    def held(self) -> LocalData:
+        """What is held out; views, as `training`."""
+        return self._sides[1]
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What is left out, by reason."""
+        every = Tally()
+        for tally in (self._strays, *(known.skipped for known in self._known.values())):
+            for one in tally:
+                every.add(one)
+        return tuple(every)
+
+    @property
+    def forms(self) -> Counter[str]:
+        """How many samples are stored how."""
+        every: Counter[str] = Counter()
+        for known in self._known.values():
+            every.update(known.forms)
+        return every
+
+    @property
+    def values(self) -> tuple[float, float] | None:
+        """The least and the largest raw value of all samples; None where there is none."""
+        found = [known.values for known in self._known.values() if known.values != NO_VALUES]
+        return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+    @property
+    def doubt(self) -> str:
+        """What makes the values look scaled otherwise than the task's; empty where nothing does."""
+        usual = self.manifest.input.usual_range
+        if usual is None or self.values is None:
+            return ""
+        (low, high), (least, most) = self.values, usual
+        room = (BEYOND - 1) * (most - least)
+        narrow = high - low < NARROW * (most - least)
+        if low >= least - room and high <= most + room and not narrow:
+            return ""
+        return f"values are {low:.3g} to {high:.3g}, the task expects {least:g} to {most:g}: scale them alike"
+
+    @property
+    def stamp(self) -> frozenset[tuple[str, int, int]]:
+        """The files that were read, as they were then."""
+        return frozenset((name, *known.stamp) for name, known in self._known.items())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all samples, prepared."""
+        return sum(len(rows) * rows.row_bytes for rows in self._rows)
+
+    def refresh(self) -> bool:
+        """Reads files that are new, have changed or are of another class now, and forgets those that went.
+
+        Whether `training` and `held` are to be asked for anew.
+        """
+        found = listing(self.place)
+        self._strays = found.strays
+        gone = {name for name, known in self._known.items() if not known.is_still(found.units.get(name))}
+        if gone:  # there is room for what had none
+            self._forget(gone | {name for name, known in self._known.items() if known.full})
+        new = [unit for name, unit in found.units.items() if name not in self._known]
+        before = self._places
+        with bounded(self._keep.room_bytes):
+            self._reserve(len(new))
+            for unit in new:
+                self._take(unit)
+        self._sides = self._sided()
+        return bool(gone) or self._places != before
+
+    def _sided(self) -> tuple[LocalData, LocalData]:
+        """Trained on, and held out; where nobody wished any held out, a few are trained on as well."""
+        training, held = (rows.data for rows in self._rows)
+        if self._keep.held_out is not None or not 0 < len(held) < LEAST:
+            return training, held
+        x, y = np.concatenate([training.x, held.x]), np.concatenate([training.y, held.y])
+        return LocalData(x, y), LocalData(held.x[:0], held.y[:0])
+
+    def _take(self, unit: Unit) -> None:
+        """All samples of a unit, or none: one that is changed as it is read is read the next time."""
+        starts = tuple(len(rows) for rows in self._rows)
+        known = _Known(unit.stamp, unit.label)
+        try:
+            if unit.label is not None:
+                self._labels.number(unit.label)  # before anything is read
+            for part in unit.source.read(unit, self._wanted):
+                if isinstance(part, Skip):
+                    known.skipped.add(part)
+                else:
+                    self._put(part, unit, known)
+            if not unit.source.grows and _stamp(unit) != unit.stamp:
+                raise Passing("changed while it was read: it is read the next time")
+        except (Refused, MemoryError) as error:
+            why = error if isinstance(error, Refused) else Passing("no memory to read it", error)
+            for rows, start in zip(self._rows, starts, strict=True):
+                rows.cut(start)
+            if isinstance(why, Passing):
+                self._strays.add(Skip.of(why, unit.name))
+                return
+            known = _Known(unit.stamp, unit.label, full=why.reason == FULL)
+            known.skipped.add(Skip.of(why, unit.name))
+        known.counts = (len(self._rows[0]) - starts[0], len(self._rows[1]) - starts[1])
+        self._known[unit.name] = known
+
+    def _put(self, batch: Batch, unit: Unit, known: _Known) -> None:
+        """Samples of the task's classes, prepared, in blocks. Raises Refused."""
+        y = self._numbers(batch, unit, known)
+        self._reserve(len(y))
+        for start in range(0, len(y), BLOCK):
+            part = slice(start, start + BLOCK)
+            there = y[part] >= 0
+            x = batch.x[part] if there.all() else batch.x[part][there]
+            self._room_for(len(x))
+            prepared = self._prepared(x)
+            if x.size:
+                low, high = known.values
+                known.values = min(low, float(x.min())), max(high, float(x.max()))
+            share = SHARE if self._keep.held_out is None else self._keep.held_out
+            held = is_held_out(prepared, share, self._keep.seed)
+            for rows, chosen in zip(self._rows, (~held, held), strict=True):
+                if chosen.all():
+                    rows.append(prepared, y[part][there])
+                elif chosen.any():
+                    rows.append(prepared[chosen], y[part][there][chosen])
+        known.forms[batch.form] += int((y >= 0).sum())
+
+    def _numbers(self, batch: Batch, unit: Unit, known: _Known) -> NDArray[np.int64]:
+        """Class numbers (n,); -1 for a sample that is left out. Raises Refused."""
+        if isinstance(batch.labels, np.ndarray):
+            return self._checked(batch.labels)
+        names = [unit.label or ""] * len(batch.x) if batch.labels is None else batch.labels
+        y = np.full(len(names), -1, np.int64)
+        for i, name in enumerate(names):
+            try:
+                y[i] = self._labels.number(name)
+            except Refused as error:
+                known.skipped.add(Skip.of(error, unit.name))
+        return y
+
+    def _checked(self, y: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Raises Refused for numbers that are not of the task: such a file is of another one."""
+        count = len(self.manifest.labels)
+        wrong = np.unique(y[(y < 0) | (y >= count)])
+        if wrong.size:
+            listed = ", ".join(str(value) for value in wrong[:5])
+            raise Refused(f"label {listed} is not of the task, whose labels are 0 to {count - 1}")
+        return y.astype(np.int64)
+
+    def _prepared(self, raw: NDArray[Any]) -> NDArray[Any]:
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = self.manifest.input.prepare(raw)
+        except TensorError as error:
+            raise Refused("not what the task's input takes", error) from None
+        if not np.isfinite(x).all():
+            raise Refused("values are not finite", f"{int((~np.isfinite(x)).sum())} values of x")
+        return x
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        """Other ones where samples have come, or have moved."""
+        return tuple(number for rows in self._rows for number in (len(rows), rows.room))
+
+    def _reserve(self, count: int) -> None:
+        """Room for `count` more samples, or for as many as there may be."""
+        if (room := self._keep.room_bytes) is not None:
+            count = min(count, max(0, room - self.memory_bytes) // self._rows[0].row_bytes)
+        for rows in self._rows:
+            rows.reserve(len(rows) + count)
+
+    def _room_for(self, count: int) -> None:
+        room = self._keep.room_bytes
+        if room is not None and self.memory_bytes + count * self._rows[0].row_bytes > room:
+            raise Refused(FULL, f"they may take {room / 1e6:.0f} MB")
+
+    def _forget(self, names: set[str]) -> None:
+        """All of them at once: what is behind them moves up."""
+        stays = np.array([name not in names for name in self._known])
+        for side, rows in enumerate(self._rows):
+            rows.keep(stays.repeat([known.counts[side] for known in self._known.values()]))
+        self._known = {name: known for name, known in self._known.items() if name not in names}
+
+
+def _stamp(unit: Unit) -> tuple[int, int] | None:
+    """Of its file, now; None where it is gone."""
+    try:
+        return stamp_of(unit.path)
+    except OSError:
+        return None

@@ -1,0 +1,92 @@
+"""Files of one sample each (a .npy file may have many), by their endings. A new kind is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.text.texts import Texts
+
+from . import arrays, bmp, netpbm, photo, png, wav, written
+from .place import Place
+from .refusal import Refused
+from .unit import Batch, Source, Unit, Wanted, one_stored, whole
+
+
+class Item(Protocol):
+    """What a file holds. `form` says how, for reports."""
+
+    @property
+    def form(self) -> str: ...
+
+    def raw(self, given: InputSpec) -> NDArray[Any]:
+        """(n, *shape), before `InputSpec.prepare`. Raises Refused where it cannot be that."""
+
+
+DECODERS: Mapping[str, Callable[[bytes], Item]] = {
+    ".wav": wav.decode,
+    ".npy": arrays.decode,
+    ".png": png.decode,
+    ".bmp": bmp.decode,
+    ".pgm": netpbm.decode,
+    ".ppm": netpbm.decode,
+    ".txt": written.decode,
+    **dict.fromkeys((".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"), photo.decode),
+}
+BEGINNINGS: Mapping[bytes, str] = {
+    b"\x89PNG": ".png",
+    b"\xff\xd8\xff": ".jpg",
+    b"RIFF": ".wav",
+    b"\x93NUMPY": ".npy",
+    b"BM": ".bmp",
+    b"P5": ".pgm",
+    b"P6": ".ppm",
+}
+"""By which a sample is known that has no name."""
+
+
+def item(data: bytes, name: str) -> Item:
+    """What a file of this name holds. Raises Refused."""
+    ending = ending_of(name)
+    if ending not in DECODERS:
+        raise Refused(f"a kind of file that is not read ({ending or 'no ending'})")
+    if not data:
+        raise Refused("an empty file")
+    return DECODERS[ending](data)
+
+
+def unnamed(data: bytes) -> Item | None:
+    """What these bytes hold, where they begin as a file of ours does. Raises Refused."""
+    for beginning, ending in BEGINNINGS.items():
+        if data.startswith(beginning):
+            return DECODERS[ending](data)
+    return None
+
+
+def raw(held: Item, given: InputSpec, texts: Texts | None) -> NDArray[Any]:
+    """(n, *shape), before `InputSpec.prepare`: of a text by what makes the input of texts. Raises Refused."""
+    return held.ids(texts) if isinstance(held, written.Written) and texts else held.raw(given)
+
+
+def ending_of(name: str) -> str:
+    dot = name.rfind(".")
+    return name[dot:].lower() if dot > max(name.rfind("/"), 0) else ""
+
+
+def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
+    held = item(whole(unit.path), unit.path.name)
+    yield Batch(raw(held, wanted.input, wanted.texts), None, held.form)
+
+
+def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
+    data = whole(unit.path)
+    yield one_stored(data)
+    if ending_of(unit.path.name) == ".npy":  # of one sample, or of many: which one is for a task to say
+        yield np.atleast_2d(arrays.decode(data).values)
+
+
+SINGLE = Source(_read, _stored)

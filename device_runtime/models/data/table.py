@@ -1,0 +1,225 @@
+"""`.csv` and `.tsv`: a row for each sample: numbers, a text or a file's name, and a label."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.errors import TensorError
+
+from .columns import FILES, LABELS, NONE, LabelColumn, folded, label_column
+from .place import Place
+from .refusal import Refused, Skip
+from .single import DECODERS, ending_of
+from .unit import Batch, Source, Unit, Wanted, one_stored
+from .written import TEXTS, text_column, text_of
+
+log = logging.getLogger(__name__)
+
+ENDINGS = (".csv", ".tsv")
+ROWS = 256
+"""Of one batch."""
+LONGEST_LINE = 1 << 24
+"""Characters: a file without an end of line is not read into memory as one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`label`: the column of labels, and why. `file`: that of file names, None where the others are features.
+
+    `names` of the columns, None where there is no header.
+    """
+
+    names: tuple[str, ...] | None
+    width: int
+    label: LabelColumn
+    file: int | None
+    separator: str
+
+    @property
+    def labelled(self) -> str:
+        """Where the labels are, and why there."""
+        number, why = self.label
+        name = f"column {self.names[number]!r}" if self.names else f"column {number}"
+        return f"{name} ({why})"
+
+
+def layout(path: Path, place: Place) -> Layout:
+    """From the first rows, the columns that the place names, and the task's labels. Raises Refused."""
+    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(path)
+    with _rows(path, separator) as rows:
+        first = next(rows, [])
+        others = [row for row in islice(rows, ROWS) if row]
+    if not first:
+        raise Refused("an empty table")
+    wanted = place.label_column
+    asked = (folded(name) for name in (wanted, place.text_column) if not name.isdecimal())
+    usual = {*LABELS, *FILES, *TEXTS, *asked} - {""}
+    named = any(folded(cell) in usual for cell in first)
+    header = named or (bool(others) and _numbers(first) < _numbers(others[0]))
+    names, samples = (tuple(first), others) if header else (None, [first, *others])
+    label = label_column(names, samples, wanted, place.task_labels)
+    sample = samples[0] if samples else ()
+    files = (i for i, cell in enumerate(sample) if i != label.number and ending_of(cell) in DECODERS)
+    file = None if place.text_column else next(files, None)
+    return Layout(names, len(first), label, file, separator)
+
+
+def labelled(place: Place, features: int) -> Place:
+    """The same table, without a column of labels where its rows hold the features alone. Raises Refused."""
+    without = replace(place, label_column=NONE)
+    return without if not place.label_column and layout(place.path, without).width == features else place
+
+
+def listed(path: Path, form: Layout) -> Iterator[tuple[Path, str] | Skip]:
+    """Files that a table names, below its folder, and their labels. Raises Refused."""
+    if form.file is None:
+        return
+    for number, row in _samples(path, form):
+        where = f"{path.name} row {number}"
+        if len(row) != form.width:
+            yield Skip("a row of another length", f"{where}: {len(row)} cells, expected {form.width}")
+            continue
+        name = PurePosixPath(row[form.file].strip().replace("\\", "/"))
+        if name.is_absolute() or ".." in name.parts or "\0" in str(name):
+            yield Skip("a file name that leads out of the folder", f"{where}: {name}")
+            continue
+        yield path.parent / name, row[form.label.number]
+
+
+def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
+    form = layout(unit.path, wanted.place)
+    take = _taking(form, wanted)
+    features: list[NDArray[Any]] = []
+    labels: list[str] = []
+    said = "text in a table" if wanted.texts else f"table of {form.width - 1} columns"
+    said += f", labels in {form.labelled}"
+    if not wanted.place.label_column:
+        log.info("%s: labels are taken from %s", unit.name, form.labelled)
+    for number, row in _samples(unit.path, form):
+        try:
+            if len(row) != form.width:
+                raise Refused("a row of another length", f"{len(row)} cells, expected {form.width}")
+            values = take(row)
+        except Refused as error:
+            yield Skip.of(error, f"{unit.name} row {number}")
+            continue
+        features.append(values)
+        labels.append(row[form.label.number])
+        if len(features) == ROWS:
+            yield Batch(np.stack(features), labels, said)
+            features, labels = [], []
+    if features:
+        yield Batch(np.stack(features), labels, said)
+
+
+def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
+    form = layout(unit.path, place)
+    for _, row in _samples(unit.path, form):
+        cells = [cell for column, cell in enumerate(row) if column != form.label.number]
+        yield one_stored("\x1f".join(cells).encode())
+
+
+def values_of(cells: Sequence[Any], given: InputSpec) -> NDArray[Any]:
+    """One row's features (*shape), float32 or token ids. Raises Refused."""
+    if len(cells) != prod(given.shape):
+        raise Refused(
+            "another number of features than the task's input", f"{len(cells)}, expected {given.shape}"
+        )
+    try:
+        if given.vocabulary is not None:
+            ids = np.array([int(cell) for cell in cells], np.int64).reshape(given.shape)
+            given.check_ids(ids)
+            return ids
+        with np.errstate(over="ignore"):
+            values = np.array([float(cell) for cell in cells]).astype(np.float32)
+    except TensorError as error:
+        raise Refused("not what the task's input takes", error) from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refused("a feature that is no number", str(error)[:80]) from None
+    if not np.isfinite(values).all():
+        raise Refused("values are not finite")
+    return values.reshape(given.shape)
+
+
+def _taking(form: Layout, wanted: Wanted) -> Callable[[Sequence[str]], NDArray[Any]]:
+    """What makes a sample (*shape) of a row, or raises Refused. Raises Refused."""
+    texts = wanted.texts
+    if texts is None:
+        return lambda row: values_of(
+            [c for column, c in enumerate(row) if column != form.label.number], wanted.input
+        )
+    column = text_column(form.names, form.width, form.label.number, wanted.place.text_column)
+    return lambda row: text_of(row[column]).ids(texts)[0]
+
+
+def _samples(path: Path, form: Layout) -> Iterator[tuple[int, list[str]]]:
+    """Rows that are not empty, numbered from 1, the header included in the count."""
+    with _rows(path, form.separator) as rows:
+        for number, row in enumerate(rows, 1):
+            if row and not (form.names and number == 1):
+                yield number, row
+
+
+@contextmanager
+def _rows(path: Path, separator: str) -> Iterator[Iterator[list[str]]]:
+    """Raises Refused for what is no table of text in UTF-8. In .tsv a quote is a character: no cell has tabs
+    or ends of lines, and only a cell that is quoted as a whole loses its quotes.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".tsv":
+                plain = csv.reader(_lines(file), delimiter=separator, quoting=csv.QUOTE_NONE)
+                yield ([_unquoted(cell) for cell in row] for row in plain)
+            else:
+                yield csv.reader(_lines(file), delimiter=separator)
+    except (OSError, csv.Error, UnicodeDecodeError) as error:
+        raise Refused("not a table of UTF-8 text", error) from None
+
+
+def _unquoted(cell: str) -> str:
+    quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
+    return cell[1:-1].replace('""', '"') if quoted else cell
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Raises Refused for a line that is too long."""
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise Refused("a line that is too long", f"{LONGEST_LINE} characters are the most")
+        yield line
+
+
+def _separator(path: Path) -> str:
+    """The one of comma, semicolon and tab that is most frequent at the beginning."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(1 << 16)
+    except OSError as error:
+        raise Refused("cannot be read", error.strerror) from None
+    return max(",;\t", key=lambda mark: line.count(mark.encode()))
+
+
+def _numbers(row: Sequence[str]) -> int:
+    found = 0
+    for cell in row:
+        try:
+            float(cell)
+            found += 1
+        except ValueError:
+            pass
+    return found
+
+
+TABLE = Source(_read, _stored, grows=True)

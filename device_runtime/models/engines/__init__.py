@@ -1,0 +1,1 @@
+"""Engines that run a bundle's graphs; ONNX Runtime first."""

@@ -1,0 +1,126 @@
+"""Which engines there are, which of them this installation has, and which one runs a bundle."""
+
+from dataclasses import dataclass, replace
+from importlib import metadata, util
+
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.names import AUTO as AUTO
+from device_runtime.models.bundles.names import ENGINES as ENGINES
+from device_runtime.models.bundles.names import NO_WISH
+from device_runtime.models.bundles.names import EngineWish as EngineWish
+from device_runtime.models.errors import EngineError
+
+from .base import DeviceModel, Watch
+from .onnx_engine import OnnxModel
+from .ort_training_engine import BUILDS, OrtTrainingModel, available, installed_builds
+
+PREFERRED = ("onnxruntime", "torch")
+"""What `auto` takes, the first that is usable: by time and memory of a step, and what an install needs."""
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine: its version ("" where it is not installed), whether it can be used here, why or why not."""
+
+    name: str
+    version: str
+    usable: bool
+    reason: str
+    chosen: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}".strip() + f" ({self.reason})"
+
+
+def engine_choices(bundle: Bundle | None = None) -> tuple[EngineChoice, ...]:
+    """Every engine, in the order of ENGINES, and which one `auto` takes for this bundle, or for any.
+
+    Found out from what is installed; no engine is imported.
+    """
+    found = (_onnxruntime(), _training(bundle), _torch(bundle))
+    usable = {choice.name: choice for choice in found if choice.usable}
+    best = next((name for name in PREFERRED if name in usable), None)
+    return tuple(replace(choice, chosen=choice.name == best) for choice in found)
+
+
+def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineChoice:
+    """The engine that `open_model` takes. Raises EngineError where there is none, or not this one."""
+    choices = engine_choices(bundle)
+    if engine not in (AUTO, *ENGINES):
+        raise EngineError(f"there is no engine {engine!r}; there are {AUTO}, {', '.join(ENGINES)}")
+    if engine == AUTO:
+        for choice in choices:
+            if choice.chosen:
+                return choice
+        why = "; ".join(f"{choice.name}: {choice.reason}" for choice in choices if choice.name in PREFERRED)
+        raise EngineError(f"no engine can be used here; {why}")
+    [choice] = [choice for choice in choices if choice.name == engine]
+    if not choice.usable:
+        raise EngineError(f"engine {engine} cannot be used here: {choice.reason}")
+    return choice
+
+
+def open_model(
+    bundle: Bundle, wish: EngineWish = NO_WISH, *, batch: int = 32, watch: Watch | None = None
+) -> DeviceModel:
+    """The bundle on an engine, whose package is imported here or with the first session.
+
+    Raises EngineError as `engine_choice` does, or for a precision or device that it does not have;
+    BundleError for a precision that the bundle does not have.
+    """
+    name = engine_choice(bundle, wish.engine).name
+    if name == "torch":
+        if wish.precision != "float32":
+            raise EngineError(f"engine torch computes in float32, not in {wish.precision}")
+        from device_runtime.models.torch_engine.engine import TorchModel
+
+        return TorchModel(bundle, threads=wish.threads, batch=batch, watch=watch, device=wish.device)
+    if wish.device != "cpu":
+        raise EngineError(f"engine {name} computes on the cpu, not on {wish.device}; engine torch can")
+    kind = OrtTrainingModel if name == "onnxruntime-training" else OnnxModel
+    return kind(
+        bundle,
+        threads=wish.threads,
+        batch=batch,
+        watch=watch,
+        precision=wish.precision,
+        run_bytes=wish.run_bytes,
+    )
+
+
+def _onnxruntime() -> EngineChoice:
+    if not _installed("onnxruntime"):
+        return EngineChoice("onnxruntime", "", False, "not installed: pip install onnxruntime")
+    reason = "least memory; ordinary ONNX graphs, back-propagation included"
+    version = next(iter(installed_builds().values()), "")
+    return EngineChoice("onnxruntime", version, True, reason)
+
+
+def _training(bundle: Bundle | None) -> EngineChoice:
+    version = next((found for name, found in installed_builds().items() if name in BUILDS), "")
+    if missing := available(None if bundle is None else bundle.manifest):
+        return EngineChoice("onnxruntime-training", version, False, missing)
+    reason = "gradient operators of its own, for cross-entropy only; its makers have deprecated it"
+    return EngineChoice("onnxruntime-training", version, True, reason)
+
+
+def _torch(bundle: Bundle | None) -> EngineChoice:
+    if not _installed("torch"):
+        return EngineChoice("torch", "", False, "not installed: pip install 'device-runtime[torch]'")
+    version = _version("torch")
+    if bundle is not None and bundle.manifest.source is None:
+        says = f"bundle {bundle.manifest.name} does not say which network it was made from"
+        return EngineChoice("torch", version, False, says)
+    reason = "the network itself; takes two to four times the memory"
+    return EngineChoice("torch", version, True, reason)
+
+
+def _installed(module: str) -> bool:
+    return util.find_spec(module) is not None
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

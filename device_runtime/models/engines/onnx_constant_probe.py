@@ -1,0 +1,74 @@
+"""The loss as a function of parameters that ONNX Runtime takes for constants, as it does in inference."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Flat
+
+from .base import Inputs, Labels
+from .freed_memory import give_back
+from .onnx_laid_out import LaidOut
+from .onnx_probe import OnnxProbe, Source
+from .onnx_session import SessionSettings
+
+FLOPS_A_TENSOR = 1_000_000
+"""Of the passes of a loss, for each tensor of the model, from which constants pay.
+
+Convolutions whose kernels are inputs lose 0.5 to 4 ms per 100 million operations (x86-64, ONNX Runtime 1.19
+and 1.31: SqueezeNet the least, the depthwise ones of MobileNetV2 the most); writing a tensor takes about 20
+microseconds.
+"""
+REMADE = 10
+"""Times as many, from which a session for each loss pays: it takes 0.1 ms a tensor."""
+
+
+class ConstantProbe:
+    """See `engines.base.LossProbe`; for graphs with convolutions.
+
+    A kernel that is an input is convolved without the layout that ONNX Runtime has for the processor, and
+    nothing is folded into it. So the loss of some samples or more is that of the graph as it is optimised
+    for inference, with the parameters written into it (`LaidOut`); or, where the optimised graph is not
+    understood, of a session made for this loss. Few samples go through a session with inputs. Which way
+    depends on the number of samples alone, so that equal calls give equal bits.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        rows: int,
+        source: Source,
+        params: Flat,
+        settings: SessionSettings,
+        laid_out: Callable[[str, Callable[[], Source], int], LaidOut | None],
+    ) -> None:
+        self.params = params
+        self._manifest, self._rows, self._source, self._settings = manifest, rows, source, settings
+        self._laid_out = laid_out
+        self._with_inputs: OnnxProbe | None = None
+
+    def loss(self, x: Inputs, y: Labels) -> float:
+        """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
+        source = self._source
+        work = len(x) * source.graph.flops / (FLOPS_A_TENSOR * (len(source.frozen) + len(self.params.views)))
+        if work >= 1:
+            laid_out = self._laid_out(source.name, self._constant, self._rows)
+            if laid_out is not None:
+                return laid_out.loss(source.frozen, self.params.views, x, y)
+        if work >= REMADE:
+            return self._remade(x, y)
+        if self._with_inputs is None:
+            self._with_inputs = self._bound(self._source, self._settings)
+        return self._with_inputs.loss(x, y)
+
+    def _constant(self) -> Source:
+        return self._source.with_constants(self.params)
+
+    def _remade(self, x: Inputs, y: Labels) -> float:
+        try:
+            return self._bound(self._constant(), replace(self._settings, quick=True)).loss(x, y)
+        finally:
+            give_back()  # what sessions leave behind one another would add up to a fifth of the process
+
+    def _bound(self, source: Source, settings: SessionSettings) -> OnnxProbe:
+        return OnnxProbe(self._manifest, self._rows, source.open(settings), self.params)

@@ -1,0 +1,222 @@
+"""The default engine: a bundle's graphs on an ordinary ONNX Runtime, back-propagation included."""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.manifest import RUN_BYTES, Graph, Manifest
+from device_runtime.models.bundles.quantised import initialisers
+from device_runtime.models.bundles.tensors import Flat, Tensors
+from device_runtime.models.errors import BundleError, EngineError
+
+from .arguments import batches, check_sizes, checked_extras, checked_inputs, copied_weights
+from .base import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
+from .blocks import blocks
+from .onnx_bound import Bound
+from .onnx_constant_probe import ConstantProbe
+from .onnx_laid_out import LaidOut, laid_out
+from .onnx_probe import OnnxProbe, Source, fewer_by
+from .onnx_session import Loaded, SessionSettings, load_session
+
+
+class OnnxModel:
+    """A bundle on ONNX Runtime; see `base.DeviceModel`. Sessions are made when first needed, and kept.
+
+    x: float32 (n, *input.shape), any n; it is run in batches of at most `batch` samples, or of as few as keep
+    live activations within `run_bytes`.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        weights: Tensors | None = None,
+        *,
+        threads: int = 1,
+        batch: int = 32,
+        watch: Watch | None = None,
+        precision: str = "float32",
+        run_bytes: int = RUN_BYTES,
+    ) -> None:
+        """Starts at the bundle's weights, overlaid with a copy of `weights`; see PRECISIONS for `precision`.
+
+        Logits and features come from the graph of that precision. Raises TensorError, BundleError.
+        """
+        check_sizes(batch, threads)
+        self.manifest: Manifest = bundle.manifest
+        self._forward = "forward" if precision == "float32" else f"forward.{precision}"
+        if self._forward not in self.manifest.graphs:
+            raise BundleError(
+                f"bundle {self.manifest.name} has no forward graph in {precision}; "
+                f"export it with --precision {precision}"
+            )
+        self.batch = batch
+        self._run_bytes = run_bytes
+        self._bundle = bundle
+        self._settings = SessionSettings(threads, watch)
+        self._weights: Tensors = {}
+        self._sessions: dict[str, Loaded] = {}
+        self._laid_out: dict[str, LaidOut | None] = {}
+        self._probed: dict[str, bytes] = {}
+        self._outputs = {"logits": (len(self.manifest.labels),), "features": (self.manifest.head.features,)}
+        self._adopt(bundle.weights())
+        if weights:
+            self.load(weights)
+
+    @property
+    def weights(self) -> Tensors:
+        """Every tensor of the model by name; neither the mapping nor the arrays can be written to."""
+        return MappingProxyType(dict(self._weights))
+
+    def load(self, weights: Tensors) -> None:
+        """New values for some or all tensors, copied; those not named stay.
+
+        Only sessions that hold a changed tensor as a constant are made anew, at their next use. Probes and
+        trainers already handed out keep their own weights. Raises TensorError if a tensor does not fit.
+        """
+        self._adopt(copied_weights(self.manifest, weights))
+
+    def rows(self, graph: Graph) -> int:
+        """Samples of one run."""
+        return graph.rows(self.batch, self._run_bytes)
+
+    def unload(self) -> None:
+        """Drops the sessions and with them their memory; the next use makes them again."""
+        self._sessions.clear()
+        self._laid_out.clear()
+
+    def forward(self, x: Inputs) -> Forward:
+        """Logits (n, classes) and features (n, width) in one pass. Raises EngineError."""
+        return Forward(*self._run(self._forward, x, self._outputs))
+
+    def logits(self, x: Inputs) -> Matrix:
+        """(n, classes). Raises EngineError."""
+        return self._run(self._forward, x, {"logits": self._outputs["logits"]})[0]
+
+    def features(self, x: Inputs) -> Matrix:
+        """(n, width), what the head takes. Raises EngineError."""
+        return self._run(self._forward, x, {"features": self._outputs["features"]})[0]
+
+    def level_features(self, x: Inputs, level: str) -> Matrix:
+        """(n, *features[level]). Raises BundleError where there is no such graph, EngineError."""
+        shapes = {str(known): shape for known, shape in self.manifest.features.items()}
+        return self._run(f"features.{level}", x, {"features": shapes.get(level, ())})[0]
+
+    def probe(self, tunable: str = "all") -> OnnxProbe | ConstantProbe:
+        """The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError."""
+        name, params = f"loss.{tunable}", self._params(tunable)
+        source, graph = self._source(name), self._bundle.entry(name)
+        if source.suits_constants(self.manifest):
+            rows = fewer_by(4 * params.vector.size, graph, self.rows(graph))
+            return ConstantProbe(self.manifest, rows, source, params, self._settings, self._arranged)
+        return OnnxProbe(self.manifest, self.rows(graph), self._session(name), params)
+
+    def trainer(self, tunable: str = "all", objective: str = "train") -> "OnnxGradients":
+        """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
+        params = self._params(tunable)
+        return OnnxGradients(self, self._session(f"{objective}.{tunable}"), params)
+
+    def _params(self, tunable: str) -> Flat:
+        params = Flat(self.manifest.specs(tunable))
+        params.load_part(self._weights, 0, params.vector.size)
+        return params
+
+    def _run(self, name: str, x: Inputs, outputs: Mapping[str, tuple[int, ...]]) -> list[Matrix]:
+        """Batch by batch; `outputs` has the shape of each without the batch."""
+        x = checked_inputs(self.manifest, x)
+        loaded = self._session(name)
+        results: list[Matrix] = []
+        for part in batches(len(x), self.rows(loaded.graph)):
+            values = loaded.run(list(outputs), {"x": x[part]})
+            for (output, shape), value in zip(outputs.items(), values, strict=True):
+                if value.shape[1:] != shape:
+                    raise EngineError(
+                        f"graph {name} gives {output} of {value.shape}, expected {('n', *shape)}"
+                    )
+            results = results or [np.empty((len(x), *shape), np.float32) for shape in outputs.values()]
+            for result, value in zip(results, values, strict=True):
+                result[part] = value
+        return results or [np.empty((0, *shape), np.float32) for shape in outputs.values()]
+
+    def _session(self, name: str) -> Loaded:
+        if name not in self._sessions:
+            onnx = self._bundle.graph(name)
+            graph = self.manifest.graphs[name]
+            given = initialisers(graph, self._weights)
+            self._sessions[name] = load_session(name, graph, onnx, given, self._settings)
+        return self._sessions[name]
+
+    def _arranged(self, name: str, constant: Callable[[], Source], rows: int) -> LaidOut | None:
+        if name not in self._laid_out:
+            self._laid_out[name] = laid_out(self.manifest, rows, constant(), self._settings)
+        return self._laid_out[name]
+
+    def _source(self, name: str) -> Source:
+        """At the present weights; its file is read once."""
+        graph = self._bundle.entry(name)
+        if name not in self._probed:
+            self._probed[name] = self._bundle.graph(name)
+        return Source(name, graph, self._probed[name], initialisers(graph, self._weights))
+
+    def _adopt(self, weights: Tensors) -> None:
+        for value in weights.values():
+            value.flags.writeable = False
+        old = self._weights
+        changed = {n for n, value in weights.items() if n not in old or not np.array_equal(value, old[n])}
+        self._weights = {**old, **{name: weights[name] for name in changed}}
+        stale = [name for name, loaded in self._sessions.items() if changed & loaded.graph.parameters]
+        for name in stale:
+            del self._sessions[name]
+
+
+class OnnxGradients(Bound):
+    """See `engines.base.Gradients`. More samples than one batch are micro-batches with summed gradients.
+
+    Batch statistics are those of a micro-batch.
+    """
+
+    def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
+        super().__init__(model.manifest, model.rows(loaded.graph), loaded, params)
+        self.grads = Flat(params.specs)
+        moved = set(loaded.graph.statistics)
+        self.statistics = Flat([spec for spec in self._manifest.stored() if spec.name in moved])
+        self.statistics.load(model.weights)
+        self._next = Flat(self.statistics.specs)  # no buffer may be bound as input and as output
+        for name, view in self.statistics.views.items():
+            self._bind_input(name, view)
+            self._bind_output(f"next.{name}", self._next.views[name])
+        self._loss = np.zeros((), np.float32)
+        self._sum: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        self._bind_output("loss", self._loss)
+        for name, view in self.grads.views.items():
+            self._bind_output(f"grad.{name}", view)
+
+    def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
+        """The objective's mean loss; its gradient is left in `grads`."""
+        given = checked_extras(self._loaded.graph, len(x), extras)
+        if len(x) <= self._rows:
+            return sum(loss for _, loss in self._losses(x, y, given))
+        if self._sum is None:
+            self._sum = np.empty_like(self.grads.vector)
+        self._sum.fill(0)
+        total = 0.0
+        for share, loss in self._losses(x, y, given):
+            total += share * loss
+            for summed, grads in blocks(self._sum, self.grads.vector):
+                np.multiply(grads, np.float32(share), out=grads)
+                np.add(summed, grads, out=summed)
+        np.copyto(self.grads.vector, self._sum)
+        return total
+
+    def _losses(self, x: Inputs, y: Labels, extras: Tensors) -> Iterator[tuple[float, float]]:
+        """Runs batch by batch; gives each one's share of the samples and mean loss."""
+        rows = {extra.name for extra in self._loaded.graph.extras if extra.per_sample}
+        for part in self._batches_of(x, y):
+            for name, value in extras.items():
+                self._bind_input(name, value[part] if name in rows else value)
+            samples = part.stop - part.start
+            self._loaded.run_bound(self._binding, samples)
+            np.copyto(self.statistics.vector, self._next.vector)
+            yield samples / len(x), float(self._loss)

@@ -1,0 +1,213 @@
+"""Where parameters went in a graph as ONNX Runtime optimised it: folded, transposed, in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isclose, prod
+from operator import itemgetter
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.protobuf import Field, fields, number
+from device_runtime.models.bundles.tensors import Tensors, Vector
+
+from .onnx_whole import (
+    GRAPH_INITIALISER,
+    MODEL_GRAPH,
+    TENSOR_BYTES,
+    TENSOR_NAME,
+    TENSOR_SHAPE,
+    TENSOR_TYPE,
+    TYPES,
+)
+
+GRAPH_NODE = 1
+NODE_INPUT, NODE_OUTPUT, NODE_TYPE, NODE_ATTRIBUTE = 1, 2, 4, 5
+ATTRIBUTE_FLOAT = 2
+Made = Callable[[Tensors], NDArray[np.float32]]
+Write = Callable[[NDArray[np.float32], Vector], None]
+Initialiser = tuple[tuple[int, ...], Vector]
+BLOCKS = (16, 8, 4)
+"""Channels that lie together in ONNX Runtime's blocked layout, by the width of the processor's registers."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operator with the names of what it takes and gives."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array made of parameters, by their names."""
+
+    sources: tuple[str, ...]
+    of: Made
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A value, and how it lies in an initialiser: `write` puts it into an array of the initialiser's size."""
+
+    value: Value
+    write: Write
+
+    def holds(self, tensors: Tensors, content: Vector) -> bool:
+        """Whether these tensors give this content, but for rounding."""
+        tried = np.zeros_like(content)
+        self.write(self.value.of(tensors), tried)
+        return np.allclose(tried, content, rtol=1e-4, atol=1e-5)
+
+
+def nodes(model: bytes) -> list[Node]:
+    """Of the model's graph, in order. Raises BundleError for what is no model."""
+    return [_node(field.content) for field in _graph(model) if field.number == GRAPH_NODE]
+
+
+def initialised(model: bytes) -> dict[str, Initialiser]:
+    """Shape and values, flat, of every float32 initialiser with its data inside."""
+    found = {}
+    for field in _graph(cast(bytes, memoryview(model))):  # whose parts are no copies
+        if field.number == GRAPH_INITIALISER:
+            parts = list(fields(field.content))
+            kept = {part.number: part for part in parts}
+            if TENSOR_BYTES in kept and number(kept[TENSOR_TYPE]) == TYPES["float32"]:
+                shape = tuple(number(part) for part in parts if part.number == TENSOR_SHAPE)
+                name = bytes(kept[TENSOR_NAME].content).decode()
+                found[name] = shape, np.frombuffer(kept[TENSOR_BYTES].content, "<f4")
+    return found
+
+
+def values(graph: Sequence[Node], parameters: Sequence[str]) -> Iterator[Value]:
+    """What an optimiser may make of parameters: themselves, transposed, normalisations folded."""
+    after = {node.inputs[0]: node for node in graph if node.kind == "BatchNormalization"}
+    for name in parameters:
+        yield Value((name,), itemgetter(name))
+        yield Value((name,), _transposed(name))
+    for normal in after.values():
+        yield Value(_gains(normal), _scale(normal))
+        yield Value(normal.inputs[1:], _shift(normal, None))
+    for node in graph:
+        norm = after.get(node.outputs[0])
+        if node.kind == "Conv" and norm is not None and node.inputs[1] in parameters:
+            kernel, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+            yield Value((kernel, *_gains(norm)), _folded(kernel, _scale(norm)))
+            if bias is not None:
+                yield Value((bias, *norm.inputs[1:]), _shift(norm, bias))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A value of certain tensors: its shape, and its sum, by which it is told from most others."""
+
+    value: Value
+    tensors: Tensors
+    shape: tuple[int, ...]
+    total: float
+
+    @classmethod
+    def of(cls, value: Value, tensors: Tensors) -> Tried:
+        array = value.of(tensors)
+        return cls(value, tensors, array.shape, float(array.sum(dtype=np.float64)))
+
+    def placed(self, initialiser: Initialiser, total: float) -> Placed | None:
+        """How it lies in an initialiser whose sum is `total`; None: it does not."""
+        shape, content = initialiser
+        if prod(self.shape) > content.size or not isclose(self.total, total, rel_tol=1e-5, abs_tol=1e-3):
+            return None
+        ways = (Placed(self.value, write) for write in _writers(shape, self.shape))
+        return next((way for way in ways if way.holds(self.tensors, content)), None)
+
+
+def _writers(
+    shape: tuple[int, ...], of: tuple[int, ...]
+) -> Iterator[Callable[[NDArray[np.float32], Vector], None]]:
+    yield _plain
+    if len(shape) == 4 and len(of) == 4 and shape[2:] == of[2:]:
+        for block in BLOCKS:
+            if shape[0] % block == 0:
+                yield _Blocked(shape, block, inputs=False)
+                if shape[1] % block == 0:
+                    yield _Blocked(shape, block, inputs=True)
+
+
+def _plain(value: NDArray[np.float32], into: Vector) -> None:
+    """As it is, and zeros behind."""
+    into[: value.size].reshape(value.shape)[...] = value
+
+
+@dataclass(frozen=True)
+class _Blocked:
+    """Kernels (out, in, h, w) in blocks of output channels, and of input channels, filled up with zeros."""
+
+    shape: tuple[int, ...]
+    block: int
+    inputs: bool
+
+    def __call__(self, value: NDArray[np.float32], into: Vector) -> None:
+        outs, ins, height, width = self.shape
+        b, inner = self.block, self.block if self.inputs else 1
+        blocked = into.reshape(outs // b, ins // inner, height, width, inner, b)
+        if value.shape != self.shape:
+            wide = np.zeros(self.shape, np.float32)
+            wide[: value.shape[0], : value.shape[1]] = value
+            value = wide
+        blocked.transpose(0, 5, 1, 4, 2, 3)[...] = value.reshape(
+            outs // b, b, ins // inner, inner, height, width
+        )
+
+
+def _gains(norm: Node) -> tuple[str, str]:
+    """What its scale is made of."""
+    return norm.inputs[1], norm.inputs[4]
+
+
+def _scale(norm: Node) -> Made:
+    gain, variance = _gains(norm)
+    epsilon = np.float32(norm.epsilon)
+    return lambda t: t[gain] / np.sqrt(t[variance] + epsilon)
+
+
+def _shift(norm: Node, bias: str | None) -> Made:
+    _, offset, mean, _ = norm.inputs[1:]
+    scale = _scale(norm)
+    if bias is None:
+        return lambda t: t[offset] - t[mean] * scale(t)
+    return lambda t: (t[bias] - t[mean]) * scale(t) + t[offset]
+
+
+def _transposed(name: str) -> Made:
+    return lambda t: t[name].T
+
+
+def _folded(kernel: str, scale: Made) -> Made:
+    return lambda t: t[kernel] * scale(t)[:, None, None, None]
+
+
+def _node(content: bytes) -> Node:
+    parts = list(fields(content))
+    inputs, outputs, kinds = (
+        tuple(part.content.decode() for part in parts if part.number == which)
+        for which in (NODE_INPUT, NODE_OUTPUT, NODE_TYPE)
+    )
+    attributes = [list(fields(part.content)) for part in parts if part.number == NODE_ATTRIBUTE]
+    epsilons = [_float(one) for one in attributes if any(part.content == b"epsilon" for part in one)]
+    return Node(kinds[0], inputs, outputs, epsilons[0] if epsilons else 1e-5)
+
+
+def _float(attribute: Sequence[Field]) -> float:
+    encoded = next(part.encoded for part in attribute if part.number == ATTRIBUTE_FLOAT)
+    return float(np.frombuffer(encoded[-4:], "<f4")[0])
+
+
+def _graph(model: bytes) -> Iterator[Field]:
+    for field in fields(model):
+        if field.number == MODEL_GRAPH:
+            yield from fields(field.content)

@@ -1,0 +1,93 @@
+"""A graph with its weights inside: one ONNX file for any other program, written without the `onnx` package.
+
+Field numbers are those of onnx.proto: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.protobuf import delimited_field, fields, number_field
+from device_runtime.models.bundles.quantised import initialisers
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.data.report import taken_as
+from device_runtime.models.errors import BundleError
+
+MODEL_GRAPH, MODEL_METADATA = 7, 14
+GRAPH_INITIALISER = 5
+TENSOR_SHAPE, TENSOR_TYPE, TENSOR_NAME, TENSOR_BYTES = 1, 2, 8, 9
+ENTRY_KEY, ENTRY_VALUE = 1, 2
+TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16": 10, "float64": 11}
+
+
+def whole(bundle: Bundle, weights: Tensors, metadata: Mapping[str, str], graph: str = "forward") -> bytes:
+    """A graph of the bundle with `weights` in it, and `metadata` beside what it had.
+
+    Raises BundleError for a graph that is not there, or takes parameters as inputs; TensorError for a weight
+    that is missing.
+    """
+    entry = bundle.entry(graph)
+    if entry.trainable:
+        raise BundleError(f"graph {graph} takes its parameters as inputs: it cannot hold them")
+    return joined(bundle.graph(graph), initialisers(entry, weights), metadata)
+
+
+def described(manifest: Manifest) -> dict[str, str]:
+    """Metadata by which another program can use the file: labels, and how x is made of an input."""
+    given = manifest.input
+    return {
+        "name": manifest.name,
+        "labels": json.dumps(manifest.labels),
+        "input": msgspec.json.encode(given).decode(),
+        "preprocessing": f"{taken_as(given)}; then x = (raw * scale - mean) / std for each channel",
+        "output": "logits, one for each label; softmax gives probabilities",
+    }
+
+
+def joined(model: bytes, values: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """An ONNX model whose initialisers of these names have these values. Raises BundleError."""
+    parts = []
+    for field in fields(model):
+        if field.number == MODEL_GRAPH:
+            parts.append(delimited_field(MODEL_GRAPH, b"".join(_graph(field.content, values))))
+        else:
+            parts.append(field.encoded)
+    for key, value in metadata.items():
+        entry = delimited_field(ENTRY_KEY, key.encode()) + delimited_field(ENTRY_VALUE, value.encode())
+        parts.append(delimited_field(MODEL_METADATA, entry))
+    return b"".join(parts)
+
+
+def _graph(graph: bytes, values: Mapping[str, NDArray[Any]]) -> Iterator[bytes]:
+    left = dict(values)
+    for field in fields(graph):
+        name = _name(field.content) if field.number == GRAPH_INITIALISER else ""
+        if name in left:
+            yield delimited_field(GRAPH_INITIALISER, _tensor(name, left.pop(name)))
+        else:
+            yield field.encoded
+    if left:
+        raise BundleError(f"the graph has no initialiser {sorted(left)[0]!r}")
+
+
+def _name(tensor: bytes) -> str:
+    return next((f.content.decode("utf-8", "replace") for f in fields(tensor) if f.number == TENSOR_NAME), "")
+
+
+def _tensor(name: str, value: NDArray[Any]) -> bytes:
+    if value.dtype.name not in TYPES:
+        raise BundleError(f"{name} is {value.dtype}, an ONNX file holds {', '.join(TYPES)}")
+    shape = b"".join(number_field(TENSOR_SHAPE, size) for size in value.shape)
+    data = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
+    return (
+        shape
+        + number_field(TENSOR_TYPE, TYPES[value.dtype.name])
+        + delimited_field(TENSOR_NAME, name.encode())
+        + delimited_field(TENSOR_BYTES, data)
+    )

@@ -1,0 +1,73 @@
+"""The optional engine: training graphs of onnxruntime-training, which its makers have deprecated.
+
+That package brings the import name `onnxruntime` and excludes the ordinary one. It runs all graphs of a
+bundle; those named ort-training.SET hold gradient operators that no other build has.
+"""
+
+from importlib import metadata, util
+from pathlib import Path
+
+from device_runtime.models.bundles.manifest import ORT_TRAINING, Manifest
+from device_runtime.models.errors import EngineError
+
+from .onnx_engine import OnnxGradients, OnnxModel
+
+VERSION = "1.19.2"  # the last one; other versions may name their gradient operators otherwise
+BUILDS = ("onnxruntime-training-cpu", "onnxruntime-training")
+_ORDINARY = ("onnxruntime", "onnxruntime-gpu")  # the same import name; no two can live side by side
+_INSTALL = f"in an environment without onnxruntime: pip install onnxruntime-training-cpu=={VERSION}"
+
+
+def available(manifest: Manifest | None = None) -> str:
+    """Why this engine cannot be used here, and for this bundle if one is given; empty if it can.
+
+    Loads nothing.
+    """
+    found = installed_builds()
+    name, version = next(((n, v) for n, v in found.items() if n in BUILDS), ("", ""))
+    if not name:
+        return f"onnxruntime-training is not installed; {_INSTALL}"
+    if other := sorted(found.keys() - {name}):
+        return (
+            f"{name} and {other[0]} are both installed and overwrite each other; remove both, then {_INSTALL}"
+        )
+    if version != VERSION:
+        return f"{name} is {version}, expected {VERSION}; {_INSTALL}"
+    if manifest is not None and not any(graph.startswith(f"{ORT_TRAINING}.") for graph in manifest.graphs):
+        return (
+            f"bundle {manifest.name} has no {ORT_TRAINING} graphs; "
+            "export it where onnxruntime-training is installed"
+        )
+    return ""
+
+
+class OrtTrainingModel(OnnxModel):
+    """See `base.DeviceModel`; the graphs that train are ort-training.SET where the bundle has them."""
+
+    def trainer(self, tunable: str = "all", objective: str = "train") -> OnnxGradients:
+        """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError.
+
+        A set without an ort-training graph has the ordinary training graph.
+        """
+        if objective != "train":
+            raise EngineError(
+                f"engine {ORT_TRAINING} trains on cross-entropy only, not with objective {objective!r}; "
+                "engines onnxruntime and torch do"
+            )
+        params = self._params(tunable)
+        name = f"{ORT_TRAINING}.{tunable}"
+        kind = name if name in self.manifest.graphs else f"train.{tunable}"
+        return OnnxGradients(self, self._session(kind), params)
+
+
+def installed_builds() -> dict[str, str]:
+    """The versions of the packages that lie where `import onnxruntime` would find it."""
+    spec = util.find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return {}
+    folder = str(Path(spec.origin).parent.parent)
+    found: dict[str, str] = {}
+    for name in (*BUILDS, *_ORDINARY):
+        for distribution in metadata.Distribution.discover(name=name, path=[folder]):
+            found[name] = distribution.version
+    return found

@@ -1,0 +1,209 @@
+"""From a traced torch graph to a small ONNX file without weights, the same bytes every time."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import onnx
+import torch
+
+from .trace import Traced
+from .writer import Unwritable, fresh_names, write
+
+logger = logging.getLogger(__name__)
+
+OPSET = 20
+IR_VERSION = 10  # the newest that ONNX Runtime 1.19 reads
+LOCATION = "weights"  # a name only: the values are given to the session in memory
+
+
+def to_onnx(traced: Traced) -> bytes:
+    """The ONNX file of all outputs; every tensor is an external initialiser."""
+    return part(convert(traced), traced, (), traced.outputs.names)
+
+
+def convert(traced: Traced) -> Any:
+    """The whole graph, all tensors as inputs, as an onnx.ModelProto."""
+    try:
+        return write(traced.graph, traced.inputs, traced.outputs.names, OPSET)
+    except Unwritable as error:
+        logger.info("written by torch's exporter, which takes longer: %s", error)
+        return exported(traced)
+
+
+def exported(traced: Traced) -> Any:
+    """The graph as torch's exporter writes it."""
+    batch = {0: torch.export.Dim("batch", min=1)}
+    outputs = traced.outputs
+    shapes: list[Any] = [batch] * (2 if outputs.labels else 1)
+    if outputs.extras:
+        shapes.append([batch if extra.per_sample else None for extra in outputs.extras])
+    shapes.append([None] * len(traced.example[-1]))
+    with _quiet():
+        program = torch.onnx.export(
+            traced.graph,
+            traced.example,
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=tuple(shapes),
+            verbose=False,
+        )
+    return program.model_proto
+
+
+def part(converted: Any, traced: Traced, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """The file that computes some of the `outputs` of what `convert` gave, which stays as it is.
+
+    The tensors of `inputs` are inputs, the others that are needed become external initialisers.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(converted)
+    _keep_apart(model.graph)
+    wanted = [traced.outputs.names.index(name) for name in outputs]
+    _prune(model.graph, [model.graph.output[index] for index in wanted])
+    _merge_constants(model.graph)
+    _rename(model.graph, traced.inputs, outputs)
+    extras = [extra.name for extra in traced.outputs.extras]
+    _freeze(model.graph, set(traced.inputs) - {"x", "y", *extras, *inputs})
+    return stripped(model)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of what is meant: lists as inputs, torchvision not being there."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _merge_constants(graph: Any) -> None:
+    """Keeps one of each set of equal initialisers; they are constants, the weights are inputs here."""
+    kept: dict[bytes, str] = {}
+    renamed: dict[str, str] = {}
+    unique = []
+    for constant in graph.initializer:
+        array = onnx.numpy_helper.to_array(constant)
+        key = repr((array.dtype.str, array.shape)).encode() + array.tobytes()
+        if key in kept:
+            renamed[constant.name] = kept[key]
+        else:
+            kept[key] = constant.name
+            unique.append(onnx.numpy_helper.from_array(array, constant.name))
+    del graph.initializer[:]
+    graph.initializer.extend(unique)
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+
+
+def _keep_apart(graph: Any) -> None:
+    """An output that is also an input or another output gets a name of its own."""
+    taken = {value.name for value in graph.input}
+    for value in graph.output:
+        if value.name in taken:
+            own = f"{value.name}.as_output{len(taken)}"
+            graph.node.add(op_type="Identity", input=[value.name], output=[own])
+            value.name = own
+        taken.add(value.name)
+
+
+def _prune(graph: Any, outputs: Sequence[Any]) -> None:
+    """Keeps what these outputs need, in the order that it has."""
+    needed = {value.name for value in outputs}
+    nodes = []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            nodes.append(node)
+    kept = {"output": list(outputs), "node": nodes[::-1]}
+    kept["initializer"] = [tensor for tensor in graph.initializer if tensor.name in needed]
+    for field, items in kept.items():
+        copies = [type(item).FromString(item.SerializeToString()) for item in items]
+        graph.ClearField(field)
+        getattr(graph, field).extend(copies)
+
+
+def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Inputs and outputs get their own names, everything in between a number."""
+    names = dict(zip((value.name for value in graph.input), inputs, strict=True))
+    names.update(zip((value.name for value in graph.output), outputs, strict=True))
+    fresh = fresh_names("v", names.values(), len(names))
+    for value in _values(graph):
+        if value not in names:
+            names[value] = next(fresh)
+    names[""] = ""
+    for item in (*graph.input, *graph.output, *graph.initializer):
+        item.name = names[item.name]
+    for index, node in enumerate(graph.node):
+        node.name = f"n{index}"
+        node.input[:] = [names[name] for name in node.input]
+        node.output[:] = [names[name] for name in node.output]
+
+
+def _values(graph: Any) -> Iterable[str]:
+    for constant in graph.initializer:
+        yield constant.name
+    for node in graph.node:
+        if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
+            raise ValueError(
+                f"operator {node.op_type} holds a graph of its own; loops and branches cannot be"
+            )
+        yield from (name for name in node.output if name)
+
+
+def external_names(data: bytes) -> tuple[str, ...]:
+    """Names of the initialisers that are not in the file."""
+    graph = onnx.load_from_string(data).graph
+    return tuple(i.name for i in graph.initializer if i.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _freeze(graph: Any, frozen: set[str]) -> None:
+    """Turns inputs into initialisers whose data lie outside the file; those that nothing reads go."""
+    inputs = list(graph.input)
+    used = {name for node in graph.node for name in node.input}
+    del graph.input[:]
+    for value in inputs:
+        if value.name not in frozen:
+            graph.input.append(value)
+            continue
+        if value.name not in used:  # ONNX Runtime refuses values for an initialiser it has dropped
+            continue
+        tensor_type = value.type.tensor_type
+        dims = [dim.dim_value for dim in tensor_type.shape.dim]
+        graph.initializer.append(outside(value.name, tensor_type.elem_type, dims))
+
+
+def outside(name: str, data_type: int, dims: Sequence[int]) -> Any:
+    """An initialiser without data; the values are given to the session in memory."""
+    initializer = onnx.TensorProto(name=name, data_type=data_type, dims=dims)
+    initializer.data_location = onnx.TensorProto.EXTERNAL
+    element = onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize
+    for key, entry in (("location", LOCATION), ("offset", 0), ("length", element * prod(dims))):
+        initializer.external_data.add(key=key, value=str(entry))
+    return initializer
+
+
+def stripped(model: Any) -> bytes:
+    """The file with nothing in it but what is computed; equal graphs are equal bytes."""
+    bare = onnx.ModelProto(ir_version=IR_VERSION, producer_name="device-runtime")
+    bare.opset_import.extend(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    bare.functions.extend(model.functions)
+    bare.graph.CopyFrom(model.graph)
+    bare.graph.name = "graph"
+    bare.graph.doc_string = ""
+    for field in ("value_info", "metadata_props", "quantization_annotation"):
+        bare.graph.ClearField(field)
+    for item in (*bare.graph.node, *bare.graph.input, *bare.graph.output, *bare.graph.initializer):
+        item.doc_string = ""
+        item.ClearField("metadata_props")
+    onnx_file: bytes = bare.SerializeToString(deterministic=True)
+    return onnx_file

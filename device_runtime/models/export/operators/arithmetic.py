@@ -1,0 +1,216 @@
+"""Arithmetic, functions of each element, reductions and products."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from device_runtime.models.export.writer import Writer, shape_of
+
+from .arguments import Write, argument_of, dtype_of, first_of, rank_of, unchanged, value_of
+from .shapes import FOLDS
+
+aten = torch.ops.aten
+
+
+def _product(writer: Writer, node: fx.Node) -> str:
+    """x @ w, where torch folds a tensor's rows into one matrix and unfolds the result.
+
+    ONNX multiplies tensors; and where it is folded, ONNX Runtime no longer sees that the batch stays, which
+    costs memory, and time at the start of a session. Of both results the unneeded one is left out later.
+    """
+    first, second = (value_of(writer, node, index) for index in (0, 1))
+    given = node.args[0]
+    if isinstance(given, fx.Node) and given.target in FOLDS:
+        before = first_of(given)
+        shape = shape_of(before)
+        if len(shape) > 2 and shape[-1] == shape_of(given)[-1]:
+            name = writer.emit("MatMul", writer.values[before], second)
+            writer.unfolded[node] = (name, (*shape[:-1], shape_of(node)[-1]))
+            return writer.reshape(name, shape_of(node))
+    return str(writer.emit("MatMul", first, second))
+
+
+def _unary(name: str) -> Write:
+    return lambda writer, node: writer.emit(name, value_of(writer, node))
+
+
+def _binary(name: str) -> Write:
+    """Numbers become constants of the result's dtype; a comparison's, of its arguments' common one."""
+
+    def write(writer: Writer, node: fx.Node) -> Any:
+        dtype = dtype_of(node)
+        first, second = node.args[:2]
+        if name == "Mul" and second == 1 and isinstance(first, fx.Node) and dtype_of(first) == dtype:
+            return unchanged(writer, node)  # what is left of alpha and beta in torch's addmm
+        if dtype == torch.bool:
+            dtype = torch.result_type(*(_example(argument) for argument in node.args[:2]))
+        left, right = (writer.operand(argument, dtype) for argument in node.args[:2])
+        alpha = node.kwargs.get("alpha", 1)
+        if alpha != 1:
+            right = writer.emit("Mul", right, writer.operand(alpha, dtype))
+        _unfolded(writer, node, name, right)
+        return writer.emit(name, left, right)
+
+    return write
+
+
+def _unfolded(writer: Writer, node: fx.Node, name: str, right: str) -> None:
+    """A bias is added to what was not folded, too."""
+    first, second = node.args[:2]
+    if isinstance(first, fx.Node) and first in writer.unfolded and isinstance(second, fx.Node):
+        value, shape = writer.unfolded[first]
+        if shape_of(second) == shape[-1:]:
+            writer.unfolded[node] = (writer.emit(name, value, right), shape)
+
+
+def _example(argument: Any) -> Any:
+    """For torch's promotion of dtypes."""
+    value = argument.meta["val"] if isinstance(argument, fx.Node) else argument
+    if isinstance(value, Tensor):
+        return torch.empty((0,) * value.dim(), dtype=value.dtype)
+    return 0 if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool) else value
+
+
+def _in_place(write: Write) -> Write:
+    """Whoever reads the first argument from here on reads the result."""
+
+    def changed(writer: Writer, node: fx.Node) -> Any:
+        writer.values[first_of(node)] = result = write(writer, node)
+        return result
+
+    return changed
+
+
+def _compare(name: str, *after: str) -> Write:
+    def write(writer: Writer, node: fx.Node) -> Any:
+        result = _binary(name)(writer, node)
+        for other in after:
+            result = writer.emit(other, result)
+        return result
+
+    return write
+
+
+def _reduce(name: str) -> Write:
+    def write(writer: Writer, node: fx.Node) -> Any:
+        axes = argument_of(node, 1) or range(rank_of(first_of(node)))
+        axes = [axes] if isinstance(axes, int) else list(axes)
+        keep = int(bool(argument_of(node, 2, False)))
+        operand = writer.operand(first_of(node), dtype_of(node))
+        return writer.emit(name, operand, writer.integers(axes), keepdims=keep)
+
+    return write
+
+
+def _power(writer: Writer, node: fx.Node) -> Any:
+    name, exponent = value_of(writer, node), argument_of(node, 1)
+    if exponent == 2:
+        return writer.emit("Mul", name, name)
+    return writer.emit("Pow", name, writer.operand(exponent, dtype_of(node)))
+
+
+def _clip(low: float | None = None, high: float | None = None) -> Write:
+    """Arguments 1 and 2 are the bounds, or else these."""
+
+    def write(writer: Writer, node: fx.Node) -> Any:
+        bounds = (argument_of(node, 1, low), argument_of(node, 2, high))
+        names = ["" if bound is None else writer.operand(bound, dtype_of(node)) for bound in bounds]
+        return writer.emit("Clip", value_of(writer, node), *names)
+
+    return write
+
+
+def _normalised_exponential(name: str) -> Write:
+    return lambda writer, node: writer.emit(name, value_of(writer, node), axis=argument_of(node, 1))
+
+
+def _cast(writer: Writer, node: fx.Node) -> str:
+    return writer.operand(first_of(node), dtype_of(node))
+
+
+def _log1p(writer: Writer, node: fx.Node) -> Any:
+    one = writer.operand(1, dtype_of(node))
+    return writer.emit("Log", writer.emit("Add", value_of(writer, node), one))
+
+
+def _cumulative_sum(writer: Writer, node: fx.Node) -> Any:
+    axis = writer.constant(np.int64(argument_of(node, 1) % rank_of(node)))
+    return writer.emit("CumSum", writer.operand(first_of(node), dtype_of(node)), axis)
+
+
+def _where(writer: Writer, node: fx.Node) -> Any:
+    chosen = (writer.operand(argument, dtype_of(node)) for argument in node.args[1:3])
+    return writer.emit("Where", value_of(writer, node), *chosen)
+
+
+def _rsqrt(writer: Writer, node: fx.Node) -> Any:
+    return writer.emit("Reciprocal", writer.emit("Sqrt", value_of(writer, node)))
+
+
+def _silu(writer: Writer, node: fx.Node) -> Any:
+    return writer.emit("Mul", value_of(writer, node), writer.emit("Sigmoid", value_of(writer, node)))
+
+
+def _gelu(writer: Writer, node: fx.Node) -> Any:
+    return writer.emit("Gelu", value_of(writer, node), approximate=node.kwargs.get("approximate", "none"))
+
+
+def _hard_sigmoid(writer: Writer, node: fx.Node) -> Any:
+    return writer.emit("HardSigmoid", value_of(writer, node), alpha=1 / 6, beta=0.5)
+
+
+OPERATORS: dict[Any, Write] = {
+    **{
+        getattr(aten, name).default: _unary(written)
+        for name, written in (
+            ("relu", "Relu"), ("exp", "Exp"), ("log", "Log"), ("sqrt", "Sqrt"), ("erf", "Erf"),
+            ("neg", "Neg"), ("abs", "Abs"), ("tanh", "Tanh"), ("sigmoid", "Sigmoid"), ("sin", "Sin"),
+            ("cos", "Cos"), ("reciprocal", "Reciprocal"), ("logical_not", "Not"), ("sign", "Sign"),
+            ("bitwise_not", "Not"), ("hardswish", "HardSwish"), ("floor", "Floor"), ("ceil", "Ceil"),
+            ("round", "Round"),
+        )
+    },
+    **{
+        getattr(getattr(aten, name), overload): _binary(written)
+        for name, written in (("add", "Add"), ("sub", "Sub"), ("mul", "Mul"), ("div", "Div"))
+        for overload in ("Tensor", "Scalar")
+    },
+    **{
+        getattr(getattr(aten, name), overload): _compare(*written)
+        for name, written in (
+            ("le", ("LessOrEqual",)), ("ge", ("GreaterOrEqual",)), ("lt", ("Less",)), ("gt", ("Greater",)),
+            ("eq", ("Equal",)), ("ne", ("Equal", "Not")),
+        )
+        for overload in ("Tensor", "Scalar")
+    },
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), _binary("Or")),
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default), _binary("And")),
+    aten.add_.Tensor: _in_place(_binary("Add")),
+    aten.mul_.Tensor: _in_place(_binary("Mul")),
+    aten.maximum.default: _binary("Max"),
+    aten.minimum.default: _binary("Min"),
+    aten.mm.default: _product,
+    aten.bmm.default: _binary("MatMul"),
+    aten.sum.dim_IntList: _reduce("ReduceSum"),
+    aten.sum.default: _reduce("ReduceSum"),
+    aten.mean.dim: _reduce("ReduceMean"),
+    aten.mean.default: _reduce("ReduceMean"),
+    aten.amax.default: _reduce("ReduceMax"),
+    aten.pow.Tensor_Scalar: _power,
+    aten.clamp.default: _clip(),
+    aten.clamp_min.default: _clip(),
+    aten.hardtanh.default: _clip(-1.0, 1.0),
+    aten._softmax.default: _normalised_exponential("Softmax"),
+    aten._log_softmax.default: _normalised_exponential("LogSoftmax"),
+    aten._to_copy.default: _cast,
+    aten.log1p.default: _log1p,
+    aten.cumsum.default: _cumulative_sum,
+    aten.where.self: _where,
+    aten.rsqrt.default: _rsqrt,
+    aten.silu.default: _silu,
+    aten.gelu.default: _gelu,
+    aten.hardsigmoid.default: _hard_sigmoid,
+}  # fmt: skip

@@ -1,0 +1,219 @@
+"""The gate before a bundle is written: every graph computes what torch computes."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from device_runtime.models.bundles.manifest import ORT_TRAINING, Extra, Graph
+from device_runtime.models.engines.onnx_session import Loaded, SessionSettings, load_session
+from device_runtime.models.errors import ParityError, one_line
+from device_runtime.models.torch_engine.gradients import Inputs, loss_and_gradients, losses_of
+from device_runtime.models.torch_engine.objectives import measure
+
+from .graph import external_names
+from .subject import Subject, run, statistics, stored_tensors, training
+
+BATCHES = (1, 5)  # neither is the batch that was traced
+BATCHES_OF_STATISTICS = (2, 5)  # one sample alone may have no variance
+SEEDS = (0, 1, 2, 3, 4)
+NOISE = 0.05  # of a tensor's root mean square, or plainly where that is 0
+ABSOLUTE = 2e-6  # of the largest value of the output, or of all gradients
+RELATIVE = 1e-4  # of the largest value of the tensor
+
+NUDGE = 1e-6  # relative change of the weights, about what rounding makes of them in a few layers
+KINKS = 4  # times torch's own mean change under a nudge: a value next to the kink of a ReLU falls either way
+FEWEST_NUDGES, MOST_NUDGES = 4, 32  # four often miss such a value: each nudge turns it with chance 1/2
+TINY = float(np.finfo(np.float32).tiny)  # so that zeros can be compared
+
+Outputs = Mapping[str, NDArray[Any]]
+
+_BRANCH = "look for Python code of the module that depends on the batch size, and for randomness"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A graph that wants into a bundle; `norms` are the layers that use batch statistics in it."""
+
+    name: str
+    onnx: bytes
+    trainable: tuple[str, ...] = ()
+    extras: tuple[Extra, ...] = ()
+    norms: tuple[str, ...] = ()
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the tensors that are initialisers."""
+        return external_names(self.onnx)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of the running statistics that it moves."""
+        return statistics(self.norms)
+
+
+def check_parity(subject: Subject, candidate: Candidate) -> float:
+    """The worst difference found, relative to each tensor's largest value.
+
+    Inputs are standard normal (token ids and labels uniform); seed 0 has the module's own weights, the
+    others weights with noise, since norm weights that are all 1 would hide mistakes. torch computes with its
+    own operators. Raises ParityError with graph, tensor, batch, seed and difference if a difference exceeds
+    ABSOLUTE + RELATIVE, and what torch itself would change by if weights moved by a rounding.
+    """
+    worst = 0.0
+    subject = training(subject, candidate.norms)
+    classes = measure(subject).classes
+    for seed in SEEDS:
+        generator = torch.Generator().manual_seed(seed)
+        tensors = _disturbed(subject, generator) if seed else stored_tensors(subject.module)
+        loaded = _loaded(candidate, tensors)
+        for batch in BATCHES_OF_STATISTICS if candidate.norms else BATCHES:
+            y = torch.randint(classes, (batch,), generator=generator)
+            extras = _drawn_extras(candidate.extras, batch, generator)
+            inputs = Inputs(_drawn(subject, batch, generator), y, extras, tensors)
+            where = f"graph {candidate.name}, batch {batch}, seed {seed}"
+            try:
+                expected = _torch_outputs(subject, candidate, inputs)
+                found = _onnx_outputs(loaded, candidate, inputs)
+            except Exception as error:  # the module's own code runs here
+                raise ParityError(f"{where}: {one_line(error)}; {_BRANCH}") from error
+            worst = max(worst, _compare(where, found, expected, _shaken(subject, candidate, inputs)))
+    return worst
+
+
+def _drawn(subject: Subject, batch: int, generator: torch.Generator) -> Tensor:
+    """Ids are drawn from those of the example."""
+    example = subject.example
+    if example.dtype == torch.int64:
+        ids = example.flatten()
+        return ids[torch.randint(len(ids), (batch, *example.shape[1:]), generator=generator)]
+    return torch.randn((batch, *example.shape[1:]), generator=generator)
+
+
+def _drawn_extras(extras: Sequence[Extra], batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Tensors are standard normal, a scalar is between 0.5 and 1."""
+    drawn = {}
+    for extra in extras:
+        shape = (batch, *extra.shape) if extra.per_sample else extra.shape
+        normal = torch.randn(shape, generator=generator)
+        drawn[extra.name] = normal if shape else 0.5 + 0.5 * torch.rand(shape, generator=generator)
+    return drawn
+
+
+def _disturbed(subject: Subject, generator: torch.Generator) -> dict[str, Tensor]:
+    parameters = dict(subject.module.named_parameters())
+    result = {}
+    for name, tensor in stored_tensors(subject.module).items():
+        if name in parameters:
+            size = float(tensor.square().mean().sqrt()) or 1.0
+            result[name] = tensor + NOISE * size * torch.randn(tensor.shape, generator=generator)
+        elif tensor.dtype == torch.float32:  # running statistics: a variance must stay positive
+            result[name] = tensor * (1 + 0.1 * torch.rand(tensor.shape, generator=generator))
+        else:
+            result[name] = tensor
+    return result
+
+
+def _loaded(candidate: Candidate, tensors: Mapping[str, Tensor]) -> Loaded:
+    frozen = {name: tensors[name].contiguous().numpy() for name in candidate.frozen}
+    known = Graph("", "", 0, candidate.trainable, 0, 0, 0, candidate.frozen, candidate.statistics)
+    return load_session(candidate.name, known, candidate.onnx, frozen, SessionSettings())
+
+
+def _onnx_outputs(loaded: Loaded, candidate: Candidate, inputs: Inputs) -> Outputs:
+    """ONNX Runtime refuses a graph that takes other inputs than it should."""
+    given = {name: inputs.tensors[name] for name in (*candidate.trainable, *candidate.statistics)}
+    labels = {} if candidate.name.startswith(("forward", "features")) else {"y": inputs.y}
+    given |= {"x": inputs.x, **labels, **inputs.extras}
+    taken = {name: value.numpy() for name, value in given.items()}
+    names = [output.name for output in loaded.session.get_outputs()]
+    return dict(zip(names, loaded.run(names, taken), strict=True))
+
+
+def _torch_outputs(subject: Subject, candidate: Candidate, inputs: Inputs) -> Outputs:
+    kind, _, of = candidate.name.partition(".")
+    with torch.no_grad():
+        if kind in ("forward", "features"):
+            passed = run(subject, inputs.x, inputs.tensors)
+            if of:
+                return {"features": passed.maps[of].numpy()}
+            return {"logits": passed.logits.numpy(), "features": passed.features.numpy()}
+        if kind == "loss":
+            return {"losses": losses_of(subject, inputs).numpy()}
+        moving = {name: inputs.tensors[name].clone() for name in candidate.statistics}
+        inputs = replace(inputs, tensors={**inputs.tensors, **moving})
+        objective = "train" if kind == ORT_TRAINING else kind
+        loss, grads = loss_and_gradients(subject, objective, inputs, candidate.trainable)
+    named = {f"grad.{name}": g.numpy() for name, g in zip(candidate.trainable, grads, strict=True)}
+    return {"loss": loss.numpy(), **named, **{f"next.{name}": t.numpy() for name, t in moving.items()}}
+
+
+def _compare(where: str, found: Outputs, expected: Outputs, nudged: Iterable[Outputs]) -> float:
+    """The worst difference, relative. `nudged` are torch's results with weights off by a rounding."""
+    if found.keys() != expected.keys():
+        raise ParityError(f"{where}: outputs are {sorted(found)}, expected {sorted(expected)}")
+    for name, value in expected.items():
+        if found[name].shape != value.shape:
+            raise ParityError(f"{where}: {name} is {found[name].shape}, torch gives {value.shape}; {_BRANCH}")
+    rounding = {
+        name: max(TINY, ABSOLUTE * scale + RELATIVE * _largest(expected[name]))
+        for name, scale in _scales(expected)
+    }
+    for accepted in chain([rounding], _with_kinks(rounding, expected, nudged)):
+        excess = {name: _apart(found[name], value) / accepted[name] for name, value in expected.items()}
+        if all(value <= 1 for value in excess.values()):
+            return max(excess.values()) * RELATIVE
+    name = max(excess, key=lambda n: excess[n] if np.isfinite(excess[n]) else np.inf)
+    off, largest = _apart(found[name], expected[name]), _largest(expected[name])
+    raise ParityError(
+        f"{where}: {name} differs from torch by {off:.2g} where the largest value is {largest:.2g}; "
+        f"at most {accepted[name]:.2g} is accepted; {_BRANCH}"
+    )
+
+
+def _with_kinks(
+    rounding: Mapping[str, float], expected: Outputs, nudged: Iterable[Outputs]
+) -> Iterator[Mapping[str, float]]:
+    """What is accepted, after more and more nudges."""
+    moved = dict.fromkeys(expected, 0.0)
+    for count, other in enumerate(nudged, start=1):
+        for name, value in expected.items():
+            moved[name] += _apart(other[name], value)
+        if count >= FEWEST_NUDGES:
+            yield {name: most + KINKS / count * moved[name] for name, most in rounding.items()}
+
+
+def _shaken(subject: Subject, candidate: Candidate, inputs: Inputs) -> Iterator[Outputs]:
+    for nudged in _nudged(inputs):
+        yield _torch_outputs(subject, candidate, nudged)
+
+
+def _scales(expected: Outputs) -> Iterator[tuple[str, float]]:
+    """The largest value of an output, or of all gradients together: rounding leaves zeros of that order."""
+    gradients = max((_largest(v) for name, v in expected.items() if name.startswith("grad.")), default=0.0)
+    for name, value in expected.items():
+        yield name, gradients if name.startswith("grad.") else _largest(value)
+
+
+def _nudged(inputs: Inputs) -> Iterator[Inputs]:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(MOST_NUDGES):
+        moved = {
+            name: t * (1 + NUDGE * torch.randn(t.shape, generator=generator)) if t.is_floating_point() else t
+            for name, t in inputs.tensors.items()
+        }
+        yield replace(inputs, tensors=moved)
+
+
+def _largest(value: NDArray[Any]) -> float:
+    return float(np.abs(value).max()) if value.size else 0.0
+
+
+def _apart(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    return float(np.abs(found.astype(np.float64) - expected).max()) if expected.size else 0.0

@@ -1,0 +1,125 @@
+"""Gradients, and a few forwards, written in operators that ONNX has.
+
+Used while tracing, in place of torch's fused kernels. Convolutions and norms have modules of their own.
+Shapes: x (n, channels, height, width), go the gradient of an operator's output.
+"""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from device_runtime.models.torch_engine.convolution import convolution_backward
+from device_runtime.models.torch_engine.norms import batch_norm_backward, group_norm, group_norm_backward
+
+aten = torch.ops.aten
+
+MEAN = 1  # torch's code for reduction="mean"
+
+
+def max_pool_backward(go: Tensor, x: Tensor, *settings: Any) -> Tensor:
+    """Adds each gradient to where its maximum was; the last of `settings` is torch's flat indices."""
+    indices = settings[-1]
+    zeros = torch.zeros_like(x).flatten(2)
+    return zeros.scatter_add(2, indices.flatten(2), go.flatten(2)).reshape(x.shape)
+
+
+def avg_pool_backward(
+    go: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Tensor:
+    """Spreads each gradient evenly over its window: a transposed convolution with equal weights."""
+    if ceil_mode or divisor is not None or (max(padding) > 0 and not count_include_pad):
+        raise NotImplementedError("average pooling can be trained with torch's defaults for how it counts")
+    stride, channels = stride or kernel, x.shape[1]
+    weight = torch.full((channels, 1, *kernel), 1 / (kernel[0] * kernel[1]))
+    rest = [x.shape[2 + i] - (go.shape[2 + i] - 1) * stride[i] + 2 * padding[i] - kernel[i] for i in (0, 1)]
+    return aten.convolution(go, weight, None, stride, padding, [1, 1], True, rest, channels)
+
+
+def nll_loss(x: Tensor, y: Tensor, weight: Any, reduction: int, ignore: int) -> tuple[Tensor, Tensor]:
+    """Mean of -x[i, y[i]]; x: (n, classes) log-probabilities, y: (n,). The second result is unused."""
+    _only_plain_mean(weight, reduction)
+    return -x.gather(1, y.unsqueeze(1)).squeeze(1).mean(), x.new_zeros(())
+
+
+def nll_loss_backward(go: Tensor, x: Tensor, y: Tensor, weight: Any, *settings: Any) -> Tensor:
+    """-1/n where y says so, else 0."""
+    _only_plain_mean(weight, settings[0])
+    one_hot = (y.unsqueeze(1) == torch.arange(x.shape[1]).unsqueeze(0)).to(x.dtype)
+    return one_hot * (-go / x.shape[0])
+
+
+def _only_plain_mean(weight: Any, reduction: int) -> None:
+    if weight is not None or reduction != MEAN:
+        raise NotImplementedError("only the plain mean cross-entropy can be trained")
+
+
+def threshold_backward(go: Tensor, x: Tensor, threshold: float) -> Tensor:
+    """Passes on what came from above the threshold; on ONNX Runtime a product is faster than a choice."""
+    return go * (x > threshold).to(go.dtype)
+
+
+def hardtanh_backward(go: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    """Passes on what came from between the bounds."""
+    return go * ((x > low) & (x < high)).to(go.dtype)
+
+
+def select_backward(go: Tensor, sizes: Sequence[Any], dim: int, index: int) -> Tensor:
+    """Zeros, but for one slice along `dim`."""
+    dim %= len(sizes)
+    start = index % sizes[dim]
+    return _embed(go.unsqueeze(dim), sizes, dim, start)
+
+
+def slice_backward(go: Tensor, sizes: Sequence[Any], dim: int, start: int, end: int, step: int) -> Tensor:
+    """Zeros, but for the range of the slice."""
+    if step != 1:
+        raise NotImplementedError(f"a slice of step {step} cannot be trained, step 1 can")
+    dim %= len(sizes)
+    return _embed(go, sizes, dim, start + sizes[dim] if start < 0 else start)
+
+
+def _embed(go: Tensor, sizes: Sequence[Any], dim: int, start: int) -> Tensor:
+    after = sizes[dim] - start - go.shape[dim]
+    return aten.constant_pad_nd(go, [0, 0] * (len(sizes) - 1 - dim) + [start, after], 0.0)
+
+
+def embedding_backward(go: Tensor, indices: Tensor, rows: int, padding_index: int, scale: bool) -> Tensor:
+    """Adds each gradient to the row that was looked up; go: (..., width), result (rows, width)."""
+    if scale:
+        raise NotImplementedError("embeddings with gradients scaled by frequency cannot be trained")
+    if padding_index >= 0:  # this row stays as it is
+        go = go * (indices != padding_index).to(go.dtype).unsqueeze(-1)
+    width = go.shape[-1]
+    return torch.zeros(rows, width).scatter_add(
+        0, indices.reshape(-1, 1).expand(-1, width), go.reshape(-1, width)
+    )
+
+
+# Where no gradient is asked for, ONNX's own normalisation serves better.
+GRADIENTS_ONLY = (aten.native_group_norm.default,)
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.convolution_backward.default: convolution_backward,
+    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+    aten.avg_pool2d_backward.default: avg_pool_backward,
+    aten.nll_loss_forward.default: nll_loss,
+    aten.nll_loss_backward.default: nll_loss_backward,
+    aten.native_group_norm.default: group_norm,
+    aten.native_group_norm_backward.default: group_norm_backward,
+    aten.native_batch_norm_backward.default: batch_norm_backward,
+    aten.threshold_backward.default: threshold_backward,
+    aten.hardtanh_backward.default: hardtanh_backward,
+    aten.select_backward.default: select_backward,
+    aten.slice_backward.default: slice_backward,
+    aten.embedding_dense_backward.default: embedding_backward,
+}

@@ -1,0 +1,142 @@
+"""A torch module as a pure function of its input and its tensors: what is traced, compared, and trained."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from device_runtime.models.errors import ExportError
+
+Tensors = Mapping[str, Tensor]
+
+STATISTICS = ("running_mean", "running_var")
+
+
+class HeadUnused(Exception):
+    """Raised when a module gives its result without a call of its head."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A module in eval mode, its last linear layer, an example input (n, ...), and where its levels end."""
+
+    module: nn.Module
+    head: str  # name of the linear layer whose input is the features
+    example: Tensor
+    outputs: Mapping[str, str] = field(default_factory=dict)  # level -> submodule that gives its feature map
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Logits (n, classes), features (n, width), the feature map at the end of each level of `outputs`."""
+
+    logits: Tensor
+    features: Tensor
+    maps: Tensors
+
+
+def stored_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters, then the buffers that state_dict has, by name, detached.
+
+    Left out are counters of batches; other integers are taken for indices.
+    """
+    kept = {name for name in module.state_dict() if not name.endswith("num_batches_tracked")}
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor.detach() for name, tensor in tensors.items() if name in kept}
+
+
+def run(subject: Subject, x: Tensor, tensors: Tensors, replaced: tuple[str, Tensor] | None = None) -> Pass:
+    """One forward pass. `replaced` puts a feature map in the place of a level's, and of all below it.
+
+    Raises HeadUnused.
+    """
+    seen: dict[str, Tensor] = {}
+
+    def keep(level: str) -> Callable[..., Tensor]:
+        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+            seen[level] = replaced[1] if replaced is not None and replaced[0] == level else output
+            return seen[level]
+
+        return hook
+
+    with ExitStack() as hooks:
+        head = subject.module.get_submodule(subject.head)
+        hooks.callback(head.register_forward_pre_hook(lambda _, given: seen.update(head=given[0])).remove)
+        for level, name in subject.outputs.items():
+            hooks.callback(subject.module.get_submodule(name).register_forward_hook(keep(level)).remove)
+        logits = functional_call(subject.module, dict(tensors), (x,))
+    if "head" not in seen:
+        raise HeadUnused(subject.head)
+    return Pass(logits, seen.pop("head"), seen)
+
+
+def batch_norms(module: nn.Module) -> tuple[str, ...]:
+    """Names of the batch normalisation layers that keep running statistics."""
+    return tuple(n for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
+
+
+def statistics(norms: Sequence[str]) -> tuple[str, ...]:
+    """Names of the running statistics of these layers."""
+    return tuple(f"{norm}.{name}" for norm in norms for name in STATISTICS)
+
+
+def training(subject: Subject, norms: Sequence[str]) -> Subject:
+    """The subject with these layers in training mode: batch statistics, running ones updated in place."""
+    if not norms:
+        return subject
+    module = copy.deepcopy(subject.module)
+    for norm in norms:
+        module.get_submodule(norm).train()
+    return replace(subject, module=module)
+
+
+@contextmanager
+def recorded_statistics(subject: Subject) -> Iterator[dict[str, Tensor]]:
+    """Layers with batch statistics compute in plain operators, and leave their next running ones here.
+
+    torch's own operator changes its inputs in place, and comes out of the exporter wrong without an error.
+    Only the first pass of each layer counts. One value alone has no variance: where torch raises, it moves
+    no statistics. Raises ExportError for a layer without momentum.
+    """
+    recorded: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        for name, module in subject.module.named_modules():
+            if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+                if module.running_mean is not None and module.momentum is None:
+                    raise ExportError(f"{name} has momentum None, the mean of all batches; give it a number")
+                module.forward = _recording(name, module, recorded)
+                stack.callback(delattr, module, "forward")
+        yield recorded
+
+
+def _recording(name: str, norm: nn.Module, recorded: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        """Ioffe and Szegedy 2015, algorithm 1; the running variance is the unbiased one, as in torch."""
+        axes = [0, *range(2, x.dim())]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        count = torch.ones_like(x[:, :1]).sum()  # a tensor: the batch size is not known while tracing
+        mean = x.mean(axes, keepdim=True)
+        centred = x - mean
+        variance = (centred * centred).mean(axes, keepdim=True)
+        others = count - 1
+        unbiased = variance * (count / others.clamp(min=1))
+        moves = others.clamp(max=1)  # 0 where there is one value
+        for statistic, now in zip(STATISTICS, (mean, unbiased), strict=True):
+            if (old := getattr(norm, statistic)) is None:
+                continue
+            recorded.setdefault(
+                f"{name}.{statistic}", old + norm.momentum * moves * (now.detach().flatten() - old)
+            )
+        y = centred * torch.rsqrt(variance + norm.eps)
+        if norm.weight is not None:
+            y = y * norm.weight.reshape(shape) + norm.bias.reshape(shape)
+        return y
+
+    return forward

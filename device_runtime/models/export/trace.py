@@ -1,0 +1,190 @@
+"""A module's forward, loss and gradients as flat torch graphs whose batch alone is symbolic."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from device_runtime.models.bundles.manifest import Extra
+from device_runtime.models.errors import ExportError
+from device_runtime.models.torch_engine.gradients import Inputs, loss_and_gradients, losses_of, reached
+from device_runtime.models.torch_engine.objectives import OBJECTIVES, measure
+
+from .rules import GRADIENTS_ONLY, RULES
+from .subject import Subject, batch_norms, recorded_statistics, run, statistics, stored_tensors
+
+aten = torch.ops.aten
+
+TRACED_BATCH = 4  # any number above 1: torch makes constants of 0 and 1
+
+# Beside torch's core table; the exporter knows the operators of KEPT better than their parts.
+_MORE = [
+    aten.addmm, aten.t, aten.hardswish, aten.hardswish_backward, aten.hardtanh_backward, aten.silu_backward,
+    aten.gelu_backward, aten.native_layer_norm_backward, aten._log_softmax_backward_data,
+    aten._softmax_backward_data, aten.tanh_backward, aten.sigmoid_backward, aten.leaky_relu_backward,
+    aten.threshold_backward, aten.native_batch_norm_backward, aten.unbind.int, aten.stack,
+    aten.unsafe_split.Tensor, aten.split.Tensor, aten._adaptive_avg_pool2d, aten._unsafe_view,
+]  # fmt: skip
+_KEPT = [
+    aten.silu.default, aten._log_softmax.default, aten._softmax.default, aten.native_layer_norm.default,
+    aten.gelu.default,
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Names of what a graph gives, and what it takes beside x and the tensors."""
+
+    names: tuple[str, ...]
+    labels: bool = False
+    gradients: bool = False
+    extras: tuple[Extra, ...] = ()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A torch graph, its arguments (x, [y], [list of extra inputs], list of tensors), all inputs by name."""
+
+    graph: torch.fx.GraphModule
+    example: tuple[Any, ...]
+    inputs: tuple[str, ...]
+    outputs: Outputs
+
+
+def trace_forward(subject: Subject) -> Traced:
+    """x, every tensor -> logits, features."""
+
+    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            passed = run(subject, inputs.x, inputs.tensors)
+        return passed.logits, passed.features
+
+    return _trace(subject, compute, Outputs(("logits", "features")))
+
+
+def trace_features(subject: Subject, level: str) -> Traced:
+    """x, every tensor -> the feature map at the end of a level."""
+
+    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return (run(subject, inputs.x, inputs.tensors).maps[level],)
+
+    return _trace(subject, compute, Outputs(("features",)))
+
+
+def trace_losses(subject: Subject) -> Traced:
+    """x, y, every tensor -> cross-entropy of each sample."""
+
+    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return (losses_of(subject, inputs),)
+
+    return _trace(subject, compute, Outputs(("losses",), labels=True))
+
+
+def trace_training(subject: Subject, objective: str, trainable: Sequence[str]) -> Traced:
+    """x, y, extra inputs, every tensor -> loss, its gradient for each trainable tensor, next statistics.
+
+    Layers of the subject that are in training mode use batch statistics.
+    """
+    moved = statistics(
+        [name for name in batch_norms(subject.module) if subject.module.get_submodule(name).training]
+    )
+    extras = OBJECTIVES[objective].extras(measure(subject))
+
+    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+        with recorded_statistics(subject) as recorded:
+            loss, grads = loss_and_gradients(subject, objective, inputs, trainable)
+        return (loss, *grads, *(recorded[name] for name in moved))
+
+    names = ("loss", *(f"grad.{name}" for name in trainable), *(f"next.{name}" for name in moved))
+    return _trace(subject, compute, Outputs(names, labels=True, gradients=True, extras=extras))
+
+
+def trainable_sets(
+    subject: Subject, objective: str, sets: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Those of the tunable sets, given with their names, of which every tensor influences the objective."""
+    extras = OBJECTIVES[objective].extras(measure(subject))
+    outputs, tensors = Outputs((), labels=True, extras=extras), stored_tensors(subject.module)
+    x, y, given, _ = _arguments(subject.example, outputs, tensors)
+    inputs = Inputs(x, y, {extra.name: value for extra, value in zip(extras, given, strict=True)}, tensors)
+    together = tuple(dict.fromkeys(name for names in sets.values() for name in names))
+    found = reached(subject, objective, inputs, together)
+    return {tunable: names for tunable, names in sets.items() if found.issuperset(names)}
+
+
+def _trace(subject: Subject, compute: Callable[[Inputs], Any], outputs: Outputs) -> Traced:
+    tensors = stored_tensors(subject.module)
+    extras = {extra.name: extra for extra in outputs.extras}
+    if clash := tensors.keys() & {"x", "y", *extras, *outputs.names}:
+        raise ExportError(
+            f"the module's tensor {min(clash)} is called as an input or output of the graph; rename it"
+        )
+
+    def flat(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        y = rest[0] if outputs.labels else x
+        given = dict(zip(extras, rest[1], strict=True)) if extras else {}
+        return tuple(compute(Inputs(x, y, given, dict(zip(tensors, rest[-1], strict=True)))))
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    x = _fake_input(mode, subject.example)
+    with mode:
+        fakes = _arguments(x, outputs, tensors)
+    with _tracing(mode):
+        table = _decompositions(outputs.gradients)
+        graph = make_fx(flat, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    names = ("x", *(["y"] if outputs.labels else []), *extras, *tensors)
+    return Traced(graph.eval(), _arguments(subject.example, outputs, tensors), names, outputs)
+
+
+def _arguments(x: Tensor, outputs: Outputs, tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """x, [y], [extra inputs], tensors: of the right shapes."""
+    batch = x.shape[0]
+    y = [torch.zeros((batch,), dtype=torch.int64)] if outputs.labels else []
+    extras = [torch.ones((batch, *e.shape) if e.per_sample else e.shape) for e in outputs.extras]
+    return (x, *y, *([extras] if extras else []), [torch.zeros_like(tensor) for tensor in tensors.values()])
+
+
+def _fake_input(mode: FakeTensorMode, example: Tensor) -> Tensor:
+    sizes = [DimDynamic.DYNAMIC] + [DimDynamic.STATIC] * (example.dim() - 1)
+    context = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * example.dim())
+    return mode.from_tensor(example, symbolic_context=context, source=ConstantSource("x"))
+
+
+@contextmanager
+def _tracing(mode: FakeTensorMode) -> Iterator[None]:
+    """Without the python dispatcher the batch is silently frozen to that of the example."""
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="TF32 acceleration")  # said by torch's mkldnn switch itself
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(mode)
+        stack.enter_context(enable_python_dispatcher())
+        yield
+
+
+def _decompositions(gradients: bool) -> dict[Any, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = dict(_core_aten_decompositions_post_autograd())
+    table.update(get_decompositions(_MORE))
+    for operator in _KEPT:
+        table.pop(operator, None)
+    table.update(RULES)
+    for operator in () if gradients else GRADIENTS_ONLY:
+        del table[operator]
+    return table

@@ -1,0 +1,89 @@
+"""Which parameters of a module each tunable set trains."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import cast
+
+from torch import nn
+
+from device_runtime.models import peft as torch_peft
+from device_runtime.models.bundles.manifest import LEVELS_OF, TUNABLE_SETS, Parameter, Setting, Tunable
+from device_runtime.models.errors import ExportError
+
+from .levels import Layout
+from .subject import stored_tensors
+
+Sets = Mapping[str, Mapping[str, Setting]]
+
+CHANGING = ("prompt", "prefix")
+"""Sets that change what the network computes as soon as they are added: softmax weighs every token."""
+
+
+@dataclass(frozen=True)
+class Injected:
+    """The tunable sets of a bundle with all their settings; `base` names the module's own parameters."""
+
+    settings: dict[Tunable, dict[str, Setting]]
+    base: frozenset[str]
+
+
+def inject(module: nn.Module, sets: Sets, head: str | None = None) -> Injected:
+    """Adds to the module what the parameter-efficient sets train. Raises ExportError for an unknown set."""
+    if unknown := sorted(sets.keys() - set(TUNABLE_SETS)):
+        raise ExportError(f"there is no tunable set {unknown[0]!r}; there are {', '.join(TUNABLE_SETS)}")
+    base = frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    if not base:
+        raise ExportError("no parameter of the module has requires_grad=True, so there is nothing to train")
+    settings: dict[Tunable, dict[str, Setting]] = {}
+    for name in (cast(Tunable, name) for name in TUNABLE_SETS if name in sets):
+        if name in LEVELS_OF and sets[name]:
+            raise ExportError(f"tunable set {name} has no settings, got {', '.join(sets[name])}")
+        if name in LEVELS_OF:
+            settings[name] = {}
+            continue
+        settings[name] = dict(torch_peft.inject(module, name, sets[name], head))
+    return Injected(settings, base)
+
+
+def changes(sets: Sets) -> str:
+    """What to say of sets that change the network for the other sets of a bundle; empty if none do."""
+    changing = [name for name in CHANGING if name in sets]
+    others = [name for name in TUNABLE_SETS if name in sets and name not in changing]
+    if not changing or len(sets) == 1:
+        return ""
+    trained = f"forward and {', '.join(others)}" if others else "forward"
+    return (
+        f"untrained {' and '.join(changing)} tokens change what the network computes, in {trained} too; "
+        f"a bundle of its own for each leaves the others as they were"
+    )
+
+
+def parameter_table(module: nn.Module, layout: Layout, injected: Injected) -> tuple[Parameter, ...]:
+    """Every stored tensor with its level and the sets that train it. Raises ExportError for an empty set."""
+    members = {name: _members(module, layout, injected, name) for name in injected.settings}
+    if empty := [name for name, names in members.items() if not names]:
+        raise ExportError(f"no parameter of the module is in tunable set {empty[0]}")
+    return tuple(
+        Parameter(
+            name,
+            tuple(tensor.shape),
+            "float32" if tensor.is_floating_point() else "int64",
+            layout.levels[name],
+            tuple(tunable for tunable, names in members.items() if name in names),
+        )
+        for name, tensor in stored_tensors(module).items()
+    )
+
+
+def _members(module: nn.Module, layout: Layout, injected: Injected, tunable: Tunable) -> Set[str]:
+    """A level set has the module's own parameters, the others what was injected, and the head, unless the
+    set is to be without it.
+    """
+    if tunable in LEVELS_OF:
+        return frozenset(name for name in injected.base if layout.levels[name] in LEVELS_OF[tunable])
+    free = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    names = free.intersection(torch_peft.members(module, tunable, layout.head))
+    if injected.settings[tunable].get("head") != "without":
+        return names
+    return frozenset(name for name in names if name.rpartition(".")[0] != layout.head)

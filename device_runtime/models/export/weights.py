@@ -1,0 +1,157 @@
+"""Pre-trained weights from safetensors, `.npz` or a state dict of torch's; names and shapes are checked.
+
+Nothing is unpickled that holds more than tensors and plain containers.
+"""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from device_runtime.models.errors import ExportError, one_line
+
+logger = logging.getLogger(__name__)
+
+NESTED_UNDER = ("state_dict", "model_state_dict", "model")  # where checkpoints keep the tensors
+WRAPPED_IN = ("module.", "_orig_mod.")  # prefixes of DataParallel and of torch.compile
+COUNTER = "num_batches_tracked"  # of BatchNorm; nothing that we compute needs it
+LISTED = 4  # names in an error
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """How published files of a network differ from its module, which has this as its attribute `checkpoints`.
+
+    prefix: of all names in the module, which files lack. absent: submodules, without the prefix, that files
+    of the bare network do not have; there they are new with a new head. spare: what nothing here needs.
+    adapt: from the tensors of a file, without the prefix, to those of the module.
+    """
+
+    prefix: str = ""
+    absent: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
+    adapt: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+
+
+def load_weights(module: nn.Module, path: Path, *, skip_head: str | None = None) -> None:
+    """Copies the tensors of the file into the module, converted to the module's dtypes.
+
+    `skip_head` names the submodule that is left as it is, for another number of classes; what the file has
+    for it, or for a head of another name, is left aside, and what comes between body and head may be absent
+    (see `Checkpoints`). Raises ExportError, with the module unchanged, when
+    the file cannot be read, holds anything but tensors, or does not have exactly the module's tensors.
+    """
+    files: Checkpoints = getattr(module, "checkpoints", Checkpoints())
+    read = _unwrapped(read_weights(path), (*WRAPPED_IN, files.prefix))
+    if files.adapt is not None:
+        read = files.adapt(read)
+    given = {name: value for name, value in read.items() if not _inside(name, *files.spare)}
+    wanted = {name.removeprefix(files.prefix): value for name, value in module.state_dict().items()}
+    if skip_head is not None:
+        head = skip_head.removeprefix(files.prefix)
+        aside = [name for name in given if _of_a_head(name, head, wanted)]
+        given = {name: value for name, value in given.items() if name not in aside}
+        new = [head, *(part for part in files.absent if not any(_inside(name, part) for name in given))]
+        logger.info("%s: left aside %s; new: %s", path, _listed(aside) or "nothing", ", ".join(new))
+        wanted = {name: value for name, value in wanted.items() if not _inside(name, *new)}
+    if faults := list(_faults(given, wanted)):
+        raise ExportError(f"{path} does not fit {type(module).__name__}: {'; '.join(faults)}")
+    chosen = {name: value.to(wanted[name].dtype) for name, value in given.items() if name in wanted}
+    if broken := [name for name, value in chosen.items() if not torch.isfinite(value).all()]:
+        raise ExportError(f"{path} holds values that are not finite: {_listed(broken)}")
+    module.load_state_dict({files.prefix + name: value for name, value in chosen.items()}, strict=False)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of the file by name, in the file's dtypes. Raises ExportError."""
+    if path.suffix not in READERS:
+        raise ExportError(f"{path} is none of {', '.join(READERS)}, which weights are read from")
+    try:
+        found = READERS[path.suffix](path)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read: {one_line(error)}") from error
+    except Exception as error:  # a damaged file surfaces as any of half a dozen types
+        hint = _CODE if "Weights only load failed" in str(error) or "allow_pickle" in str(error) else ""
+        raise ExportError(f"{path} is refused: {hint or one_line(error)}") from error
+    for name in NESTED_UNDER:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    if not isinstance(found, Mapping):
+        raise ExportError(f"{path} holds a {type(found).__name__}, expected tensors by name")
+    if other := [f"{name} is a {type(v).__name__}" for name, v in found.items() if not isinstance(v, Tensor)]:
+        raise ExportError(f"{path}: {other[0]}, expected a tensor")
+    return {str(name): value for name, value in found.items()}
+
+
+_CODE = (
+    "it is damaged, or holds Python objects beside tensors, which could run code when they are read; "
+    "save it as safetensors, or with torch.save(module.state_dict(), path)"
+)
+
+
+def _npz(path: Path) -> dict[str, Tensor]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: torch.from_numpy(np.array(file[name], order="C")) for name in file.files}
+
+
+def _state_dict(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".safetensors": safetensors.torch.load_file,
+    ".npz": _npz,
+    ".pt": _state_dict,
+    ".pth": _state_dict,
+    ".bin": _state_dict,
+}
+"""What reads a file, by the end of its name."""
+
+
+def _unwrapped(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
+    names = dict(tensors)
+    for prefix in prefixes:
+        if names and all(name.startswith(prefix) for name in names):
+            names = {name.removeprefix(prefix): value for name, value in names.items()}
+    return names
+
+
+def _of_a_head(name: str, head: str, wanted: Mapping[str, Tensor]) -> bool:
+    """Inside the head, or in a part of another network that the module has no counterpart for."""
+    return _inside(name, head) or name.partition(".")[0] not in {w.partition(".")[0] for w in wanted}
+
+
+def _inside(name: str, *parts: str) -> bool:
+    """Whether it is one of these, or in one of these submodules."""
+    return any(f"{name}.".startswith(f"{part}.") for part in parts)
+
+
+def _faults(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iterator[str]:
+    """What is missing, what is not expected, what has another shape or kind; counters are left alone."""
+    missing = [n for n in wanted if n not in given and not n.endswith(COUNTER)]
+    extra = [n for n in given if n not in wanted and not n.endswith(COUNTER)]
+    both = [(n, given[n], wanted[n]) for n in wanted if n in given]
+    shapes = [f"{n} is {tuple(g.shape)}, expected {tuple(w.shape)}" for n, g, w in both if g.shape != w.shape]
+    kinds = [
+        f"{n} is {g.dtype}, expected {w.dtype}"
+        for n, g, w in both
+        if g.is_floating_point() != w.is_floating_point() or g.is_complex()
+    ]
+    for what, names in (("missing", missing), ("not expected", extra)):
+        if names:
+            yield f"{len(names)} {what} ({_listed(names)})"
+    for what, names in (("of another shape", shapes), ("of another kind", kinds)):
+        if names:
+            yield f"{len(names)} {what} ({_listed(names)})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more

@@ -1,0 +1,176 @@
+"""Writes a traced torch graph as ONNX, operator by operator, knowing that the batch alone is symbolic.
+
+torch's own exporter knows every operator, but takes a hundred times as long, since it traces and rewrites
+what is already traced; it serves where an operator is not known here.
+"""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, fx
+
+BATCH = "batch"
+
+DTYPES = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.int64: TensorProto.INT64,
+    torch.int32: TensorProto.INT32,
+    torch.uint8: TensorProto.INT64,  # ONNX Runtime has few operators for it; torch counts rows of `eye` in it
+    torch.bool: TensorProto.BOOL,
+}
+SCALARS = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.uint8: np.int64,
+    torch.bool: np.bool_,
+}
+
+
+class Unwritable(Exception):
+    """Raised for what is not known here; says what."""
+
+
+class Writer:
+    """The ONNX graph so far. Values are ONNX names; integers and tuples of torch's graph stay Python's."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        """`taken` are the names of the graph's inputs, which no value may get."""
+        self.nodes: list[Any] = []
+        self.constants: dict[str, Any] = {}
+        self.values: dict[fx.Node, Any] = {}
+        self.unfolded: dict[
+            fx.Node, tuple[str, tuple[Any, ...]]
+        ] = {}  # matrices that were tensors of this shape
+        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._batch = ""
+        self._names = fresh_names("t", taken)
+
+    def emit(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
+        """Adds a node; its output's name, or a tuple of names. Attributes that are None are left out."""
+        names = [next(self._names) for _ in range(outputs)]
+        given = {name: value for name, value in attributes.items() if value is not None}
+        self.nodes.append(helper.make_node(operator, list(inputs), names, **given))
+        return names[0] if outputs == 1 else tuple(names)
+
+    def constant(self, value: NDArray[Any]) -> str:
+        """The name of a constant; equal ones are kept once."""
+        value = np.asarray(value)
+        key = (value.dtype.str, value.shape, value.tobytes())
+        if key not in self._known:
+            self._known[key] = name = next(self._names)
+            self.constants[name] = numpy_helper.from_array(value, name)
+        return self._known[key]
+
+    def integers(self, values: Sequence[int]) -> str:
+        """A constant int64 vector, for axes, shapes and the like."""
+        return self.constant(np.asarray(values, np.int64))
+
+    def operand(self, argument: Any, dtype: torch.dtype) -> str:
+        """A tensor, or a number as a constant of this dtype; a size that depends on the batch is computed."""
+        if isinstance(argument, fx.Node):
+            meta = argument.meta["val"]
+            if isinstance(meta, Tensor):
+                name: str = self.values[argument]
+                return name if meta.dtype == dtype else self.emit("Cast", name, to=DTYPES[dtype])
+            argument = meta
+        if isinstance(argument, torch.SymInt):
+            size = self.emit("Squeeze", self._length(argument), self.integers([0]))
+            return self.emit("Cast", size, to=DTYPES[dtype]) if dtype != torch.int64 else str(size)
+        if isinstance(argument, (bool, int, float)):
+            return self.constant(np.asarray(argument, SCALARS[dtype]))
+        raise Unwritable(f"an argument of type {type(argument).__name__}")
+
+    def sizes(self, shape: Sequence[Any]) -> str:
+        """A shape as an int64 vector, for operators that do not take -1."""
+        if not any(isinstance(size, torch.SymInt) for size in shape):
+            return self.integers([int(size) for size in shape])
+        parts = [self._length(s) if isinstance(s, torch.SymInt) else self.integers([int(s)]) for s in shape]
+        return str(self.emit("Concat", *parts, axis=0)) if len(parts) > 1 else parts[0]
+
+    def reshape(self, name: str, shape: Sequence[Any], before: Sequence[Any] = ()) -> str:
+        """To `shape` from `before`; one size may depend on the batch.
+
+        Where it stays in its place it is said to (0, not -1): ONNX Runtime then knows which values are of
+        one size, and can share their memory.
+        """
+        symbolic = [index for index, size in enumerate(shape) if isinstance(size, torch.SymInt)]
+        if len(symbolic) > 1:
+            return str(self.emit("Reshape", name, self.sizes(shape)))
+        plain = [
+            int(size) if index not in symbolic else 0 if _equal(size, before[index : index + 1]) else -1
+            for index, size in enumerate(shape)
+        ]
+        return str(self.emit("Reshape", name, self.integers(plain)))
+
+    def _length(self, size: torch.SymInt) -> str:
+        """A vector of one element: a whole multiple of the batch."""
+        ratio = size.node.expr / next(iter(size.node.expr.free_symbols))
+        if not ratio.is_Integer:
+            raise Unwritable(f"a size of {size.node.expr}")
+        if not self._batch:
+            self._batch = self.emit("Shape", "x", start=0, end=1)
+        return self._batch if ratio == 1 else self.emit("Mul", self._batch, self.integers([int(ratio)]))
+
+
+def fresh_names(prefix: str, taken: Iterable[str], first: int = 1) -> Iterator[str]:
+    """The prefix and a number, without end, but for those that are taken: parameters may be called t1."""
+    taken = frozenset(taken)
+    return (name for number in count(first) if (name := f"{prefix}{number}") not in taken)
+
+
+def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], opset: int) -> Any:
+    """An onnx.ModelProto with these names for the graph's inputs, "x" the first of them, and outputs.
+
+    Raises Unwritable.
+    """
+    from .operators import OPERATORS
+
+    writer = Writer(inputs)
+    taken = iter(inputs)
+    given: list[Any] = []
+    results: list[Any] = []
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            writer.values[node] = name = next(taken)
+            given.append(_described(name, node.meta["val"]))
+        elif node.op == "get_attr":
+            writer.values[node] = writer.constant(getattr(graph, node.target).detach().numpy())
+        elif node.op == "output":
+            results = list(node.args[0])
+        elif isinstance(node.meta.get("val"), (int, torch.SymInt)):
+            continue  # sizes are read off the shapes
+        else:
+            if node.target not in OPERATORS:
+                raise Unwritable(f"operator {node.target}")
+            writer.values[node] = OPERATORS[node.target](writer, node)
+    named = [writer.emit("Identity", writer.values[node]) for node in results]
+    described = [_described(name, node.meta["val"]) for name, node in zip(named, results, strict=True)]
+    renamed = dict(zip(named, outputs, strict=True))
+    for node, name in zip(writer.nodes[-len(named) :], described, strict=True):
+        node.output[0] = name.name = renamed[name.name]
+    constants = list(writer.constants.values())
+    made = helper.make_graph(writer.nodes, "graph", given, described, constants)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def _described(name: str, value: Tensor) -> Any:
+    shape = [BATCH if isinstance(size, torch.SymInt) else int(size) for size in value.shape]
+    return helper.make_tensor_value_info(name, DTYPES[value.dtype], shape)
+
+
+def _equal(size: torch.SymInt, other: Sequence[Any]) -> bool:
+    return bool(other) and isinstance(other[0], torch.SymInt) and other[0].node.expr == size.node.expr
+
+
+def shape_of(node: fx.Node) -> tuple[Any, ...]:
+    """Sizes, of which those that depend on the batch are torch.SymInt."""
+    return tuple(node.meta["val"].shape)

@@ -1,0 +1,74 @@
+"""The networks that come with the project, by short name; each module is imported when it is built.
+
+A network says about itself `levels` (prefix of a parameter's name -> low, mid, up or head) and
+`level_outputs` (low, mid, up -> the submodule whose output is the feature map at the end of that level).
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from device_runtime.models.errors import ExportError, one_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NETWORKS: dict[str, str] = {
+    "linear": "small:linear",
+    "mlp": "small:mlp",
+    "cnn": "small:cnn",
+    "wrn": "wide_resnet:wrn",
+    "squeezenet": "squeezenet:squeezenet",
+    "mobilenet_v2": "mobilenet_v2:mobilenet_v2",
+    "resnet18": "library:resnet18",
+    "mobilenet_v3_small": "library:mobilenet_v3_small",
+    "shufflenet_v2_x0_5": "library:shufflenet_v2_x0_5",
+    "efficientnet_b0": "library:efficientnet_b0",
+    "vit": "vit:vit",
+    "lstm": "text:lstm",
+    "gru": "text:gru",
+    "keywords": "keywords:keywords",
+    "distilbert": "transformers:distilbert",
+    "roberta": "transformers:roberta",
+    "opt": "transformers:opt",
+}
+"""Short name -> module of this package:function."""
+
+FILES = ("vectors",)
+"""Settings that name files. What was in them is in a bundle's weights, and no bundle names files."""
+
+Setting = int | float | str | bool
+
+
+def build(name: str, settings: Mapping[str, Setting]) -> "nn.Module":
+    """The network with random weights of torch's global generator.
+
+    Raises ExportError for an unknown name, a setting that the network does not take, or a value it refuses.
+    """
+    function = _function(name)
+    taken = inspect.signature(function).parameters
+    if unknown := sorted(settings.keys() - taken.keys()):
+        raise ExportError(f"{name} takes no setting {unknown[0]}; it takes {', '.join(taken)}")
+    try:
+        return function(**settings)
+    except ExportError:
+        raise
+    except Exception as error:  # torch refuses values with errors of many types
+        given = ", ".join(f"{key}={value}" for key, value in settings.items())
+        raise ExportError(f"{name} with {given or 'no settings'} fails: {one_line(error)}") from error
+
+
+def described(name: str, settings: Mapping[str, Setting]) -> str:
+    """What the network is built with, as "in_channels=3, size=32". Raises ExportError as `build`."""
+    taken = inspect.signature(_function(name)).parameters
+    values = {key: settings.get(key, taken[key].default) for key in taken if key not in FILES}
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _function(name: str) -> Callable[..., Any]:
+    if name not in NETWORKS:
+        raise ExportError(f"no network {name!r}; known are {', '.join(NETWORKS)}")
+    module, _, function = NETWORKS[name].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __name__), function)
+    return found

@@ -1,0 +1,230 @@
+"""DistilBERT, RoBERTa and OPT for sequences of tokens, as the `transformers` library builds them.
+
+The library's parameters keep their names behind the prefix `model.`: `model.distilbert.embeddings...` of
+`DistilBertForSequenceClassification`, `model.roberta.encoder...` of `RobertaForSequenceClassification`. Its
+checkpoints load with or without that prefix; those of a language model want a new head (`--new-head`), or
+`words`: ids of one word for each class, whose rows of the language model's own head are then the head. Such a
+network answers at the id `mask` (DistilBERT, RoBERTa) or behind the last token (OPT).
+"""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.weights import Checkpoints
+
+from .framing import FRAMING
+from .sequences import Places, SequenceClassifier, answer_with, last, mask, masked, rows_of, taken
+
+LIBRARY = "transformers"
+_MASKED = "mask is {}, expected the id at which the network is to answer with one of the words"
+
+
+def distilbert(
+    vocabulary: int = 30522,
+    classes: int = 2,
+    length: int = 512,
+    dim: int = 768,
+    depth: int = 6,
+    heads: int = 12,
+    words: str = "",
+    mask: int = -1,
+) -> SequenceClassifier:
+    """DistilBERT (Sanh et al. 2019) for texts of up to `length` tokens, filled up behind with id 0.
+
+    The MLP is four times as wide as a token. `words` are ids with commas between them. Random weights come
+    from torch's global generator. Raises ExportError if transformers is not installed, ValueError for sizes
+    or ids that do not fit.
+    """
+    library, ids = _library(), _words(words, classes, vocabulary, mask)
+    _check(depth, dim, heads)
+    config = library.DistilBertConfig(
+        vocab_size=vocabulary, max_position_embeddings=length, dim=dim, n_layers=depth, n_heads=heads,
+        hidden_dim=4 * dim, num_labels=classes, pad_token_id=0, attn_implementation="eager",
+    )  # fmt: skip
+    spare = ("distilbert.embeddings.position_ids",)
+    places = Places(
+        ("distilbert.embeddings",), "distilbert.transformer.layer", ("pre_classifier",), "classifier",
+        "distilbert.embeddings.word_embeddings", Checkpoints("model.", ("pre_classifier",), spare),
+    )  # fmt: skip
+    if not ids:
+        model = library.DistilBertForSequenceClassification(config)
+        return SequenceClassifier(model, places, _distilbert)
+    places = replace(places, above=("vocab_transform", "vocab_layer_norm"), head="vocab_projector")
+    places = _answering(places, ids, ("vocab_projector.bias",))
+    model = library.DistilBertForMaskedLM(config)
+    answer_with(model, places, ids)
+    return SequenceClassifier(model, places, partial(_distilbert_at, mask=mask))
+
+
+def roberta(
+    vocabulary: int = 50265,
+    classes: int = 2,
+    length: int = 512,
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    words: str = "",
+    mask: int = -1,
+) -> SequenceClassifier:
+    """RoBERTa (Liu et al. 2019); texts are filled up with id 1; everything else as in `distilbert`."""
+    library, ids = _library(), _words(words, classes, vocabulary, mask)
+    _check(depth, dim, heads)
+    config = library.RobertaConfig(
+        vocab_size=vocabulary, max_position_embeddings=length + 2, hidden_size=dim, num_labels=classes,
+        num_hidden_layers=depth, num_attention_heads=heads, intermediate_size=4 * dim, type_vocab_size=1,
+        layer_norm_eps=1e-5, pad_token_id=1, bos_token_id=0, eos_token_id=2, attn_implementation="eager",
+    )  # fmt: skip
+    spare = ("roberta.embeddings.position_ids", "roberta.pooler")
+    places = Places(
+        ("roberta.embeddings",), "roberta.encoder.layer", ("classifier.dense",), "classifier.out_proj",
+        "roberta.embeddings.word_embeddings", Checkpoints("model.", ("classifier.dense",), spare),
+    )  # fmt: skip
+    if not ids:
+        model = library.RobertaForSequenceClassification(config)
+        return SequenceClassifier(model, places, _roberta)
+    places = replace(places, above=("lm_head.dense", "lm_head.layer_norm"), head="lm_head.decoder")
+    places = _answering(places, ids, ("lm_head.decoder.bias", "lm_head.bias"))
+    model = library.RobertaForMaskedLM(config)
+    answer_with(model, places, ids)
+    del model.lm_head.bias  # the same as that of its decoder
+    return SequenceClassifier(model, places, partial(_roberta_at, mask=mask))
+
+
+def opt(
+    vocabulary: int = 50272,
+    classes: int = 2,
+    length: int = 2048,
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    words: str = "",
+) -> SequenceClassifier:
+    """OPT (Zhang et al. 2022): each token sees those before it, the head what is made of the last.
+
+    Texts are filled up behind with id 1; everything else as in `distilbert`. The sizes are those of OPT-125M;
+    OPT-350M, which normalises behind its layers, is another network.
+    """
+    library, ids = _library(), _words(words, classes, vocabulary, 0)
+    _check(depth, dim, heads)
+    config = library.OPTConfig(
+        vocab_size=vocabulary, max_position_embeddings=length, hidden_size=dim, word_embed_proj_dim=dim,
+        num_hidden_layers=depth, num_attention_heads=heads, ffn_dim=4 * dim, num_labels=classes,
+        pad_token_id=1, bos_token_id=2, eos_token_id=2, attn_implementation="eager",
+    )  # fmt: skip
+    parts = ("model.decoder.embed_tokens", "model.decoder.embed_positions")
+    places = Places(
+        parts, "model.decoder.layers", ("model.decoder.final_layer_norm",), "score", parts[0],
+        Checkpoints("model.", adapt=_opt_names),
+    )  # fmt: skip
+    if not ids:
+        return SequenceClassifier(library.OPTForSequenceClassification(config), places, _opt)
+    places = _answering(replace(places, head="lm_head"), ids, ())
+    model = library.OPTForCausalLM(config)
+    answer_with(model, places, ids)
+    return SequenceClassifier(model, places, _opt)
+
+
+def _distilbert(model: Any, x: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=x, return_dict=False, **_distilbert_inputs(x))[0]
+    return logits
+
+
+def _distilbert_at(model: Any, x: Tensor, mask: int) -> Tensor:
+    states = model.distilbert(input_ids=x, return_dict=False, **_distilbert_inputs(x))[0]
+    inner = model.activation(
+        model.vocab_transform(taken(states, masked(x, mask, FRAMING["distilbert"].padding)))
+    )
+    logits: Tensor = model.vocab_projector(model.vocab_layer_norm(inner))
+    return logits
+
+
+def _roberta(model: Any, x: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=x, return_dict=False, **_roberta_inputs(x))[0]
+    return logits
+
+
+def _roberta_at(model: Any, x: Tensor, mask: int) -> Tensor:
+    states = model.roberta(input_ids=x, return_dict=False, **_roberta_inputs(x))[0]
+    logits: Tensor = model.lm_head(taken(states, masked(x, mask, FRAMING["roberta"].padding)))
+    return logits
+
+
+def _opt(model: Any, x: Tensor) -> Tensor:
+    padding = FRAMING["opt"].padding
+    states = model.model(
+        input_ids=x, attention_mask=mask(x, padding, causal=True), use_cache=False, return_dict=False,
+        position_ids=_counted(x, padding) - 1,
+    )[0]  # fmt: skip
+    head = model.lm_head if hasattr(model, "lm_head") else model.score
+    logits: Tensor = head(taken(states, last(x, padding)))
+    return logits
+
+
+def _distilbert_inputs(x: Tensor) -> dict[str, Tensor]:
+    positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+    return {"attention_mask": mask(x, FRAMING["distilbert"].padding), "position_ids": positions}
+
+
+def _roberta_inputs(x: Tensor) -> dict[str, Tensor]:
+    """Real tokens are counted from 2, padding is at 1."""
+    padding = FRAMING["roberta"].padding
+    return {
+        "attention_mask": mask(x, padding),
+        "position_ids": _counted(x, padding) + padding,
+        "token_type_ids": torch.zeros_like(x),
+    }
+
+
+def _counted(x: Tensor, padding: int) -> Tensor:
+    """Real tokens from 1; 0 for padding."""
+    real = (x != padding).to(x.dtype)
+    return real.cumsum(1) * real
+
+
+def _opt_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The first published files have no `model.` before `decoder.`."""
+    return {f"model.{n}" if n.startswith("decoder.") else n: value for n, value in tensors.items()}
+
+
+def _answering(places: Places, ids: tuple[int, ...], biases: tuple[str, ...]) -> Places:
+    """Places whose files are those of a language model."""
+    before: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = places.files.adapt or dict
+
+    def adapt(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return rows_of(before(tensors), places, ids, biases)
+
+    return replace(places, files=replace(places.files, absent=(), adapt=adapt))
+
+
+def _words(words: str, classes: int, vocabulary: int, mask: int) -> tuple[int, ...]:
+    """The ids; none for a new head."""
+    ids = tuple(int(word) for word in str(words).split(",") if word)
+    if ids and (len(set(ids)) != classes or len(ids) != classes):
+        raise ValueError(f"words are {words} for {classes} classes: expected a different id for each")
+    if any(not 0 <= number < vocabulary for number in ids):
+        raise ValueError(f"words are {words}, expected ids from 0 to {vocabulary - 1}")
+    if ids and not 0 <= mask < vocabulary:
+        raise ValueError(_MASKED.format(mask))
+    return ids
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module(LIBRARY)
+    except ImportError as error:
+        raise ExportError(f"this network needs {LIBRARY}; pip install {LIBRARY}") from error
+
+
+def _check(depth: int, dim: int, heads: int) -> None:
+    if depth < 3:
+        raise ValueError(f"depth is {depth}, expected at least 3, one layer for each level")
+    if dim % heads:
+        raise ValueError(f"{heads} heads do not divide a width of {dim}")

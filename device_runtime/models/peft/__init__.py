@@ -1,0 +1,85 @@
+"""Parameter-efficient tunable sets: what they add to a network, and which parameters each of them trains.
+
+After Sun et al. 2022 (FedPEFT), and Babakniya et al. 2023 (SLoRA) for `sparse` and `lora`. What is added are
+plain parameters and buffers of the network's own modules, so that its other names stay as they are.
+`adapter`, `lora` and `sparse` leave the network's function as it is until they are trained; `prompt` and
+`prefix` change it at once, since softmax gives every token a weight.
+"""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.levels import find_head
+
+from . import adapter, lora, prefix, prompt, sparse
+from .settings import Value, completed, settings_of
+
+_ADD: Mapping[str, Callable[[nn.Module, Mapping[str, Value], str], None]] = {
+    "adapter": adapter.add,
+    "prompt": prompt.add,
+    "prefix": prefix.add,
+    "lora": lora.add,
+    "sparse": sparse.add,
+}
+_TRAINED: Mapping[str, tuple[str, ...]] = {
+    "adapter": adapter.TRAINED,
+    "prompt": prompt.TRAINED,
+    "prefix": prefix.TRAINED,
+    "lora": lora.TRAINED,
+    "sparse": sparse.TRAINED,
+}
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def inject(
+    module: nn.Module, name: str, settings: Mapping[str, Value], head: str | None = None
+) -> dict[str, Value]:
+    """Adds to `module`, in place, what the set trains; gives all its settings.
+
+    `head` is what `find_head` takes: nothing is added to it. Raises ExportError for an unknown set or
+    setting, a value out of range, a set that the module has already, or a network without a place for it.
+    """
+    full = completed(name, settings)
+    if name in _ADD:
+        if there := _trained(module, name):
+            raise ExportError(f"tunable set {name} cannot be added: the module already has {there[0]}")
+        _ADD[name](module, full, find_head(module, head))
+    return full
+
+
+def members(module: nn.Module, name: str, head: str) -> tuple[str, ...]:
+    """Names of the parameters that the set trains, the head's included, in the module's order.
+
+    bias: every bias, and weight and bias of every normalisation layer (Cai et al. 2020 have biases alone).
+    Parameters with requires_grad=False are left out. Raises ExportError for an unknown set, a head that has
+    nothing to train, or a set that was not injected.
+    """
+    settings_of(name)
+    names = [own for own, parameter in module.named_parameters() if parameter.requires_grad]
+    of_head = {own for own in names if own.rpartition(".")[0] == head}
+    if not of_head:
+        raise ExportError(f"head {head!r} has no parameters with requires_grad=True")
+    trained = _trained(module, name) if name in _ADD else _biases(module)
+    if name in _ADD and not trained:
+        raise ExportError(f"tunable set {name} was not injected into the module")
+    chosen = of_head.union(trained)
+    return tuple(own for own in names if own in chosen)
+
+
+def _trained(module: nn.Module, name: str) -> list[str]:
+    return [full for full, _ in module.named_parameters() if full.rpartition(".")[2] in _TRAINED[name]]
+
+
+def _biases(module: nn.Module) -> list[str]:
+    added = {name for names in _TRAINED.values() for name in names}
+    names = []
+    for prefix_, owner in module.named_modules():
+        for own, _ in owner.named_parameters(recurse=False):
+            is_bias = own == "bias" or own.startswith("bias_") or own.endswith("_bias")
+            if (is_bias and own not in added) or (isinstance(owner, _NORMS) and own in ("weight", "bias")):
+                names.append(f"{prefix_}.{own}" if prefix_ else own)
+    return names

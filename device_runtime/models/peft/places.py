@@ -1,0 +1,136 @@
+"""Where in a network something can be added, recognised by the names and types of its modules."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from device_runtime.models.errors import ExportError
+
+PROBES = (32, 64, 224)  # image sizes that a convolutional network is tried with
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module whose output is changed, the width of that output, and whether it is a feature map."""
+
+    name: str
+    module: nn.Module
+    width: int
+    is_map: bool
+
+
+def weighted_layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
+    """Every nn.Linear and nn.Conv2d but the head, by name."""
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d) and name != head
+    }
+
+
+def transformer_blocks(module: nn.Module) -> dict[str, nn.Module]:
+    """Blocks as in timm's VisionTransformer: attn with qkv, proj and num_heads, then mlp.
+
+    Attention over windows of an image (Swin) is left out: it takes no tokens beside those of the image.
+    """
+    return {name: block for name, block in module.named_modules() if _is_transformer_block(block)}
+
+
+def _is_transformer_block(block: nn.Module) -> bool:
+    attention = getattr(block, "attn", None)
+    return (
+        hasattr(block, "mlp")
+        and isinstance(getattr(attention, "qkv", None), nn.Linear)
+        and hasattr(attention, "proj")
+        and hasattr(attention, "num_heads")
+        and not hasattr(attention, "relative_position_bias_table")
+    )
+
+
+def feed_forward_blocks(module: nn.Module, head: str) -> list[Place]:
+    """What gives the result of each feed-forward block, before it is added to its shortcut.
+
+    `mlp` (timm, torchvision), `ffn` (DistilBERT), `output.dense` beside `intermediate` (BERT, RoBERTa).
+    """
+    places = []
+    for name, block in module.named_modules():
+        linear = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
+        if linear and _is_feed_forward(module, name) and not f"{head}.".startswith(f"{name}."):
+            places.append(Place(name, block, linear[-1].out_features, is_map=False))
+    return places
+
+
+def _is_feed_forward(module: nn.Module, name: str) -> bool:
+    *outer, last = name.split(".")
+    if last in ("mlp", "ffn"):
+        return True
+    if last != "dense" or outer[-1:] != ["output"]:
+        return False
+    return hasattr(module.get_submodule(".".join(outer[:-1])), "intermediate")
+
+
+def convolutional_blocks(module: nn.Module, head: str) -> list[Place]:
+    """What a Sequential or ModuleList lists: modules with two convolutions or more, the outermost.
+
+    These are the residual blocks of ResNets and MobileNets and the fire modules of SqueezeNet; failing
+    them, the modules named by `level_outputs`. Widths are those of a pass with zeros.
+    """
+    names: list[str] = []
+    for name, block in module.named_modules():
+        parent = module.get_submodule(name.rpartition(".")[0])
+        inside = any(name.startswith(f"{found}.") for found in names)
+        if isinstance(parent, nn.Sequential | nn.ModuleList) and _is_block(block) and not inside:
+            names.append(name)
+    if not names:
+        names = list(getattr(module, "level_outputs", {}).values())
+    channels = _channels(module, names) if names else {}
+    return [Place(name, module.get_submodule(name), channels[name], is_map=True) for name in channels]
+
+
+def _is_block(block: nn.Module) -> bool:
+    convolutions = [layer for layer in block.modules() if isinstance(layer, nn.Conv2d)]
+    return len(convolutions) > 1 and not isinstance(block, nn.Sequential | nn.ModuleList)
+
+
+def _channels(module: nn.Module, names: list[str]) -> dict[str, int]:
+    """Channels of each module that gives (n, channels, height, width), by the first image that fits."""
+    first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
+    if first is None:
+        return {}
+    seen: dict[str, int] = {}
+    probed = copy.deepcopy(module).eval()
+
+    def keep(name: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            if isinstance(output, Tensor) and output.dim() == 4:
+                seen[name] = output.shape[1]
+
+        return hook
+
+    for name in names:
+        probed.get_submodule(name).register_forward_hook(keep(name))
+    for size in PROBES:
+        try:
+            with torch.no_grad():
+                probed(first.weight.new_zeros(1, first.in_channels, size, size))
+        except (RuntimeError, ValueError, AssertionError):
+            continue
+        return {name: seen[name] for name in names if name in seen}
+    sizes = ", ".join(f"{size}x{size}" for size in PROBES)
+    raise ExportError(
+        f"{type(module).__name__} takes no image of {sizes}, so the widths of its blocks are unknown"
+    )
+
+
+def nowhere(module: nn.Module, name: str, looked_for: str) -> ExportError:
+    """The error of a network without a place for a set."""
+    kinds = Counter(type(layer).__name__ for layer in module.modules() if not list(layer.children()))
+    has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
+    return ExportError(
+        f"{type(module).__name__} has no place for tunable set {name}, which needs {looked_for}; it has {has}"
+    )

@@ -1,0 +1,98 @@
+"""What can be set for each parameter-efficient set, and what is set where nothing is said."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from device_runtime.models.errors import ExportError
+
+Value = int | float | str
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An integer of at least `least`."""
+
+    default: int
+    least: int = 1
+
+    def read(self, value: Value) -> Value | None:
+        """The value, or None if it is none of these."""
+        right = isinstance(value, int) and not isinstance(value, bool)
+        return value if right and self.least <= value < 1 << 63 else None  # type: ignore[operator]
+
+    def __str__(self) -> str:
+        return f"an integer of at least {self.least}"
+
+
+@dataclass(frozen=True)
+class Fraction:
+    """A number above 0 and at most `most`."""
+
+    default: float | None
+    most: float
+
+    def read(self, value: Value) -> Value | None:
+        """The value as float, or None if it is none of these."""
+        right = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if right and 0 < value <= self.most else None  # type: ignore[operator]
+
+    def __str__(self) -> str:
+        return f"a number above 0 and at most {self.most:g}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some words; the first is the default."""
+
+    words: tuple[str, ...]
+
+    @property
+    def default(self) -> str:
+        """What is set where nothing is said."""
+        return self.words[0]
+
+    def read(self, value: Value) -> Value | None:
+        """The value, or None if it is none of these."""
+        return value if value in self.words else None
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.words)}"
+
+
+_SEED = Whole(0, least=0)
+
+SETTINGS: Mapping[str, Mapping[str, Whole | Fraction | Choice]] = {
+    "bias": {"head": Choice(("with", "without"))},
+    "adapter": {"reduction": Whole(8), "seed": _SEED},
+    "prompt": {"tokens": Whole(10), "seed": _SEED},
+    "prefix": {"tokens": Whole(10), "seed": _SEED},
+    "lora": {
+        "rank": Whole(8),
+        "alpha": Fraction(None, most=1e6),  # the rank where nothing is said
+        "targets": Choice(("attention", "all")),
+        "seed": _SEED,
+    },
+    "sparse": {"density": Fraction(0.1, most=1.0), "seed": _SEED},
+}
+
+
+def completed(name: str, given: Mapping[str, Value]) -> dict[str, Value]:
+    """All settings of a set. Raises ExportError for an unknown set or setting, or a value out of range."""
+    known = settings_of(name)
+    if unknown := sorted(given.keys() - known.keys()):
+        raise ExportError(f"tunable set {name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
+    result: dict[str, Value] = {}
+    for key, setting in known.items():
+        default = setting.default if setting.default is not None else result["rank"]
+        value = setting.read(given.get(key, default))
+        if value is None:
+            raise ExportError(f"{key} of tunable set {name} is {given[key]!r}, expected {setting}")
+        result[key] = value
+    return result
+
+
+def settings_of(name: str) -> Mapping[str, Whole | Fraction | Choice]:
+    """What can be set. Raises ExportError for an unknown set."""
+    if name not in SETTINGS:
+        raise ExportError(f"there is no parameter-efficient set {name!r}; there are {', '.join(SETTINGS)}")
+    return SETTINGS[name]

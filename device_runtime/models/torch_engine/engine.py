@@ -1,0 +1,276 @@
+"""The torch engine: the network itself in torch, on the CPU or a GPU, where ONNX Runtime is missing."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.manifest import TRAINING, Manifest
+from device_runtime.models.bundles.tensors import Flat, Tensors
+from device_runtime.models.engines.arguments import (
+    batches,
+    check_sizes,
+    checked_extras,
+    checked_inputs,
+    checked_labels,
+    copied_weights,
+)
+from device_runtime.models.engines.base import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
+from device_runtime.models.export.source import subject_of
+from device_runtime.models.export.subject import Pass, Subject, run, training
+
+from .clipping import ClippedSums
+from .gradients import Inputs as Given
+from .gradients import loss_and_gradients, losses_of
+from .layout import channels_innermost, keep_layout
+from .linear import Slots, write_gradients
+from .place import Mirror, Place, find_device
+
+
+class TorchModel:
+    """A bundle on torch; see `engines.base.DeviceModel`. Of its graphs only what the manifest says is used.
+
+    x: float32 or ids (n, *input.shape), any n; it is run in batches of at most `batch` samples. On the CPU
+    weights, parameters and gradients share their memory with torch, on a GPU they are copied for each call.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        module: nn.Module | None = None,
+        device: str = "cpu",
+        batch: int = 32,
+        threads: int = 1,
+        watch: Watch | None = None,
+    ) -> None:
+        """Starts at the bundle's weights. `module` is what it was exported from, where it does not say.
+
+        Raises EngineError for a device that is not there, and as `export.source.subject_of` does.
+        """
+        check_sizes(batch, threads)
+        self.manifest: Manifest = bundle.manifest
+        self.batch = batch
+        self.place = Place(find_device(device), threads, watch)
+        self._bundle = bundle
+        self.tuned = self.place.on_cpu and module is None  # of a given one not all that it runs is known
+        self._subject = subject_of(bundle.manifest, module, self.place.device)
+        self._weights: Tensors = {}
+        self._host: dict[str, Tensor] = {}
+        self._there: dict[str, Tensor] = {}
+        self._opened: dict[str, Subject] = {}
+        self.slots: Slots = {}
+        self._adopt(bundle.weights())
+
+    @property
+    def weights(self) -> Tensors:
+        """Every tensor of the model by name; neither the mapping nor the arrays can be written to."""
+        return MappingProxyType(dict(self._weights))
+
+    def load(self, weights: Tensors) -> None:
+        """New values for some or all tensors, copied; those not named stay.
+
+        Probes and trainers already handed out keep their own. Raises TensorError if a tensor does not fit.
+        """
+        self._adopt(copied_weights(self.manifest, weights))
+
+    def unload(self) -> None:
+        """Drops what was made for graphs, and on a GPU the weights; the next use makes them again."""
+        self._opened.clear()
+        self._there.clear()
+
+    def forward(self, x: Inputs) -> Forward:
+        """Logits (n, classes) and features (n, width) in one pass. Raises EngineError."""
+        return Forward(*self._run("forward", x, lambda passed: [passed.logits, passed.features]))
+
+    def logits(self, x: Inputs) -> Matrix:
+        """(n, classes). Raises EngineError."""
+        return self._run("forward", x, lambda passed: [passed.logits])[0]
+
+    def features(self, x: Inputs) -> Matrix:
+        """(n, width), what the head takes. Raises EngineError."""
+        return self._run("forward", x, lambda passed: [passed.features])[0]
+
+    def level_features(self, x: Inputs, level: str) -> Matrix:
+        """(n, *features[level]). Raises BundleError where there is no such graph, EngineError."""
+        return self._run(f"features.{level}", x, lambda passed: [passed.maps[level]])[0]
+
+    def probe(self, tunable: str = "all") -> "TorchProbe":
+        """The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError."""
+        return TorchProbe(self, "loss", tunable)
+
+    def trainer(self, tunable: str = "all", objective: str = "train") -> "TorchGradients":
+        """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
+        return TorchGradients(self, objective, tunable)
+
+    @property
+    def untuned(self) -> Subject:
+        """The module in eval mode, in plain operators."""
+        return self._subject
+
+    def opened(self, name: str) -> Subject:
+        """The module as graph `name` computes: layers whose statistics it moves are in training mode.
+
+        Raises BundleError where the bundle lists no such graph, and what the watch raises.
+        """
+        graph = self._bundle.entry(name)
+        if name not in self._opened:
+            if self.place.watch is not None:
+                self.place.watch.will_load(name, graph)
+            norms = tuple(dict.fromkeys(moved.rpartition(".")[0] for moved in graph.statistics))
+            subject = training(self._subject, norms)
+            trains = name.partition(".")[0] in TRAINING
+            self._opened[name] = _tuned(subject, self.slots) if trains and self.tuned else subject
+        return self._opened[name]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the model where it computes; not to be written to."""
+        for name, tensor in self._host.items():
+            if name not in self._there:
+                self._there[name] = tensor.to(self.place.device)
+        return dict(self._there)
+
+    def _run(self, name: str, x: Inputs, give: Callable[[Pass], list[Tensor]]) -> list[Matrix]:
+        """Batch by batch into arrays made at the first; no samples are one empty batch."""
+        x = checked_inputs(self.manifest, x)
+        subject, tensors, graph = self.opened(name), self.tensors(), self.manifest.graphs[name]
+        results: list[Matrix] = []
+        for part in batches(max(len(x), 1), self.batch):
+            with self.place.running(name, graph, len(x[part])), torch.no_grad():
+                values = give(run(subject, self.place.tensor(x[part]), tensors))
+                results = results or [np.empty((len(x), *value.shape[1:]), np.float32) for value in values]
+                for result, value in zip(results, values, strict=True):
+                    result[part] = value.cpu().numpy()
+        return results
+
+    def _adopt(self, weights: Tensors) -> None:
+        for name, value in weights.items():
+            self._host[name] = torch.from_numpy(value)
+            self._there.pop(name, None)
+            value.flags.writeable = False
+        self._weights = {**self._weights, **weights}
+
+
+class _Bound:
+    """A graph of the bundle with its trainable tensors free, in a flat buffer that torch reads."""
+
+    def __init__(self, model: TorchModel, kind: str, tunable: str) -> None:
+        self.params = _flat(model, model.manifest.names(tunable))
+        self._name = f"{kind}.{tunable}"
+        self._subject = model.opened(self._name)
+        self._graph = model.manifest.graphs[self._name]
+        self._manifest, self._batch, self._place = model.manifest, model.batch, model.place
+        self._tuned = model.tuned and kind in TRAINING
+        self._free = Mirror(self.params, self._place.device)
+        self._tensors = {**model.tensors(), **self._free.tensors}
+
+    def _batches_of(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> Iterator[tuple[slice, Given]]:
+        """The samples batch by batch, where they are computed on."""
+        x = checked_inputs(self._manifest, x)
+        labels = checked_labels(self._manifest, x, y)
+        rows = {extra.name for extra in self._graph.extras if extra.per_sample}
+        tensor = self._place.tensor
+        self._free.fetch()
+        for part in batches(len(x), self._batch):
+            cut = {name: value[part] if name in rows else value for name, value in extras.items()}
+            given = {name: tensor(value) for name, value in cut.items()}
+            images = channels_innermost(tensor(x[part])) if self._tuned else tensor(x[part])
+            yield part, Given(images, tensor(labels[part]), given, self._tensors)
+
+    def _running(self, part: slice) -> AbstractContextManager[None]:
+        return self._place.running(self._name, self._graph, part.stop - part.start)
+
+
+class TorchProbe(_Bound):
+    """See `engines.base.LossProbe`."""
+
+    def loss(self, x: Inputs, y: Labels) -> float:
+        """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
+        losses = np.empty(y.shape, np.float32)
+        for part, given in self._batches_of(x, y):
+            with self._running(part), torch.no_grad():
+                losses[part] = losses_of(self._subject, given).cpu().numpy()
+        return float(losses.mean(dtype=np.float64))
+
+
+class TorchGradients(_Bound):
+    """See `engines.base.Gradients`. More samples than one batch are micro-batches with summed gradients.
+
+    Batch statistics are those of a micro-batch.
+    """
+
+    def __init__(self, model: TorchModel, objective: str, tunable: str) -> None:
+        super().__init__(model, objective, tunable)
+        self._objective = objective
+        self.grads = Flat(self.params.specs)
+        self.statistics = _flat(model, self._graph.statistics)
+        self._slopes = Mirror(self.grads, self._place.device)
+        self._moved = Mirror(self.statistics, self._place.device)
+        self._tensors |= self._moved.tensors
+        self._slots = model.slots
+        rows = {extra.name for extra in self._graph.extras if extra.per_sample}
+        self._sums = ClippedSums(model.untuned, objective, rows)
+
+    def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
+        """The objective's mean loss; its gradient is left in `grads`."""
+        checked = checked_extras(self._graph, len(x), extras)
+        names = tuple(self.params.views)
+        total = 0.0
+        self._moved.fetch()
+        for part, given in self._batches_of(x, y, checked):
+            share = (part.stop - part.start) / len(x)
+            if share == 1:
+                self._slots.update(self._slopes.tensors)
+            with self._running(part):
+                loss, grads = loss_and_gradients(self._subject, self._objective, given, names)
+                self._gather(grads, share, first=part.start == 0)
+                total += share * float(loss)
+        self._slots.clear()
+        self._slopes.store()
+        self._moved.store()
+        return total
+
+    def clipped_sum(self, x: Inputs, y: Labels, max_norm: float, extras: Tensors = NO_EXTRAS) -> None:
+        """See `clipping.ClipsSamples`. Raises EngineError too for a network that vmap cannot run."""
+        checked = checked_extras(self._graph, len(x), extras)
+        self._slopes.vector.zero_()
+        for part, given in self._batches_of(x, y, checked):
+            with self._running(part):
+                self._sums.add(given, max_norm, self._slopes.tensors)
+        self._slopes.store()
+
+    def _gather(self, grads: tuple[Tensor, ...], share: float, first: bool) -> None:
+        """slopes = share * grads of the first micro-batch; those of the others are added."""
+        for slope, grad in zip(self._slopes.tensors.values(), grads, strict=True):
+            if not first:
+                slope.add_(grad, alpha=share)
+            elif share == 1:
+                if grad is not slope:
+                    slope.copy_(grad)
+            else:
+                torch.mul(grad, share, out=slope)
+
+
+def _tuned(subject: Subject, slots: Slots) -> Subject:
+    """The same function, whose training takes less time on a CPU; the copy shares the module's tensors."""
+    tensors = (*subject.module.parameters(), *subject.module.buffers())
+    module = copy.deepcopy(subject.module, {id(tensor): tensor for tensor in tensors})
+    keep_layout(module)
+    write_gradients(module, slots)
+    return replace(subject, module=module)
+
+
+def _flat(model: TorchModel, names: tuple[str, ...]) -> Flat:
+    """The tensors of these names, in the order of the manifest, with the model's values."""
+    flat = Flat([spec for spec in model.manifest.stored() if spec.name in names])
+    weights = model.weights  # which were checked when they were loaded
+    for name, view in flat.views.items():
+        view[...] = weights[name]
+    return flat

@@ -1,0 +1,161 @@
+"""Many trainings of one network at once: each its own weights and samples, a step of all in one call."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Flat
+from device_runtime.models.engines.base import Inputs
+from device_runtime.models.training.optimizer import Sgd
+
+from .engine import TorchModel
+
+PAYS_BELOW_FLOPS = 6_000_000
+"""Of one sample's training step. On one core, 10 to 50 copies: an MLP (0.2 MFLOP) gains 1.9 to 2.5 times, two
+convolutions on 8x8 (3) 1.8 to 2, WRN-10 on 8x8 (5) 1.5 to 1.7; eight and 16 maps on 32x32 (7)
+and WRN-16 on 32x32 (200) take twice the time."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one copy learns from: prepared x (n, *input), y (n,), and a step for each batch of indices.
+
+    `counted`: the first step whose loss counts.
+    """
+
+    x: Inputs
+    y: NDArray[np.int64]
+    batches: Sequence[NDArray[np.integer[Any]]]
+    counted: int = 0
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """The trained set of each copy, and its mean loss over the samples of the steps that count."""
+
+    params: list[Flat]
+    losses: NDArray[np.float64]
+
+
+def possible(manifest: Manifest, tunable: str) -> bool:
+    """Whether there is a training of this set, without batch statistics, which copies would share."""
+    graph = manifest.graphs.get(f"train.{tunable}")
+    return graph is not None and not graph.statistics
+
+
+def pays(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
+    """Whether copies of this network gain by being trained together: by its work, not measured here."""
+    return not on_cpu or manifest.graphs[f"train.{tunable}"].flops <= PAYS_BELOW_FLOPS
+
+
+def train_many(
+    model: TorchModel, tunable: str, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float = 0.0
+) -> Learnt:
+    """Trains a copy of the model's tunable set on each lesson, which all have steps, by cross-entropy.
+
+    clip_norm: the largest norm of a step's gradient; 0: no limit.
+    The result is that of one at a time to rounding, which may differ with the number of copies. Memory: for
+    each copy three of the set, four with momentum, its samples, and the activations of one batch.
+    """
+    order = sorted(range(len(lessons)), key=lambda i: -len(lessons[i].batches))
+    training = _Training(model, tunable, [lessons[i] for i in order], sgd, clip_norm)
+    with model.place.running(f"train.{tunable}", model.manifest.graphs[f"train.{tunable}"], len(lessons)):
+        training.run()
+    params, losses = training.params(), training.mean_losses()
+    places = np.argsort(order)
+    return Learnt([params[place] for place in places], losses[places])
+
+
+class _Training:
+    """k copies, those with most steps first; rows that a copy's batch does not have carry no weight."""
+
+    def __init__(
+        self, model: TorchModel, tunable: str, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float
+    ) -> None:
+        self._lessons, self._sgd, self._place = lessons, sgd, model.place
+        self._clip_norm = clip_norm
+        self._module = model.opened("forward").module
+        self._specs = model.manifest.specs(tunable)
+        every = model.tensors()
+        names = [spec.name for spec in self._specs]
+        self._frozen = {name: tensor for name, tensor in every.items() if name not in names}
+        self._free = {n: every[n].expand(len(lessons), *every[n].shape).clone() for n in names}
+        moving = self._free if sgd.momentum else {}
+        self._velocity = {name: torch.zeros_like(tensor) for name, tensor in moving.items()}
+        self._steps = [len(lesson.batches) for lesson in lessons]
+        self._rows = max(len(batch) for lesson in lessons for batch in lesson.batches)
+        self._totals = torch.zeros(len(lessons), dtype=torch.float64, device=self._place.device)
+
+    def run(self) -> None:
+        """All steps."""
+        step_of_all = vmap(grad_and_value(self._loss, has_aux=True))
+        for step in range(self._steps[0]):
+            k = sum(1 for steps in self._steps if steps > step)
+            x, y, shares, counts = (self._place.tensor(array) for array in self._batch(step, k))
+            free = {name: tensor[:k] for name, tensor in self._free.items()}
+            slopes, (_, losses) = step_of_all(free, x, y, shares)
+            with torch.no_grad():
+                self._totals[:k] += (losses * counts).sum(1, dtype=torch.float64)
+                if self._clip_norm:
+                    self._clip(slopes)
+                for name, slope in slopes.items():
+                    self._move(name, free[name], slope)
+
+    def _loss(self, free: dict[str, Tensor], x: Tensor, y: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        logits = functional_call(self._module, {**self._frozen, **free}, (x,))
+        losses = functional.cross_entropy(logits, y, reduction="none")
+        return (losses * shares).sum(), losses.detach()
+
+    def _clip(self, slopes: dict[str, Tensor]) -> None:
+        """Scales each copy's gradient to a norm of at most `clip_norm`, in place, as `clipping.clip` does."""
+        norms = torch.stack([slope.flatten(1).norm(dim=1) for slope in slopes.values()]).norm(dim=0)
+        factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
+        for slope in slopes.values():
+            slope.mul_(factors.view(-1, *[1] * (slope.dim() - 1)))
+
+    def _move(self, name: str, weight: Tensor, slope: Tensor) -> None:
+        sgd = self._sgd
+        if sgd.weight_decay:
+            slope = slope.add(weight, alpha=sgd.weight_decay)
+        if sgd.momentum:
+            slope = self._velocity[name][: len(weight)].mul_(sgd.momentum).add_(slope)
+        weight.sub_(slope, alpha=sgd.lr)
+
+    def _batch(self, step: int, k: int) -> tuple[NDArray[Any], ...]:
+        """x (k, rows, *input), y (k, rows), each row's share of its batch's mean, and if its loss counts."""
+        lessons = self._lessons[:k]
+        x = np.zeros((k, self._rows, *lessons[0].x.shape[1:]), lessons[0].x.dtype)
+        y = np.zeros((k, self._rows), np.int64)
+        shares, counts = np.zeros(y.shape, np.float32), np.zeros(y.shape, np.float32)
+        for i, lesson in enumerate(lessons):
+            batch = lesson.batches[step]
+            rows = slice(0, len(batch))
+            x[i, rows], y[i, rows] = lesson.x[batch], lesson.y[batch]
+            shares[i, rows] = 1 / len(batch)
+            counts[i, rows] = step >= lesson.counted
+        return x, y, shares, counts
+
+    def params(self) -> list[Flat]:
+        """Of each copy."""
+        there = {name: tensor.detach().cpu().numpy() for name, tensor in self._free.items()}
+        made = []
+        for i in range(len(self._lessons)):
+            flat = Flat(self._specs)
+            for name, view in flat.views.items():
+                view[...] = there[name][i]
+            made.append(flat)
+        return made
+
+    def mean_losses(self) -> NDArray[np.float64]:
+        """(k,): 0 where no step counts."""
+        seen = [sum(len(batch) for batch in lesson.batches[lesson.counted :]) for lesson in self._lessons]
+        return np.asarray(self._totals.cpu().numpy() / np.maximum(seen, 1))

@@ -1,0 +1,205 @@
+"""What a training step minimises: cross-entropy alone, or with the terms that the papers add to it."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from device_runtime.models.bundles.manifest import ABOVE, Extra
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.subject import Pass, Subject, Tensors, run, stored_tensors
+
+FLOOR = 1e-12  # under a square root, whose slope at 0 is infinite
+COSINE_FLOOR = 1e-8  # the least norm of a vector, as in torch's cosine_similarity
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a network gives: classes, width of the features, shape of the map at each level."""
+
+    classes: int
+    width: int
+    maps: Mapping[str, tuple[int, ...]]
+
+    def positions(self, level: str) -> int:
+        """Places of a level's map: h * w of (channels, h, w), tokens of (tokens, channels)."""
+        shape = self.maps[level]
+        return shape[0] if len(shape) == 2 else prod(shape[1:])
+
+
+@dataclass(frozen=True)
+class Given:
+    """One batch: x (n, ...), y (n,), the objective's extra inputs, and the tensors of the model."""
+
+    subject: Subject
+    x: Tensor
+    y: Tensor
+    extras: Tensors
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The extra inputs of a loss, and the loss: a scalar, the mean over the batch."""
+
+    extras: Callable[[Sizes], tuple[Extra, ...]]
+    loss: Callable[[Given], Tensor]
+
+
+def measure(subject: Subject) -> Sizes:
+    """Sizes of what the subject gives for its example."""
+    with torch.no_grad():
+        return sizes_of(run(subject, subject.example, stored_tensors(subject.module)))
+
+
+def sizes_of(passed: Pass) -> Sizes:
+    """Sizes of one pass."""
+    maps = {level: tuple(value.shape[1:]) for level, value in passed.maps.items()}
+    return Sizes(int(passed.logits.shape[1]), int(passed.features.shape[1]), maps)
+
+
+def cross_entropy(given: Given) -> Tensor:
+    """Mean cross-entropy in nats."""
+    return functional.cross_entropy(run(given.subject, given.x, given.tensors).logits, given.y)
+
+
+def moon(given: Given) -> Tensor:
+    """Cross-entropy and the contrastive term of MOON (Li et al. 2021, equation 3 and 4).
+
+    mu * mean(-log(exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau))))
+    """
+    passed, extras = run(given.subject, given.x, given.tensors), given.extras
+    similar = [_cosine(passed.features, extras[name]) for name in ("z_glob", "z_prev")]
+    closer = -functional.log_softmax(torch.stack(similar, 1) / extras["tau"], 1)[:, 0]
+    return functional.cross_entropy(passed.logits, given.y) + extras["mu"] * closer.mean()
+
+
+def distil(given: Given) -> Tensor:
+    """Mean absolute difference of logits and targets (FedMD in thesis 002, 5.5); y is not used."""
+    return functional.l1_loss(run(given.subject, given.x, given.tensors).logits, given.extras["target"])
+
+
+def kl(given: Given) -> Tensor:
+    """(1 - alpha) * cross-entropy + alpha * T^2 * KL(softmax(target / T), softmax(logits / T)).
+
+    Hinton et al. 2015, section 2.
+    """
+    extras, heat = given.extras, given.extras["temperature"]
+    logits = run(given.subject, given.x, given.tensors).logits
+    ours = functional.log_softmax(logits / heat, 1)
+    theirs = functional.log_softmax(extras["target"] / heat, 1)
+    divergence = (torch.exp(theirs) * (theirs - ours)).sum(1).mean()
+    hard = functional.cross_entropy(logits, given.y)
+    return (1 - extras["alpha"]) * hard + extras["alpha"] * heat * heat * divergence
+
+
+def attention(given: Given) -> Tensor:
+    """Cross-entropy and attention transfer (thesis 002, 5.3; Zagoruyko and Komodakis 2017, equation 2).
+
+    Mean over samples of sum_levels beta_level * || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2^2, where Q is the sum
+    of squares over the channels at each place, and `teacher.LEVEL` is that of the teacher, (n, places).
+    Levels whose map has no places, a vector for each sample, are left out; `beta` is in the order of the
+    others. Both texts write the norm, Zagoruyko's code squares it: with the norm, their beta diverges.
+    """
+    passed, extras = run(given.subject, given.x, given.tensors), given.extras
+    apart: list[Tensor] = []
+    for level, value in passed.maps.items():
+        if value.dim() == 2:
+            continue
+        square = value * value
+        ours = square.sum(2) if value.dim() == 3 else square.sum(1).flatten(1)
+        difference = _unit(ours) - _unit(extras[f"teacher.{level}"])
+        apart.append((difference * difference).sum(1))
+    hard = functional.cross_entropy(passed.logits, given.y)
+    return hard + (torch.stack(apart, 1) * extras["beta"]).sum(1).mean()
+
+
+def prototype(given: Given) -> Tensor:
+    """`distil`, and cross-entropy of what is above the level `up` on one map for each class (FedKAD).
+
+    beta * sum_c present_c * CE(theta(prototype_c), c) (thesis 002, 5.5); y is not used.
+    """
+    extras = given.extras
+    prototypes = extras["prototypes"]
+    places = given.x.new_zeros((prototypes.shape[0], *given.x.shape[1:]))
+    logits = run(given.subject, places, given.tensors, ("up", prototypes)).logits
+    own = -(functional.log_softmax(logits, 1) * torch.eye(len(prototypes), device=logits.device)).sum(1)
+    return distil(given) + extras["beta"] * (own * extras["present"]).sum()
+
+
+def above(given: Given, level: str) -> Tensor:
+    """Cross-entropy of what is above a level on `maps` in its place (thesis 002, 5.2.2); x gives n alone."""
+    logits = run(given.subject, given.x, given.tensors, (level, given.extras["maps"])).logits
+    return functional.cross_entropy(logits, given.y)
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    """(n,), of the rows of a and b."""
+    norms = [torch.sqrt((v * v).sum(1)).clamp_min(COSINE_FLOOR) for v in (a, b)]
+    return (a * b).sum(1) / (norms[0] * norms[1])
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / _norm(rows).unsqueeze(1)
+
+
+def _norm(rows: Tensor) -> Tensor:
+    return torch.sqrt((rows * rows).sum(1) + FLOOR)
+
+
+def _scalars(*names: str) -> tuple[Extra, ...]:
+    return tuple(Extra(name, (), False) for name in names)
+
+
+def _target(sizes: Sizes) -> Extra:
+    return Extra("target", (sizes.classes,), True)
+
+
+def _moon_extras(sizes: Sizes) -> tuple[Extra, ...]:
+    features = tuple(Extra(name, (sizes.width,), True) for name in ("z_glob", "z_prev"))
+    return (*features, *_scalars("mu", "tau"))
+
+
+def _attention_extras(sizes: Sizes) -> tuple[Extra, ...]:
+    levels = [level for level, shape in sizes.maps.items() if len(shape) > 1]
+    _need("attention", sizes, levels[0] if levels else "low")
+    maps = (Extra(f"teacher.{level}", (sizes.positions(level),), True) for level in levels)
+    return (*maps, Extra("beta", (len(levels),), False))
+
+
+def _prototype_extras(sizes: Sizes) -> tuple[Extra, ...]:
+    _need("prototype", sizes, "up")
+    classes = (sizes.classes,)
+    maps = Extra("prototypes", (*classes, *sizes.maps["up"]), False)
+    return (_target(sizes), maps, Extra("present", classes, False), *_scalars("beta"))
+
+
+def _above_extras(sizes: Sizes, objective: str, level: str) -> tuple[Extra, ...]:
+    _need(objective, sizes, level)
+    return (Extra("maps", sizes.maps[level], True),)
+
+
+def _above(objective: str) -> Objective:
+    level = objective.partition("-")[2]
+    return Objective(partial(_above_extras, objective=objective, level=level), partial(above, level=level))
+
+
+def _need(objective: str, sizes: Sizes, level: str) -> None:
+    if level not in sizes.maps:
+        raise ExportError(f"objective {objective} needs the feature map of level {level}: name its submodule")
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "train": Objective(lambda sizes: (), cross_entropy),
+    "moon": Objective(_moon_extras, moon),
+    "distil": Objective(lambda sizes: (_target(sizes),), distil),
+    "kl": Objective(lambda sizes: (_target(sizes), *_scalars("temperature", "alpha")), kl),
+    "attention": Objective(_attention_extras, attention),
+    "prototype": Objective(_prototype_extras, prototype),
+    **{name: _above(name) for name in ABOVE},
+}

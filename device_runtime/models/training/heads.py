@@ -1,0 +1,182 @@
+"""Many softmax heads at once, each on its own samples: what SoftmaxHead does to one, in batched products."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Head
+from device_runtime.models.bundles.tensors import Tensors
+
+from .head import Indices
+from .optimizer import Sgd
+from .softmax import Matrix
+
+Heads = NDArray[np.float32]  # (heads, classes, inputs)
+
+WINDOW_BYTES = 4 << 20
+"""Of samples that are gathered for the next steps: a share of a processor's cache."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one head learns from: inputs (n, inputs) as `inputs_of` gives them, y (n,), a step for each batch.
+
+    Each batch has at least one index. `counted`: the first step whose loss counts.
+    """
+
+    inputs: Matrix
+    y: NDArray[Any]
+    batches: Sequence[Indices]
+    counted: int = 0
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Heads (n, classes, inputs) and the mean loss of each over the samples of the steps that count."""
+
+    heads: Heads
+    losses: NDArray[np.float64]
+
+
+def inputs_of(features: Matrix, head: Head) -> Matrix:
+    """The features (n, width), behind them a column of ones where the head has a bias, contiguous."""
+    if head.bias is None:
+        return np.ascontiguousarray(features, np.float32)
+    inputs = np.ones((len(features), features.shape[1] + 1), np.float32)
+    inputs[:, :-1] = features
+    return inputs
+
+
+def joined(weights: Tensors, head: Head) -> Matrix:
+    """Weight and bias of a model as one matrix (classes, inputs)."""
+    if head.bias is None:
+        return np.ascontiguousarray(weights[head.weight])
+    return np.concatenate([weights[head.weight], weights[head.bias][:, None]], axis=1)
+
+
+def parted(heads: Heads, head: Head) -> list[dict[str, NDArray[np.float32]]]:
+    """The tensors of each head under their names in the bundle, contiguous copies."""
+    if head.bias is None:
+        return [{head.weight: weight.copy()} for weight in heads]
+    weights, biases = np.ascontiguousarray(heads[:, :, :-1]), np.ascontiguousarray(heads[:, :, -1])
+    return [{head.weight: weight, head.bias: bias} for weight, bias in zip(weights, biases, strict=True)]
+
+
+def train_heads(start: Matrix, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float = 0.0) -> Learnt:
+    """Trains a copy of `start` (classes, inputs) on each lesson; there is at least one.
+
+    clip_norm: the largest norm of a step's gradient; 0: no limit.
+    A head's result does not depend on the others. Values overflow silently where training diverges.
+    Memory: three matrices of the head's size for each lesson, four with momentum, and WINDOW_BYTES.
+    """
+    learnt = Learnt(np.empty((len(lessons), *start.shape), np.float32), np.full(len(lessons), np.nan))
+    alike: dict[int, list[int]] = {}
+    for i, lesson in enumerate(lessons):
+        alike.setdefault(_rows(lesson), []).append(i)
+    for rows, chosen in alike.items():
+        # Those with most steps first: at any step, the ones still learning are the first few.
+        chosen.sort(key=lambda i: -len(lessons[i].batches))
+        training = _Training(start, [lessons[i] for i in chosen], sgd, clip_norm, rows)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            training.run()
+        learnt.heads[chosen], learnt.losses[chosen] = training.heads, training.mean_losses()
+    return learnt
+
+
+def _rows(lesson: Lesson) -> int:
+    """To how many rows batches are filled up with no weight: the largest, its first three bits rounded up.
+
+    Of the lesson alone, so that no bit of a result depends on the others.
+    """
+    longest = max((len(batch) for batch in lesson.batches), default=0)
+    unit = 1 << max(0, longest.bit_length() - 3)
+    return -(-longest // unit) * unit
+
+
+class _Training:
+    """One run; rows of the plan that a lesson does not have carry no weight. k heads, s steps, b a batch."""
+
+    def __init__(
+        self, start: Matrix, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float, rows: int
+    ) -> None:
+        self._lessons, self._sgd, self._clip_norm = lessons, sgd, np.float32(clip_norm)
+        self.heads = np.repeat(start[None], len(lessons), axis=0)
+        self._slopes = np.empty_like(self.heads)
+        self._velocity = np.zeros_like(self.heads) if sgd.momentum else None
+        lengths = [np.array([len(batch) for batch in lesson.batches], np.intp) for lesson in lessons]
+        self._steps = np.array([len(steps) for steps in lengths])
+        shape = (len(lessons), int(self._steps[0]), rows)
+        self._rows = np.zeros(shape, np.intp)  # (k, s, b)
+        self._labels = np.zeros(shape, np.intp)
+        self._shares = np.zeros(shape, np.float32)
+        self._losses = np.zeros(shape, np.float32)
+        self._counts = np.zeros(shape, bool)
+        self._which, self._rank = np.arange(len(lessons))[:, None], np.arange(rows)
+        for k in range(len(lessons)):
+            self._lay_out(k, lengths[k])
+
+    def _lay_out(self, k: int, lengths: NDArray[np.intp]) -> None:
+        lesson, steps = self._lessons[k], len(lengths)
+        if not steps:
+            return
+        there = self._rank < lengths[:, None]
+        rows = np.concatenate(lesson.batches)
+        self._rows[k, :steps][there] = rows
+        self._labels[k, :steps][there] = lesson.y[rows]
+        self._shares[k, :steps] = there / lengths[:, None]
+        self._counts[k, lesson.counted : steps] = there[lesson.counted :]
+
+    def run(self) -> None:
+        """All steps, a window of gathered samples at a time."""
+        k, steps, batch = self._rows.shape
+        inputs = self.heads.shape[2]
+        window = max(1, min(steps, WINDOW_BYTES // max(1, 4 * k * batch * inputs)))
+        gathered = np.empty((k, window, batch, inputs), np.float32)
+        for begin in range(0, steps, window):
+            end = min(begin + window, steps)
+            active = self._active(begin)
+            for i in range(active):
+                rows, out = self._rows[i, begin:end], gathered[i, : end - begin]
+                np.take(self._lessons[i].inputs, rows, axis=0, out=out, mode="clip")
+            for step in range(begin, end):
+                still = self._active(step)
+                self._step(step, gathered[:still, step - begin])
+
+    def _active(self, step: int) -> int:
+        return int(np.count_nonzero(self._steps > step))
+
+    def _step(self, step: int, x: NDArray[np.float32]) -> None:
+        """x: (k, b, inputs), of the first k heads."""
+        k, b, _ = x.shape
+        heads, sgd = self.heads[:k], self._sgd
+        own = (self._which[:k], self._rank[:b], self._labels[:k, step])
+        logits = np.matmul(x, heads.transpose(0, 2, 1))
+        logits -= np.maximum.reduce(logits, axis=2, keepdims=True)
+        chosen = logits[own]
+        np.exp(logits, out=logits)
+        sums = np.add.reduce(logits, axis=2, keepdims=True)
+        self._losses[:k, step] = np.log(sums[:, :, 0]) - chosen
+        logits /= sums
+        logits[own] -= 1
+        logits *= self._shares[:k, step, :, None]
+        slopes = np.matmul(logits.transpose(0, 2, 1), x, out=self._slopes[:k])
+        if self._clip_norm:
+            norms = np.sqrt(np.einsum("kci,kci->k", slopes, slopes))
+            slopes *= np.minimum(self._clip_norm / (norms + np.float32(1e-6)), np.float32(1))[:, None, None]
+        if sgd.weight_decay:
+            slopes += np.float32(sgd.weight_decay) * heads
+        moves = slopes
+        if self._velocity is not None:
+            moves = self._velocity[:k]
+            moves *= np.float32(sgd.momentum)
+            moves += slopes
+        heads -= np.multiply(moves, np.float32(sgd.lr), out=slopes)
+
+    def mean_losses(self) -> NDArray[np.float64]:
+        """(k,), NaN where no step counts."""
+        seen = self._counts.sum(axis=(1, 2))
+        total = np.sum(self._losses, axis=(1, 2), where=self._counts, dtype=np.float64)
+        return np.where(seen > 0, total / np.maximum(seen, 1), np.nan)

@@ -1,0 +1,56 @@
+"""What a device can do and what work costs on it: measured, predicted, classified."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
+from .shipped import ProfileError, shipped, shipped_names
+
+if TYPE_CHECKING:
+    from .cost import Cost, GraphWork, Pass, Work, Workload, predict
+    from .fleets.chances import Chances
+    from .fleets.scenarios import BatterySpec, Fleet, FleetSpec
+    from .measure import host_profile, measure_speed
+    from .straggler import Verdict, classify
+
+__all__ = [
+    "Bandwidth",
+    "Battery",
+    "BatterySpec",
+    "Chances",
+    "Cost",
+    "DeviceProfile",
+    "Fleet",
+    "FleetSpec",
+    "GraphWork",
+    "Memory",
+    "Pass",
+    "Power",
+    "ProfileError",
+    "Speed",
+    "Verdict",
+    "Work",
+    "Workload",
+    "classify",
+    "host_profile",
+    "measure_speed",
+    "predict",
+    "shipped",
+    "shipped_names",
+]
+
+_WHERE = {
+    ".fleets.chances": ("Chances",),
+    ".cost": ("Cost", "GraphWork", "Pass", "Work", "Workload", "predict"),
+    ".fleets.scenarios": ("BatterySpec", "Fleet", "FleetSpec"),
+    ".measure": ("host_profile", "measure_speed"),
+    ".straggler": ("Verdict", "classify"),
+}
+_LATER = {name: module for module, names in _WHERE.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A device that waits needs none of these: they are imported when they are first asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name], __name__), name)

@@ -1,0 +1,165 @@
+"""One group of a fleet, as its TOML file says it: which device, how many, and how they differ."""
+
+from __future__ import annotations
+
+import re
+from math import inf, isfinite
+
+import msgspec
+
+from device_runtime.profiles.shipped import ProfileError, shipped
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
+
+
+class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Compute speed: `factor` times the profile's at the median, log-normal with `sigma` from device to
+    device; how long work takes then varies from round to round by a log-normal of `jitter`, median 1.
+    """
+
+    factor: float = 1.0
+    sigma: float = 0.0
+    jitter: float = 0.0
+
+    def check(self, where: str) -> None:
+        _within(f"{where}.factor", self.factor, 0, inf, above=True)
+        _within(f"{where}.sigma", self.sigma, 0, 3)
+        _within(f"{where}.jitter", self.jitter, 0, 3)
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The link: bytes per second at the median (the profile's where none are given), log-normal with `sigma`
+    from device to device and `jitter` from round to round; `latency_s` is added to each transfer.
+    """
+
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+    sigma: float = 0.0
+    jitter: float = 0.0
+    latency_s: float = 0.0
+
+    def check(self, where: str) -> None:
+        for name in ("up_bytes_per_s", "down_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None:
+                _within(f"{where}.{name}", rate, 0, inf, above=True)
+        _within(f"{where}.sigma", self.sigma, 0, 3)
+        _within(f"{where}.jitter", self.jitter, 0, 3)
+        _within(f"{where}.latency_s", self.latency_s, 0, inf)
+
+
+class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Memory that training may reach: `limit_mb` (MiB) at the median (the profile's where none is given),
+    log-normal with `sigma`; never more than the device has.
+    """
+
+    limit_mb: int | None = None
+    sigma: float = 0.0
+
+    def check(self, where: str, profile: str) -> None:
+        _within(f"{where}.sigma", self.sigma, 0, 3)
+        if self.limit_mb is not None:
+            _within(f"{where}.limit_mb", self.limit_mb, 1, shipped(profile).memory.total_bytes / 2**20)
+
+
+class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Hours of each day in which a device is there: from about `start_h` of its own time (normal, standard
+    deviation `start_sd_h`), for about `length_h` hours (log-normal with `length_sigma`, a day at most).
+    `share` of the group's devices have this window at all.
+    """
+
+    start_h: float
+    length_h: float
+    start_sd_h: float = 0.0
+    length_sigma: float = 0.0
+    share: float = 1.0
+
+    def check(self, where: str) -> None:
+        _within(f"{where}.start_h", self.start_h, 0, 24)
+        _within(f"{where}.length_h", self.length_h, 0, 24, above=True)
+        _within(f"{where}.start_sd_h", self.start_sd_h, 0, 12)
+        _within(f"{where}.length_sigma", self.length_sigma, 0, 3)
+        _within(f"{where}.share", self.share, 0, 1)
+
+
+class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What goes wrong, each time a device is asked: its process dies (`crash`) or it loses the link (`drop`)
+    with these probabilities. It is then away for about `away_s` seconds (log-normal with `away_sigma`).
+    """
+
+    crash: float = 0.0
+    drop: float = 0.0
+    away_s: float = 600.0
+    away_sigma: float = 0.0
+
+    def check(self, where: str) -> None:
+        _within(f"{where}.crash", self.crash, 0, 1)
+        _within(f"{where}.drop", self.drop, 0, 1)
+        _within(f"{where}.away_s", self.away_s, 0, inf)
+        _within(f"{where}.away_sigma", self.away_sigma, 0, 3)
+
+
+class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A battery of `wh` watt-hours, filled at `charge_w` watts while the device is there; charged to `start`
+    of its capacity when the run begins, give or take `start_spread` (uniform). Below `minimum` the device
+    takes no part.
+    """
+
+    wh: float
+    charge_w: float = 0.0
+    start: float = 1.0
+    start_spread: float = 0.0
+    minimum: float = 0.0
+
+    def check(self, where: str) -> None:
+        _within(f"{where}.wh", self.wh, 0, inf, above=True)
+        _within(f"{where}.charge_w", self.charge_w, 0, inf)
+        for name in ("start", "start_spread", "minimum"):
+            _within(f"{where}.{name}", getattr(self, name), 0, 1)
+
+
+class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`share` of the fleet: devices of one shipped `profile`, and how they differ. No windows: always there.
+
+    Their clocks are spread evenly over `zones_h` hours, west of the fleet's.
+    """
+
+    profile: str
+    share: float
+    speed: Spread = Spread()
+    link: Link = Link()
+    memory: Room = Room()
+    windows: tuple[Window, ...] = ()
+    zones_h: float = 0.0
+    failures: Failures = Failures()
+    battery: Cell | None = None
+
+    def check(self, name: str) -> None:
+        """Raises ProfileError, naming group, field and what was expected."""
+        where = f"groups.{name}"
+        if not _NAME.fullmatch(name):
+            raise ProfileError(f"group name {name!r}: use 1 to 48 letters, digits, '.', '_' or '-'")
+        try:
+            shipped(self.profile)
+        except ProfileError as error:
+            raise ProfileError(f"{where}.profile: {error}") from None
+        _within(f"{where}.share", self.share, 0, 1, above=True)
+        _within(f"{where}.zones_h", self.zones_h, 0, 24)
+        if len(self.windows) > 2:
+            raise ProfileError(f"{where}.windows are {len(self.windows)}, expected 2 or fewer")
+        for number, window in enumerate(self.windows):
+            window.check(f"{where}.windows[{number}]")
+        self.speed.check(f"{where}.speed")
+        self.link.check(f"{where}.link")
+        self.memory.check(f"{where}.memory", self.profile)
+        self.failures.check(f"{where}.failures")
+        if self.battery is not None:
+            self.battery.check(f"{where}.battery")
+
+
+def _within(where: str, value: float, least: float, most: float, *, above: bool = False) -> None:
+    if isfinite(value) and least <= value <= most and not (above and value == least):
+        return
+    low = f"above {least:g}" if above else f"{least:g} or more"
+    high = "" if most == inf else f", {most:g} at most"
+    raise ProfileError(f"{where} is {value}, expected a number {low}{high}")

@@ -1,0 +1,91 @@
+"""The boards, phones and computers in `boards.toml`, as device profiles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+import msgspec
+
+from device_runtime.content import content
+
+from .device import Bandwidth, DeviceProfile, Memory, Power, Speed
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MOBILENET_V2_FLOPS = 0.6e9
+"""Two for each of MobileNetV2's 300 million multiply-adds at 224 px (Sandler et al. 2018, table 4)."""
+
+RESNET_18_FLOPS = 3.6e9
+"""Two for each of ResNet-18's 1.8 billion multiply-adds at 224 px (He et al. 2016, table 1)."""
+
+
+RESIDENT_BYTES = 82_000_000
+"""What a device process holds, idle after joining (measured: benchmarks/footprint.py)."""
+
+
+class ProfileError(Exception):
+    """A profile or a fleet that does not exist, or that does not read as one."""
+
+
+class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One table of the file; see its head for what the figures mean."""
+
+    title: str
+    cores: int
+    memory_mb: int
+    available_mb: int
+    memory_source: str
+    mobilenet_v2_ms: float
+    resnet18_ms: float
+    speed_source: str
+    idle_w: float
+    load_w: float
+    power_source: str
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    link_source: str
+
+    @property
+    def flops_per_s(self) -> float:
+        """By MobileNetV2: the lower of the two on every board, as of networks with thin layers."""
+        return MOBILENET_V2_FLOPS / (self.mobilenet_v2_ms / 1000)
+
+    @property
+    def wide_flops_per_s(self) -> float:
+        """By ResNet-18: what a network with wide layers gets."""
+        return RESNET_18_FLOPS / (self.resnet18_ms / 1000)
+
+    def profile(self, name: str) -> DeviceProfile:
+        return DeviceProfile(
+            name=name,
+            cores=self.cores,
+            memory=Memory(self.memory_mb * 2**20, self.available_mb * 2**20, RESIDENT_BYTES),
+            speed=Speed(self.flops_per_s, source=self.speed_source),
+            bandwidth=Bandwidth(self.up_bytes_per_s, self.down_bytes_per_s, "shipped profile, assumed"),
+            power=Power(self.idle_w, self.load_w, self.power_source),
+        )
+
+
+@cache
+def boards() -> Mapping[str, Board]:
+    """All of the file, by name, in its order."""
+    text = (content("profiles") / "boards.toml").read_text("utf-8")
+    return MappingProxyType(msgspec.convert(tomllib.loads(text), dict[str, Board]))
+
+
+def shipped_names() -> tuple[str, ...]:
+    return tuple(boards())
+
+
+def shipped(name: str) -> DeviceProfile:
+    """The shipped profile of this name. Raises ProfileError, listing the names there are."""
+    try:
+        return boards()[name].profile(name)
+    except KeyError:
+        raise ProfileError(f"no profile named {name!r}; there are {', '.join(shipped_names())}") from None

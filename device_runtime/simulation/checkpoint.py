@@ -1,0 +1,145 @@
+"""A run that is to go on later: what was learnt. What happened is found again by replaying virtual time.
+
+Nothing that devices do depends on the weights, so a run goes on by going through its rounds again without
+training, which takes milliseconds a round, and then training from where it stopped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.errors import ModelError
+from device_runtime.strategies.merging.aggregator_half import ALONE
+from device_runtime.strategies.training.device_half import NOTHING
+
+from .bases import Base, Version
+from .errors import SimulationError
+
+FILE = "checkpoint.safetensors"
+CONTENTS = "contents"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What kinds of update keep for the next time: on the aggregator, and on devices by number and kind."""
+
+    aggregator: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
+    devices: Mapping[tuple[int, str], Tensors] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """After round `round`: the bases that somebody trains from yet, the newest with them, and what is served.
+
+    `history` has what each round distributed, from the first to the newest base; `scores` what the model of
+    each was worth (moves.Worked), and `best` the served one of the best, where a run is to leave that behind.
+    """
+
+    round: int
+    bases: tuple[Base, ...]
+    history: tuple[Version, ...]
+    served: Tensors
+    kept: Kept = field(default_factory=Kept)
+    scores: tuple[float, ...] = ()
+    best: Tensors = field(default_factory=lambda: NOTHING)
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """Whose tensors stand under a number: a kind of thing, a round or device, and a name."""
+
+    what: Literal["served", "base", "member", "aside", "aggregator", "device", "best"]
+    number: int = 0
+    name: str = ""
+    rare: tuple[int, ...] = ()
+
+
+class _Contents(msgspec.Struct, frozen=True, array_like=True):
+    """The table of contents of a checkpoint's file."""
+
+    history: tuple[Version, ...]
+    places: tuple[_Place, ...]
+    scores: tuple[float, ...] = ()
+
+
+def save(checkpoint: Checkpoint, folder: Path) -> None:
+    """Durably, in place of an earlier one. Raises SimulationError when the disk does not do as it is told."""
+    owners = dict(_owners(checkpoint))
+    contents = _Contents(checkpoint.history, tuple(owners), checkpoint.scores)
+    content = {CONTENTS: np.frombuffer(msgspec.msgpack.encode(contents), np.uint8)}
+    for number, tensors_of in enumerate(owners.values()):
+        content |= {f"{number}/{name}": value for name, value in tensors_of.items()}
+    beside = folder / f".{FILE}"
+    try:
+        with beside.open("wb") as file:
+            file.write(tensors.encode(content))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(folder / FILE)
+    except OSError as error:
+        raise SimulationError(f"cannot write {folder / FILE}: {error.strerror or error}") from None
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """What was saved last; None where nothing was. Raises SimulationError for a file that is damaged."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        return _read(tensors.decode(path.read_bytes()))
+    except (ModelError, msgspec.MsgspecError, LookupError, TypeError, ValueError, OSError) as error:
+        raise SimulationError(f"{path} is not a checkpoint ({error}): remove it to begin again") from None
+
+
+def _owners(checkpoint: Checkpoint) -> Iterator[tuple[_Place, Tensors]]:
+    yield _Place("served"), checkpoint.served
+    if checkpoint.best:
+        yield _Place("best"), checkpoint.best
+    for base in checkpoint.bases:
+        yield _Place("base", base.number, rare=base.rare), base.weights
+        for member, weights in base.family.items():
+            yield _Place("member", base.number, member), weights
+        yield _Place("aside", base.number), base.aside
+    for kind, memory in checkpoint.kept.aggregator.items():
+        yield _Place("aggregator", 0, kind), memory
+    for (device, kind), memory in checkpoint.kept.devices.items():
+        yield _Place("device", device, kind), memory
+
+
+def _read(content: Tensors) -> Checkpoint:
+    contents = msgspec.msgpack.decode(content[CONTENTS].tobytes(), type=_Contents)
+    parts: list[dict[str, NDArray[Any]]] = [{} for _ in contents.places]
+    for key, value in content.items():
+        number, _, name = key.partition("/")
+        if name:
+            parts[int(number)][name] = value
+    of: dict[str, dict[tuple[int, str], Tensors]] = {}
+    rare = {place.number: place.rare for place in contents.places if place.what == "base"}
+    for place, mine in zip(contents.places, parts, strict=True):
+        of.setdefault(place.what, {})[place.number, place.name] = mine
+    return Checkpoint(
+        len(contents.history) - 1,
+        tuple(
+            replace(_base(number, weights, of), rare=rare[number])
+            for (number, _), weights in sorted(of["base"].items())
+        ),
+        contents.history,
+        of["served"][0, ""],
+        Kept({kind: memory for (_, kind), memory in of.get("aggregator", {}).items()}, of.get("device", {})),
+        contents.scores,
+        of.get("best", {}).get((0, ""), NOTHING),
+    )
+
+
+def _base(number: int, weights: Tensors, of: Mapping[str, Mapping[tuple[int, str], Tensors]]) -> Base:
+    family = {name: mine for (round_, name), mine in of.get("member", {}).items() if round_ == number}
+    return Base(number, weights, family, of["aside"][number, ""])

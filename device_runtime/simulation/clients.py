@@ -1,0 +1,68 @@
+"""Who holds which samples: one data set in one place, and every device's part of it as indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.strategies.training.device_half import LocalData
+
+
+@dataclass(frozen=True)
+class Clients:
+    """`x` raw inputs (n, ...), `y` labels int64 (n,); device i has order[offsets[i]:offsets[i + 1]].
+
+    `x` may be memory-mapped: a device's samples are read and prepared when they are asked for.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    order: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, x: NDArray[Any], y: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> Clients:
+        """From each device's indices into x and y, (n_k,)."""
+        ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+        order = np.concatenate(parts) if len(parts) else np.empty(0, np.int64)
+        return cls(x, y, order.astype(np.int64, copy=False), ends)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def indices(self, device: int) -> NDArray[np.int64]:
+        """Of this device's samples, (n_k,)."""
+        return self.order[self.offsets[device] : self.offsets[device + 1]]
+
+    def local(self, device: int, given: InputSpec) -> LocalData:
+        """This device's samples, prepared as the bundle wants them. Raises TensorError."""
+        indices = self.indices(device)
+        return LocalData(given.prepare(self.x[indices]), self.y[indices])
+
+    def class_counts(self, labels: int) -> NDArray[np.int64]:
+        """Samples of each class that each device holds, (devices, labels)."""
+        counts = np.zeros((len(self), labels), np.int64)
+        owner = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        np.add.at(counts, (owner, self.y[self.order]), 1)
+        return counts
+
+    def save(self, folder: Path) -> None:
+        """As .npy files, which other processes map into memory."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("x", "y", "order", "offsets"):
+            np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
+
+    @classmethod
+    def open(cls, folder: Path) -> Clients:
+        """What `save` wrote; `x` and `order` stay on disk until they are read."""
+        x, order = (
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("x", "order")
+        )
+        y, offsets = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("y", "offsets"))
+        return cls(x, y, order, offsets)

@@ -1,0 +1,1 @@
+"""Virtual time: who is asked when, and what each device then does."""

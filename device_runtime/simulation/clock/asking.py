@@ -1,0 +1,152 @@
+"""Which devices are asked, and what each of them then does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.client.selection.choose import MAIN
+from device_runtime.simulation.bases import Bases
+from device_runtime.strategies.kind import AnyStrategy
+
+from .devices import Devices
+from .timeline import Asked, Luck, Timeline
+
+TRIES = 4
+"""Draws for each device that is wanted before the whole fleet is looked through."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """One device at work: asked in round `round` for an update from that round's base. It has `samples`.
+
+    `strategy` is the form of a kind that it chose; None, and `kind` empty, when it sits out.
+    """
+
+    index: int
+    device: str
+    group: str
+    round: int
+    asked_s: float
+    kind: str
+    strategy: AnyStrategy | None
+    line: Timeline
+    samples: int = 1
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Round `round` as it stands at `now`: when it closes, and who was asked when, by name.
+
+    `serial` grows when a round opens or is extended: in between nobody is asked twice.
+    """
+
+    round: int
+    now: float
+    closes_s: float
+    asked: Mapping[str, int]
+    serial: int
+
+
+@dataclass(frozen=True)
+class Stock:
+    """The devices, and what they fetch: the bundles while they wait to be asked, then each round's base."""
+
+    devices: Devices
+    bases: Bases
+    bundle_bytes: int
+
+
+class Asking:
+    """Draws devices with the run's seed; every draw is numbered, so that a run can be repeated."""
+
+    def __init__(self, task: Task, stock: Stock, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self._devices, self._bases, self._bundle_bytes = stock.devices, stock.bases, stock.bundle_bytes
+        self._kinds: tuple[int, tuple[AnyStrategy, ...]] = (0, ())
+        self._draws = 0
+        self._serials = np.zeros(len(stock.devices), np.int64)
+
+    def ask(self, opening: Opening, count: int) -> list[Flight]:
+        """Offer the round to `count` devices, or to as many as can be asked."""
+        rng = self._stream()
+        return self._flights(self._choose(opening, count, rng), opening, rng)
+
+    def again(self, opening: Opening, device: int) -> list[Flight]:
+        """Offer it to a device that was asked already and is back with nothing, if it can be asked now."""
+        if not self._devices.ready(device, opening.now):
+            return []
+        return self._flights([device], opening, self._stream())
+
+    def _stream(self) -> np.random.Generator:
+        self._draws += 1
+        return np.random.Generator(np.random.Philox(key=[self._seed, self._draws]))
+
+    def _choose(self, opening: Opening, count: int, rng: np.random.Generator) -> list[int]:
+        """Uniformly among those that are ready and not asked for this round already."""
+        found: list[int] = []
+        seen: set[int] = set()
+        total = len(self._devices)
+        if count < total // TRIES:
+            for device in rng.integers(0, total, TRIES * count).tolist():
+                if device not in seen:
+                    seen.add(device)
+                    if self._can(device, opening):
+                        found.append(device)
+                        if len(found) == count:
+                            return found
+        idle = (self._serials != opening.serial) & self._devices.idle(opening.now)
+        there = np.flatnonzero(idle & self._devices.fleet.present(opening.now))
+        for device in rng.permutation(there).tolist():
+            if len(found) == count:
+                break
+            if device not in seen and self._can(device, opening):
+                found.append(device)
+        return found
+
+    def _can(self, device: int, opening: Opening) -> bool:
+        devices = self._devices
+        if not devices.ready(device, opening.now):
+            return False
+        return opening.asked.get(devices.fleet.name(device)) != opening.round
+
+    def _flights(self, devices: list[int], opening: Opening, rng: np.random.Generator) -> list[Flight]:
+        self._serials[devices] = opening.serial
+        luck = self._devices.chances(np.array(devices, np.int64), rng)
+        return [self._flight(device, opening, drawn) for device, drawn in zip(devices, luck, strict=True)]
+
+    def _flight(self, device: int, opening: Opening, luck: Luck) -> Flight:
+        number, fleet = opening.round, self._devices.fleet
+        lobby_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
+        bases, known = self._bases, self._devices.known(device)
+        held = known.held
+        if lobby_bytes and number == 1:  # all of them waited for it
+            lobby_bytes, held = lobby_bytes + bases.to_fetch(1, MAIN, held), bases.fetched(1, MAIN, held)
+        asked = Asked(
+            now=opening.now,
+            closes_s=opening.closes_s,
+            down_bytes=lambda member: bases.to_fetch(number, member, held),
+            kinds=self._offered(number),
+            luck=luck,
+            latency_s=fleet.latency_s(device),
+            until=partial(fleet.until, device),
+            back=partial(fleet.next, device),
+            lobby_bytes=lobby_bytes,
+        )
+        line = self._devices.ask(device, asked)
+        if line.fetched:
+            known.held = bases.fetched(number, line.member, held)
+        chosen = line.outcome.plan.chosen
+        kind, strategy = ("", None) if chosen is None else (chosen.kind, chosen.strategy)
+        name, group = fleet.name(device), fleet.group(device)
+        samples = self._devices.samples(device)
+        return Flight(device, name, group, number, opening.now, kind, strategy, line, samples)
+
+    def _offered(self, number: int) -> tuple[AnyStrategy, ...]:
+        if self._kinds[0] != number:
+            self._kinds = (number, tuple(kind.strategy for kind in self._task.offered(number)))
+        return self._kinds[1]

@@ -1,0 +1,133 @@
+"""A device at work on a virtual clock: it takes the time that the work takes, and makes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import nan
+
+from device_runtime.client.energy import Energy, modelled
+from device_runtime.client.selection.choose import Candidate, Loads
+from device_runtime.profiles import DeviceProfile, Power
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.privacy.accountant import PrivacyError
+from device_runtime.strategies.privacy.dp_sgd import Ledger, round_of, settings_of
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
+
+STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))
+"""The shares of an update after which a device looks at its clock: it sees early that it will be late."""
+
+
+UNSPENT = Ledger()
+
+
+class VirtualWorker:
+    """See `client.training.work.Worker`: takes the time that the work takes, and makes nothing.
+
+    `believed` is the device as it believes itself to be, `slowdown` its seconds over those predicted without
+    what it has learnt.
+    """
+
+    def __init__(
+        self, believed: DeviceProfile, loads: Loads, now: float, slowdown: float, ledger: Ledger = UNSPENT
+    ) -> None:
+        """`ledger`: what was spent of its samples' privacy; it goes on with what its training spends."""
+        self.ledger = ledger
+        self.loads = loads
+        self.peak_bytes = 0
+        self.now = now
+        self.flops = 0.0
+        self._believed, self._slowdown = believed, slowdown
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._clock
+
+    def _clock(self) -> float:
+        return self.now
+
+    def begin(self) -> None:
+        self.peak_bytes = self._believed.memory.resident_bytes
+
+    def energy(self, power: Power, seconds: float) -> Energy:
+        return modelled(power, seconds, busy_s=seconds)
+
+    def barred(self, strategy: AnyStrategy) -> str:
+        return barred(self.ledger, strategy, self._samples)
+
+    def spent(self, strategy: AnyStrategy) -> float:
+        dp = settings_of(strategy)
+        return nan if dp is None else self.ledger.epsilon(dp.delta)
+
+    @property
+    def _samples(self) -> int:
+        return next(iter(self.loads.values())).samples
+
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
+        """The form that there was time for; of what came of it, all but the tensors.
+
+        Raises OutOfTime when a device would find out that the deadline will be missed.
+        """
+        strategy, load = chosen.strategy, self.loads[chosen.strategy.member]
+        if event := round_of(strategy, load.samples):
+            self.ledger = self.ledger.after(event)
+        cost = chosen.cost or class_statistics.cost(strategy, load, self._believed)
+        self.peak_bytes = max(self.peak_bytes, cost.peak_memory_bytes)
+        predicted_s = cost.compute_s / self._believed.corrections.get(chosen.kind, 1.0)
+        began, seconds = self.now, predicted_s * self._slowdown
+        form, share = strategy, 1.0
+        try:
+            if began + seconds > deadline:
+                form, share = self._hurried(strategy, seconds, Run(seed, "", self._clock, deadline))
+        except OutOfTime:
+            self.flops += cost.flops * (self.now - began) / seconds if seconds else 0.0
+            raise
+        if form is not strategy:
+            share = max(share, class_statistics.cost(form, load, self._believed).flops / cost.flops)
+        self.now = began + share * seconds
+        self.flops += share * cost.flops
+        return form, Contribution(chosen.kind, {}, load.samples, nan, form.form)
+
+    def _hurried(self, strategy: AnyStrategy, seconds: float, run: Run) -> tuple[AnyStrategy, float]:
+        """The form that a device ends with that has no time for all, and the share after which it does.
+
+        It sees that at one of its looks at the clock. What is done by then may be worth something; else it
+        goes on to the least that is, if there is time for that. See `strategies.training.local_training`.
+        """
+        began, aim = self.now, 1.0
+        for done in STEPS:
+            if done >= aim:
+                break
+            self.now = began + done * seconds
+            try:
+                run.pace(began, done / aim, aim)
+            except OutOfTime:
+                if aim < 1.0:
+                    raise
+                if form := strategy.stopped(done):
+                    return form, done
+                aim = _least(strategy, done)
+                if aim == 1.0:
+                    raise
+                run.pace(began, done / aim, aim)
+        least = strategy.stopped(aim)
+        return (strategy, 1.0) if least is None else (least, (self.now - began) / seconds)
+
+
+def barred(ledger: Ledger, strategy: AnyStrategy, samples: int) -> str:
+    """Why a device with this past must not train this form; empty when it may."""
+    dp = settings_of(strategy)
+    if dp is None or (event := round_of(strategy, samples)) is None:
+        return ""
+    try:
+        ledger.check(event, dp.limit)
+    except PrivacyError as error:
+        return str(error)
+    return ""
+
+
+def _least(strategy: AnyStrategy, done: float) -> float:
+    """The least share of the work, to a hundredth, after which something of it can be sent."""
+    if strategy.stopped(0.99) is None:
+        return 1.0
+    return next(n / 100 for n in range(round(100 * done), 100) if strategy.stopped(n / 100))

@@ -1,0 +1,175 @@
+"""Accuracy at equal rounds, time, energy and bytes: of all classes and of some, and paired by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import isnan, nan
+
+from device_runtime.simulation.metrics.curves import (
+    CLOSED_FORM_HEAD,
+    SERVED,
+    TRAINED_HEAD,
+    Axis,
+    Model,
+    accuracy,
+)
+from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.scenario import Scenario
+
+from .figures import Ran, Spread, Summary, Terms, spread
+
+LATEST = 5
+"""Evaluations over which an accuracy is averaged that would else hang on one round's draw of devices."""
+POINTS: tuple[Axis, ...] = ("rounds", "time", "energy", "bytes")
+DROPPED = ("drop", "fedavg")
+"""The two names of rounds without stragglers' updates."""
+MOST_NAMED = 20
+"""Classes that are shown one by one."""
+MOST_IN_TITLE = 8
+LESS = " − "
+
+
+@dataclass(frozen=True)
+class Part:
+    """Classes that are looked at together; `value` is the share that a round's served model recognises."""
+
+    title: str
+    value: Callable[[RoundLine], float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A policy's accuracy on one part of the classes at each of `POINTS`, 0 to 1.
+
+    With `against`: how much it has more than that policy with the same seed.
+    """
+
+    part: str
+    policy: str
+    at: Summary
+    against: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.policy}{LESS}{self.against}" if self.against else self.policy
+
+
+@dataclass(frozen=True)
+class Equal:
+    """`by_class` has a part for each class, and is empty where there are more than `MOST_NAMED`.
+
+    `lacking` names runs that were evaluated and whose folders keep no recall by class.
+    """
+
+    rows: tuple[Row, ...] = ()
+    by_class: tuple[Row, ...] = ()
+    lacking: tuple[str, ...] = ()
+
+    def __add__(self, other: Equal) -> Equal:
+        """Of two comparisons, side by side."""
+        return Equal(self.rows + other.rows, self.by_class + other.by_class, self.lacking + other.lacking)
+
+
+def equal(runs: Sequence[Ran], at: Terms, scenario: Scenario) -> Equal:
+    """Of the runs of one comparison, at the points of `at`."""
+    labels = max((run.info.labels for run in runs), key=len, default=())
+    named = [Part(label, SERVED.recall((number,))) for number, label in enumerate(labels)]
+    return Equal(
+        tuple(row for part in _parts(scenario, labels, runs) for row in _rows(part, runs, at)),
+        tuple(row for part in named for row in _rows(part, runs, at) if not row.against)
+        if len(labels) <= MOST_NAMED
+        else (),
+        tuple(str(run.name) for run in runs if run.curve.value.size and not _keeps_classes(run)),
+    )
+
+
+HEADS = {"trained head": TRAINED_HEAD, "closed-form head": CLOSED_FORM_HEAD}
+"""Of one run: the head in closed form is served, and the next base has the trained one."""
+
+
+def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[Ran]) -> Iterator[Part]:
+    """Of the served model, and of both heads where runs have a closed-form one."""
+    heads = HEADS if any(_has_both(run) for run in runs) else {}
+    yield Part("all classes", SERVED.acc)
+    yield from (Part(f"all classes, {title}", model.acc) for title, model in heads.items())
+    of_groups = tuple(alone(scenario, labels))
+    yield from of_groups
+    for title, model in heads.items():
+        for part in alone(scenario, labels, model):
+            yield Part(f"{part.title}, {title}", part.value)
+    if not of_groups:
+        yield Part("mean of classes", SERVED.recall(range(len(labels))))
+        yield Part("worst class", SERVED.recall(range(len(labels)), min))
+
+
+def _has_both(run: Ran) -> bool:
+    return any(not isnan(line.closed_form_eval_acc) for line in run.rounds)
+
+
+def alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> Iterator[Part]:
+    """For each group of the fleet the classes that it alone holds, where the scenario has such."""
+    held = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
+    for group, classes in held.items():
+        names = ", ".join(labels[number] for number in classes)
+        what = names if len(classes) <= MOST_IN_TITLE else f"{len(classes)} classes"
+        yield Part(f"{group} alone: {what}", model.recall(classes))
+
+
+def _keeps_classes(run: Ran) -> bool:
+    return any(line.eval_acc_by_class for line in run.rounds)
+
+
+Values = Mapping[Axis, Mapping[int, float]]
+"""Of one policy: by point, by seed."""
+
+
+def _rows(part: Part, runs: Sequence[Ran], at: Terms) -> Iterator[Row]:
+    """Each policy's, then the differences; nothing where no run knows this part."""
+    values = {
+        policy: _values(part, runs, policy, at) for policy in dict.fromkeys(r.name.policy for r in runs)
+    }
+    rows = [
+        Row(part.title, policy, {axis: spread(mine[axis].values()) for axis in POINTS})
+        for policy, mine in values.items()
+    ]
+    if not any(each.n for row in rows for each in row.at.values()):
+        return
+    yield from rows
+    for policy, against in _pairs(rows):
+        mine, other = values[policy], values[against]
+        yield Row(part.title, policy, {axis: paired(mine[axis], other[axis]) for axis in POINTS}, against)
+
+
+def _values(part: Part, runs: Sequence[Ran], policy: str, at: Terms) -> Values:
+    mine = [run for run in runs if run.name.policy == policy]
+    return {
+        axis: {
+            run.name.seed: accuracy(run.rounds, axis, part.value).when(at.point(axis), LATEST) for run in mine
+        }
+        for axis in POINTS
+    }
+
+
+def paired(mine: Mapping[int, float], other: Mapping[int, float]) -> Spread:
+    """The differences of figures by seed."""
+    return spread(value - other.get(seed, nan) for seed, value in mine.items())
+
+
+def _pairs(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """Each policy and its nearest rival at each point; each policy and the one that drops stragglers.
+
+    The nearest rival is the best of the others. Who was named first stands first, the dropping one last.
+    """
+    found: set[frozenset[str]] = set()
+    for axis in POINTS:
+        known = [row for row in rows if row.at[axis].n]
+        best = [row.policy for row in sorted(known, key=lambda row: row.at[axis].mean, reverse=True)]
+        found |= {frozenset((best[0], other)) for other in best[1:]}
+    names = [row.policy for row in rows]
+    dropping = [name for name in names if name.rpartition("/")[2] in DROPPED][:1]
+    found |= {frozenset((name, *dropping)) for name in names}
+    for pair in combinations(names, 2):
+        if frozenset(pair) in found:
+            yield (pair[1], pair[0]) if pair[0] in dropping else pair

@@ -1,0 +1,134 @@
+"""One run of a comparison, in this process: everything is written, and every round is told."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_runtime.models.engines.available import open_model
+from device_runtime.simulation import policies
+from device_runtime.simulation.executors import choice
+from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.executors.job import Executor, Job, World
+from device_runtime.simulation.metrics.probes import ProbeLine, Probes, ProbeSet, Rounds, spread_rounds
+from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.run import Keeping, Prepared, prepare, simulate
+from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.watch import Watch
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.training.device_half import Contribution
+
+from .run_folder import PROBES, Info, Name, RunFiles, fingerprint
+
+PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
+
+
+@dataclass(frozen=True)
+class How:
+    """What trains, and how many rounds local models are looked at in (0: none)."""
+
+    wish: ExecutorWish
+    probed_rounds: int = 3
+
+
+class Together:
+    """Several watches as one, told in this order."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self._watches = watches
+
+    def asked(self, ask: Ask) -> None:
+        for watch in self._watches:
+            watch.asked(ask)
+
+    def trained(self, job: Job, made: Contribution) -> None:
+        for watch in self._watches:
+            watch.trained(job, made)
+
+    def closed(self, line: RoundLine) -> None:
+        for watch in self._watches:
+            watch.closed(line)
+
+
+def of_policy(scenario: Scenario, policy: str) -> Scenario:
+    """The scenario as this policy runs it. Raises ScenarioError."""
+    return policies.of(policy, scenario)
+
+
+def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: Watch) -> Info:
+    """Simulate one policy with one seed into `folder`; `told` is told of everything besides.
+
+    Raises SimulationError, ModelError.
+    """
+    mine = of_policy(scenario, name.policy)
+    sha256 = fingerprint(mine, name.seed)
+    prepared = prepare(mine, name.seed)
+    files = RunFiles(folder, sha256)
+    used: list[str] = []
+    try:
+        done = files.checkpoint.round if files.checkpoint else 0
+        probes = _probes(prepared, folder / PROBES, how, done)
+
+        def executor(world: World) -> Executor:
+            made = choice.make(world, how.wish, [kind.strategy for kind in mine.task.kinds])
+            used.append(made.name)
+            return probes.over(made) if probes else made
+
+        watch = Together(*([probes] if probes else []), files, told)
+        served = simulate(prepared, executor, watch, Keeping(files.checkpoint, files.keeper.take))
+        info = Info(
+            policy=name.policy,
+            seed=name.seed,
+            sha256=sha256,
+            executor=used[0],
+            finished=True,
+            seconds=files.keeper.seconds,
+            labels=prepared.data.labels,
+            params_sent=params_sent(mine, prepared.world),
+            versions=versions(),
+        )
+        files.finish(served, info)
+    finally:
+        files.close()
+    return info
+
+
+def params_sent(scenario: Scenario, world: World) -> dict[str, int]:
+    """The float32 values in an update of each kind that is offered, at most."""
+    kinds = [kind.strategy for kind in scenario.task.kinds]
+    return {kind.name: max(_values(form, world) for form in kind.variants()) for kind in kinds}
+
+
+def _values(form: AnyStrategy, world: World) -> int:
+    if form.member not in world.bundles:
+        return 0
+    return sum(spec.size for spec in form.expected(world.of(form.member).manifest))
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures may depend on, as far as it is installed."""
+    found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _probes(prepared: Prepared, path: Path, how: How, done: int) -> Probes | None:
+    rounds = spread_rounds(prepared.scenario.task.rounds, how.probed_rounds)
+    if not rounds or not prepared.scenario.eval_every:
+        return None
+    model: Any = open_model(prepared.world.bundle)
+
+    def tell(line: ProbeLine) -> None:
+        with path.open("ab") as lines:
+            lines.write(msgspec.json.Encoder().encode_lines([line]))
+
+    return Probes(model, ProbeSet.of(prepared.data, model), Rounds(rounds, done + 1), tell)

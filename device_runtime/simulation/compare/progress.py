@@ -1,0 +1,231 @@
+"""How far a comparison is: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import isnan
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+import msgspec
+
+from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.strategies.training.device_half import Contribution
+
+from .run_folder import Name
+from .wording import lasting
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+EVERY_S = 5.0
+"""Seconds between two plain lines."""
+WORKING_EVERY_S = 1.0
+"""Seconds between two signs of life within a round."""
+
+
+class Tick(msgspec.Struct, frozen=True, tag="round"):
+    """A round of a run is over; a line on the standard output of its process. Times are virtual seconds."""
+
+    round: int
+    closed_s: float
+    eval_acc: float | None
+    participants: int
+
+
+class Working(msgspec.Struct, frozen=True, tag="working"):
+    """So many updates of this round are trained by now."""
+
+    round: int
+    trained: int
+
+
+class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
+    """Why the run cannot go on, where a log may not be writable."""
+
+    why: str
+
+
+Message = Tick | Working | Trouble
+
+
+class View(Protocol):
+    """Told how the runs go."""
+
+    def moved(self, name: Name, tick: Tick) -> None:
+        """A round more."""
+
+    def working(self, name: Name, now: Working) -> None:
+        """Within a round."""
+
+    def ended(self, name: Name, why: str) -> None:
+        """A run is finished, or, if `why` is not empty, failed."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was. May be called twice."""
+
+
+class Pace:
+    """How long the rest takes, from what was done since the start. `clock` in seconds."""
+
+    def __init__(self, to_do: int, clock: Callable[[], float]) -> None:
+        self._to_do, self._clock, self._began, self._done = to_do, clock, clock(), 0
+
+    def step(self) -> None:
+        self._done += 1
+
+    def spare(self, steps: int) -> None:
+        """So many need not be done: they were done before."""
+        self._to_do -= steps
+
+    def left_s(self) -> float:
+        """nan before the first step."""
+        if not self._done:
+            return float("nan")
+        return (self._clock() - self._began) / self._done * (self._to_do - self._done)
+
+
+Rounds = int | Mapping[Name, int]
+"""How many rounds every run has, or each."""
+
+
+def _rounds_of(names: Sequence[Name], rounds: Rounds) -> Mapping[Name, int]:
+    return dict.fromkeys(names, rounds) if isinstance(rounds, int) else rounds
+
+
+class Lines:
+    """A line for every run that ends, and one for how it goes every few seconds."""
+
+    def __init__(
+        self, names: Sequence[Name], rounds: Rounds, out: TextIO, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rounds, self._out, self._clock = _rounds_of(names, rounds), out, clock
+        self._pace = Pace(sum(self._rounds.values()), clock)
+        self._ended = 0
+        self._at: dict[Name, int] = {}
+        self._said = clock()
+
+    def moved(self, name: Name, tick: Tick) -> None:
+        if name not in self._at:
+            self._pace.spare(tick.round - 1)
+        self._at[name] = tick.round
+        self._pace.step()
+        rounds = self._rounds[name]
+        if self._clock() - self._said >= EVERY_S and tick.round < rounds:
+            self._say(f"{name}: round {tick.round} of {rounds}, {doing(tick)}")
+
+    def working(self, name: Name, now: Working) -> None:
+        if self._clock() - self._said >= EVERY_S:
+            self._say(f"{name}: {at_work(now)} of {self._rounds[name]}")
+
+    def ended(self, name: Name, why: str) -> None:
+        self._ended += 1
+        self._pace.spare(self._rounds[name] - self._at.get(name, 0))
+        done = f"{self._ended} of {len(self._rounds)} runs"
+        self._say(f"{name}: failed: {why} ({done})" if why else f"{name}: finished ({done})")
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+    def _say(self, text: str) -> None:
+        self._said = self._clock()
+        left = self._pace.left_s()
+        rest = "" if isnan(left) or left < 1 else f"; about {lasting(left)} left"
+        print(text + rest, file=self._out, flush=True)
+
+
+class Bars:
+    """One bar over all runs, with the time that is left, and one for each run at work."""
+
+    def __init__(self, names: Sequence[Name], rounds: Rounds) -> None:
+        from rich import progress
+        from rich.table import Column
+
+        whole = Column(no_wrap=True, min_width=7)
+        self._rounds = _rounds_of(names, rounds)
+        self._progress: Progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=14),
+            progress.TextColumn("{task.percentage:>3.0f}%"),
+            progress.TimeElapsedColumn(table_column=whole),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(table_column=whole),
+            progress.TextColumn("{task.fields[doing]}", table_column=Column(no_wrap=True)),
+        )
+        self._all = self._progress.add_task("[bold]all runs", total=sum(self._rounds.values()), doing="")
+        self._bars: dict[Name, TaskID] = {}
+        self._progress.start()
+
+    def moved(self, name: Name, tick: Tick) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(str(name), total=self._rounds[name], doing="")
+            self._progress.advance(self._all, tick.round - 1)
+        self._progress.update(self._bars[name], completed=tick.round, doing=_brief(tick))
+        self._progress.advance(self._all)
+
+    def working(self, name: Name, now: Working) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(str(name), total=self._rounds[name], doing="")
+            self._progress.advance(self._all, now.round - 1)
+            self._progress.update(self._bars[name], completed=now.round - 1)
+        self._progress.update(self._bars[name], doing=f"round {now.round}: {now.trained} trained")
+
+    def ended(self, name: Name, why: str) -> None:
+        if name in self._bars:
+            self._progress.remove_task(self._bars.pop(name))
+        if why:
+            self._progress.console.print(f"{name}: failed: {why}", markup=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _brief(tick: Tick) -> str:
+    """The same, for a terminal of 80 columns."""
+    accuracy = "" if tick.eval_acc is None else f"{tick.eval_acc:.1%} "
+    return f"{accuracy}at {lasting(tick.closed_s)}"
+
+
+def doing(tick: Tick) -> str:
+    """Accuracy so far and the virtual time."""
+    accuracy = "" if tick.eval_acc is None else f"accuracy {tick.eval_acc:.1%}, "
+    return f"{accuracy}{lasting(tick.closed_s)} of virtual time"
+
+
+def at_work(now: Working) -> str:
+    """How far within a round."""
+    return f"{now.trained} update{'s' if now.trained > 1 else ''} trained for round {now.round}"
+
+
+class Teller:
+    """A watch that writes a `Tick` for each round, for the process that started this one.
+
+    Within a long round it writes `Working` now and then.
+    """
+
+    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._clock = out, clock
+        self._round, self._trained, self._told = 1, 0, clock()
+
+    def asked(self, ask: Ask) -> None:
+        """Too many to be told."""
+
+    def trained(self, job: Job, made: Contribution) -> None:
+        self._round = max(self._round, job.round)  # a run that goes on does not begin with round 1
+        self._trained += 1
+        if self._clock() - self._told >= WORKING_EVERY_S:
+            self._tell(Working(self._round, self._trained))
+
+    def closed(self, line: RoundLine) -> None:
+        self._round, self._trained = line.round + 1, 0
+        accuracy = None if isnan(line.eval_acc) else line.eval_acc
+        self._tell(Tick(line.round, line.closed_s, accuracy, line.participants))
+
+    def fail(self, why: str) -> None:
+        """The last that is told."""
+        self._tell(Trouble(why))
+
+    def _tell(self, message: Message) -> None:
+        self._told = self._clock()
+        print(msgspec.json.encode(message).decode(), file=self._out, flush=True)

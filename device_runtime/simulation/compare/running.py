@@ -1,0 +1,154 @@
+"""Runs as processes: the same command, started for one policy and one seed, tells of itself in JSON lines."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.simulation.errors import SimulationError
+
+from .plan import Plan
+from .progress import Message, Tick, Trouble, View, Working
+from .run_folder import LOG, Name
+
+GRACE_S = 5.0
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Children:
+    """How runs are started: `arguments` of the command besides what says which run; `parallel` at a time.
+
+    `workers` is for how many threads each may take for its sums; `held` are file descriptors that they
+    inherit.
+    """
+
+    arguments: tuple[str, ...]
+    parallel: int
+    workers: int = 1
+    held: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    plan: Plan
+    name: Name
+
+    @property
+    def folder(self) -> Path:
+        return self.plan.of(self.name)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What a process said, or, with neither, that it ended."""
+
+    name: Name
+    message: Message | None = None
+
+
+def run_all(plan: Plan, names: Sequence[Name], children: Children, view: View) -> None:
+    """Do these runs of one comparison, as `run_jobs` does."""
+    run_jobs({name: Job(plan, name) for name in names}, children, view)
+
+
+def run_jobs(jobs: Mapping[Name, Job], children: Children, view: View) -> None:
+    """Do these runs, of one comparison or of several; the view knows them by the names that they have here.
+
+    Those that fail let the others go on; then raises SimulationError with what they said. When this is
+    interrupted the processes end, and what is finished stays.
+    """
+    waiting, failed = list(jobs), []
+    troubles: dict[Name, str] = {}
+    at_work: dict[Name, subprocess.Popen[bytes]] = {}
+    inbox: queue.SimpleQueue[_Said] = queue.SimpleQueue()
+    try:
+        while waiting or at_work:
+            while waiting and len(at_work) < children.parallel:
+                name = waiting.pop(0)
+                at_work[name] = _start(jobs[name], name, children, inbox)
+            said = inbox.get()
+            if isinstance(said.message, Tick):
+                view.moved(said.name, said.message)
+            elif isinstance(said.message, Working):
+                view.working(said.name, said.message)
+            elif isinstance(said.message, Trouble):
+                troubles[said.name] = said.message.why
+            else:
+                why = _verdict(at_work.pop(said.name), jobs[said.name].folder / LOG)
+                why = troubles.get(said.name) or why
+                view.ended(said.name, why)
+                failed += [f"{said.name}: {why}"] if why else []
+    finally:
+        _end(list(at_work.values()))
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise SimulationError(f"{failed[0]}{more}")
+
+
+def _start(
+    job: Job, name: Name, children: Children, inbox: queue.SimpleQueue[_Said]
+) -> subprocess.Popen[bytes]:
+    folder = job.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    only = ["--run-dir", str(job.plan.folder), "--only", f"{job.name.policy}:{job.name.seed}"]
+    threads = {variable: str(children.workers) for variable in THREADS if variable not in os.environ}
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            [_command(), "simulate", *only, *children.arguments],
+            stdin=subprocess.PIPE,  # nobody writes to it: it ends when this process does, and they with it
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **threads},
+            pass_fds=children.held,
+            start_new_session=True,  # Ctrl-C is for the command, which then ends its processes
+        )
+    threading.Thread(target=_listen, args=(name, process, inbox), daemon=True).start()
+    return process
+
+
+def _listen(name: Name, process: subprocess.Popen[bytes], inbox: queue.SimpleQueue[_Said]) -> None:
+    if process.stdout is not None:
+        for line in process.stdout:
+            with suppress(msgspec.MsgspecError):
+                inbox.put(_Said(name, msgspec.json.decode(line, type=Message)))
+    process.wait()
+    inbox.put(_Said(name))
+
+
+def _verdict(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Why it failed, with what it said last; empty when it did not."""
+    code = process.wait()
+    if code == 0:
+        return ""
+    said = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    if code < 0:
+        return f"killed by signal {-code}; the same command does it again"
+    return said[-1].removeprefix("device-runtime: ") if said else f"ended with code {code} ({log})"
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _command() -> str:
+    """The installed `device-runtime`, beside the Python that runs this."""
+    return str(Path(sys.executable).with_name("device-runtime"))

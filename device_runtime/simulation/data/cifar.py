@@ -1,0 +1,75 @@
+"""CIFAR-10 and CIFAR-100 as binary batches (Krizhevsky 2009, "binary version" of the download page).
+
+A record is one label byte (CIFAR-100: coarse, then fine) and 3,072 bytes of pixels: red, green, blue, each
+row by row.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.simulation.errors import DataSetError
+
+from .dataset import DataSet
+from .files import existing, read
+from .spec import DataSpec
+
+SHAPE = (3, 32, 32)
+PIXELS = 3072
+TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+def load(spec: DataSpec, seed: int) -> DataSet:
+    """Images uint8 (n, 3, 32, 32); `path` is the folder, or the one around it. Raises DataSetError."""
+    return _ten(spec) if spec.source == "cifar10" else _hundred(spec)
+
+
+def _ten(spec: DataSpec) -> DataSet:
+    folder = _folder(spec, "cifar-10-batches-bin")
+    files = sorted(folder.glob("data_batch_*.bin"))
+    if not files:
+        raise DataSetError(f"{folder} has no data_batch_1.bin to data_batch_5.bin (the binary version)")
+    parts = [_records(file, 1) for file in files]
+    x, y = np.concatenate([x for x, _ in parts]), np.concatenate([labels[:, 0] for _, labels in parts])
+    test_x, test_labels = _records(folder / "test_batch.bin", 1)
+    return DataSet(x, y, test_x, test_labels[:, 0], _names(folder / "batches.meta.txt", 10) or TEN)
+
+
+def _hundred(spec: DataSpec) -> DataSet:
+    folder = _folder(spec, "cifar-100-binary")
+    (x, labels), (test_x, test_labels) = (_records(folder / f"{name}.bin", 2) for name in ("train", "test"))
+    kind, column, count = ("coarse", 0, 20) if spec.coarse else ("fine", 1, 100)
+    names = _names(folder / f"{kind}_label_names.txt", count) or tuple(str(label) for label in range(count))
+    return DataSet(x, labels[:, column], test_x, test_labels[:, column], names)
+
+
+def _folder(spec: DataSpec, usual: str) -> Path:
+    path = existing(spec)
+    return path / usual if (path / usual).is_dir() else path
+
+
+def _records(file: Path, labels: int) -> tuple[Images, Labels]:
+    """Pixels (n, 3, 32, 32), label bytes (n, labels)."""
+    data = read(file)
+    size = labels + PIXELS
+    if not data or len(data) % size:
+        raise DataSetError(f"{file} has {len(data)} bytes, expected a multiple of {size}, its records")
+    records = np.frombuffer(data, np.uint8).reshape(-1, size)
+    return records[:, labels:].reshape(-1, *SHAPE), records[:, :labels].astype(np.int64)
+
+
+def _names(file: Path, count: int) -> tuple[str, ...]:
+    """One a line; none where the file is missing."""
+    if not file.is_file():
+        return ()
+    names = tuple(read(file).decode("utf-8", "replace").split("\n"))
+    names = tuple(name.strip() for name in names if name.strip())
+    if len(names) != count:
+        raise DataSetError(f"{file} has {len(names)} names, expected {count}")
+    return names

@@ -1,0 +1,143 @@
+"""Samples, labels and groups in memory (or mapped into it), as they were stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.simulation.errors import DataSetError
+
+from .spec import DataSpec
+
+SPLIT, SUBSET, GENERIC = 11, 12, 14  # purposes of draws from a run's seed
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Raw inputs (n, ...) of any real dtype, possibly memory-mapped; labels int64 (n,).
+
+    `labels` names the classes. `groups` int64 (n,) says whose each training sample is (writer, speaker),
+    -1 for nobody's. `vocabulary` of a text has the word of each token id. `generic` are samples that are
+    held out of training.
+    """
+
+    train_x: NDArray[Any]
+    train_y: NDArray[np.int64]
+    test_x: NDArray[Any]
+    test_y: NDArray[np.int64]
+    labels: tuple[str, ...]
+    groups: NDArray[np.int64] | None = None
+    vocabulary: tuple[str, ...] = ()
+    generic: Samples | None = None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Data without a split."""
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    labels: tuple[str, ...]
+    groups: NDArray[np.int64] | None = None
+
+
+def split(samples: Samples, share: float, seed: int) -> DataSet:
+    """A random `share` of the samples, at least one, is for evaluation.
+
+    Raises DataSetError for fewer than 2 samples.
+    """
+    if len(samples.y) < 2:
+        raise DataSetError(f"{len(samples.y)} samples, expected 2 or more to split")
+    order = np.random.default_rng([seed, SPLIT]).permutation(len(samples.y))
+    tests = min(max(1, round(share * len(order))), len(order) - 1)
+    test, train = np.sort(order[:tests]), np.sort(order[tests:])
+    groups = None if samples.groups is None else samples.groups[train]
+    x, y = samples.x, samples.y
+    return DataSet(x[train], y[train], x[test], y[test], samples.labels, groups)
+
+
+def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
+    """Only the samples of the classes of `spec`, relabelled 0, 1, .. in that order.
+
+    Raises DataSetError, naming `where`, for a class that the data has not, or without samples of any.
+    """
+    if spec.classes is None:
+        return data
+    if (top := max(spec.classes)) >= len(data.labels):
+        raise DataSetError(f"{where}: classes has {top}, expected 0 to {len(data.labels) - 1}")
+    place = np.full(len(data.labels), -1, np.int64)
+    place[list(spec.classes)] = np.arange(len(spec.classes))
+    train, test = (np.flatnonzero(place[y] >= 0) for y in (data.train_y, data.test_y))
+    kept = replace(
+        data,
+        train_x=data.train_x[train],
+        train_y=place[data.train_y[train]],
+        test_x=data.test_x[test],
+        test_y=place[data.test_y[test]],
+        labels=tuple(data.labels[index] for index in spec.classes),
+        groups=None if data.groups is None else data.groups[train],
+    )
+    return checked(kept, where)
+
+
+def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
+    """At most max_train and max_test samples, drawn at random, in their old order."""
+    rng = np.random.default_rng([seed, SUBSET])
+    if spec.max_train is not None and spec.max_train < len(data.train_y):
+        kept = np.sort(rng.choice(len(data.train_y), spec.max_train, replace=False))
+        groups = None if data.groups is None else data.groups[kept]
+        data = replace(data, train_x=data.train_x[kept], train_y=data.train_y[kept], groups=groups)
+    if spec.max_test is not None and spec.max_test < len(data.test_y):
+        kept = np.sort(rng.choice(len(data.test_y), spec.max_test, replace=False))
+        data = replace(data, test_x=data.test_x[kept], test_y=data.test_y[kept])
+    return data
+
+
+def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
+    """With generic_samples of its training samples as the generic set, of generic_classes drawn classes.
+
+    Raises DataSetError where there are not so many classes or samples.
+    """
+    if not spec.generic_samples:
+        return data
+    rng = np.random.default_rng([seed, GENERIC])
+    count, y = len(data.labels), data.train_y
+    if spec.generic_classes > count:
+        raise DataSetError(f"generic_classes is {spec.generic_classes}, the data has {count}")
+    classes = np.sort(rng.permutation(count)[: spec.generic_classes or count])
+    there = np.flatnonzero(np.isin(y, classes))
+    if len(there) < spec.generic_samples or len(y) == spec.generic_samples:
+        raise DataSetError(
+            f"generic_samples is {spec.generic_samples}: {len(classes)} classes have {len(there)} training "
+            f"samples, of {len(y)} in all"
+        )
+    taken = np.sort(rng.choice(there, spec.generic_samples, replace=False))
+    left = np.delete(np.arange(len(y)), taken)
+    groups = None if data.groups is None else data.groups[left]
+    generic = Samples(data.train_x[taken], y[taken], data.labels)
+    return replace(data, train_x=data.train_x[left], train_y=y[left], groups=groups, generic=generic)
+
+
+def checked(data: DataSet, where: str) -> DataSet:
+    """The same. Raises DataSetError, naming `where`, unless arrays and labels fit each other."""
+    for name, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
+        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):
+            raise DataSetError(f"{where}: {name} x is {x.shape} and y {y.shape}, expected one label for each")
+        if not len(y):
+            raise DataSetError(f"{where}: no {name} samples")
+        if x.dtype.kind not in "buif":
+            raise DataSetError(f"{where}: {name} x is {x.dtype}, expected numbers")
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= len(data.labels):
+            wrong = low if low < 0 else high
+            raise DataSetError(f"{where}: {name} label {wrong}, expected 0 to {len(data.labels) - 1}")
+    if data.train_x.shape[1:] != data.test_x.shape[1:]:
+        raise DataSetError(
+            f"{where}: train samples are {data.train_x.shape[1:]}, test samples {data.test_x.shape[1:]}"
+        )
+    if data.groups is not None and data.groups.shape != data.train_y.shape:
+        raise DataSetError(f"{where}: {data.groups.shape} groups for {data.train_y.shape} training samples")
+    return data

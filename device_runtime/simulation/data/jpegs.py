@@ -1,0 +1,80 @@
+"""JPEG files in one .npz: jpeg_train (all bytes), off_train (n + 1 offsets), y_train; the same of test."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.simulation.errors import DataSetError
+
+from .arrays import integers, names, read
+from .cache import content_key, kept
+from .dataset import DataSet
+from .files import Skipped, existing
+from .progress import told
+from .spec import DataSpec
+
+Images = NDArray[np.uint8]
+
+
+def load(spec: DataSpec, seed: int) -> DataSet:
+    """Images uint8 (n, 3, height, width), of the size that the first one has; others are left out.
+
+    Decoded once, then kept in the user's cache. Raises DataSetError.
+    """
+    path = existing(spec)
+    if not path.is_file():
+        raise DataSetError(f"{path} is a folder, expected a .npz file")
+    arrays = kept(content_key([path], "jpeg-npz"), lambda: _decoded(path))
+    y, test_y = (np.asarray(arrays[f"y_{part}"], np.int64) for part in ("train", "test"))
+    return DataSet(arrays["x_train"], y, arrays["x_test"], test_y, names(arrays, (y, test_y)))
+
+
+def _decoded(path: Path) -> dict[str, NDArray[Any]]:
+    stored = read(path)
+    made: dict[str, NDArray[Any]] = {}
+    for part in ("train", "test"):
+        needed = [f"{kind}_{part}" for kind in ("jpeg", "off", "y")]
+        if missing := [name for name in needed if name not in stored]:
+            raise DataSetError(f"{path} has no {', '.join(missing)}; it has {', '.join(stored)}")
+        data, ends, y = (stored[name] for name in needed)
+        y, ends = integers(y, path, f"y_{part}"), integers(ends, path, f"off_{part}")
+        if len(ends) != len(y) + 1 or (np.diff(ends) < 0).any() or ends[0] < 0 or ends[-1] > len(data):
+            raise DataSetError(
+                f"{path}: off_{part} are {len(ends)} offsets, expected {len(y) + 1} ascending, "
+                f"from 0 to {len(data)}"
+            )
+        whole = data.tobytes()
+        files = [whole[begin:end] for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+        x, good = decoded(files, f"{part} images of {path.name}")
+        made[f"x_{part}"], made[f"y_{part}"] = x, y[good]
+    return {**made, **{name: stored[name] for name in ("class_names", "labels") if name in stored}}
+
+
+def decoded(files: list[bytes], what: str) -> tuple[Images, NDArray[np.int64]]:
+    """Those that are images, (n, 3, height, width), and their numbers. Raises DataSetError when none is."""
+    from PIL import Image
+
+    skipped = Skipped(what)
+    good: list[int] = []
+    images: Images | None = None
+    for number, file in enumerate(told(files, what)):
+        try:
+            image = np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).transpose(2, 0, 1)
+            if images is None:
+                images = np.empty((len(files), *image.shape), np.uint8)
+            if image.shape != images.shape[1:]:
+                raise ValueError(f"{image.shape}, expected {images.shape[1:]} as the first")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            skipped.add(f"number {number}", error)
+            continue
+        images[len(good)] = image
+        good.append(number)
+    skipped.report(len(files))
+    if images is None:
+        raise DataSetError(f"no {what}")
+    return images[: len(good)], np.array(good, np.int64)

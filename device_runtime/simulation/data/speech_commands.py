@@ -1,0 +1,175 @@
+"""Speech Commands as unpacked (Warden 2018, arXiv:1804.03209): WORD/SPEAKER_nohash_N.wav and two lists.
+
+testing_list.txt names the clips for evaluation; those of validation_list.txt are left out; all others are for
+training. No speaker is in two of the three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.data import wav
+from device_runtime.models.data.log_mel import RATE, log_mel, one_clip
+from device_runtime.models.data.refusal import Refused
+from device_runtime.simulation.errors import DataSetError
+from device_runtime.simulation.partition.natural import NOBODY
+
+from .cache import kept, listing_key
+from .dataset import DataSet
+from .files import Skipped, existing, read
+from .progress import told
+from .spec import DataSpec
+
+UNKNOWN, SILENCE = "_unknown_", "_silence_"
+NOISE = "_background_noise_"
+TWELVE = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go", UNKNOWN, SILENCE)
+"""Ten words, and a tenth as many clips of other words and of silence, as in TensorFlow's example."""
+
+EXTRA_SHARE = 0.1
+TEST_PART = 0.2  # of each noise file: its end, so that no evaluated silence was trained on
+CHOICE = 14  # seed of what is drawn: the same clips in every run, so that their features are kept
+
+Clip = NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Recording:
+    path: Path
+    label: int
+    speaker: str
+
+
+def load(spec: DataSpec, seed: int) -> DataSet:
+    """Log-mel features uint8 (n, 1, 61, 40), speakers as groups; silence is of nobody. Raises DataSetError.
+
+    `words` are the classes: words of the data, _unknown_ (drawn from all other words), _silence_ (drawn from
+    the background noise). Broken clips are left out and counted. Features are kept in the user's cache.
+    """
+    root = existing(spec)
+    labels = spec.words or TWELVE
+    parts = []
+    for number, recordings in enumerate(_divided(root)):
+        rng = np.random.default_rng([CHOICE, number])
+        chosen = _chosen(recordings, labels, rng)
+        silent = max(1, round(EXTRA_SHARE * len(chosen))) if SILENCE in labels else 0
+        parts.append(_features(chosen, root, _Silence(labels, silent, bool(number))))
+    train, test = parts
+    names = sorted(set(train["speaker"].tolist()) - {""})
+    numbers = {"": NOBODY, **{name: number for number, name in enumerate(names)}}
+    groups = np.array([numbers[name] for name in train["speaker"].tolist()], np.int64)
+    y, test_y = (np.asarray(part["y"], np.int64) for part in (train, test))
+    return DataSet(train["x"], y, test["x"], test_y, labels, groups)
+
+
+def _divided(root: Path) -> tuple[list[Path], list[Path]]:
+    """Clips for training and for evaluation, by the lists."""
+    tests, validation = (
+        set(read(root / f"{name}_list.txt").decode("utf-8", "replace").split())
+        for name in ("testing", "validation")
+    )
+    clips = [path for path in sorted(root.glob("*/*.wav")) if path.parent.name != NOISE]
+    if not clips:
+        raise DataSetError(f"{root} has no WORD/*.wav")
+    known = [(path, f"{path.parent.name}/{path.name}") for path in clips]
+    train = [path for path, name in known if name not in tests and name not in validation]
+    return train, [path for path, name in known if name in tests]
+
+
+def _chosen(clips: Iterable[Path], labels: tuple[str, ...], rng: np.random.Generator) -> list[Recording]:
+    """Clips of the words, then unknown ones: a tenth as many."""
+    numbers = {name: number for number, name in enumerate(labels)}
+    clips = tuple(clips)
+    known = [path for path in clips if path.parent.name in numbers]
+    if missing := set(labels) - {UNKNOWN, SILENCE} - {path.parent.name for path in known}:
+        raise DataSetError(f"no clips of {', '.join(sorted(missing))} in one of the parts")
+    chosen = [_recording(path, numbers[path.parent.name]) for path in known]
+    if UNKNOWN in numbers:
+        others = [path for path in clips if path.parent.name not in numbers]
+        if not others:
+            raise DataSetError(f"no clips of words other than {', '.join(labels)}, for {UNKNOWN}")
+        wanted = min(len(others), max(1, round(EXTRA_SHARE * len(known))))
+        drawn = np.sort(rng.choice(len(others), wanted, replace=False)).tolist()
+        chosen += [_recording(others[i], numbers[UNKNOWN]) for i in drawn]
+    return chosen
+
+
+def _recording(path: Path, label: int) -> Recording:
+    return Recording(path, label, path.name.partition("_nohash_")[0])
+
+
+@dataclass(frozen=True)
+class _Silence:
+    """How many cuts of noise, from which part of the files."""
+
+    labels: tuple[str, ...]
+    count: int
+    test: bool
+
+
+def _features(chosen: list[Recording], root: Path, silence: _Silence) -> dict[str, NDArray[Any]]:
+    noise = sorted((root / NOISE).glob("*.wav")) if silence.count else []
+    if silence.count and not noise:
+        raise DataSetError(f"{root} has no {NOISE}/*.wav, for {SILENCE}")
+    key = listing_key([*(r.path for r in chosen), *noise], "speech-commands", silence)
+    return kept(key, lambda: _computed(chosen, noise, silence))
+
+
+def _computed(chosen: list[Recording], noise: list[Path], silence: _Silence) -> dict[str, NDArray[Any]]:
+    x, good, skipped = [], [], Skipped("clips")
+    for recording in told(chosen, "test clips" if silence.test else "train clips"):
+        try:
+            x.append(log_mel(one_second(clip(recording.path))[None])[0])
+        except (Refused, OSError, ValueError) as error:
+            skipped.add(f"{recording.path.parent.name}/{recording.path.name}", error)
+            continue
+        good.append(recording)
+    skipped.report(len(chosen))
+    y, speakers = [r.label for r in good], [r.speaker for r in good]
+    if silence.count:
+        x += list(log_mel(_cuts(noise, silence)))
+        y += [silence.labels.index(SILENCE)] * silence.count
+        speakers += [""] * silence.count
+    return {"x": np.stack(x)[:, None], "y": np.array(y, np.int64), "speaker": np.array(speakers)}
+
+
+def clip(path: Path) -> Clip:
+    """16-bit mono samples at 16 kHz. Raises Refused, OSError, ValueError."""
+    sound = wav.decode(path.read_bytes())
+    form = (sound.channels, sound.bits, sound.rate)
+    if form != (1, 16, RATE):
+        raise ValueError(f"{form[0]} channels of {form[1]} bits at {form[2]} Hz, expected 1, 16, {RATE}")
+    return sound.samples().astype(np.int16)
+
+
+def one_second(samples: Clip) -> Clip:
+    """Cut off, or filled up with zeros behind, at one second."""
+    return one_clip(samples, RATE)
+
+
+def _cuts(noise: list[Path], silence: _Silence) -> Clip:
+    """Seconds of noise at a random place and volume of 0 to 1, (count, 16000)."""
+    rng = np.random.default_rng([CHOICE, 2 + silence.test])
+    usable = [part for path in noise if len(part := _part(path, silence.test)) >= RATE]
+    if not usable:
+        raise DataSetError(f"{noise[0].parent} has no file that is long enough for a second of {SILENCE}")
+    made = np.empty((silence.count, RATE), np.int16)
+    for number in range(silence.count):
+        samples = usable[rng.integers(len(usable))]
+        begin = rng.integers(len(samples) - RATE + 1)
+        made[number] = samples[begin : begin + RATE] * rng.random()
+    return made
+
+
+def _part(path: Path, test: bool) -> Clip:
+    try:
+        samples = clip(path)
+    except (Refused, OSError, ValueError) as error:
+        raise DataSetError(f"{path} is not the noise expected: {error}") from None
+    border = round((1 - TEST_PART) * len(samples))
+    return samples[border:] if test else samples[:border]

@@ -1,0 +1,190 @@
+"""Sentences with labels in CSV or TSV files, as token ids."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.text.texts import Texts
+from device_runtime.simulation.errors import DataSetError
+
+from .dataset import DataSet, Samples, split
+from .files import existing, read
+from .spec import DataSpec
+from .word_vectors import words
+
+PADDING, UNKNOWN = "<padding>", "<unknown>"
+SPECIAL = (PADDING, UNKNOWN)
+"""Token ids 0 and 1."""
+
+TOKEN = re.compile(r"[\w']+|[^\w\s]")
+TITLES = {"label", "labels", "class", "category", "target", "sentiment"}
+DELIMITERS = {".tsv": "\t", ".tab": "\t", ".csv": ","}
+
+Row = list[str]
+
+
+@dataclass(frozen=True)
+class Sentences:
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
+    """Token ids int32 (n, length): those that `texts`, a bundle's, makes. Without them, ids of the words of
+    the training samples, and 0 behind.
+
+    `path` is a file, with `test_path` or to be split; or a folder with one *train file and one *test file.
+    Raises DataSetError.
+    """
+    train, test = _files(spec)
+    known = sentences(train, spec)
+    if test is None:
+        numbers = np.arange(len(known.texts))
+        labels = _sorted(known.labels)
+        both = split(Samples(numbers, _numbered(known, labels, train), labels), spec.test_share, seed)
+        trained = [known.texts[i] for i in both.train_x.tolist()]
+        vocabulary = () if texts else _vocabulary(trained, spec)
+        ids = _inputs(known.texts, vocabulary, spec, texts)
+        x, test_x = ids[both.train_x], ids[both.test_x]
+        return DataSet(x, both.train_y, test_x, both.test_y, labels, vocabulary=vocabulary)
+    asked, labels = sentences(test, spec), _sorted(known.labels)
+    vocabulary = () if texts else _vocabulary(known.texts, spec)
+    x, test_x = (_inputs(some.texts, vocabulary, spec, texts) for some in (known, asked))
+    y, test_y = _numbered(known, labels, train), _numbered(asked, labels, test)
+    return DataSet(x, y, test_x, test_y, labels, vocabulary=vocabulary)
+
+
+def tokens(text: str) -> list[str]:
+    """Words in lower case, apostrophes within them, and single punctuation marks."""
+    return TOKEN.findall(text.lower())
+
+
+def _files(spec: DataSpec) -> tuple[Path, Path | None]:
+    path = existing(spec)
+    if path.is_dir():
+        return only(path, "train"), only(path, "test")
+    if not spec.test_path:
+        return path, None
+    test = Path(spec.test_path).expanduser()
+    if not test.is_file():
+        raise DataSetError(f"{test}: no such file, for test_path")
+    return path, test
+
+
+def only(folder: Path, part: str) -> Path:
+    """The one file there whose name ends so. Raises DataSetError."""
+    files = [file for ending in DELIMITERS for file in sorted(folder.glob(f"*{part}{ending}"))]
+    if len(files) != 1:
+        listed = ", ".join(file.name for file in files) or "none"
+        raise DataSetError(f"{folder}: {listed} of *{part}.tsv or *{part}.csv, expected one")
+    return files[0]
+
+
+def sentences(file: Path, spec: DataSpec) -> Sentences:
+    """The rows of one file. Its first one is a header if columns are named, or if it names the labels.
+
+    Raises DataSetError.
+    """
+    rows = _rows(file)
+    named = [c for c in (spec.text_column, spec.label_column) if c and not c.isdecimal()]
+    try:
+        text = _column(spec.text_column, rows[0], 0)
+        label = _column(spec.label_column, rows[0], len(rows[0]) - 1)
+    except LookupError as error:
+        raise DataSetError(f"{file} has no column {error}; its first row is {rows[0]}") from None
+    wide = max(text, label) + 1
+    for number, row in enumerate(rows, 1):
+        if len(row) < wide:
+            raise DataSetError(f"{file}, row {number} has {len(row)} columns, expected {wide}")
+    if named or _is_name(rows[0][label], {row[label] for row in rows[1:]}):
+        rows = rows[1:]
+    if not rows:
+        raise DataSetError(f"{file} has a header and no rows")
+    return Sentences(tuple(row[text] for row in rows), tuple(row[label].strip() for row in rows))
+
+
+def _rows(file: Path) -> list[Row]:
+    try:
+        text = read(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataSetError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
+    delimiter = DELIMITERS.get(file.suffix.lower(), ",")
+    plain: dict[str, Any] = {"quoting": csv.QUOTE_NONE} if delimiter == "\t" else {}
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, **plain) if row]
+    except csv.Error as error:
+        raise DataSetError(f"{file}: {error}") from None
+    if not rows:
+        raise DataSetError(f"{file} is empty")
+    if len(rows[0]) < 2:
+        raise DataSetError(f"{file} has one column, expected a text and a label, divided by {delimiter!r}")
+    return rows
+
+
+def _is_name(first: str, labels: set[str]) -> bool:
+    """Whether the first cell of the labels is a title: a usual one, or the only one that is no number."""
+    numbers = bool(labels) and all(label.strip().lstrip("-").isdecimal() for label in labels)
+    return first.strip().lower() in TITLES or (numbers and not first.strip().lstrip("-").isdecimal())
+
+
+def _column(wanted: str, first: Row, otherwise: int) -> int:
+    """Raises LookupError."""
+    if not wanted:
+        return otherwise
+    if wanted.isdecimal():
+        if int(wanted) >= len(first):
+            raise LookupError(wanted)
+        return int(wanted)
+    if wanted not in first:
+        raise LookupError(wanted)
+    return first.index(wanted)
+
+
+def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
+    """Each once, numbers in their order."""
+    names = set(labels)
+    numeric = all(name.isdecimal() for name in names)
+    return tuple(sorted(names, key=lambda name: (int(name), name) if numeric else (0, name)))
+
+
+def _numbered(some: Sentences, labels: tuple[str, ...], file: Path) -> NDArray[np.int64]:
+    numbers = {name: number for number, name in enumerate(labels)}
+    if strange := sorted(set(some.labels) - set(labels)):
+        raise DataSetError(f"{file} has the label {strange[0]!r}, training has {', '.join(labels[:10])}")
+    return np.array([numbers[label] for label in some.labels], np.int64)
+
+
+def _vocabulary(texts: Iterable[str], spec: DataSpec) -> tuple[str, ...]:
+    """Padding, unknown, then the most frequent words (equally frequent ones by the alphabet)."""
+    counts = Counter(token for text in texts for token in tokens(text))
+    known = words(Path(spec.vectors).expanduser()) if spec.vectors else counts
+    ranked = sorted((word for word in counts if word in known), key=lambda word: (-counts[word], word))
+    return (*SPECIAL, *ranked[: spec.vocabulary - len(SPECIAL)])
+
+
+def _inputs(
+    written: Sequence[str], vocabulary: tuple[str, ...], spec: DataSpec, texts: Texts | None
+) -> NDArray[np.int32]:
+    if texts is not None:
+        return texts.ids(written).astype(np.int32)
+    return _ids(written, vocabulary, spec.length)
+
+
+def _ids(texts: Iterable[str], vocabulary: tuple[str, ...], length: int) -> NDArray[np.int32]:
+    texts = tuple(texts)
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+    ids = np.zeros((len(texts), length), np.int32)
+    for row, text in enumerate(texts):
+        found = [numbers.get(token, 1) for token in tokens(text)[:length]]
+        ids[row, : len(found)] = found
+    return ids

@@ -1,0 +1,105 @@
+"""Measures whether this machine is fast enough for the demo's devices, before their deadline is set.
+
+A device pretends to be a board by sleeping until the board would have finished. Where the machine is slower
+than the board, as while others compute on it, nobody keeps the deadline that was set for the boards. Then all
+of them pretend to be slower still, and the deadline is longer in the same proportion: what each can send in
+time stays the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from device_runtime.client.selection.profiling import BATCH, drawn, runnable
+from device_runtime.client.training.emulation import Pretence, Time
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.available import open_model
+
+WINDOW_S = 1.5
+"""Seconds of one measurement."""
+ROOM = 0.75
+"""The share of a deadline that a full update may fill.
+
+The rest is for what a device adds when it plans, and for devices with more samples than others.
+"""
+SCALES = (1.0, 2.0, 4.0, 8.0)
+"""How many times slower still the boards may have to be."""
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of the demo: the seconds that it has, and the training steps of a full update."""
+
+    deadline_s: float
+    steps: float
+
+
+def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: Round) -> float:
+    """By how much slower all of these boards have to pretend to be for this machine to keep up with all at
+    once, as it is now: the first of SCALES, or where none is enough the last.
+
+    `boards` are names of profiles, each with how much slower it pretends to be in any case.
+    """
+    flops, steps, seconds = BATCH * bundle.manifest.graphs["train.all"].flops, [], []
+    for name, slow in boards:
+        steps.append(_training_step(bundle))
+        seconds.append(flops / Pretence.of(name, slow).profile.speed.flops_per_s)
+    room_s = ROOM * given.deadline_s / given.steps
+
+    def keeps_up(scale: float) -> bool:
+        paced = [Paced(step, scale * wanted) for step, wanted in zip(steps, seconds, strict=True)]
+        return in_time(seconds, stretches(paced), room_s)
+
+    return first_kept_up(keeps_up)
+
+
+def in_time(seconds: Sequence[float], stretches: Sequence[float], room_s: float) -> bool:
+    """Whether all boards that need at most `room_s` for a step do so here, where each needs longer."""
+    return all(
+        one * stretch <= room_s for one, stretch in zip(seconds, stretches, strict=True) if one <= room_s
+    )
+
+
+def first_kept_up(keeps_up: Callable[[float], bool]) -> float:
+    """The first of SCALES at which the machine keeps up, or the last; `keeps_up` measures at one."""
+    return next((one for one in SCALES if keeps_up(one)), SCALES[-1])
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A step that is to take so many seconds."""
+
+    step: Step
+    seconds: float
+
+    def stretch(self, window_s: float, on: Time) -> float:
+        """How many times as long its steps take. Sleeps after each until it is to be over."""
+        self.step()  # opens the graph
+        began, count = on.clock(), 0
+        while on.clock() - began < window_s:
+            self.step()
+            count += 1
+            on.sleep(max(0.0, began + count * self.seconds - on.clock()))
+        return (on.clock() - began) / (count * self.seconds)
+
+
+def stretches(steps: Sequence[Paced]) -> list[float]:
+    """How many times as long as it should a step of each takes.
+
+    All of them work at once, each on a thread: computing on this machine is divided among threads as among
+    processes.
+    """
+    on = Time(time.monotonic)
+    with ThreadPoolExecutor(len(steps)) as pool:
+        return list(pool.map(lambda step: step.stretch(WINDOW_S, on), steps))
+
+
+def _training_step(bundle: Bundle) -> Step:
+    model = open_model(bundle)
+    x, y = drawn(bundle.manifest, BATCH)
+    return runnable(model, "train.all", x, y)

@@ -1,0 +1,100 @@
+"""What the demo's runs come to: pure functions from records to figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median, stdev
+
+from device_runtime.aggregator.views.listener import ContributionRecord
+
+from .runs import Run
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One policy over all seeds. Accuracies are of the served model; spread is the standard deviation."""
+
+    policy: str
+    seeds: int
+    eval_acc: float
+    spread: float
+    participation: float
+    bytes_up: float
+    bytes_down: float
+    energy_j: float
+
+
+def summarise(policy: str, runs: Iterable[Run]) -> Summary:
+    """The mean over the seeds of this policy's runs."""
+    mine = [run for run in runs if run.policy == policy]
+    final = [run.rounds[-1].eval_acc for run in mine]
+    return Summary(
+        policy=policy,
+        seeds=len(mine),
+        eval_acc=mean(final),
+        spread=stdev(final) if len(final) > 1 else 0.0,
+        participation=mean(mean(r.participants for r in run.rounds) / len(run.fleet) for run in mine),
+        bytes_up=mean(sum(r.bytes_up for r in run.rounds) for run in mine),
+        bytes_down=mean(sum(r.bytes_down for r in run.rounds) for run in mine),
+        energy_j=mean(sum(r.energy_j for r in run.rounds) for run in mine),
+    )
+
+
+def recall(policy: str, runs: Iterable[Run], digits: Sequence[int]) -> float:
+    """The mean recall of these digits after the last round, over this policy's runs."""
+    return mean(run.recalls[-1][digit] for run in runs if run.policy == policy for digit in digits)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one device did in a run: share of the rounds, how often which kind, why nothing richer."""
+
+    device: str
+    rounds: float
+    kinds: tuple[tuple[str, int], ...]
+    why: str
+
+
+def parts(run: Run) -> list[Part]:
+    """Every device of the fleet, those that sent nothing too."""
+    result = []
+    for member in run.fleet:
+        mine = [c for c in run.contributions if c.device == member.name]
+        share = len({c.round for c in mine}) / len(run.rounds)
+        kinds = tuple(Counter(c.kind for c in mine).most_common())
+        why = next((c.why for c in reversed(mine) if c.why), "")
+        result.append(Part(member.name, share, kinds, why))
+    return result
+
+
+@dataclass(frozen=True)
+class KindCost:
+    """Medians of one kind's contributions; bytes are whole MQTT packets of the device in the round."""
+
+    kind: str
+    count: int
+    bytes_up: float
+    bytes_down: float
+    train_time_s: float
+    energy_j: float
+
+
+def kind_costs(contributions: Sequence[ContributionRecord], kinds: Iterable[str]) -> list[KindCost]:
+    """One row for each kind that was sent, in the order given."""
+    rows = []
+    for kind in kinds:
+        mine = [c for c in contributions if c.kind == kind]
+        if mine:
+            rows.append(
+                KindCost(
+                    kind,
+                    len(mine),
+                    median(c.bytes_up for c in mine),
+                    median(c.bytes_down for c in mine),
+                    median(c.train_time_s for c in mine),
+                    median(c.energy_j for c in mine),
+                )
+            )
+    return rows

@@ -1,0 +1,197 @@
+"""One run of the demo: a broker, an aggregator in this process, the devices in theirs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.aggregator.rounds.ports import Ports
+from device_runtime.aggregator.rounds.run import SERVED
+from device_runtime.aggregator.rounds.service import Service
+from device_runtime.aggregator.storage.records import Records
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.aggregator.views.console_log import View
+from device_runtime.aggregator.views.listener import ContributionRecord, Observer, RoundClosed, RoundRecord
+from device_runtime.broker.servers import brokers
+from device_runtime.broker.servers.brokers import Choice
+from device_runtime.broker.wire import topics
+from device_runtime.broker.wire.link import Event, Link, LinkOptions
+from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import decode
+from device_runtime.simulation import digits
+from device_runtime.simulation.evaluating import Evaluator
+
+from .fleet import FLEET, Member
+from .fleet_processes import FleetProcesses, Placed
+from .samples import data_set, divided
+
+BUNDLE = "digits-wrn-10-1"
+START_S = 120.0
+"""Seconds until all devices have measured themselves, where a run is given up that takes much longer."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the runs to be compared have in common, but for the kinds that are offered.
+
+    `broker`: "auto", "mosquitto" or "amqtt". `scale`: by how much slower still all devices pretend to be, see
+    `calibration`; `deadline_s` is longer by that already.
+    """
+
+    seed: int
+    rounds: int
+    deadline_s: float
+    broker: Choice = "auto"
+    fleet: tuple[Member, ...] = FLEET
+    scale: float = 1.0
+
+    @property
+    def most_s(self) -> float:
+        """Seconds that a run may take: what they take to start, and three deadlines for each round."""
+        return self.scale * START_S + 3 * self.rounds * self.deadline_s
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the rounds offer, under a name: "mixed" or "dropped"."""
+
+    name: str
+    kinds: tuple[KindSettings, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of it; `recalls`: after each round, the share of each digit's test samples that is recognised
+    by the served model, (rounds, 10).
+    """
+
+    policy: str
+    seed: int
+    rounds: tuple[RoundRecord, ...]
+    contributions: tuple[ContributionRecord, ...]
+    fleet: tuple[Member, ...] = FLEET
+    recalls: tuple[tuple[float, ...], ...] = ()
+
+
+class Collected:
+    """An observer that keeps what was closed, and how much of each digit the model of each round recognises.
+
+    `recall` is told the round.
+    """
+
+    def __init__(self, recall: Callable[[int], tuple[float, ...]]) -> None:
+        self.closed: list[RoundClosed] = []
+        self.recalls: list[tuple[float, ...]] = []
+        self._recall = recall
+
+    def __call__(self, happening: object) -> None:
+        if isinstance(happening, RoundClosed):
+            self.closed.append(happening)
+            self.recalls.append(self._recall(happening.record.round))
+
+
+def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str], View]) -> Run:
+    """All rounds of one policy. `folder` is made; `view` is given the broker's name and address."""
+    folder.mkdir(parents=True)
+    split = digits.load(np.random.default_rng(setting.seed))
+    evaluation = folder / "evaluation.npz"
+    np.savez_compressed(evaluation, x=split.test.x, y=split.test.y)
+    fleet = setting.fleet
+    parts = divided(split.train.y, fleet, np.random.default_rng([setting.seed, 1]))
+    placed = [Placed(m, split.train.at(part)) for m, part in zip(fleet, parts, strict=True)]
+    task = Task(
+        bundle=BUNDLE,
+        name=policy.name,
+        rounds=setting.rounds,
+        round_deadline_s=setting.deadline_s,
+        min_devices=len(fleet),
+        seed=setting.seed,
+        kinds=policy.kinds,
+        eval_data=str(evaluation),
+    )
+    bundle = Bundle.open(bundles.find(BUNDLE))
+    evaluate = Evaluator(bundle, data_set(split), 1, setting.rounds)
+
+    def recall(number: int) -> tuple[float, ...]:
+        served = decode((folder / SERVED).read_bytes())
+        return evaluate(number, served, served).eval_acc_by_class
+
+    broker = brokers.start(setting.broker)
+    try:
+        collected = Collected(recall)
+        screen = view(f"{broker.name} at {broker.url}")
+        end = time.monotonic() + setting.most_s
+        with FleetProcesses(placed, broker.url, folder / "devices", setting.scale) as processes:
+            with _abandoned_if(lambda: processes.failed() or _late(setting, collected, end)) as stop:
+                _serve(task, folder, broker.url, (collected, screen), stop)
+            processes.wait(timeout_s=10)
+    finally:
+        broker.stop()
+    rounds = tuple(closed.record for closed in collected.closed)
+    contributions = tuple(c for closed in collected.closed for c in closed.contributions)
+    return Run(policy.name, setting.seed, rounds, contributions, fleet, tuple(collected.recalls))
+
+
+def _late(setting: Setting, collected: Collected, end: float) -> str:
+    """That a run takes longer than it may; empty while it does not."""
+    if time.monotonic() < end:
+        return ""
+    return (
+        f"{len(collected.closed)} of {setting.rounds} rounds of {setting.deadline_s:g} s are done after "
+        f"{setting.most_s:.0f} s: this machine is too busy for {len(setting.fleet)} devices now; try again "
+        "when it is less so, or with a longer --deadline"
+    )
+
+
+@contextmanager
+def _abandoned_if(failed: Callable[[], str]) -> Iterator[threading.Event]:
+    """An event that is set as soon as a device has failed: a round would wait for it for ever.
+
+    Raises AggregatorError with what it said.
+    """
+    stop, done = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.5):
+            if failed():
+                stop.set()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield stop
+    finally:
+        done.set()
+        watcher.join()
+    if stop.is_set():
+        raise AggregatorError(failed())
+
+
+def _serve(task: Task, folder: Path, url: str, screens: tuple[Observer, View], stop: threading.Event) -> None:
+    collected, view = screens
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    link = Link(BrokerUrl.parse(url), "aggregator", inbox, LinkOptions(subscriptions=(topics.FROM_DEVICES,)))
+    service = Service(task, folder, Ports(link, inbox, (Records(folder), collected, view)))
+    try:
+        link.connect()
+        service.run(stop)
+        link.close(service.farewell())
+    finally:
+        service.close()
+        view.close()
+
+
+def save(runs: list[Run], path: Path) -> None:
+    """Everything that was measured, one line for each run."""
+    path.write_bytes(b"".join(msgspec.json.encode(run) + b"\n" for run in runs))

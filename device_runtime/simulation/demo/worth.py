@@ -1,0 +1,145 @@
+"""What a device's updates are worth: the demo's mixed rounds without it, simulated on virtual time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.profiles.cores import usable_cores
+from device_runtime.profiles.fleets.groups import Group, Link
+from device_runtime.profiles.fleets.scenarios import FleetSpec
+from device_runtime.simulation import digits
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.executors.job import Job, World
+from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.run import Prepared, simulate
+from device_runtime.simulation.scenario import Scenario
+from device_runtime.strategies.training.device_half import Contribution
+
+from .fleet import SLOW, Member, holders
+from .runs import BUNDLE, Policy, Setting
+from .samples import data_set, divided
+
+JAVASCRIPT = "phone-high"
+"""The profile of a device in JavaScript, which has none, in a simulation."""
+
+MOST_S = 300.0
+"""Seconds for the simulated runs of one seed; a quiet machine of two cores takes about a tenth."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of the model that the last round serves: accuracy, and the recall of each digit."""
+
+    accuracy: float
+    recalls: tuple[float, ...]
+
+    def recall(self, of: Sequence[int]) -> float:
+        """The mean over these digits."""
+        return mean(self.recalls[digit] for digit in of)
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What is lost without a device, from 0 to 1, mean over the seeds: of accuracy, and of the mean recall of
+    the digits that it holds.
+    """
+
+    device: str
+    digits: tuple[int, ...]
+    accuracy: float
+    recall: float
+
+
+def worths(policy: Policy, settings: Sequence[Setting], most_s: float = MOST_S) -> tuple[float, list[Worth]]:
+    """The simulated accuracy with all devices, mean over the settings, which differ in their seeds; and what
+    each device adds to it that holds digits alone, and the first of those that share the others.
+
+    Raises concurrent.futures.TimeoutError where that takes more than `most_s` for each setting.
+    """
+    left_out = [(of.members[0], of.digits) for of in holders(settings[0].fleet)]
+    whole = [(setting, "") for setting in settings]
+    without = [(setting, name) for setting in settings for name, _ in left_out]
+    stop = threading.Event()
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        try:
+            jobs, timeout_s = [*whole, *without], most_s * len(settings)
+            done = pool.map(lambda job: _simulated(policy, job[0], job[1], stop), jobs, timeout=timeout_s)
+            outcomes = dict(zip(jobs, done, strict=True))
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    found = []
+    for name, own in left_out:
+        pairs = [(outcomes[setting, ""], outcomes[setting, name]) for setting in settings]
+        accuracy = mean(every.accuracy - fewer.accuracy for every, fewer in pairs)
+        recall = mean(every.recall(own) - fewer.recall(own) for every, fewer in pairs)
+        found.append(Worth(name, own, accuracy, recall))
+    return mean(outcomes[setting, ""].accuracy for setting in settings), found
+
+
+class GivenUp(Exception):
+    """The demo was ended before this run was."""
+
+
+class _Last:
+    """A watch that keeps the last round, and ends the run once `stop` is set."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self.line: RoundLine | None = None
+
+    def asked(self, ask: Ask) -> None:
+        pass
+
+    def trained(self, job: Job, made: Contribution) -> None:
+        if self._stop.is_set():
+            raise GivenUp
+
+    def closed(self, line: RoundLine) -> None:
+        self.line = line
+
+
+def _simulated(policy: Policy, setting: Setting, without: str, stop: threading.Event) -> Outcome:
+    """The run's last round, without the member of this name ("": with all)."""
+    last = _Last(stop)
+    simulate(prepared(policy, setting, without), watch=last)
+    if last.line is None:
+        raise ValueError(f"no round of {setting.rounds} was closed")
+    return Outcome(last.line.eval_acc, last.line.eval_acc_by_class)
+
+
+def prepared(policy: Policy, setting: Setting, without: str = "") -> Prepared:
+    """The demo's run of this policy for the simulator: the same samples on the same devices, but for one."""
+    split = digits.load(np.random.default_rng(setting.seed))
+    parts = divided(split.train.y, setting.fleet, np.random.default_rng([setting.seed, 1]))
+    held = {one.name: part for one, part in zip(setting.fleet, parts, strict=True) if one.name != without}
+    groups = {one.name: _group(one, len(held)) for one in setting.fleet if one.name in held}
+    task = Task(
+        bundle=BUNDLE,
+        rounds=setting.rounds,
+        round_deadline_s=setting.deadline_s / setting.scale,
+        kinds=policy.kinds,
+    )
+    spec = FleetSpec(name="demo", groups=groups)
+    scenario = Scenario(fleet=spec, task=task, name="demo", devices=len(held), slow=SLOW)
+    fleet = spec.draw(len(held), setting.seed)
+    bundle, data = Bundle.open(bundles.find(BUNDLE)), data_set(split)
+    order = [held[fleet.group(device)] for device in range(len(held))]
+    clients = Clients.of(data.train_x, data.train_y, order)
+    return Prepared(scenario, setting.seed, World(bundle, clients, EngineWish()), data)
+
+
+def _group(member: Member, devices: int) -> Group:
+    """A group of one device."""
+    link = Link() if member.uplink is None else Link(up_bytes_per_s=member.uplink)
+    return Group(profile=member.profile or JAVASCRIPT, share=1 / devices, link=link)

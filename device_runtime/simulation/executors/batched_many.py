@@ -1,0 +1,111 @@
+"""Whole networks of many devices trained at once by torch, where the network is small or a GPU is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from device_runtime.models.bundles.tensors import Tensors, check
+from device_runtime.models.engines.available import engine_choice
+from device_runtime.models.errors import EngineError, TensorError
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.training import local_training
+from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
+from device_runtime.strategies.training.local_training import Epochs, Plans
+
+from .job import Failed, Job, Result, World, run_of
+
+if TYPE_CHECKING:
+    from device_runtime.models.torch_engine.engine import TorchModel
+
+TOGETHER = 32
+"""Networks on a CPU; on a GPU as many as MEMORY_BYTES hold."""
+MEMORY_BYTES = 4 << 30
+
+
+class BatchedNetworks:
+    """Jobs of kinds that train by cross-entropy alone, on engine torch."""
+
+    def __init__(self, world: World, pays: bool | None = None) -> None:
+        """`pays`: whether it is worth it, instead of the rule."""
+        self._world, self._pays = world, pays
+        self._manifest = world.bundle.manifest
+        self._model: TorchModel | None = None
+        self._loaded: Tensors | None = None
+        self.together = TOGETHER if world.engine.device == "cpu" else self._fitting()
+
+    def takes(self, strategy: AnyStrategy) -> bool:
+        """From what the kind plans for one sample. Raises EngineError for an engine that is not here."""
+        if self._pays is False or not isinstance(strategy, Plans) or not self._on_torch():
+            return False
+        given = self._manifest.input
+        one = LocalData(np.zeros((1, *given.shape), given.dtype), np.zeros(1, np.int64))
+        plan = strategy.plan(self._opened(), one, Run(0, "", clock=lambda: 0.0, deadline=inf))
+        if not local_training.alone(plan) or not isinstance(plan.optimizer, Sgd):
+            return False
+        from device_runtime.models.torch_engine.many import pays, possible
+
+        if not possible(self._manifest, plan.tunable):
+            return False
+        on_cpu = self._world.engine.device == "cpu"
+        return bool(self._pays or pays(self._manifest, plan.tunable, on_cpu))
+
+    def train(self, base: Tensors, jobs: Sequence[Job]) -> list[Result]:
+        """Of one strategy from one base, in order. Raises EngineError, TensorError."""
+        from device_runtime.models.torch_engine.many import Lesson, train_many
+
+        model = self._opened()
+        if base is not self._loaded:
+            model.load(base)
+            self._loaded = base
+        lessons, plans = [], []
+        for job in jobs:
+            data = self._world.clients.local(job.device, self._manifest.input)
+            run = run_of(job)
+            plan = _plan(job.strategy, model, data, run)
+            lessons.append(Lesson(data.x, data.y, *local_training.steps(plan, run)))
+            plans.append(plan)
+        sgd = plans[0].optimizer
+        if not isinstance(sgd, Sgd):
+            raise EngineError(f"networks are trained together by SGD, not by {type(sgd).__name__}")
+        learnt = train_many(model, plans[0].tunable, lessons, sgd, plans[0].clip_norm)
+        strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
+        results: list[Result] = []
+        for plan, params, loss in zip(plans, learnt.params, learnt.losses, strict=True):
+            made = Contribution(strategy.name, params.views, len(plan.indices), float(loss), strategy.form)
+            try:
+                check(made.tensors, expected)
+                results.append(made)
+            except TensorError as error:
+                results.append(Failed(str(error)))
+        return results
+
+    def close(self) -> None:
+        if self._model is not None:
+            self._model.unload()
+
+    def _on_torch(self) -> bool:
+        return engine_choice(self._world.bundle, self._world.engine.engine).name == "torch"
+
+    def _opened(self) -> TorchModel:
+        if self._model is None:
+            from device_runtime.models.torch_engine.engine import TorchModel
+
+            wish = self._world.engine
+            self._model = TorchModel(self._world.bundle, threads=wish.threads, device=wish.device)
+        return self._model
+
+    def _fitting(self) -> int:
+        """Copies whose weights, gradients and activations of 64 samples fit the memory."""
+        graph = self._manifest.graphs["forward"]
+        size = 16 * sum(prod(spec.shape) for spec in self._manifest.stored())
+        return max(1, MEMORY_BYTES // (size + 3 * graph.activation_bytes(64)))
+
+
+def _plan(strategy: AnyStrategy, model: TorchModel, data: LocalData, run: Run) -> Epochs:
+    plans: Plans = strategy  # type: ignore[assignment]  # by `takes`
+    return plans.plan(model, data, run)

@@ -1,0 +1,146 @@
+"""One simulated device's training, and how it is done plainly: by the device's own code."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors, check
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.errors import TensorError
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.errors import ExecutorError
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.training.device_half import NOTHING, Contribution, Run
+
+
+@dataclass(frozen=True)
+class World:
+    """What every executor has: the bundle, those of its family by name, each device's samples, the engine to
+    train on.
+    """
+
+    bundle: Bundle
+    clients: Clients
+    engine: EngineWish = field(default_factory=EngineWish)
+    family: Mapping[str, Bundle] = field(default_factory=dict)
+
+    @property
+    def bundles(self) -> dict[str, Bundle]:
+        """All of them; the main one is ""."""
+        return {"": self.bundle, **self.family}
+
+    def of(self, member: str) -> Bundle:
+        """The bundle of a member of the family, or the main one ("").
+
+        Raises ExecutorError for a member that is not there.
+        """
+        if not member:
+            return self.bundle
+        if member not in self.family:
+            known = ", ".join(self.family) or "none"
+            raise ExecutorError(f"the family has no member {member!r}; it has {known}")
+        return self.family[member]
+
+
+def base_key(number: int, member: str = "") -> str:
+    """Names what round `number` distributes: the base of the main model, or that of a member."""
+    return f"{number}/{member}" if member else f"{number}"
+
+
+def aside_key(number: int) -> str:
+    """Names what round `number` sends beside the bases; no member has this name."""
+    return f"{number}//aside"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Device number `device`, called `name`, trains `strategy` from the base model that `base` names.
+
+    `seed` is the round's, shared by its devices. `memory` is what the device kept of this kind; `aside` names
+    what was sent beside the base, and is empty where nothing was. `rare` as in Run.
+    """
+
+    device: int
+    name: str
+    strategy: AnyStrategy
+    seed: int
+    base: str
+    memory: Tensors = field(default_factory=lambda: NOTHING, repr=False, compare=False)
+    aside: str = ""
+    rare: tuple[int, ...] = ()
+
+    @property
+    def round(self) -> int:
+        """That distributed its base."""
+        return int(self.base.partition("/")[0])
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job whose training diverged: what a device would have found out by itself."""
+
+    why: str
+
+
+Result = Contribution | Failed
+
+
+class Executor(Protocol):
+    """Trains many devices. Equal jobs give equal results, whatever else is run beside them."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line, with what it works with: "processes (2)"."""
+
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        """The result of each job, in the order of `jobs`; `bases` has all that their `base` and `aside` name.
+
+        The tensors of a result are valid until the next one is asked for; its memory is the caller's own.
+        Raises ModelError for a bundle that cannot do a job, ExecutorError when the workers are gone.
+        """
+
+    def close(self) -> None:
+        """Lets go of workers and memory. May be called twice."""
+
+
+def train(model: DeviceModel, world: World, job: Job, aside: Tensors = NOTHING) -> Result:
+    """One job by the device's own code; `model`, its strategy's member, holds its base already.
+
+    The deadline was judged before.
+    """
+    data = world.clients.local(job.device, model.manifest.input)
+    try:
+        made = class_statistics.train(job.strategy, model, data, run_of(job, aside))
+        check(made.tensors, class_statistics.expected(job.strategy, model.manifest))
+    except TensorError as error:
+        return Failed(str(error))
+    return replace(made, form=job.strategy.form)
+
+
+def run_of(job: Job, aside: Tensors = NOTHING) -> Run:
+    """What a job's strategy trains by; its noise is its own, and the same whenever the job is done."""
+
+    def noise() -> np.random.Generator:
+        digest = hashlib.sha256(f"{job.seed}:{job.name}:{job.strategy.name}:noise".encode()).digest()
+        return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
+    return Run(
+        job.seed,
+        job.name,
+        clock=lambda: 0.0,
+        deadline=inf,
+        memory=job.memory,
+        aside=aside,
+        noise=noise,
+        round=job.round,
+        rare=job.rare,
+    )

@@ -1,0 +1,176 @@
+"""The executor of processes: workers of one thread each, on the cores of this machine."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.freed_memory import give_back
+from device_runtime.profiles.cores import usable_cores
+from device_runtime.simulation.errors import ExecutorError
+
+from . import packing, replies
+from .job import Job, Result, World
+from .processes_bases import BasesInMemory
+from .processes_crew import Crew
+from .processes_memory import MOST_WORKERS, WAVE_JOBS, Board
+from .processes_wave import Running, contents, planned
+from .processes_worker import Wave
+from .replies import Broke, Ready
+
+LARGE_BYTES = 1 << 20
+MOST_DEATHS = 3
+
+
+class Processes:
+    """See `Executor`. Workers take jobs by themselves, as far ahead of the caller as results have room.
+
+    The samples are memory-mapped, base models and results lie once in shared memory. A worker that dies is
+    replaced and its job done again. Workers end with `close`, with this process, and when it is killed.
+    """
+
+    def __init__(self, world: World, workers: int | None = None) -> None:
+        """As many workers as usable cores, unless said. Clients that were opened from files are used there.
+
+        Raises EngineError, BundleError, and ExecutorError for workers that cannot be started.
+        """
+        count = usable_cores() if workers is None else workers
+        if not 1 <= count <= MOST_WORKERS:
+            raise ExecutorError(f"workers is {count}, expected 1 to {MOST_WORKERS}")
+        self.name = f"processes ({count})"
+        self._world = world
+        self._crew = Crew(world)
+        self._end = weakref.finalize(self, self._crew.close)
+        self._board = Board(self._crew.board)
+        self._bases = BasesInMemory(self._crew.bases)
+        self._going: Running | None = None
+        self._opened = 0
+        self._mapped: mmap.mmap | None = None
+        try:
+            self._start(count)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        for start in range(0, len(jobs), WAVE_JOBS):
+            yield from self._wave(bases, jobs[start : start + WAVE_JOBS])
+
+    def close(self) -> None:
+        self._end()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the workers that have said theirs."""
+        return tuple(filter(None, self._crew.pids.values()))
+
+    def _start(self, count: int) -> None:
+        self._crew.hire(*range(count))
+        ready = 0
+        while ready < count:
+            for heard in self._crew.listen():
+                if heard.reply is None:
+                    how = self._crew.dismiss(heard.worker)
+                    raise ExecutorError(f"worker {heard.worker} did not start: {how}")
+                if isinstance(heard.reply, Broke):
+                    raise replies.error_of(heard.reply)
+                ready += 1
+
+    def _wave(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        going = self._begin(bases, jobs)
+        try:
+            buffer = self._results(going.slots * going.slot_bytes)
+            for number, job in enumerate(jobs):
+                self._check_open()
+                self._open(going, number)
+                while number not in going.heard:
+                    self._listen()
+                start = number % going.slots * going.slot_bytes
+                heard = going.heard.pop(number)
+                if heard.reply is not None:
+                    yield going.expected.result(heard.reply, job.strategy, buffer, start, heard.memory)
+                _let_go(buffer, start, going.slot_bytes)
+        finally:
+            if self._end.alive:
+                self._board.stop()
+            self._going = None
+
+    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Running:
+        """Lays out the jobs, of which none may be taken yet. Waits for what an abandoned run left at work."""
+        self._check_open()
+        if self._going is not None:
+            raise ExecutorError("a run is going on; its results must be taken first")
+        while self._board.taken():
+            self._listen()
+        going = planned(self._world, jobs, len(self._crew.pids))
+        places = self._bases.places(contents(self._world, bases, jobs))
+        self._crew.memories.grow(max(going.slots * going.memory_bytes, 1))
+        wave = Wave(going.packed, going.slots, going.slot_bytes, going.memory_bytes, places)
+        text = packing.pack(wave)
+        with self._board.locked():
+            self._crew.wave.write(text, 0)
+            self._board.begin(len(jobs), len(text))
+        self._going, self._opened = going, 0
+        if going.slot_bytes >= LARGE_BYTES:
+            give_back()  # what merging the last round has left
+        return going
+
+    def _open(self, going: Running, first: int) -> None:
+        """All jobs before `first` are done; as many from there on may be taken as results have room."""
+        end = min(first + going.slots, len(going.jobs))
+        if end > self._opened:
+            for number in range(self._opened, end):
+                going.remember(number, self._crew.memories)
+            self._opened = end
+            self._crew.wake(self._board.open(first, end))
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise ExecutorError("the executor is closed")
+
+    def _results(self, size: int) -> mmap.mmap:
+        """Where the results of a wave lie; mapped again only when it has grown."""
+        if self._mapped is None or len(self._mapped) < size:
+            self._crew.results.grow(max(size, 1))
+            self._mapped = self._crew.results.view(max(size, 1))
+        return self._mapped
+
+    def _listen(self) -> None:
+        for heard in self._crew.listen():
+            if heard.reply is None:
+                self._replace(heard.worker)
+            elif isinstance(heard.reply, Broke) and heard.reply.job < 0:
+                raise replies.error_of(heard.reply)
+            elif not isinstance(heard.reply, Ready):
+                self._board.done(heard.reply.job)
+                if self._going is not None:
+                    self._going.heard[heard.reply.job] = heard
+
+    def _replace(self, worker: int) -> None:
+        """A worker is gone: its job is free again, and another is started in its place."""
+        how, going = self._crew.dismiss(worker), self._going
+        lost = self._board.give_back(worker)
+        blamed = lost[-1] if lost else -1
+        if going is not None:
+            going.deaths[blamed] += 1
+        hopeless = going is not None and going.deaths[blamed] >= MOST_DEATHS
+        if hopeless:
+            self._board.stop()
+        self._crew.hire(worker)
+        if going is not None and hopeless:
+            work = _work(going.jobs, blamed)
+            raise ExecutorError(f"{work} ended {MOST_DEATHS} workers; the last: {how}")
+
+
+def _let_go(buffer: mmap.mmap, start: int, size: int) -> None:
+    """Of a result that was used: its pages stay where they are shared, and are no more this process' own."""
+    if size >= LARGE_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+        buffer.madvise(mmap.MADV_DONTNEED, start, size)
+
+
+def _work(jobs: Sequence[Job], number: int) -> str:
+    if number < 0:
+        return "starting"
+    return f"{jobs[number].strategy.name} for {jobs[number].name} (seed {jobs[number].seed})"

@@ -1,0 +1,181 @@
+"""The worker processes of one executor: started, listened to, replaced, and ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+
+import msgspec
+import numpy as np
+
+from device_runtime.models.engines.available import engine_choice
+from device_runtime.simulation.clients import Clients
+from device_runtime.simulation.errors import ExecutorError
+
+from .job import World
+from .processes_launch import Order, launch
+from .processes_memory import Shared
+from .replies import Ready, Reply, Trained, read_reply
+
+END_S = 5.0
+SHARED = ("board", "wave", "bases", "results", "memories")
+
+
+@dataclass
+class Worker:
+    """One process, and the pipe to it. `pid` is 0 until it is ready; a copy is no child of ours."""
+
+    link: Connection
+    process: subprocess.Popen[bytes] | None
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a worker said, with the memory that its reply tells of; `reply` is None when it is gone."""
+
+    worker: int
+    reply: Reply | None
+    memory: bytes = b""
+
+
+class Crew:
+    """Workers by number, the memory they share with this process, and the clients' folder."""
+
+    def __init__(self, world: World) -> None:
+        """Saves the clients, unless they lie in files. Raises EngineError where there is no such engine."""
+        on_torch = engine_choice(world.bundle, world.engine.engine).name == "torch"
+        self._copied = on_torch and world.engine.device == "cpu"
+        saved = saved_in(world.clients)
+        self._made = saved is None
+        self.folder = Path(tempfile.mkdtemp(prefix="device-runtime-")) if saved is None else saved
+        self.board, self.wave, self.bases, self.results, self.memories = (Shared.make() for _ in range(5))
+        self._world = world
+        self._workers: dict[int, Worker] = {}
+        self._selector = DefaultSelector()
+        if self._made:
+            world.clients.save(self.folder)
+
+    def hire(self, *numbers: int) -> None:
+        """Starts workers of these numbers, each of which will say when it is ready."""
+        pipes = {number: Pipe() for number in numbers}
+        orders = [self._order(number, theirs.fileno()) for number, (_, theirs) in pipes.items()]
+        started = [orders] if self._copied else [[order] for order in orders]
+        processes = {group[0].number: launch(group) for group in started}
+        for number, (link, theirs) in pipes.items():
+            theirs.close()
+            self._workers[number] = Worker(link, processes.get(number))
+            self._selector.register(link, EVENT_READ, number)
+
+    def _order(self, number: int, link: int) -> Order:
+        world = self._world
+        return Order(
+            number=number,
+            link=link,
+            bundle=str(world.bundle.path.absolute()),
+            family={name: str(bundle.path.absolute()) for name, bundle in world.family.items()},
+            clients=str(self.folder.absolute()),
+            made=self._made,
+            engine=world.engine,
+            **{name: getattr(self, name).fd for name in SHARED},
+        )
+
+    def wake(self, workers: list[int]) -> None:
+        """To look at the board. One that is gone is found out by `listen`."""
+        for number in workers:
+            with suppress(OSError):
+                self._workers[number].link.send_bytes(b"")
+
+    def listen(self) -> list[Heard]:
+        """Waits for one message at least."""
+        return [self._hear(key.data) for key, _ in self._selector.select()]
+
+    def dismiss(self, number: int) -> str:
+        """Lets go of a worker that is gone; gives how it ended."""
+        worker = self._workers.pop(number)
+        self._selector.unregister(worker.link)
+        worker.link.close()
+        if worker.process is None:
+            return "ended"
+        worker.process.terminate()
+        code = worker.process.wait()
+        if code >= 0:
+            return f"exit status {code}"
+        cause = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+        return f"ended by {signal.Signals(-code).name}{cause}"
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process of each worker."""
+        return {number: worker.pid for number, worker in list(self._workers.items())}
+
+    def close(self) -> None:
+        """Ends all workers; frees memory and folder. May be called twice."""
+        workers = list(self._workers.values())
+        self._workers.clear()
+        for worker in workers:
+            _signal(worker, signal.SIGTERM)
+        for worker in workers:
+            _wait(worker)
+        self._selector.close()
+        for name in SHARED:
+            getattr(self, name).close()
+        if self._made:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _hear(self, number: int) -> Heard:
+        try:
+            link = self._workers[number].link
+            reply = read_reply(link.recv_bytes())
+            if isinstance(reply, Ready):
+                self._workers[number].pid = reply.pid
+            if isinstance(reply, Trained) and reply.memory is not None:
+                return Heard(number, reply, link.recv_bytes())
+            return Heard(number, reply)
+        except (EOFError, OSError):
+            return Heard(number, None)
+        except msgspec.DecodeError as error:
+            raise ExecutorError(f"worker {number} says what no worker says: {error}") from None
+
+
+def saved_in(clients: Clients) -> Path | None:
+    """The folder that clients were opened from, memory-mapped; None for those that lie in memory alone."""
+    files = [Path(a.filename or "") for a in (clients.x, clients.order) if isinstance(a, np.memmap)]
+    found = len(files) == 2 and [file.name for file in files] == ["x.npy", "order.npy"]
+    return files[0].parent if found and files[0].parent == files[1].parent else None
+
+
+def _signal(worker: Worker, number: signal.Signals) -> None:
+    """To a worker that is there yet: whoever has ended has closed the pipe."""
+    if worker.process is not None:
+        worker.process.send_signal(number)
+    elif worker.pid and not _ended(worker, 0):
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, number)
+
+
+def _ended(worker: Worker, seconds: float) -> bool:
+    """Whether it has closed the pipe, or does so within this time."""
+    try:
+        while worker.link.poll(seconds):
+            worker.link.recv_bytes()
+    except (EOFError, OSError):
+        return True
+    return False
+
+
+def _wait(worker: Worker) -> None:
+    """Until it has ended, which it is made to when it takes too long."""
+    if not _ended(worker, END_S):
+        _signal(worker, signal.SIGKILL)
+    worker.link.close()
+    if worker.process is not None:
+        worker.process.wait()

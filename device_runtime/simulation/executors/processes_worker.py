@@ -1,0 +1,203 @@
+"""A worker process: opens its world, takes jobs from the board, leaves results in shared memory."""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_runtime.broker.servers.dependent_process import end_when_alone
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.available import open_model
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.engines.freed_memory import give_back
+from device_runtime.simulation.clients import Clients
+from device_runtime.strategies import registry
+from device_runtime.strategies.kind import AnyStrategy
+from device_runtime.strategies.training.device_half import NOTHING
+
+from . import packing, replies
+from .job import Failed, Result, World, train
+from .packing import Layout, Packed
+from .processes_launch import Order, divided
+from .processes_memory import Board, Shared
+
+TOUCHED_BYTES = 8 << 20
+"""Of mapped samples that are kept in a worker's memory; they stay in the system's page cache."""
+
+
+class BasePlace(msgspec.Struct, frozen=True, array_like=True):
+    """The byte that a base model begins at, and of each of its tensors a number that is its content's."""
+
+    start: int
+    versions: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def end(self) -> int:
+        return self.start + packing.size_of(self.layout)
+
+
+class Wave(msgspec.Struct, frozen=True, array_like=True):
+    """Jobs, and where things lie: result i in slot i % slots, of `slot_bytes`; base b at `bases[b]`; what the
+    device of job i kept in slot i % slots of the memories, of `memory_bytes`.
+    """
+
+    packed: Packed
+    slots: int
+    slot_bytes: int
+    memory_bytes: int
+    bases: dict[str, BasePlace]
+
+
+def main(text: str) -> None:
+    """The whole life of a worker; `text` has an Order in JSON, or several: then some are done by copies."""
+    orders = msgspec.json.decode(text, type=tuple[Order, ...])
+    if len(orders) > 1:
+        importlib.import_module("device_runtime.models.torch_engine.engine")
+    order = divided(orders)
+    end_when_alone(order.link, partial(_tidied, order))
+    with suppress(EOFError, ConnectionError), Connection(order.link) as link:
+        try:
+            worker = Worker(order)
+        except Exception as error:
+            link.send_bytes(packing.pack(replies.broke(-1, error)))
+            return
+        give_back()
+        link.send_bytes(packing.pack(replies.Ready(os.getpid())))
+        while True:
+            job = worker.take()
+            if job is None:
+                link.recv_bytes()
+            else:
+                for part in worker.do(job):
+                    link.send_bytes(part)
+    _tidied(order)  # the parent is gone: it ends its workers by a signal
+
+
+def _tidied(order: Order) -> None:
+    """Removes what the parent, which is gone, would have removed."""
+    if order.made:
+        shutil.rmtree(order.clients, ignore_errors=True)
+
+
+@dataclass
+class Opened:
+    """A model on its engine, and the versions of the tensors that it has loaded."""
+
+    model: DeviceModel
+    loaded: tuple[int, ...] = ()
+
+
+class Worker:
+    """One engine for each model of the family that it is asked for, and what it has loaded."""
+
+    def __init__(self, order: Order) -> None:
+        """Raises BundleError, EngineError, OSError."""
+        self._number = order.number
+        self._board = Board(Shared(order.board))
+        self._described, self._bases = Shared(order.wave), Shared(order.bases)
+        self._results, self._memories = Shared(order.results), Shared(order.memories)
+        bundle = Bundle.open(order.bundle)
+        family = {name: Bundle.open(path) for name, path in order.family.items()}
+        self._world = World(bundle, Clients.open(Path(order.clients)), order.engine, family)
+        self._models = {"": Opened(open_model(bundle, order.engine))}
+        self._wave_number, self._touched = 0, 0
+        self._wave = Wave(Packed((), (), ()), 1, 0, 0, {})
+        self._strategies: dict[int, AnyStrategy] = {}
+
+    def take(self) -> int | None:
+        """The next job's number. Learns of a new wave."""
+        text = b""
+        with self._board.locked():
+            number, size = self._board.wave
+            if number != self._wave_number:
+                text = self._described.read(size)
+            job = self._board.take(self._number)
+        if text:
+            self._wave = msgspec.msgpack.decode(text, type=Wave)
+            self._strategies, self._wave_number = {}, number
+        return job
+
+    def do(self, number: int) -> Iterator[Any]:
+        """One job of the wave, the tensors of its result in its slot: its reply, then its memory if any."""
+        packed = self._wave.packed.jobs[number]
+        try:
+            strategy = self._strategy(packed.strategy)
+            model = self._holding(strategy.member, self._wave.bases[packed.base])
+            job = packing.unpack_job(packed, strategy, self._memory(number))
+            result = train(model, self._world, job, self._aside(packed.aside))
+            self._leave(number, result)
+            self._forget(packed.device)
+        except Exception as error:
+            yield packing.pack(replies.broke(number, error))
+            return
+        yield packing.pack(replies.headline(number, result))
+        if not isinstance(result, Failed) and result.memory is not None:
+            yield packing.joined(result.memory)
+
+    def _strategy(self, number: int) -> AnyStrategy:
+        if number not in self._strategies:
+            self._strategies[number] = registry.read(self._wave.packed.kinds[number])
+        return self._strategies[number]
+
+    def _holding(self, member: str, base: BasePlace) -> DeviceModel:
+        """Only what is new is loaded; what was loaded of it before an error is loaded again."""
+        if member not in self._models:
+            self._models[member] = Opened(open_model(self._world.of(member), self._world.engine))
+        opened = self._models[member]
+        if base.versions == opened.loaded:
+            return opened.model
+        found = packing.views(self._bases.view(base.end), base.layout, base.start)
+        before = opened.loaded or (0,) * len(base.layout)
+        pairs = zip(base.layout, before, base.versions, strict=True)
+        opened.loaded = ()
+        opened.model.load({spec.name: found[spec.name] for spec, old, new in pairs if old != new})
+        opened.loaded = base.versions
+        return opened.model
+
+    def _memory(self, number: int) -> Tensors:
+        layout = self._wave.packed.layout(self._wave.packed.jobs[number])
+        if not layout:
+            return NOTHING
+        start = number % self._wave.slots * self._wave.memory_bytes
+        return packing.views(self._memories.view(max(start + self._wave.memory_bytes, 1)), layout, start)
+
+    def _aside(self, key: str) -> Tensors:
+        if not key:
+            return NOTHING
+        place = self._wave.bases[key]
+        return packing.views(self._bases.view(max(place.end, 1)), place.layout, place.start)
+
+    def _leave(self, number: int, result: Result) -> None:
+        if isinstance(result, Failed):
+            return
+        start = number % self._wave.slots * self._wave.slot_bytes
+        for spec, place in packing.places(packing.specs_of(result.tensors)):
+            self._results.write(result.tensors[spec.name], start + place)
+
+    def _forget(self, device: int) -> None:
+        """Samples that were read count as this process' memory until it says that it is done with them."""
+        x: Any = self._world.clients.x
+        self._touched += len(self._world.clients.indices(device)) * (x.nbytes // max(len(x), 1))
+        if self._touched > TOUCHED_BYTES:
+            self._touched = 0
+            _let_go(x)
+
+
+def _let_go(x: Any) -> None:
+    """Pages of a memory-mapped array; the next reader finds them again in the page cache."""
+    mapped = getattr(x, "_mmap", None)
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,133 @@
+"""Ray, imported only when it is asked for; its actors as workers that may be anywhere, and may go."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from device_runtime.models.errors import one_line
+from device_runtime.profiles.cores import usable_cores
+from device_runtime.simulation.errors import ExecutorError
+
+from .job import World
+from .ray_actor import NOTHING, Bytes, Errand, Opening, RayWorker
+from .replies import Reply, read_reply
+
+START_S = 120.0
+"""Seconds of waiting for a first worker, after which it is said that there is none."""
+
+
+def import_ray() -> Any:
+    """Ray, which then tells nobody that it is used. Raises ExecutorError where it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change to come
+    try:
+        import ray
+    except ImportError as error:
+        says = f"Ray is not here ({one_line(error)}): pip install 'device-runtime[ray]'"
+        raise ExecutorError(says) from error
+    return ray
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What came back from a worker; `reply` is None where it, or the answer on its way, was lost: `why`."""
+
+    worker: int
+    ticket: int
+    reply: Reply | None
+    tensors: Bytes
+    memory: Bytes
+    why: str = ""
+
+
+class Cluster:
+    """Workers by number, at home on the cores of a cluster; and what each is at."""
+
+    def __init__(self, world: World, address: str | None, cores: int | None) -> None:
+        """Joins the cluster at `address`, or starts one on this machine. Raises ExecutorError."""
+        self.ray = import_ray()
+        self._own = not self.ray.is_initialized()
+        if self._own:
+            self._join(address, cores)
+        clients = world.clients
+        arrays = (clients.x, clients.y, clients.order, clients.offsets)
+        bundles = (np.frombuffer(bundle.packed(), np.uint8) for bundle in world.bundles.values())
+        self._given = [
+            msgspec.msgpack.encode(Opening(world.engine, tuple(world.family))),
+            *(self.ray.put(np.asarray(array)) for array in (*arrays, *bundles)),
+        ]
+        self._actors: dict[int, Any] = {}
+        self._flying: dict[Any, tuple[int, int]] = {}  # answers on their way: worker and ticket
+        self._numbers = 0
+
+    def cores(self) -> int:
+        """Of all nodes that are alive."""
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        return int(sum(node["Resources"].get("CPU", 0) for node in nodes))
+
+    def hire(self) -> int:
+        """Asks for a worker, which answers with ticket -1 when it is there: when a core is free somewhere."""
+        self._numbers += 1
+        placed = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        actor = self._actors[self._numbers] = self.ray.remote(RayWorker).options(**placed).remote()
+        self._flying[actor.open.remote(*self._given)] = self._numbers, -1
+        return self._numbers
+
+    def send(self, worker: int, ticket: int, errand: Errand, *given: Any) -> None:
+        """One more errand for a worker; `given` are base, memory, aside, or what `ray.put` gave."""
+        answer = self._actors[worker].do.remote(msgspec.msgpack.encode(errand), *given)
+        self._flying[answer] = worker, ticket
+
+    def next(self) -> list[Returned]:
+        """What has come back; waits for one, but not for ever: nothing after START_S seconds."""
+        came, _ = self.ray.wait(list(self._flying), num_returns=1, timeout=START_S)
+        return [self._returned(ref) for ref in came]
+
+    def dismiss(self, worker: int) -> None:
+        """Lets go of a worker that is gone, or as good as."""
+        with suppress(Exception):
+            self.ray.kill(self._actors.pop(worker))
+
+    def close(self) -> None:
+        """Ends the workers, and the cluster where it was started here."""
+        actors = list(self._actors.values())
+        self._actors.clear()
+        self._flying.clear()
+        for actor in actors:
+            with suppress(Exception):
+                self.ray.kill(actor)
+        self._given.clear()
+        if self._own:
+            self.ray.shutdown()
+
+    def _returned(self, ref: Any) -> Returned:
+        worker, ticket = self._flying.pop(ref)
+        errors = self.ray.exceptions
+        try:
+            answer = self.ray.get(ref)
+        except errors.RayTaskError as error:
+            raise ExecutorError(f"a Ray worker gave up: {one_line(error.cause or error)}") from error
+        except errors.RayError as error:
+            return Returned(worker, ticket, None, NOTHING, NOTHING, one_line(error))
+        text, tensors, memory = (answer, NOTHING, NOTHING) if ticket < 0 else answer
+        return Returned(worker, ticket, read_reply(text), tensors, memory)
+
+    def _join(self, address: str | None, cores: int | None) -> None:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        here = {
+            "address": "local",  # never a cluster that happens to run here
+            "num_cpus": cores or usable_cores(),
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+        }
+        try:
+            self.ray.init(**quiet, **(here if address is None else {"address": address}))
+        except Exception as error:
+            where = "on this machine" if address is None else f"at {address}"
+            raise ExecutorError(f"no Ray cluster {where}: {one_line(error)}") from error

@@ -1,0 +1,211 @@
+"""The executor of a Ray cluster: workers on all of its nodes, any of which may go in mid-round."""
+
+from __future__ import annotations
+
+import heapq
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from device_runtime.models.bundles.tensors import Tensors, check
+from device_runtime.simulation.errors import ExecutorError
+
+from . import packing, replies
+from .job import Job, Result, World
+from .packing import Layout, Packed
+from .processes_wave import contents
+from .ray_actor import NOTHING, Errand
+from .ray_cluster import Cluster, Returned
+from .replies import Broke, Expected
+
+AHEAD = 4
+"""Results of each worker that may wait for their turn, in the cluster's object store."""
+MOST_LOSSES = 4
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Tensors in the object store, and how they lie; the key is their content's."""
+
+    tensors: Tensors
+    key: int
+    layout: Layout
+    ref: Any
+
+
+_NONE = _Stored({}, 0, (), NOTHING)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A run: what is to be done yet (a heap of numbers), what has come, and what was lost how often.
+
+    `ticket` is that of its first job.
+    """
+
+    ticket: int
+    jobs: Sequence[Job]
+    packed: Packed
+    waiting: list[int]
+    came: dict[int, Returned]
+    losses: Counter[int]
+
+
+class RayExecutor:
+    """See `Executor`. Samples and base models lie once on each node, in its object store.
+
+    The job of a worker that is gone is done again by another; in its place a new one is asked for, which
+    comes when a core is free anywhere. Nodes that join are used from the next run on.
+    """
+
+    def __init__(self, world: World, address: str | None = None, workers: int | None = None) -> None:
+        """The cluster at `address` ("host:port", or "auto" for the one of this machine), or one of its own.
+
+        Raises ExecutorError without Ray or cluster, and what `Plain` does.
+        """
+        if workers is not None and workers < 1:
+            raise ExecutorError(f"workers is {workers}, expected at least 1")
+        self._world, self._asked = world, workers
+        self._cluster = Cluster(world, address, workers)
+        self._end = weakref.finalize(self, self._cluster.close)
+        self._load: Counter[int] = Counter()  # errands of each worker that is ready
+        self._coming: set[int] = set()
+        self._stored: dict[str, _Stored] = {}
+        self._keys, self._tickets = 0, 0
+        self._going: _Running | None = None
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        return f"ray ({len(self._load)})"
+
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        going = self._begin(bases, jobs)
+        expected = Expected(self._world)
+        try:
+            for number, job in enumerate(jobs):
+                self._feed(going, number)
+                while number not in going.came:
+                    self._listen()
+                    self._feed(going, number)
+                returned = going.came.pop(number)
+                if returned.reply is not None:
+                    got = returned.reply, job.strategy, returned.tensors, 0, returned.memory
+                    yield expected.result(*got)
+        finally:
+            self._going = None
+
+    def close(self) -> None:
+        self._end()
+
+    def _start(self) -> None:
+        self._hire()
+        expected = min(len(self._coming), max(1, self._cluster.cores()))
+        while len(self._load) < expected:
+            before = len(self._load)
+            self._listen()
+            if len(self._load) == before:
+                return  # others have the cores; those that are there begin
+
+    def _hire(self) -> None:
+        """As many as were asked for, or as the cluster has cores now."""
+        wanted = self._asked or max(1, self._cluster.cores())
+        for _ in range(wanted - len(self._load) - len(self._coming)):
+            self._coming.add(self._cluster.hire())
+
+    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> _Running:
+        if not self._end.alive:
+            raise ExecutorError("the executor is closed")
+        if self._going is not None:
+            raise ExecutorError("a run is going on; its results must be taken first")
+        packed = packing.pack_jobs(jobs)
+        self._put(bases, jobs)
+        self._hire()
+        self._going = _Running(self._tickets, jobs, packed, list(range(len(jobs))), {}, Counter())
+        self._tickets += len(jobs)
+        return self._going
+
+    def _put(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> None:
+        """Into the object store what the jobs name of it and is not there."""
+        kept: dict[str, _Stored] = {}
+        for key, content in contents(self._world, bases, jobs).items():
+            tensors, layout = content.tensors, content.layout
+            held = next((one for one in self._stored.values() if one.tensors is tensors), None)
+            if held is None:
+                check(tensors, layout)
+                self._keys += 1
+                ordered = {spec.name: tensors[spec.name] for spec in layout}
+                ref = self._cluster.ray.put(packing.joined(ordered))
+                held = _Stored(tensors, self._keys, layout, ref)
+            kept[key] = held
+        self._stored = kept
+
+    def _feed(self, going: _Running, first: int) -> None:
+        """Jobs for workers that have little to do: one at work and one beside it; the last one at a time."""
+        end = first + AHEAD * max(1, len(self._load))
+        while self._load and going.waiting and going.waiting[0] < end:
+            worker, errands = min(self._load.items(), key=lambda item: item[1])
+            if errands >= (2 if len(going.waiting) > len(self._load) else 1):
+                return
+            self._send(worker, going, heapq.heappop(going.waiting))
+
+    def _send(self, worker: int, going: _Running, number: int) -> None:
+        job = going.packed.jobs[number]
+        base, aside = self._stored[job.base], self._stored[job.aside] if job.aside else _NONE
+        kind, layout = going.packed.kinds[job.strategy], going.packed.layout(job)
+        errand = Errand(number, kind, job, base.key, layout, aside.layout)
+        memory = packing.joined(going.jobs[number].memory) if layout else NOTHING
+        self._load[worker] += 1
+        self._cluster.send(worker, going.ticket + number, errand, base.ref, memory, aside.ref)
+
+    def _listen(self) -> None:
+        came = self._cluster.next()
+        if not came and not self._load:
+            raise ExecutorError("no worker of the Ray cluster is ready: has it a free core?")
+        for returned in came:
+            if returned.ticket < 0:
+                self._arrived(returned)
+            else:
+                self._answered(returned)
+
+    def _answered(self, returned: Returned) -> None:
+        going = self._going
+        if returned.worker in self._load:
+            self._load[returned.worker] -= 1
+        if returned.reply is None:
+            self._gone(returned.worker)
+        if going is None or returned.ticket < going.ticket:
+            return  # of a run that was left early
+        if returned.reply is not None:
+            going.came[returned.ticket - going.ticket] = returned
+        else:
+            self._again(going, returned.ticket - going.ticket, returned.why)
+
+    def _arrived(self, returned: Returned) -> None:
+        """A new worker: ready, or what is wrong with it."""
+        self._coming.discard(returned.worker)
+        if isinstance(returned.reply, Broke):
+            raise replies.error_of(returned.reply)
+        if returned.reply is None:
+            raise ExecutorError(f"a Ray worker did not start: {returned.why}")
+        self._load[returned.worker] = 0
+
+    def _gone(self, worker: int) -> None:
+        if worker in self._load:
+            del self._load[worker]
+            self._cluster.dismiss(worker)
+            self._coming.add(self._cluster.hire())
+
+    def _again(self, going: _Running, number: int, why: str) -> None:
+        going.losses[number] += 1
+        if going.losses[number] >= MOST_LOSSES:
+            job = going.jobs[number]
+            work = f"{job.strategy.name} for {job.name} (seed {job.seed})"
+            raise ExecutorError(f"{work} was lost with {MOST_LOSSES} workers; the last: {why}")
+        heapq.heappush(going.waiting, number)

@@ -1,0 +1,240 @@
+"""From the updates that count to the next base: trained by an executor, checked, folded, merged."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import nan
+
+from device_runtime.aggregator.intake.check import Origin, doubt
+from device_runtime.aggregator.merging.evaluation import trained_is_better
+from device_runtime.aggregator.rounds.progress import Progress, score_of
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.codecs import chain as codecs
+from device_runtime.strategies.kind import formed
+from device_runtime.strategies.merging.aggregator_half import Carried, RoundModel, ServerTools
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.merging.merge import brought_forward
+from device_runtime.strategies.robust import Screen
+from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
+
+from .bases import Bases
+from .checkpoint import Checkpoint, Kept
+from .clock.asking import Flight
+from .executors.job import Executor, Failed, Job, aside_key, base_key
+from .ledger import Figures, Ledger
+from .watch import Watch
+
+log = logging.getLogger(__name__)
+
+Evaluate = Callable[[int, Tensors, Tensors], Figures]
+"""The figures of (round, served model, new base)."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the learning works with; `server` is what kinds of update use on the aggregator."""
+
+    server: ServerTools
+    executor: Executor
+    evaluate: Evaluate
+    ledger: Ledger
+    watch: Watch
+    keep: Callable[[Checkpoint], None] = lambda _: None
+
+
+class Learning:
+    """The model of a run. Memory does not grow with the devices of a round: updates are folded one by one.
+
+    It does with the devices whose kind of update keeps something on them. A device remembers what it trained
+    last of what counted: updates that came late, or were lost, are never trained.
+    """
+
+    def __init__(
+        self, task: Task, bases: Bases, carried: Carried, tools: Tools, resume: Checkpoint | None = None
+    ) -> None:
+        """`carried` comes with round 1's base. With `resume` its rounds are gone through without training."""
+        self._task, self._bases, self._carried, self._tools = task, bases, carried, tools
+        self._kinds = {kind.name: kind.strategy for kind in task.kinds}
+        self._settings = {kind.name: kind for kind in task.kinds}
+        self._order = {kind.name: place for place, kind in enumerate(task.kinds)}
+        self._memories: dict[tuple[int, str], Tensors] = {}
+        self._resume = resume
+        self._kept: list[Flight] = []
+        self._counted: dict[str, int] = {}
+        self._figures = Figures()
+        self._closed_form: Tensors = NOTHING
+        self._scores: tuple[float, ...] = ()
+        self._progress = Progress()
+        self._best: Tensors = resume.best if resume else NOTHING
+        self.served: Tensors = bases.of(1).weights
+
+    def keep(self, flight: Flight) -> None:
+        """An update that counts in the open round."""
+        self._kept.append(flight)
+
+    def merge(self, number: int, now: float) -> None:
+        """Train what counts and make the next base of it."""
+        since = self._since(number)
+        if self._resume is not None and number <= self._resume.round:
+            self._replay(number, self._resume)
+            return
+        flights = sorted(self._kept, key=lambda f: (self._order[f.kind], f.device, f.round))
+        self._kept = []
+        server, weights = self._tools.server, self._bases.of(number).weights
+        model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
+        folding = Folding(self._kinds, model, self._carried, self._task.server)
+        with Screen(folding, self._task.screening) as screen:
+            for flight, made in self._trained(flights, now):
+                self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
+                times = self._task.stands_for(number - flight.round, since[flight.device])
+                weight = times * self._settings[flight.kind].weight_of(made)
+                screen.add(self._as_of(made, flight, number, times), weight, flight.device)
+            merged, note = screen.merged()
+        if note:
+            log.warning("round %d: %s", number, note)
+        self.served, self._carried, self._closed_form = merged.served, merged.carried, merged.closed_form
+        self._bases.advance(number, merged)
+
+    def _since(self, number: int) -> dict[str, float]:
+        """Of each device that counts in the round: the rounds since the one in which it counted last, from
+        round 0 if in none, divided by its updates in this one.
+        """
+        updates = Counter(flight.device for flight in self._kept)
+        since = {device: (number - self._counted.get(device, 0)) / n for device, n in updates.items()}
+        self._counted.update(dict.fromkeys(updates, number))
+        return since
+
+    def _replay(self, number: int, resume: Checkpoint) -> None:
+        """What was trained before is known already."""
+        self._kept = []
+        self._bases.replay(number, resume.history[number])
+        if number == resume.round:
+            self._bases.restore(resume.bases)
+            newest = self._bases.of(number + 1)
+            self._carried = Carried(newest.family, resume.kept.aggregator, newest.aside)
+            self._memories = dict(resume.kept.devices)
+            self.served = resume.served
+
+    def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, Contribution]]:
+        """Those whose update is believed, one by one; the others are noted as refused."""
+        seeds = {number: self._task.round_seed(number) for number in {flight.round for flight in flights}}
+        for together in _without_repeats(flights):
+            jobs = [self._job(flight, seeds[flight.round]) for flight in together]
+            results = self._tools.executor.run(self._bases.tensors(), jobs)
+            for flight, job, result in zip(together, jobs, results, strict=True):
+                if isinstance(result, Failed):
+                    self._tools.ledger.ended(flight, "refused", now, why=result.why)
+                    continue
+                if result.memory is not None:
+                    self._memories[flight.index, flight.kind] = result.memory
+                base = self._bases.of(flight.round).of(job.strategy.member)
+                sent, left = self._as_sent(result, flight, base)
+                manifest = self._tools.server.manifest(job.strategy.member)
+                origin = Origin(self._settings[flight.kind], job.strategy, manifest, base)
+                if why := doubt(sent.tensors, sent.num_examples, origin):
+                    self._tools.ledger.ended(flight, "refused", now, why=why)
+                    continue
+                self._memories |= left
+                self._tools.watch.trained(job, sent)
+                yield flight, sent
+
+    def _as_sent(
+        self, made: Contribution, flight: Flight, base: Tensors
+    ) -> tuple[Contribution, dict[tuple[int, str], Tensors]]:
+        """An update as the aggregator would read it, by its kind's codec; what is left out, to be kept."""
+        kind = self._kinds[flight.kind]
+        codec = codecs.named(kind.codec)
+        if not codec.lossy:
+            return made, {}
+        key = flight.index, codecs.memory_of(flight.kind, formed(kind, made.form).member)
+        written = codec.rounded(made.tensors, base, self._memories.get(key, NOTHING))
+        return replace(made, tensors=written.read), {key: written.left}
+
+    def _job(self, flight: Flight, seed: int) -> Job:
+        strategy, number = flight.strategy, flight.round
+        if strategy is None:
+            raise ValueError(f"{flight.device} sits out round {number}: there is nothing to train")
+        return Job(
+            flight.index,
+            flight.device,
+            strategy,
+            seed,
+            base_key(number, strategy.member),
+            self._memories.get((flight.index, flight.kind), NOTHING),
+            aside_key(number) if self._bases.of(number).aside else "",
+            self._bases.of(number).rare,
+        )
+
+    def _as_of(self, made: Contribution, flight: Flight, number: int, times: float) -> Contribution:
+        """An update from an earlier base, that stands for so many rounds, as a change of this round's."""
+        asked_in, strategy = flight.round, flight.strategy
+        if asked_in == number or strategy is None:
+            return made
+        share = self._task.late_share(number - asked_in)
+        late = Late(asked_in, self._task.round_seed(asked_in), share, times)
+        return brought_forward(made, late, number, lambda one: self._bases.of(one).of(strategy.member))
+
+    def evaluate(self, number: int) -> None:
+        """The figures of the round, for `publish`."""
+        if self._resume is not None and number <= self._resume.round:
+            return
+        base = self._bases.of(number + 1).weights
+        compared = self._closed_form or self.served
+        self._figures = self._tools.evaluate(number, compared, base)
+        if self._closed_form:
+            self._figures = self._figures.as_closed_form()
+        if self._task.evaluation_judges and (why := trained_is_better(self._figures)):
+            log.info("round %d: %s", number, why)
+            self.served = base
+        if self.served is not compared:
+            self._figures = self._figures.serving(self._tools.evaluate(number, base, base))
+
+    def publish(self, number: int, in_use: Iterable[int]) -> Figures:
+        """The round is over: only the bases that `in_use` names, and the newest, are needed any more."""
+        self._bases.keep((*in_use, number + 1))
+        trained = self._resume is None or number > self._resume.round
+        self._take_score(number, trained)
+        if trained:
+            kept = Kept(self._carried.memory, dict(self._memories))
+            bases = self._bases
+            self._tools.keep(
+                Checkpoint(number, bases.kept(), bases.history, self.served, kept, self._scores, self._best)
+            )
+        return self._figures
+
+    def _take_score(self, number: int, trained: bool) -> None:
+        """What the round's model is worth; the best is held where the run is to leave that behind."""
+        figures, then = self._figures, self._resume.scores if self._resume else ()
+        score = score_of(self._task.stop_metric, figures.eval_acc, figures.eval_loss)
+        if not trained:
+            score = then[number - 1] if number <= len(then) else nan
+        self._scores = (*self._scores, score)
+        self._progress = self._progress.after(number, score, self._task.stop_gain)
+        if self._task.stop_after and trained and self._progress.best == number:
+            self._best = self.served
+
+    @property
+    def score(self) -> float:
+        """What the model of the round is worth that was published last, for moves.Worked."""
+        return self._scores[-1]
+
+    def finish(self, best: int) -> None:
+        """The run is over: the model of round `best` is served; 0: the last one's."""
+        if best and self._best:
+            self.served = self._best
+
+
+def _without_repeats(flights: list[Flight]) -> Iterator[list[Flight]]:
+    """In their order, and so that a device that comes twice with a kind remembers the first time."""
+    together: list[Flight] = []
+    for flight in flights:
+        if together and (together[-1].index, together[-1].kind) == (flight.index, flight.kind):
+            yield together
+            together = []
+        together.append(flight)
+    if together:
+        yield together

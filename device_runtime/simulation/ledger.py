@@ -1,0 +1,142 @@
+"""What happened, as records: an `Ask` when a device's part is over, a `RoundLine` when a round is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+
+from device_runtime.strategies.training.device_half import Contribution
+
+from .clock.asking import Flight
+from .records import Ask, Fate, RoundLine
+from .watch import Watch
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of a round's models, nan and () where they were not evaluated; see `RoundLine`."""
+
+    eval_acc: float = nan
+    eval_loss: float = nan
+    base_eval_acc: float = nan
+    eval_acc_by_class: tuple[float, ...] = ()
+    base_eval_acc_by_class: tuple[float, ...] = ()
+    closed_form_eval_acc: float = nan
+    closed_form_eval_acc_by_class: tuple[float, ...] = ()
+
+    def as_closed_form(self) -> Figures:
+        """The same, where what is served has the closed-form head."""
+        return replace(
+            self,
+            closed_form_eval_acc=self.eval_acc,
+            closed_form_eval_acc_by_class=self.eval_acc_by_class,
+        )
+
+    def serving(self, other: Figures) -> Figures:
+        """Those of `other`, which is served instead, beside what is known of the closed-form head."""
+        return replace(
+            other,
+            closed_form_eval_acc=self.closed_form_eval_acc,
+            closed_form_eval_acc_by_class=self.closed_form_eval_acc_by_class,
+        )
+
+
+class Ledger:
+    """Tells `watch` of everything. Sums are of the asks that ended since the last round was closed."""
+
+    def __init__(self, watch: Watch, forward_flops: float, replayed: int = 0) -> None:
+        """`forward_flops` of one forward pass of one sample: the F that compute is counted in.
+
+        Of the first `replayed` rounds nothing is told: it was, in an earlier life of the run.
+        """
+        self._watch = watch
+        self._replayed = replayed
+        self._forward_flops = forward_flops
+        self._open, self._opened_s = 1, 0.0
+        self._ended: list[Ask] = []
+
+    def opened(self, number: int, now: float) -> None:
+        self._open, self._opened_s = number, now
+
+    def ended(
+        self,
+        flight: Flight,
+        fate: Fate,
+        now: float,
+        *,
+        into: int = 0,
+        made: Contribution | None = None,
+        why: str = "",
+    ) -> None:
+        """A device's part in a round is over. `into`: the round that its update, `made`, counts in."""
+        if self._open <= self._replayed:
+            return
+        line, outcome = flight.line, flight.line.outcome
+        strategy = flight.strategy
+        ask = Ask(
+            round=flight.round,
+            into=into,
+            device=flight.device,
+            group=flight.group,
+            kind=flight.kind,
+            form="" if strategy is None else strategy.form,
+            fate=fate,
+            straggler=line.straggler,
+            asked_s=flight.asked_s,
+            ended_s=min(now, line.ends_s),
+            download_s=line.busy.download_s,
+            compute_s=line.busy.compute_s,
+            upload_s=line.busy.upload_s,
+            bytes_down=line.bytes_down,
+            bytes_up=line.bytes_up,
+            energy_j=line.energy_j,
+            peak_memory_bytes=outcome.peak_memory_bytes,
+            num_examples=0 if made is None else made.num_examples,
+            forward_passes=line.flops / self._forward_flops,
+            train_loss=nan if made is None else made.train_loss,
+            why=why or "; ".join(outcome.reasons),
+            epsilon=outcome.epsilon,
+        )
+        self._ended.append(ask)
+        self._watch.asked(ask)
+
+    def closed(self, number: int, now: float, figures: Figures) -> None:
+        """The round is over; what ends from now on belongs to the next."""
+        if number > self._replayed:
+            asks, self._ended = self._ended, []
+            self._watch.closed(summarise(number, (self._opened_s, now), asks, figures))
+
+
+def summarise(number: int, times: tuple[float, float], asks: list[Ask], figures: Figures) -> RoundLine:
+    """A round's line from the asks that ended in it; `times`: when it opened, when it closed."""
+    counted = [ask for ask in asks if ask.fate == "counted"]
+    told = [ask for ask in counted if isfinite(ask.train_loss)]
+    examples = sum(ask.num_examples for ask in told)
+    fates = [ask.fate for ask in asks]
+    return RoundLine(
+        round=number,
+        opened_s=times[0],
+        closed_s=times[1],
+        eval_acc=figures.eval_acc,
+        eval_loss=figures.eval_loss,
+        base_eval_acc=figures.base_eval_acc,
+        train_loss=sum(a.train_loss * a.num_examples for a in told) / examples if examples else nan,
+        asked=len(asks),
+        participants=len({ask.device for ask in counted}),
+        stragglers=sum(ask.straggler for ask in asks),
+        late=fates.count("late"),
+        lost=fates.count("crashed") + fates.count("dropped out"),
+        sat_out=fates.count("sat out"),
+        refused=fates.count("refused"),
+        staleness=sum(number - a.round for a in counted) / len(counted) if counted else 0.0,
+        train_time_s=sum(ask.compute_s for ask in asks),
+        energy_j=sum(ask.energy_j for ask in asks),
+        wasted_j=sum(ask.energy_j for ask in asks if ask.fate != "counted"),
+        bytes_up=sum(ask.bytes_up for ask in asks),
+        bytes_down=sum(ask.bytes_down for ask in asks),
+        forward_passes=sum(ask.forward_passes for ask in asks),
+        eval_acc_by_class=figures.eval_acc_by_class,
+        base_eval_acc_by_class=figures.base_eval_acc_by_class,
+        closed_form_eval_acc=figures.closed_form_eval_acc,
+        closed_form_eval_acc_by_class=figures.closed_form_eval_acc_by_class,
+    )

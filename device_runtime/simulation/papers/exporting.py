@@ -1,0 +1,99 @@
+"""Bundles that a table needs: exported when they are first needed, then kept."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shlex
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import platformdirs
+
+from device_runtime.cli import export as command
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.manifest import FORMAT
+from device_runtime.models.errors import ModelError
+from device_runtime.models.export.network_factory import build
+
+from .places import DataFolder
+from .shared import BundleEntry, DataEntry, Form, Shared
+
+
+def folder() -> Path:
+    """Where bundles are kept; anything there may be deleted at any time."""
+    return Path(platformdirs.user_cache_dir("device-runtime")) / "bundles"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a bundle is made for: a data set, in the form that is there."""
+
+    entry: DataEntry
+    form: Form | None
+
+    @property
+    def words(self) -> str:
+        """Of the command line."""
+        return self.entry.export.format(pixels=self.form.pixels if self.form else 0)
+
+
+def bundle(name: str, shared: Shared, samples: Samples, where: DataFolder, learnt: Path | None = None) -> str:
+    """The path of the bundle of that name for such samples; what is shipped keeps its name.
+
+    `learnt` is a file of weights, for one that has none in the data folder.
+
+    Raises ModelError, with what to install where torch is missing; DataSetError for missing weights.
+    """
+    entry = shared.bundles.get(name)
+    if entry is None:
+        return name
+    words = _words(name, entry, samples)
+    weights = where.file(entry.weights) if entry.weights else learnt
+    path = folder() / f"{name}-{_key(words, weights)}"
+    if not _whole(path):
+        _export([*words, *(["--weights", str(weights)] if weights else [])], path)
+    return str(path)
+
+
+def _words(name: str, entry: BundleEntry, samples: Samples) -> list[str]:
+    """Of the command line, but for where the weights are and where it goes."""
+    network = entry.export.format(channels=samples.entry.channels, classes=samples.entry.classes)
+    return [*shlex.split(network), *shlex.split(samples.words), "--name", name]
+
+
+def _key(words: list[str], weights: Path | None) -> str:
+    digest = hashlib.sha256(repr((words, FORMAT, metadata.version("device-runtime"))).encode())
+    digest.update(weights.read_bytes() if weights else b"")
+    return digest.hexdigest()[:10]
+
+
+def _whole(path: Path) -> bool:
+    try:
+        Bundle.open(path)
+    except (ModelError, OSError):
+        return False
+    return True
+
+
+def _export(words: list[str], path: Path) -> None:
+    """All or nothing: the folder appears whole."""
+    parser = argparse.ArgumentParser(prog="export")
+    command.add_arguments(parser)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
+    try:
+        options = parser.parse_args([*words, "--out", str(making)])
+        module = build(options)
+        from device_runtime.models.export.export import export
+
+        print(f"exporting bundle {path.name}", file=sys.stderr, flush=True)
+        export(module, command.spec(options), making)
+        shutil.rmtree(path, ignore_errors=True)
+        making.replace(path)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)

@@ -1,0 +1,134 @@
+"""What a column of a table measures in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isnan, nan
+
+from device_runtime.simulation.compare.equal import LATEST
+from device_runtime.simulation.compare.figures import Ran, Terms, figures
+from device_runtime.simulation.compare.wording import BYTES, JOULE, TIMES, Units
+from device_runtime.simulation.metrics.curves import (
+    CLOSED_FORM_HEAD,
+    SERVED,
+    TRAINED_HEAD,
+    Axis,
+    Model,
+    accuracy,
+)
+from device_runtime.simulation.report.table import PASSES, PER_HOUR, PERCENT
+
+
+@dataclass(frozen=True)
+class Among:
+    """A run, the runs of the other rows in its column with its seed, and the row whose end is looked at.
+
+    With `classes` accuracies are means of the recalls of these classes, where the measure is `by_class`.
+    """
+
+    ran: Ran
+    rows: Mapping[str, Ran]
+    until: str = ""
+    classes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measure:
+    """`value` in plain units: shares, seconds, bytes, joules. `by_class`: it can be of some classes alone."""
+
+    title: str
+    units: Units
+    value: Callable[[Among], float]
+    by_class: bool = False
+
+    @property
+    def percent(self) -> bool:
+        return self.units is PERCENT
+
+
+def _figure(name: str) -> Callable[[Among], float]:
+    """A figure of the run alone, as reports have it; none of these depends on the terms."""
+    return lambda among: float(getattr(figures(among.ran, Terms(nan, nan, 1)), name))
+
+
+def _late(model: Model) -> Callable[[Among], float]:
+    """The mean of the latest evaluations of one of the models of a round."""
+
+    def value(among: Among) -> float:
+        share = model.recall(among.classes) if among.classes else model.acc
+        return accuracy(among.ran.rounds, value=share).smoothed(LATEST).final
+
+    return value
+
+
+def _at_equal(axis: Axis, spent: Callable[[Ran], float], values: int = 1) -> Callable[[Among], float]:
+    """Accuracy of what is served when `until` ends, or the first of all; the last stays served.
+
+    The mean of the latest `values` evaluations.
+    """
+
+    def value(among: Among) -> float:
+        if among.until and among.until not in among.rows:
+            return nan
+        looked_at = [among.rows[among.until]] if among.until else among.rows.values()
+        curve = accuracy(among.ran.rounds, axis).smoothed(values)
+        return curve.when(min(spent(each) for each in looked_at))
+
+    return value
+
+
+def _best_base(among: Among) -> float:
+    """Of the model that is distributed, where another is served."""
+    known = [line.base_eval_acc for line in among.ran.rounds if not isnan(line.base_eval_acc)]
+    return max(known, default=nan)
+
+
+def _energy(ran: Ran) -> float:
+    return sum(line.energy_j for line in ran.rounds)
+
+
+def _bytes_up_a_round(among: Among) -> float:
+    return sum(line.bytes_up for line in among.ran.rounds) / len(among.ran.rounds)
+
+
+def _bytes(among: Among) -> float:
+    return sum(line.bytes_up + line.bytes_down for line in among.ran.rounds)
+
+
+MEASURES: Mapping[str, Measure] = {
+    "best_acc": Measure("best test accuracy", PERCENT, _figure("best_acc")),
+    "final_acc": Measure("final test accuracy", PERCENT, _figure("final_acc")),
+    "late_acc": Measure(f"test accuracy, mean of the last {LATEST}", PERCENT, _late(SERVED), by_class=True),
+    "late_acc_trained": Measure(
+        f"test accuracy with the trained head, mean of the last {LATEST}",
+        PERCENT,
+        _late(TRAINED_HEAD),
+        by_class=True,
+    ),
+    "late_acc_closed_form": Measure(
+        f"test accuracy with the closed-form head, mean of the last {LATEST}",
+        PERCENT,
+        _late(CLOSED_FORM_HEAD),
+        by_class=True,
+    ),
+    "best_base_acc": Measure("best test accuracy of the base model", PERCENT, _best_base),
+    "acc_at_time": Measure("accuracy at equal time", PERCENT, _at_equal("time", lambda ran: ran.ends_s)),
+    "acc_at_energy": Measure("accuracy at equal energy", PERCENT, _at_equal("energy", _energy)),
+    "late_acc_at_time": Measure(
+        f"accuracy at equal time, mean of {LATEST}",
+        PERCENT,
+        _at_equal("time", lambda ran: ran.ends_s, LATEST),
+    ),
+    "late_acc_at_energy": Measure(
+        f"accuracy at equal energy, mean of {LATEST}", PERCENT, _at_equal("energy", _energy, LATEST)
+    ),
+    "learning_efficiency": Measure("learning efficiency", PER_HOUR, _figure("learning_efficiency")),
+    "forward_passes": Measure("compute in F", PASSES, _figure("forward_passes")),
+    "bytes_analytic": Measure("bytes by the papers' formula", BYTES, _figure("bytes_analytic")),
+    "bytes_up": Measure("bytes up", BYTES, _figure("bytes_up")),
+    "bytes_up_a_round": Measure("bytes up in a round", BYTES, _bytes_up_a_round),
+    "bytes": Measure("bytes up and down", BYTES, _bytes),
+    "energy": Measure("energy (modelled)", JOULE, _figure("energy_j")),
+    "time": Measure("virtual time", TIMES, _figure("virtual_s")),
+}

@@ -1,0 +1,91 @@
+"""Networks that are trained in one place first, on other data than a table's: once, then kept."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from device_runtime.aggregator.tasks.task import KindSettings, Task
+from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.simulation.compare.ahead import bundle_sha256
+from device_runtime.simulation.compare.occupied import interruptible, occupied
+from device_runtime.simulation.compare.performing import How, of_policy, perform
+from device_runtime.simulation.compare.run_folder import SERVED, Name, fingerprint, finished
+from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.policies import CENTRALISED, COMPUTER
+from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.scenario import Scenario
+from device_runtime.strategies.training.device_half import Contribution
+
+from . import exporting
+from .exporting import Samples
+from .places import DataFolder
+from .sampling import spec_of
+from .shared import Pretrain, Shared
+
+NAME = Name(CENTRALISED, 0)
+PATIENCE_S = 600.0
+"""For another command that trains the same."""
+
+
+def folder() -> Path:
+    """Where they are kept; anything there may be deleted at any time."""
+    return Path(platformdirs.user_cache_dir("device-runtime")) / "pretrained"
+
+
+def weights(wanted: Pretrain, shared: Shared, where: DataFolder) -> Path:
+    """A file of the trained values by name. Training that was stopped goes on.
+
+    Raises SimulationError, ModelError.
+    """
+    mine = scenario(wanted, shared, where)
+    sha256 = fingerprint(of_policy(mine, CENTRALISED), NAME.seed)
+    run = folder() / f"{wanted.bundle}-{sha256[:6]}{bundle_sha256(mine.task.bundle)[:4]}"
+    if finished(run, sha256):
+        return run / SERVED
+    run.mkdir(parents=True, exist_ok=True)
+    with interruptible(), occupied(run, PATIENCE_S):
+        if not finished(run, sha256):
+            perform(mine, NAME, run, How(ExecutorWish("plain"), 0), Telling(wanted))
+    return run / SERVED
+
+
+def scenario(wanted: Pretrain, shared: Shared, where: DataFolder) -> Scenario:
+    """All of its data on one computer. Raises ScenarioError, DataSetError, ModelError."""
+    entry = shared.entry(wanted.data, "full")
+    samples = Samples(entry, where.form(entry, "full"))
+    return Scenario(
+        name=f"{wanted.bundle} on {wanted.data}",
+        fleet=fleets.load(COMPUTER),
+        devices=1,
+        engine="torch",
+        data=spec_of(samples, {"partition": "iid"}, where),
+        task=Task(
+            bundle=exporting.bundle(wanted.bundle, shared, samples, where),
+            rounds=wanted.rounds,
+            kinds=(KindSettings(name="full", settings=wanted.settings),),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A watch that says on the standard error how far it is."""
+
+    wanted: Pretrain
+
+    def asked(self, ask: Ask) -> None:
+        """Not told."""
+
+    def trained(self, job: Job, made: Contribution) -> None:
+        """Not told."""
+
+    def closed(self, line: RoundLine) -> None:
+        """Of every round, its accuracy."""
+        what = f"training {self.wanted.bundle} on {self.wanted.data}"
+        so_far = f"round {line.round} of {self.wanted.rounds}, accuracy {line.eval_acc:.3f}"
+        print(f"{what}: {so_far}", file=sys.stderr, flush=True)

@@ -1,0 +1,211 @@
+"""A table with the paper's numbers and ours, as text, as Markdown, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import isnan
+from typing import Literal
+
+import msgspec
+from tabulate import tabulate
+
+from device_runtime.simulation.compare.figures import Spread
+from device_runtime.simulation.compare.wording import DASH, decimals, digits, unit_for
+from device_runtime.simulation.report.table import worded
+
+from .catalogue import PAPERS
+from .claims import Verdict
+from .measures import MEASURES, Measure
+from .outcome import Outcome
+from .table import Column
+
+Style = Literal["simple", "github"]
+
+
+def text(outcome: Outcome) -> str:
+    """For a terminal."""
+    parts = [heading(outcome), *_tables(outcome, "simple"), _claims(outcome, "simple")]
+    notes = [f"- {sentence}" for sentence in differences(outcome)]
+    parts.append("\n".join(["differences from the paper's setting", *notes] if notes else []))
+    parts.append("\n".join(f"not run: {why}" for why in outcome.failed))
+    return "\n\n".join(part for part in parts if part)
+
+
+def markdown(outcome: Outcome, command: str) -> str:
+    """A section of a page; `command` is what writes it again."""
+    table = outcome.table
+    parts = [
+        f"## {heading(outcome)}",
+        f"```\n{command}\n```",
+        table.caption,
+        f"{_made(outcome)}.",
+        *_tables(outcome, "github"),
+        _claims(outcome, "github"),
+    ]
+    if notes := differences(outcome):
+        parts.append("\n".join(["**Differences from the paper's setting**\n", *(f"* {n}" for n in notes)]))
+    if outcome.failed:
+        parts.append("\n".join(["**Not run**\n", *(f"* {why}" for why in outcome.failed)]))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def json(outcome: Outcome) -> str:
+    """In plain units: shares, seconds, bytes, joules; null where not known."""
+    table = outcome.table
+    whole = {
+        "table": table.id,
+        "scale": outcome.wanted.scale,
+        "seeds": outcome.wanted.seeds,
+        "date": outcome.date,
+        "versions": outcome.versions,
+        "differences": differences(outcome),
+        "columns": [_column_json(outcome, column) for column in table.columns_at(outcome.wanted.scale)],
+        "claims": [
+            {
+                "text": each.claim.text,
+                "column": each.column,
+                "paper": each.printed,
+                "ours": asdict(each.ours),
+                "interval": each.ours.interval,
+                "seeds_that_hold": each.seeds,
+                "verdict": each.words,
+            }
+            for each in outcome.verdicts
+        ],
+        "not_run": outcome.failed,
+    }
+    return msgspec.json.format(msgspec.json.encode(whole)).decode()
+
+
+def heading(outcome: Outcome) -> str:
+    """Which table, and at which scale."""
+    table = outcome.table
+    number = table.id.partition("-t")[2]
+    of = f"Table {number} of {PAPERS[table.paper]}" if table.paper else table.id
+    return f"{of}: {table.title} (scale {outcome.wanted.scale})"
+
+
+def differences(outcome: Outcome) -> tuple[str, ...]:
+    """In sentences: those of the data, of every scale, and of this one."""
+    table = outcome.table
+    return (*outcome.notes, *table.differences, *table.scaled(outcome.wanted.scale).differences)
+
+
+def _made(outcome: Outcome) -> str:
+    seeds = outcome.wanted.seeds
+    spread = ", mean ± standard deviation" if seeds > 1 else ""
+    packages = ", ".join(
+        f"{name} {outcome.versions[name]}"
+        for name in ("device-runtime", "onnxruntime", "torch")
+        if name in outcome.versions
+    )
+    when = f"; {outcome.date}" if outcome.date else ""
+    return f"{seeds} seed{'s' if seeds > 1 else ''}{spread}{when}; {packages}"
+
+
+def _tables(outcome: Outcome, style: Style) -> list[str]:
+    return [_column(outcome, column, style) for column in outcome.table.columns_at(outcome.wanted.scale)]
+
+
+def _column(outcome: Outcome, column: Column, style: Style) -> str:
+    table = outcome.table
+    measure = MEASURES[table.measure_of(column)]
+    cells = table.rows_at(outcome.wanted.scale, column)
+    ours = {row.name: outcome.spread(row.name, column.id) for row in cells}
+    unit = _unit(measure, list(ours.values()))
+    printed = any(column.id in row.paper for row in cells)
+    heads = ("system", "paper", "ours") if printed else ("system", "ours")
+    rows = [
+        (row.title, *([row.paper.get(column.id, DASH)] if printed else []), _worded(ours[row.name], unit))
+        for row in cells
+    ]
+    title = f"{column.title}: {measure.title}{_stragglers(outcome, column)}"
+    sides = ("left", *("right" for _ in heads[1:]))
+    return f"{_bold(title, style)}\n\n{_table(rows, heads, (style, sides))}"
+
+
+def _worded(each: Spread, unit: tuple[str, float]) -> str:
+    """How many seeds are missing is said of a cell without any, too."""
+    return worded(each, unit) if each.n else f"{DASH} (0 of {each.of})"
+
+
+def _stragglers(outcome: Outcome, column: Column) -> str:
+    share = outcome.stragglers[column.id]
+    return "" if isnan(share) else f"; {share:.0%} of asks go to stragglers"
+
+
+def _claims(outcome: Outcome, style: Style) -> str:
+    if outcome.wanted.scale == "smoke":
+        return "Scale smoke shows that it works, and claims nothing."
+    if not outcome.verdicts:
+        return ""
+    titles = {column.id: _named(column, outcome) for column in outcome.table.columns}
+    rows = [
+        (each.claim.text, titles[each.column], _paper(each), *_ours(each), each.words)
+        for each in outcome.verdicts
+    ]
+    heads = ("claim", "column", "paper", "ours", "95% interval", "seeds", "verdict")
+    sides = ("left", "left", "right", "right", "right", "right", "left")
+    return f"{_bold('claims', style)}\n\n{_table(rows, heads, (style, sides))}"
+
+
+def _named(column: Column, outcome: Outcome) -> str:
+    """With what is measured, where other columns have its title."""
+    alike = [other for other in outcome.table.columns if other.title == column.title]
+    what = MEASURES[outcome.table.measure_of(column)].title
+    return column.title if len(alike) == 1 else f"{column.title}: {what}"
+
+
+def _paper(each: Verdict) -> str:
+    return DASH if isnan(each.printed) else _amount(each.printed, each)
+
+
+def _ours(each: Verdict) -> tuple[str, str, str]:
+    """The mean with its standard deviation, the interval of the mean, and how many seeds hold."""
+    if not each.known:
+        return DASH, DASH, DASH
+    sd = f" ± {_amount(each.ours.sd, each).lstrip('+')}" if each.ours.n > 1 else ""
+    ends = [_amount(end, each) for end in each.ours.interval or ()]
+    between = " to ".join(ends) if ends else "none: one seed"
+    return f"{_amount(each.ours.mean, each)}{sd}", between, f"{each.seeds} of {each.ours.n}"
+
+
+def _amount(value: float, each: Verdict) -> str:
+    if each.claim.factor:
+        return f"{digits(value, 2)} times"
+    return f"{value:+.2f}" if each.points else f"{value:+,.{decimals(value)}f}"
+
+
+def _unit(measure: Measure, ours: Sequence[Spread]) -> tuple[str, float]:
+    known = [each.mean for each in ours if not isnan(each.mean)]
+    return unit_for(max(known, default=0.0), measure.units)
+
+
+def _table(rows: Sequence[Sequence[str]], heads: Sequence[str], look: tuple[Style, Sequence[str]]) -> str:
+    style, sides = look
+    return tabulate(rows, heads, tablefmt=style, disable_numparse=True, colalign=sides)
+
+
+def _bold(title: str, style: Style) -> str:
+    return f"**{title}**" if style == "github" else title
+
+
+def _column_json(outcome: Outcome, column: Column) -> dict[str, object]:
+    table = outcome.table
+    return {
+        "id": column.id,
+        "title": column.title,
+        "measure": table.measure_of(column),
+        "stragglers": outcome.stragglers[column.id],
+        "rows": [
+            {
+                "row": row.name,
+                "system": row.system,
+                "paper": row.paper.get(column.id),
+                "ours": asdict(outcome.spread(row.name, column.id)),
+                "seeds": outcome.values.get((row.name, column.id), ()),
+            }
+            for row in table.rows_at(outcome.wanted.scale, column)
+        ],
+    }

@@ -1,0 +1,146 @@
+"""From what a table says to scenarios: data that is there, bundles that are made, a deadline in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks.task import KindSettings, Task, kinds_named
+from device_runtime.profiles import FleetSpec, ProfileError
+from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.simulation.data import DataSpec
+from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.scenario import Scenario
+from device_runtime.strategies.registry import KINDS
+
+from . import exporting, pretraining
+from .catalogue import stem
+from .deadlines import FullUpdate, deadline_s
+from .exporting import Samples
+from .layers import Layer, over
+from .places import DataFolder
+from .sampling import spec_of
+from .shared import DataEntry, Shared
+from .table import Column, Row, Scale, Table
+
+MIXED = ("choose", "mixed")
+"""Systems whose rounds offer exactly the kinds that the layers name."""
+WITHOUT_CLIPPING = Layer(
+    settings={kind: {"clip_norm": 0.0} for kind, made in KINDS.items() if hasattr(made, "clip_norm")}
+)
+"""For tables of papers: these do not clip gradients. Elsewhere they are clipped where nothing is said."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """What is at hand: data, shared definitions, what trains (`place`: cpu, cuda)."""
+
+    folder: DataFolder
+    shared: Shared
+    place: str = "cpu"
+
+
+def notes(table: Table, scale: Scale, where: Where) -> tuple[str, ...]:
+    """What the data at hand is not, in sentences. Raises ScenarioError, DataSetError."""
+    said: dict[str, None] = {}
+    for column in table.columns_at(scale):
+        entry, named = where.shared.entry(column.data, scale), where.shared.data[column.data]
+        if entry is not named:
+            said[f"{entry.title[0].upper()}{entry.title[1:]} stand for {named.title}."] = None
+        form = where.folder.form(entry, scale)
+        if form is not None and form.difference:
+            said[form.difference] = None
+    return tuple(said)
+
+
+def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Row]) -> Layer:
+    """Data set, table, scale, column, row, cell: the later over the earlier."""
+    column, row = cell
+    below_all = WITHOUT_CLIPPING if table.paper else Layer()
+    below = (below_all, entry.at.get(scale, Layer()), table.setting, table.scaled(scale).setting)
+    mine = row.columns.get(column.id, Layer()), column.cells.get(scale, {}).get(row.name, Layer())
+    return over((*below, *column.layers(scale), *row.layers(scale), *mine))
+
+
+def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where) -> Scenario:
+    """What this row is in this column, before its system changes it.
+
+    Trains and exports bundles and enlarges images where that was not done before. Raises SimulationError,
+    ModelError.
+    """
+    column, row = cell
+    entry = where.shared.entry(column.data, scale)
+    whole = layer(table, scale, entry, cell)
+    try:
+        samples = Samples(entry, where.folder.form(entry, scale))
+        spec = spec_of(samples, whole.data, where.folder)
+        task = _task(whole, spec, samples, where)
+        kinds = _kinds(task, whole, row.system in MIXED)
+        return Scenario(
+            name=stem(table.id),
+            fleet=_fleet(whole, where.shared),
+            devices=_devices(whole),
+            slow=whole.slow or 1.0,
+            eval_every=1 if whole.eval_every is None else whole.eval_every,
+            engine=_engine(whole, where),
+            place=where.place,
+            data=spec,
+            task=msgspec.structs.replace(task, kinds=kinds),
+        )
+    except (TaskError, ProfileError, ValueError) as error:
+        raise ScenarioError(f"{table.id}, {row.name} in {column.id}: {error}") from None
+
+
+def _task(whole: Layer, spec: DataSpec, samples: Samples, where: Where) -> Task:
+    def made(name: str) -> str:
+        entry = where.shared.bundles.get(name)
+        learnt = None
+        if entry is not None and entry.pretrain is not None:
+            learnt = pretraining.weights(entry.pretrain, where.shared, where.folder)
+        return exporting.bundle(name, where.shared, samples, where.folder, learnt)
+
+    if whole.bundle is None:
+        raise ValueError("no layer says which bundle")
+    task: dict[str, Any] = {"bundle": made(whole.bundle), **whole.task}
+    if whole.family is not None:
+        task["family"] = [made(name) for name in whole.family]
+    if whole.deadline is not None:
+        settings = whole.settings.get("full", {})
+        update = FullUpdate(task["bundle"], spec, _devices(whole), settings)
+        fleet = _fleet(whole, where.shared)
+        task["round_deadline_s"] = deadline_s(whole.deadline, fleet, whole.slow or 1.0, update)
+    said = msgspec.convert(task, Task)
+    times = 1 if whole.times is None else whole.times
+    return msgspec.structs.replace(said, rounds=round(times * said.rounds))
+
+
+def _engine(whole: Layer, where: Where) -> str:
+    """Torch trains what was exported here, with torch; of a shipped bundle it may be missing."""
+    return "torch" if where.place != "cpu" or whole.bundle in where.shared.bundles else "auto"
+
+
+def _kinds(task: Task, whole: Layer, mixed: bool) -> tuple[KindSettings, ...]:
+    """Those of mixed rounds, or all, as layers set them; but for `mixed` those too that only they name."""
+    kinds = task.kinds if whole.kinds is None else kinds_named(whole.kinds)
+    there = {kind.name for kind in kinds}
+    others = () if mixed else tuple(name for name in whole.settings if name not in there)
+    return tuple(
+        msgspec.structs.replace(kind, settings={**kind.settings, **whole.settings.get(kind.name, {})})
+        for kind in (*kinds, *(KindSettings(name=name) for name in others))
+    )
+
+
+def _devices(whole: Layer) -> int:
+    if whole.devices is None:
+        raise ValueError("no layer says how many devices")
+    return whole.devices
+
+
+def _fleet(whole: Layer, shared: Shared) -> FleetSpec:
+    name = whole.fleet or "uniform"
+    if name in shared.fleets:
+        return fleets.read({"name": name, **shared.fleets[name]})
+    return fleets.load(name)

@@ -1,0 +1,100 @@
+"""The runs of a table: cells of one setting share a folder, and cells that come to the same share a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_runtime.simulation.compare.ahead import bundle_sha256
+from device_runtime.simulation.compare.performing import of_policy
+from device_runtime.simulation.compare.plan import Comparison, Plan
+from device_runtime.simulation.compare.run_folder import Name, fingerprint
+from device_runtime.simulation.compare.running import Job
+from device_runtime.simulation.scenario import Scenario
+
+from .table import Column, Row, Scale, Table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row in a column, and the comparison that its runs belong to; `policy` is the row's system there."""
+
+    row: Row
+    column: Column
+    plan: Plan
+    policy: str
+
+    def name(self, seed: int) -> Name:
+        return Name(self.policy, seed)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for: a table at a scale, with so many seeds, in this folder."""
+
+    table: Table
+    scale: Scale
+    seeds: int
+    folder: Path
+
+
+def cells(wanted: Wanted, scenario: Callable[[tuple[Column, Row]], Scenario]) -> tuple[Cell, ...]:
+    """Every row in every column that has it; `scenario` says what it is.
+
+    Raises ScenarioError for a system that there is not, and what `scenario` raises.
+    """
+    table, scale = wanted.table, wanted.scale
+    pairs = [(column, row) for column in table.columns_at(scale) for row in table.rows_at(scale, column)]
+    settings: dict[bytes, tuple[Scenario, str, dict[str, None]]] = {}
+    owners: dict[str, tuple[bytes, str]] = {}
+    owned: list[tuple[bytes, str]] = []
+    for column, row in pairs:
+        mine = scenario((column, row))
+        here = mine.json(), row.system + column.modifier
+        run = fingerprint(of_policy(mine, here[1]), 0)
+        owned.append(owners.setdefault(run, here))
+        if owned[-1] == here:
+            *_, systems = settings.setdefault(here[0], (mine, column.id, {}))
+            systems[here[1]] = None
+    plans = {key: _plan(wanted, *setting) for key, setting in settings.items()}
+    return tuple(
+        Cell(row, column, plans[key], policy)
+        for (column, row), (key, policy) in zip(pairs, owned, strict=True)
+    )
+
+
+def _plan(wanted: Wanted, mine: Scenario, column: str, systems: Iterable[str]) -> Plan:
+    comparison = Comparison(
+        policies=tuple(systems),
+        seeds=wanted.seeds,
+        command=f"device-runtime compare {wanted.table.id} --scale {wanted.scale} --seeds {wanted.seeds}",
+        bundle=bundle_sha256(mine.task.bundle),
+    )
+    return Plan(mine, comparison, wanted.folder / f"{column}-{fingerprint(mine, 0)[:6]}")
+
+
+def plans(every: Iterable[Cell]) -> tuple[Plan, ...]:
+    """Each once."""
+    return tuple({cell.plan.folder: cell.plan for cell in every}.values())
+
+
+def jobs(every: Iterable[Cell]) -> Mapping[Name, Job]:
+    """The runs that are not there, seed by seed, by the name of the first cell that they are of."""
+    missing = {plan.folder: frozenset(plan.missing()) for plan in plans(every)}
+    found: dict[Name, Job] = {}
+    seen: set[tuple[Path, Name]] = set()
+    by_seed = sorted(
+        ((seed, number, cell) for number, cell in enumerate(every) for seed in range(_seeds(cell))),
+        key=lambda each: each[:2],
+    )
+    for seed, _, cell in by_seed:
+        job = Job(cell.plan, cell.name(seed))
+        if cell.name(seed) in missing[cell.plan.folder] and (cell.plan.folder, job.name) not in seen:
+            seen.add((cell.plan.folder, job.name))
+            found[Name(f"{cell.row.name} in {cell.column.id}", seed)] = job
+    return found
+
+
+def _seeds(cell: Cell) -> int:
+    return cell.plan.comparison.seeds

@@ -1,0 +1,37 @@
+"""From a data set in the form that is there to the [data] of a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from device_runtime.simulation.data import DataSpec
+
+from .enlarged import enlarged
+from .exporting import Samples
+from .places import DataFolder
+
+
+def spec_of(samples: Samples, over: Mapping[str, Any], folder: DataFolder) -> DataSpec:
+    """With `over` laid over what the form says. Enlarges images where that was not done before.
+
+    Raises DataSetError, msgspec.ValidationError.
+    """
+    entry, form = samples.entry, samples.form
+    if form is None:
+        return msgspec.convert({"source": entry.source, **over}, DataSpec)
+    raw = {"source": form.source, "path": str(folder.file(form.file)), **_placed(form.data, folder)}
+    if form.pixels:
+        images = enlarged(msgspec.convert(raw, DataSpec), form.pixels)
+        raw = {"source": "npz", "path": str(images)}
+    return msgspec.convert({**raw, **over}, DataSpec)
+
+
+def _placed(data: Mapping[str, Any], folder: DataFolder) -> dict[str, Any]:
+    """With {folder} for the data folder."""
+    return {
+        name: value.replace("{folder}", str(folder.path)) if isinstance(value, str) else value
+        for name, value in data.items()
+    }

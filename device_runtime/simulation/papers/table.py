@@ -1,0 +1,174 @@
+"""One table of a paper as its TOML file says it: rows, columns, scales, what the paper claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from device_runtime.simulation.errors import ScenarioError
+
+from .layers import Layer
+from .measures import MEASURES
+
+Scale = Literal["smoke", "cpu", "full"]
+SCALES: tuple[Scale, ...] = ("smoke", "cpu", "full")
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What sets a column or a row apart: at every scale, and at one."""
+
+    setting: Layer = Layer()
+    at: dict[Scale, Layer] = {}
+
+    def layers(self, scale: Scale) -> tuple[Layer, ...]:
+        return (self.setting, self.at.get(scale, Layer()))
+
+
+class Column(Part, frozen=True, kw_only=True):
+    """A data set, how it is divided, and what is measured there (default: what the table measures).
+
+    `modifier` is put after the system of every row, as in +dp. `until`: the row at whose end `acc_at_time`
+    and `acc_at_energy` look at all others; "": the earliest. `rows`: at a scale, only these; `cells`: what
+    sets a row apart there, in this column. `group`: only the classes that this group of the fleet alone holds
+    are looked at.
+    """
+
+    id: str
+    title: str
+    data: str
+    measure: str = ""
+    modifier: str = ""
+    until: str = ""
+    group: str = ""
+    rows: dict[Scale, tuple[str, ...]] = {}
+    cells: dict[Scale, dict[str, Layer]] = {}
+
+
+class Row(Part, frozen=True, kw_only=True):
+    """A system. `paper` has the paper's cells by column, as printed; `only`: the columns that have it.
+
+    `columns` sets it apart in some columns only; `measure` is its own in the columns of the table's measure.
+    """
+
+    system: str
+    id: str = ""
+    label: str = ""
+    paper: dict[str, str] = {}
+    only: tuple[str, ...] = ()
+    columns: dict[str, Layer] = {}
+    measure: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.id or self.system
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+
+class Scaled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One size of it. `differences` from the paper's setting, in sentences; `columns`, `rows`: () is all."""
+
+    setting: Layer = Layer()
+    differences: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    seeds: int = 3
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An ordering: row `better` is more than row `than`, by more than `margin` (of a percentage: points).
+
+    With `factor` it is at least so many times as much; with `within` the two differ by no more than that;
+    with `fall` (two columns) `better` loses less than `than` from the first to the second; with `towards`
+    (a row) the lead of `better` over `than` is at least `factor` times as much as that of this row.
+    `columns`: () is all of the table's own measure that have both rows.
+    """
+
+    text: str
+    better: str
+    than: str
+    columns: tuple[str, ...] = ()
+    margin: float = 0.0
+    factor: float = 0.0
+    within: float | None = None
+    fall: tuple[str, str] | None = None
+    towards: str = ""
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`id` is what the command is given. Raises ScenarioError for parts that do not fit each other."""
+
+    id: str
+    title: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    scales: dict[Scale, Scaled]
+    paper: str = ""  # number of the paper; "" for a table of ours
+    measure: str = "best_acc"
+    setting: Layer = Layer()
+    differences: tuple[str, ...] = ()  # at every scale
+    claims: tuple[Claim, ...] = ()
+
+    def __post_init__(self) -> None:
+        columns, rows = [column.id for column in self.columns], [row.name for row in self.rows]
+        for what, names in (("column", columns), ("row", rows)):
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ScenarioError(f"{self.id} has {what} {twice[0]} twice")
+        own = [*(column.measure for column in self.columns), *(row.measure for row in self.rows)]
+        for name in (self.measure, *own):
+            if name and name not in MEASURES:
+                raise ScenarioError(f"{self.id}: no measure {name!r}; there are {', '.join(MEASURES)}")
+        for column in (column for column in self.columns if column.group):
+            for name in {self.measure_of(column, row) for row in self.rows}:
+                if not MEASURES[name].by_class:
+                    raise ScenarioError(f"{self.id}: {name} of column {column.id} is not of single classes")
+        self._known("column", columns, self._columns_named())
+        self._known("row", rows, self._rows_named())
+
+    def _columns_named(self) -> Iterable[str]:
+        for row in self.rows:
+            yield from (*row.paper, *row.only, *row.columns)
+        for claim in self.claims:
+            yield from (*claim.columns, *(claim.fall or ()))
+        for scaled in self.scales.values():
+            yield from scaled.columns
+
+    def _rows_named(self) -> Iterable[str]:
+        for column in self.columns:
+            yield from (column.until,) if column.until else ()
+            for rows in (*column.rows.values(), *column.cells.values()):
+                yield from rows
+        for claim in self.claims:
+            yield from (claim.better, claim.than, *([claim.towards] if claim.towards else []))
+        for scaled in self.scales.values():
+            yield from scaled.rows
+
+    def _known(self, what: str, known: list[str], named: Iterable[str]) -> None:
+        if unknown := [name for name in named if name not in known]:
+            raise ScenarioError(f"{self.id} has no {what} {unknown[0]!r}; it has {', '.join(known)}")
+
+    def scaled(self, scale: Scale) -> Scaled:
+        """Raises ScenarioError for a size that it does not have."""
+        if scale not in self.scales:
+            raise ScenarioError(f"{self.id} has no scale {scale}; it has {', '.join(self.scales)}")
+        return self.scales[scale]
+
+    def columns_at(self, scale: Scale) -> tuple[Column, ...]:
+        wanted = self.scaled(scale).columns
+        return tuple(column for column in self.columns if not wanted or column.id in wanted)
+
+    def rows_at(self, scale: Scale, column: Column) -> tuple[Row, ...]:
+        """The rows that are run in this column."""
+        every = tuple(row.name for row in self.rows)
+        wanted = {*(self.scaled(scale).rows or every)} & {*column.rows.get(scale, every)}
+        rows = (row for row in self.rows if row.name in wanted)
+        return tuple(row for row in rows if not row.only or column.id in row.only)
+
+    def measure_of(self, column: Column, row: Row | None = None) -> str:
+        """Of the column, or of a row in it."""
+        return column.measure or (row.measure if row else "") or self.measure

@@ -1,0 +1,214 @@
+"""Accuracy over virtual time, over bytes, over energy; and by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isnan
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.simulation.compare.equal import MOST_NAMED, alone
+from device_runtime.simulation.compare.figures import Ran
+from device_runtime.simulation.compare.wording import BYTES, JOULE, TIMES, Units, unit_for
+from device_runtime.simulation.metrics.curves import SERVED, Axis, Curve, accuracy
+from device_runtime.simulation.records import RoundLine
+
+from .canvas import panels
+from .compared import Compared, Picture
+from .palette import MUTED, stroke
+
+POINTS = 600
+MOST_PANELS = 4
+
+
+def over_time(compared: Compared) -> Picture | None:
+    """None where nothing was evaluated."""
+    if not _evaluated(compared):
+        return None
+    figure, axes = panels(1, 1, 4.3)
+    on = axes[0, 0]
+    unit, size = _curves(on, compared, "time", TIMES)
+    on.set(xlabel=f"virtual time, {unit}", ylabel="accuracy of the served model, %")
+    if len(compared.policies) > 1:
+        _marked(on, "equal time", x=compared.terms.at_s / size)
+    if not isnan(compared.terms.target):
+        _marked(on, f"target\n{compared.terms.target:.1%}", y=100 * compared.terms.target)
+    _legend(figure, on)
+    text = f"A model is served until the next one is. {_band(compared)}"
+    return Picture("accuracy-time", "Accuracy over virtual time", text.strip(), figure)
+
+
+def over_costs(compared: Compared) -> Picture | None:
+    """Over what it took: bytes and joules. None where nothing was evaluated."""
+    if not _evaluated(compared):
+        return None
+    figure, axes = panels(1, 2, 3.7, sharey=True)
+    unit, _ = _curves(axes[0, 0], compared, "bytes", BYTES)
+    axes[0, 0].set(
+        xlabel=f"moved by all devices, up and down, {unit}", ylabel="accuracy of the served model, %"
+    )
+    unit, _ = _curves(axes[0, 1], compared, "energy", JOULE)
+    axes[0, 1].set(xlabel=f"energy of all devices (modelled), {unit}")
+    _legend(figure, axes[0, 0])
+    text = f"What was spent by devices whose update came late or was lost is counted too. {_band(compared)}"
+    return Picture("accuracy-costs", "Accuracy over bytes and over energy", text.strip(), figure)
+
+
+def of_groups(compared: Compared) -> Picture | None:
+    """Over virtual time, a panel for each of the first groups; None where none holds classes alone."""
+    parts = tuple(alone(compared.plan.scenario, compared.labels))[:MOST_PANELS]
+    if not parts or not any(_known(compared.runs, "time", part.value) for part in parts):
+        return None
+    figure, axes = panels(1, len(parts), 3.7, sharey=True)
+    for on, part in zip(axes[0], parts, strict=True):
+        unit, _ = _curves(on, compared, "time", TIMES, part.value)
+        on.set(title=part.title, xlabel=f"virtual time, {unit}", ylim=(-3, 103))
+    axes[0, 0].set_ylabel("recognised by the served model, %")
+    _legend(figure, axes[0, 0])
+    text = (
+        "Classes of which one group of the fleet has every sample: the share of their test samples that is "
+        f"recognised, each class weighing the same. {_band(compared)}"
+    )
+    return Picture("accuracy-of-groups", "Classes that one group alone holds", text.strip(), figure)
+
+
+def by_class(compared: Compared) -> Picture | None:
+    """Of the last model; None where it was not evaluated."""
+    figure, axes = panels(1, 1, 3.6)
+    on = axes[0, 0]
+    classes = len(compared.labels)
+    shown = False
+    for place, policy in enumerate(compared.policies):
+        rows = [_last(run) for run in compared.of(policy)]
+        rows = [row for row in rows if len(row) == classes]
+        if not rows:
+            continue
+        shown = True
+        offset = (place - (len(compared.policies) - 1) / 2) * min(0.18, 0.7 / len(compared.policies))
+        _by_class(on, policy, np.array(rows), offset)
+    if not shown:
+        return None
+    if classes <= MOST_NAMED:
+        on.set_xticks(range(classes), compared.labels, rotation=45 if _long(compared.labels) else 0)
+        on.set(xlabel="class", ylabel="recognised, %", ylim=(-4, 104))
+        on.grid(axis="x", visible=False)
+    else:
+        on.set(
+            xlabel="classes, the worst recognised first (of each policy)",
+            ylabel="recognised, %",
+            ylim=(-3, 103),
+        )
+    _legend(figure, on)
+    bars = (
+        " Bars reach from the worst seed to the best." if len(compared.runs) > len(compared.policies) else ""
+    )
+    text = f"The share of each class's test samples that the model served last recognises.{bars}"
+    return Picture("accuracy-by-class", "Accuracy of each class", text, figure)
+
+
+def _evaluated(compared: Compared) -> bool:
+    return any(run.curve.value.size for run in compared.runs)
+
+
+def _curves(
+    on: Any, compared: Compared, axis: Axis, units: Units, value: Callable[[RoundLine], float] = SERVED.acc
+) -> tuple[str, float]:
+    """Draw every policy's, as far as all of its seeds went; the unit of the axis and its size."""
+    by_policy = {policy: _known(compared.of(policy), axis, value) for policy in compared.policies}
+    most = max((_end(curves) for curves in by_policy.values() if curves), default=1.0)
+    unit, size = unit_for(most, units)
+    for policy, curves in by_policy.items():
+        if curves:
+            _curve(on, policy, curves, size)
+    on.set_xlim(0, 1.02 * most / size)
+    return unit, size
+
+
+def _legend(figure: Any, on: Any) -> None:
+    """Below everything, where no curve runs."""
+    figure.legend(*on.get_legend_handles_labels(), loc="outside lower center", ncols=5, handlelength=2.6)
+
+
+def _known(runs: Sequence[Ran], axis: Axis, value: Callable[[RoundLine], float]) -> list[Curve]:
+    return [curve for curve in (accuracy(run.rounds, axis, value) for run in runs) if curve.at.size]
+
+
+def _curve(on: Any, policy: str, curves: Sequence[Curve], size: float) -> None:
+    """The mean and the band where all seeds are known; where they have no place in common, each by itself."""
+    look = stroke(policy)
+    line = {"color": look.colour, "linestyle": look.dashes}
+    if _apart(curves):
+        for place, curve in enumerate(curves):
+            at, values = curve.at / size, 100 * curve.value
+            label = policy if place == 0 else None
+            on.plot(at, values, drawstyle="steps-post", linewidth=1.2, label=label, **line)
+            on.plot(at[-1], values[-1], look.marker, color=look.colour, markersize=5, clip_on=False)
+        return
+    begins, ends = max(curve.at[0] for curve in curves), _end(curves)
+    grid = np.unique(np.concatenate([np.linspace(begins, ends, POINTS), *(curve.at for curve in curves)]))
+    grid = grid[(grid >= begins) & (grid <= ends)]
+    values = 100 * np.array([curve.sampled(grid) for curve in curves])
+    at, mean = grid / size, values.mean(0)
+    on.plot(at, mean, drawstyle="steps-post", linewidth=2, label=policy, **line)
+    if len(curves) > 1:
+        band = {"color": look.colour, "alpha": 0.16, "linewidth": 0}
+        on.fill_between(at, values.min(0), values.max(0), step="post", **band)
+    on.plot(at[-1], mean[-1], look.marker, color=look.colour, markersize=5, clip_on=False)
+
+
+def _end(curves: Sequence[Curve]) -> float:
+    """How far a policy is drawn: as far as all of its seeds went."""
+    ends = [float(curve.at[-1]) for curve in curves]
+    return max(ends) if _apart(curves) else min(ends)
+
+
+def _apart(curves: Sequence[Curve]) -> bool:
+    """Whether one seed ended before another was first evaluated."""
+    return bool(max(curve.at[0] for curve in curves) > min(curve.at[-1] for curve in curves))
+
+
+def _marked(on: Any, text: str, *, x: float | None = None, y: float | None = None) -> None:
+    """A dotted line across, named outside the axes, where no curve can run through the name."""
+    if x is not None:
+        on.axvline(x, color=MUTED, linewidth=1, linestyle=":")
+        place = {"xy": (x, 1.0), "xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+    else:
+        on.axhline(y, color=MUTED, linewidth=1, linestyle=":")
+        place = {"xy": (1.01, y), "xycoords": ("axes fraction", "data"), "ha": "left", "va": "center"}
+    on.annotate(text, fontsize=8.5, color=MUTED, annotation_clip=False, **place)
+
+
+def _by_class(on: Any, policy: str, rows: NDArray[np.float64], offset: float) -> None:
+    """rows: (seeds, classes), 0 to 1."""
+    look, percent = stroke(policy), 100 * rows
+    if rows.shape[1] > MOST_NAMED:
+        on.plot(
+            np.sort(np.nanmean(percent, 0)),
+            color=look.colour,
+            linestyle=look.dashes,
+            linewidth=2,
+            label=policy,
+        )
+        return
+    at, mean = np.arange(rows.shape[1]) + offset, np.nanmean(percent, 0)
+    if len(rows) > 1:
+        on.vlines(
+            at, np.nanmin(percent, 0), np.nanmax(percent, 0), color=look.colour, linewidth=1.4, alpha=0.6
+        )
+    on.plot(at, mean, look.marker, color=look.colour, markersize=6, label=policy)
+
+
+def _last(run: Ran) -> tuple[float, ...]:
+    """By class, of the last round that was evaluated."""
+    return next((line.eval_acc_by_class for line in reversed(run.rounds) if line.eval_acc_by_class), ())
+
+
+def _band(compared: Compared) -> str:
+    seeds = compared.plan.comparison.seeds
+    return f"Line: mean over {seeds} seeds; band: from the lowest seed to the highest." if seeds > 1 else ""
+
+
+def _long(labels: Sequence[str]) -> bool:
+    return sum(len(label) for label in labels) > 70

@@ -1,0 +1,160 @@
+"""Who took part and how, by group of the fleet; how long devices were busy."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from device_runtime.simulation.compare.wording import lasting
+from device_runtime.simulation.metrics.tally import Tally
+
+from .canvas import panels
+from .compared import Compared, Picture
+from .palette import MUTED, PAPER, kind_colour, outcomes, stroke
+
+MOST_TICKS = 10
+MOST_DOTS = 60
+"""Devices of a group that are drawn one by one."""
+
+
+def who_took_part(compared: Compared) -> Picture:
+    """What became of the asks of each group, stacked to 100%: kinds that counted, then what did not."""
+    columns = min(2, len(compared.policies))
+    rows = ceil(len(compared.policies) / columns)
+    groups = _groups(compared)
+    height = rows * (0.75 + 0.34 * len(groups)) + 0.9
+    figure, axes = panels(rows, columns, height, sharey=True, sharex=True)
+    found: set[str] = set()
+    for place, policy in enumerate(compared.policies):
+        tallies = [run.tally for run in compared.of(policy)]
+        found |= {outcome for tally in tallies for _, outcome in tally.outcomes}
+        _stack(axes.flat[place], tallies, groups)
+        axes.flat[place].set_title(policy)
+    for unused in list(axes.flat)[len(compared.policies) :]:
+        unused.set_visible(False)
+    for on in axes[-1]:
+        on.set_xlabel("share of the group's asks, %")
+    figure.legend(handles=_patches(outcomes(found)), loc="outside lower center", ncols=7, handlelength=1.2)
+    text = (
+        "Every time a device was asked counts once: in colour by the kind of update that counted, in grey "
+        "where none did. At the right: how often devices of the group were asked in a run."
+    )
+    return Picture("participation", "Who took part", text, figure)
+
+
+def busy_times(compared: Compared) -> Picture:
+    """Mean seconds of a device per ask, by group, on a log scale, against the deadline."""
+    from matplotlib.ticker import FixedLocator, NullFormatter
+
+    groups, policies = _groups(compared), compared.policies
+    figure, axes = panels(1, 1, 1.3 + len(groups) * (0.16 + 0.2 * len(policies)))
+    on = axes[0, 0]
+    for place, policy in enumerate(policies):
+        offset = (place - (len(policies) - 1) / 2) * 0.8 / len(policies)
+        for row, group in enumerate(groups):
+            _spread(on, policy, _seconds(compared, policy, group), row + offset)
+        on.plot([], [], color=stroke(policy).colour, linewidth=5, label=policy)
+    deadline_s = compared.plan.scenario.task.round_deadline_s
+    on.axvline(deadline_s, color=MUTED, linestyle=":", linewidth=1.2)
+    where: dict[str, Any] = {"xy": (deadline_s, 1.0), "xycoords": ("data", "axes fraction"), "va": "bottom"}
+    on.annotate(f"deadline {lasting(deadline_s)}", ha="center", fontsize=8.5, color=MUTED, **where)
+    on.set_xscale("log")
+    on.xaxis.set_major_locator(FixedLocator(_ticks(on.get_xlim())))
+    on.xaxis.set_minor_formatter(NullFormatter())
+    on.set_yticks(range(len(groups)), groups)
+    on.set_ylim(len(groups) - 0.45, -0.55)
+    on.xaxis.set_major_formatter(lambda seconds, _: lasting(seconds))
+    on.set_xlabel("busy for one update, from the start of the download to the end of the upload (log)")
+    on.grid(axis="y", visible=False)
+    on.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    text = (
+        "Each device's mean over its updates, whatever became of them. The bar holds the middle half of "
+        "the group, the line all but the outermost tenths, the notch the median; dots are single devices."
+    )
+    return Picture("busy-times", "How long devices were busy", text, figure)
+
+
+def _ticks(limits: tuple[float, float]) -> list[float]:
+    """Seconds, minutes, hours and days that are whole, as many as can be read."""
+    low, high = limits
+    fine = [n * 10.0**power for power in range(-4, 1) for n in (1, 2, 5)] + [10.0, 20.0]
+    coarse = [
+        30.0,
+        60,
+        120,
+        300,
+        600,
+        1800,
+        3600,
+        7200,
+        5 * 3600,
+        86400 / 2,
+        86400,
+        2 * 86400,
+        5 * 86400,
+        1e6,
+    ]
+    ticks = [tick for tick in fine + coarse if low <= tick <= high]
+    return ticks[:: -(-len(ticks) // MOST_TICKS)] if ticks else []
+
+
+def _groups(compared: Compared) -> list[str]:
+    """The quickest first."""
+    tallies = [run.tally for run in compared.runs]
+    names = sorted({group for tally in tallies for group in tally.groups})
+    return sorted(names, key=lambda group: float(np.median(_of_group(tallies, group) or [np.inf])))
+
+
+def _of_group(tallies: list[Tally], group: str) -> list[float]:
+    return [b.seconds / b.asks for tally in tallies for b in tally.busy.values() if b.group == group]
+
+
+def _seconds(compared: Compared, policy: str, group: str) -> list[float]:
+    return _of_group([run.tally for run in compared.of(policy)], group)
+
+
+def _stack(on: Any, tallies: list[Tally], groups: list[str]) -> None:
+    order = outcomes({outcome for tally in tallies for _, outcome in tally.outcomes})
+    rows = [[sum(t.outcomes.get((group, what), 0) for t in tallies) for what in order] for group in groups]
+    counts = np.array(rows, float).reshape(len(groups), len(order))
+    whole = counts.sum(1, keepdims=True)
+    shares = 100 * np.divide(counts, whole, out=np.zeros_like(counts), where=whole > 0)
+    left = np.zeros(len(groups))
+    for column, what in enumerate(order):
+        on.barh(
+            range(len(groups)), shares[:, column], left=left, height=0.72, color=kind_colour(what),
+            hatch=_hatch(what), edgecolor=PAPER, linewidth=0.5,
+        )  # fmt: skip
+        left += shares[:, column]
+    for row, asked in enumerate(whole[:, 0] / max(1, len(tallies))):
+        on.annotate(
+            f"{asked:,.0f}", (101.5, row), va="center", fontsize=8, color=MUTED, annotation_clip=False
+        )
+    on.set_yticks(range(len(groups)), groups)
+    on.set(xlim=(0, 100), ylim=(len(groups) - 0.5, -0.5))
+    on.grid(axis="y", visible=False)
+
+
+def _patches(names: list[str]) -> list[Any]:
+    from matplotlib.patches import Patch
+
+    return [Patch(facecolor=kind_colour(n), hatch=_hatch(n), edgecolor=PAPER, label=n) for n in names]
+
+
+def _hatch(what: str) -> str:
+    return {"crashed": "////", "dropped out": "\\\\\\\\", "unheard": "...."}.get(what, "")
+
+
+def _spread(on: Any, policy: str, seconds: list[float], row: float) -> None:
+    known = np.array([value for value in seconds if value > 0])
+    if not known.size:
+        return
+    look = stroke(policy)
+    low, first, middle, third, high = np.quantile(known, (0.1, 0.25, 0.5, 0.75, 0.9))
+    on.hlines(row, low, high, color=look.colour, linewidth=1.2)
+    on.hlines(row, first, third, color=look.colour, linewidth=6, alpha=0.55)
+    if known.size <= MOST_DOTS:
+        on.plot(known, np.full(known.size, row), ".", color=look.colour, markersize=3.5, alpha=0.6)
+    on.plot(middle, row, "|", color=look.colour, markersize=11, markeredgewidth=2.2)

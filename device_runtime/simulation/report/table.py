@@ -1,0 +1,192 @@
+"""The table of a comparison: which figures, in which units, as text, as HTML, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import isnan
+
+from tabulate import tabulate
+
+from device_runtime.simulation.compare.equal import LESS
+from device_runtime.simulation.compare.figures import Spread, Summary, Terms
+from device_runtime.simulation.compare.wording import (
+    BYTES,
+    DASH,
+    JOULE,
+    TIMES,
+    Units,
+    decimals,
+    lasting,
+    unit_for,
+)
+
+from .palette import THEMED, stroke
+
+PERCENT: Units = (("%", 0.01),)
+PLAIN: Units = (("", 1.0),)
+PER_HOUR: Units = (("%/h", 0.01 / 3600),)
+POINTS: Units = (("points", 0.01),)
+"""Percentage points, which the title of a table names: cells have a sign in place of the unit."""
+PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A row: the field of `Figures`, its title and meaning. `best`: 1 the highest, -1 the lowest, 0 none."""
+
+    field: str
+    title: str
+    meaning: str
+    units: Units
+    best: int = 0
+
+
+def learnt(at: Terms) -> tuple[Measure, ...]:
+    """How well, how soon, by whom."""
+    target = DASH if isnan(at.target) else f"{at.target:.1%}"
+    equal = f"accuracy at {lasting(at.at_s)}"
+    earliest = "of the served model at equal virtual time: the earliest end of all runs"
+    counted = "Jain's index of counted updates per device: 1 when all devices counted equally often"
+    efficiency = "best accuracy by the time of local training of all devices (Shi 2025, 6.5)"
+    return (
+        Measure("acc_at_equal_time", equal, earliest, PERCENT, 1),
+        Measure("final_acc", "final accuracy", "of the model served after the last round", PERCENT, 1),
+        Measure("best_acc", "best accuracy", "of any round's served model", PERCENT, 1),
+        Measure("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
+        Measure("devices_that_counted", "devices that counted", "at least once, of the fleet", PERCENT, 1),
+        Measure("asks_that_counted", "asks that counted", "of all times a device was asked", PERCENT, 1),
+        Measure("fairness", "fairness", counted, PLAIN, 1),
+        Measure("learning_efficiency", "learning efficiency", efficiency, PER_HOUR, 1),
+    )
+
+
+def spent() -> tuple[Measure, ...]:
+    """What it took."""
+    formula = "2 x parameters sent x 4 for each update that counted (Bernier 2024, A.1)"
+    passes = "in F: one forward pass of one sample (Bernier 2024, A.1)"
+    wasted = "by devices whose update did not count"
+    return (
+        Measure("virtual_s", "virtual time", "that all rounds took", TIMES),
+        Measure("bytes_up", "bytes up", "sent by all devices, counted", BYTES, -1),
+        Measure("bytes_down", "bytes down", "fetched by all devices, counted", BYTES, -1),
+        Measure("bytes_analytic", "bytes by formula", formula, BYTES),
+        Measure("energy_j", "energy (modelled)", "of all devices, by their profiles", JOULE, -1),
+        Measure("wasted_j", "of it wasted", wasted, JOULE, -1),
+        Measure("train_time_s", "local training", "of all devices together", TIMES),
+        Measure("forward_passes", "compute", passes, PASSES, -1),
+    )
+
+
+def text(summary: Mapping[str, Summary], at: Terms, wide: int | None = None) -> str:
+    """Measures down, policies across; mean ± standard deviation over the seeds."""
+    rows: list[Sequence[str]] = [("", *summary)]
+    for measure in (*learnt(at), *spent()):
+        unit = _unit(measure, summary)
+        rows.append((measure.title, *(worded(each[measure.field], unit) for each in summary.values())))
+    return fitted(rows, wide)
+
+
+def fitted(rows: Sequence[Sequence[str]], wide: int | None = None, left: int = 1) -> str:
+    """A table whose first row is the head, and whose first `left` columns say what a row is.
+
+    In several tables of as many columns as fit in `wide` characters each, if they do not fit in one.
+    """
+    heads = rows[0]
+    for count in range(len(heads) - left, 0, -1):
+        parts = [range(first, min(first + count, len(heads))) for first in range(left, len(heads), count)]
+        tables = [_table([[row[n] for n in (*range(left), *part)] for row in rows], left) for part in parts]
+        if wide is None or count == 1 or all(len(each.splitlines()[1]) <= wide for each in tables):
+            return "\n\n".join(tables)
+    return ""
+
+
+def _table(rows: Sequence[Sequence[str]], left: int) -> str:
+    sides = ["left" if column < left else "right" for column in range(len(rows[0]))]
+    return tabulate(rows[1:], rows[0], disable_numparse=True, colalign=sides)
+
+
+def as_csv(summary: Mapping[str, Summary]) -> str:
+    """A line for each policy and figure, in plain units (shares, seconds, bytes, joules); empty: unknown."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(("policy", "figure", "mean", "sd", "seeds", "of"))
+    for policy, figures in summary.items():
+        for name, each in figures.items():
+            mean = "" if isnan(each.mean) else each.mean
+            table.writerow((policy, name, mean, each.sd if each.n else "", each.n, each.of))
+    return out.getvalue()
+
+
+def as_html(summary: Mapping[str, Summary], measures: Sequence[Measure]) -> str:
+    """Policies down, measures across, sortable; the best of each measure is marked."""
+    rows = []
+    for policy, figures in summary.items():
+        cells = "".join(_cell(figures[m.field], _unit(m, summary), _best(m, summary)) for m in measures)
+        swatch = f'<span class="swatch" style="background:{_colour(policy)}"></span>'
+        rows.append(f'<tr><th scope="row">{swatch}{escape(policy)}</th>{cells}</tr>')
+    heads = "".join(_head(measure.title, measure.meaning) for measure in measures)
+    return (
+        f"<table><thead><tr>{_head('policy', '')}{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def worded(each: Spread, unit: tuple[str, float]) -> str:
+    """Mean and standard deviation in this unit; how many seeds have the figure, where not all do.
+
+    Of a difference in points the 95% interval in place of the deviation.
+    """
+    if isnan(each.mean):
+        return DASH
+    name, size = unit
+    mean = each.mean / size
+    places = 1 if name in ("%", "points") else decimals(mean)
+    shown = name if name == "%" else "" if name in ("", "points") else f" {name}"
+    sign = "+" if name == "points" else ""
+    mean = round(mean, places) + 0.0  # never -0.0
+    amount = f"{mean:{sign},.{places}f}"
+    if name == "points":
+        amount += f" {interval(each, size, places)}"
+    elif each.n > 1:
+        amount += f" ± {each.sd / size:,.{places}f}"
+    known = f" ({each.n} of {each.of})" if each.n < each.of else ""
+    return f"{amount}{shown}{known}"
+
+
+def interval(each: Spread, size: float, places: int) -> str:
+    """The 95% interval of a mean difference, in units of this size: "[+1.2, +3.4]"; one seed has none."""
+    if each.interval is None:
+        return "(no interval)"
+    low, high = (round(end / size, places) + 0.0 for end in each.interval)
+    return f"[{low:+,.{places}f}, {high:+,.{places}f}]"
+
+
+def _unit(measure: Measure, summary: Mapping[str, Summary]) -> tuple[str, float]:
+    """One for all policies, so that they can be compared at a glance."""
+    known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
+    return unit_for(max(known, default=0.0), measure.units)
+
+
+def _head(title: str, meaning: str) -> str:
+    return f'<th scope="col" aria-sort="none" title="{escape(meaning)}"><button>{escape(title)}</button></th>'
+
+
+def _cell(each: Spread, unit: tuple[str, float], best: float) -> str:
+    mark = ' class="best"' if each.mean == best else ""
+    return f'<td data-v="{each.mean:.9g}"{mark}>{escape(worded(each, unit))}</td>'
+
+
+def _colour(policy: str) -> str:
+    colour = stroke(policy.partition(LESS)[0]).colour
+    return f"var(--{THEMED[colour]})" if colour in THEMED else colour
+
+
+def _best(measure: Measure, summary: Mapping[str, Summary]) -> float:
+    """The value to mark; nan where none is better, or there is nothing to choose from."""
+    known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
+    if not measure.best or len(known) < 2 or min(known) == max(known):
+        return float("nan")
+    return max(known) if measure.best > 0 else min(known)

@@ -1,0 +1,135 @@
+"""One round, device by device: download, computing, upload, against the deadline, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from device_runtime.simulation.compare.wording import lasting
+from device_runtime.simulation.records import Ask, RoundLine
+
+from .canvas import panels
+from .compared import Compared, Picture
+from .palette import FATES, INK, KINDS, MUTED, PAPER, STRONG, kind_colour
+
+MOST_DEVICES = 20
+"""Drawn of one round, from the quickest to the slowest."""
+PAST = 1.7
+"""The axis ends at most at so many deadlines; what lasts longer is said in words."""
+NEAR = 0.3
+"""A deadline of which less than this was needed is not on the axis, but said in words."""
+DOWN, UP = "#b4bec8", "#6b7682"
+SIGNS = {"counted": "o", "late": "X", "refused": "X", "crashed": "X", "dropped out": "X", "unheard": "X"}
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What one panel shows: a round, its devices, and where the axis ends, in seconds since it opened."""
+
+    line: RoundLine
+    asks: tuple[Ask, ...]
+    deadline_s: float
+
+    @property
+    def end(self) -> float:
+        longest = max(ask.ended_s for ask in self.asks) - self.line.opened_s
+        if longest < NEAR * self.deadline_s:
+            return 1.03 * longest
+        return max(1.05 * self.deadline_s, 1.03 * min(longest, PAST * self.deadline_s))
+
+
+def one_round(compared: Compared) -> Picture | None:
+    """Of the first two policies' first seed. None when nobody was asked in that round."""
+    deadline_s = compared.plan.scenario.task.round_deadline_s
+    shown: dict[str, _Shown] = {}
+    for policy in compared.policies[:2]:
+        run = compared.of(policy)[0]
+        if run.shown:
+            line = next(line for line in run.rounds if line.round == run.shown[0].round)
+            shown[policy] = _Shown(line, _some(run.shown), deadline_s)
+    if not shown:
+        return None
+    heights = [0.9 + 0.19 * len(each.asks) for each in shown.values()]
+    figure, axes = panels(len(shown), 1, sum(heights) + 0.7, height_ratios=heights, sharex=True)
+    end = max(each.end for each in shown.values())
+    for on, (policy, each) in zip(axes[:, 0], shown.items(), strict=True):
+        _panel(on, policy, each, end)
+    axes[-1, 0].set_xlabel("virtual seconds since the round opened")
+    asks = [ask for each in shown.values() for ask in each.asks]
+    figure.legend(handles=_legend(asks), loc="outside lower center", ncols=5, handlelength=1.4)
+    text = (
+        f"Round {asks[0].round} with seed {compared.runs[0].name.seed}; at most {MOST_DEVICES} devices of "
+        "it, evenly from the quickest to the slowest. Grey alone: it sat out. Dotted: it waited, or was away."
+    )
+    return Picture("one-round", "Time line of one round", text, figure)
+
+
+def _some(asks: Sequence[Ask]) -> tuple[Ask, ...]:
+    ordered = sorted(asks, key=lambda ask: (ask.ended_s - ask.asked_s, ask.device))
+    count = min(MOST_DEVICES, len(ordered))
+    places = np.linspace(0, len(ordered) - 1, count).round().astype(int)
+    return tuple(ordered[place] for place in places)
+
+
+def _panel(on: Any, policy: str, shown: _Shown, end: float) -> None:
+    for row, ask in enumerate(shown.asks):
+        _bar(on, row, ask, (shown.line.opened_s, end))
+    title = f"{policy}: {shown.line.participants} of {shown.line.asked} updates counted"
+    if shown.deadline_s < end:
+        on.axvline(shown.deadline_s, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+        place = {"xy": (shown.deadline_s, 1.0), "xycoords": ("data", "axes fraction"), "va": "bottom"}
+        on.annotate("deadline", ha="center", fontsize=8.5, color=MUTED, **place)
+    else:
+        title += f"; the deadline is at {lasting(shown.deadline_s)}"
+    on.set_yticks(range(len(shown.asks)), [ask.device for ask in shown.asks], fontsize=8)
+    on.set(ylim=(len(shown.asks) - 0.4, -0.6), xlim=(0, end))
+    on.set_title(title)
+    on.grid(axis="y", visible=False)
+
+
+def _bar(on: Any, row: int, ask: Ask, within: tuple[float, float]) -> None:
+    """`within`: when the round opened, and where the axis ends."""
+    opened_s, end = within
+    at, ended = ask.asked_s - opened_s, ask.ended_s - opened_s
+    phases = (
+        (ask.download_s, DOWN, 0.34),
+        (ask.compute_s, kind_colour(ask.kind) if ask.kind else FATES["sat out"], 0.72),
+        (ask.upload_s, UP, 0.34),
+    )
+    on.hlines(row, at, min(ended, end), color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
+    for seconds, colour, height in phases:
+        width = max(0.0, min(seconds, end - at))
+        on.barh(row, width, left=at, height=height, color=colour, linewidth=0, zorder=2)
+        at += seconds
+    sign = SIGNS.get(ask.fate)
+    if ended > end:
+        on.annotate(
+            f"{ask.fate}, until {lasting(ended)} ", (end, row), ha="right", va="center", fontsize=8,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.6}, color=INK,
+        )  # fmt: skip
+    elif sign:
+        colour = STRONG if ask.fate == "counted" else "#d55e00"
+        on.plot(ended, row, sign, color=colour, markersize=5 if sign == "o" else 6.5, zorder=5, clip_on=False)
+
+
+def _legend(asks: Sequence[Ask]) -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    present = {ask.kind for ask in asks}
+    kinds = [kind for kind in KINDS if kind in present] + sorted(present - KINDS.keys() - {""})
+    signs = [Line2D([], [], color=STRONG, marker="o", markersize=5, linestyle="", label="counted")]
+    if any(ask.fate in FATES and ask.fate != "sat out" for ask in asks):
+        lost = sorted({ask.fate for ask in asks if ask.fate in FATES and ask.fate != "sat out"})
+        signs.append(
+            Line2D([], [], color="#d55e00", marker="X", markersize=6.5, linestyle="", label=" or ".join(lost))
+        )
+    return [
+        Patch(color=DOWN, label="download"),
+        *(Patch(color=kind_colour(kind), label=f"computing: {kind}") for kind in kinds),
+        Patch(color=UP, label="upload"),
+        *signs,
+    ]

@@ -1,0 +1,141 @@
+"""One simulated run: a scenario, a seed, an executor, and whoever watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from device_runtime.aggregator.errors import AggregatorError, TaskError
+from device_runtime.aggregator.merging.strategy_tools import Tools as ServerSide
+from device_runtime.aggregator.merging.strategy_tools import open_family, samples
+from device_runtime.aggregator.rounds.first_base import first
+from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.client.selection.choose import MAIN
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.available import EngineWish
+from device_runtime.strategies.training.device_half import LocalData
+
+from . import data as data_sets
+from .bases import Bases, Shipped
+from .checkpoint import Checkpoint
+from .clients import Clients
+from .clock.asking import Asking, Stock
+from .clock.devices import Devices
+from .clock.director import Director, Parts
+from .data import DataSet
+from .errors import ScenarioError
+from .evaluating import Evaluator
+from .executors.job import Executor, World
+from .executors.plain import Plain
+from .learning import Learning, Tools
+from .ledger import Ledger
+from .scenario import Scenario
+from .watch import Nobody, Watch
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A scenario with everything drawn for one seed; `generic` are samples that are nobody's own."""
+
+    scenario: Scenario
+    seed: int
+    world: World
+    data: DataSet
+    generic: LocalData | None = None
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How a run goes on after it was stopped: from `resume`; `keep` is given a checkpoint after each round.
+
+    Rounds up to that of `resume` are gone through again without training, and nothing is told of them.
+    """
+
+    resume: Checkpoint | None = None
+    keep: Callable[[Checkpoint], None] = lambda _: None
+
+
+def prepare(scenario: Scenario, seed: int) -> Prepared:
+    """Open the bundles, load the data, divide it. Raises ScenarioError, DataSetError, ModelError."""
+    bundle = Bundle.open(bundles.find(scenario.task.bundle))
+    try:
+        family = open_family(scenario.task.family, bundle.manifest)
+    except TaskError as error:
+        raise ScenarioError(str(error)) from None
+    data = data_sets.load(scenario.data, seed, bundle.texts)
+    labels = len(bundle.manifest.labels)
+    if (top := int(data.train_y.max(initial=0))) >= labels:
+        raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")
+    parts = data_sets.among(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
+    clients = Clients.of(data.train_x, data.train_y, parts)
+    world = World(bundle, clients, EngineWish(engine=scenario.engine, device=scenario.place), family)
+    return Prepared(scenario, seed, world, data, _generic(scenario, data, bundle))
+
+
+def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | None:
+    """The generic set: of a file, or held out of the data. Raises ScenarioError."""
+    path = scenario.task.generic
+    if path is None:
+        held = data.generic
+        return None if held is None else LocalData(bundle.manifest.input.prepare(held.x), held.y)
+    try:
+        return samples(path, bundle, "generic set")
+    except TaskError as error:
+        raise ScenarioError(str(error)) from None
+
+
+def simulate(
+    prepared: Prepared,
+    executor: Callable[[World], Executor] = Plain,
+    watch: Watch | None = None,
+    keeping: Keeping | None = None,
+) -> Tensors:
+    """All rounds; the model that the last one serves. The same scenario and seed give the same bytes.
+
+    Raises SimulationError, and what `prepare` raises.
+    """
+    scenario, seed, world = prepared.scenario, prepared.seed, prepared.world
+    task = with_possible_head(msgspec.structs.replace(scenario.task, seed=seed), world.bundle.manifest)
+    _check(prepared)
+    models = world.bundles
+    manifests = {member: bundle.manifest for member, bundle in models.items()}
+    watch, keeping = watch or Nobody(), keeping or Keeping()
+    resume = keeping.resume
+    server = ServerSide(models, prepared.generic, world.engine)
+    weights, carried = first(task, models, server)
+    bases = Bases({member: Shipped.of(bundle) for member, bundle in models.items()}, weights, carried)
+    devices = Devices(scenario.fleet.draw(scenario.devices, seed), world.clients, manifests, scenario.slow)
+    ledger = Ledger(watch, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
+    evaluate = Evaluator(world.bundle, prepared.data, scenario.eval_every, task.rounds)
+    trains = executor(world)
+    try:
+        tools = Tools(server, trains, evaluate, ledger, watch, keeping.keep)
+        learning = Learning(task, bases, carried, tools, resume)
+        bundled = sum(len(bundle.packed()) for bundle in models.values())
+        asking = Asking(task, Stock(devices, bases, bundled), seed)
+        Director(task, devices.names(), Parts(asking, learning, ledger)).run()
+    finally:
+        trains.close()
+    return learning.served
+
+
+def _check(prepared: Prepared) -> None:
+    """Raises ScenarioError where no device can do what the task asks for."""
+    try:
+        check_task(prepared.scenario.task, prepared)
+    except AggregatorError as error:
+        raise ScenarioError(str(error)) from None
+
+
+def check_task(task: Task, prepared: Prepared) -> None:
+    """Raises TaskError for a task that cannot be done with these models and generic samples."""
+    world = prepared.world
+    if task.generic is None and prepared.generic is not None:
+        task = msgspec.structs.replace(task, generic="[data]")
+    family = {member: bundle.manifest for member, bundle in world.family.items()}
+    check_kinds(task, world.bundle.manifest, family)

@@ -1,0 +1,200 @@
+"""What is simulated: a fleet, data divided among its devices, and the task that they are given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.content import content
+from device_runtime.models.engines.available import AUTO, ENGINES
+from device_runtime.profiles import ProfileError
+from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.profiles.fleets.scenarios import FleetSpec
+from device_runtime.profiles.keys import explained
+
+from .data import DataSpec, GroupData
+from .errors import ScenarioError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DIGITS = "digits-wrn-10-1"
+_PATHS = ("path", "test_path", "vectors")
+"""Fields of [data] that are relative to the file they stand in."""
+
+
+_ANY_TASK = Task(bundle=DIGITS)
+_NOT_OURS = {
+    "seed": "a simulation is given its seed when it is run",
+    "eval_data": "a simulation evaluates on the test samples of [data]",
+    "min_devices": "the whole fleet is known when a simulation begins",
+}
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`slow` makes every device so many times slower: a small task then weighs on it like a large one.
+
+    Every `eval_every` rounds, and after the last, the model is evaluated on the test samples (0: never).
+    `engine` trains, see device_runtime.models.engines.available; with engine torch `place` may be cuda.
+    Raises ScenarioError for what cannot be meant.
+    """
+
+    fleet: FleetSpec
+    task: Task
+    name: str = "scenario"
+    devices: int = 100
+    slow: float = 1.0
+    eval_every: int = 1
+    engine: str = AUTO
+    place: str = "cpu"
+    data: DataSpec = msgspec.field(default_factory=DataSpec)
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise ScenarioError(f"devices is {self.devices}, expected 1 or more")
+        if not 0 < self.slow < 1e6:
+            raise ScenarioError(f"slow is {self.slow}, expected more than 0 and less than a million")
+        if self.eval_every < 0:
+            raise ScenarioError(f"eval_every is {self.eval_every}, expected 0 or more")
+        if self.engine not in (AUTO, *ENGINES):
+            raise ScenarioError(f"engine is {self.engine!r}, expected one of {AUTO}, {', '.join(ENGINES)}")
+        for name, instead in _NOT_OURS.items():
+            if getattr(self.task, name) != getattr(_ANY_TASK, name):
+                raise ScenarioError(f"task has {name}: {instead}")
+        if self.task.generic is not None and self.data.generic_samples:
+            raise ScenarioError("task has generic and data generic_samples: give one of them")
+        for name in self.data.groups.keys() - self.fleet.groups.keys():
+            there = ", ".join(self.fleet.groups)
+            raise ScenarioError(f"data.groups.{name}: the fleet has no such group; there are {there}")
+        if self.task.min_contributions > self.devices:
+            most = f"expected at most {self.devices}, one of each device"
+            raise ScenarioError(f"min_contributions is {self.task.min_contributions}, {most}")
+
+    def json(self) -> bytes:
+        """Canonical: equal scenarios give equal bytes, also when tasks and data get new settings."""
+        whole = msgspec.to_builtins(self)
+        whole["task"] = {
+            name: value
+            for name, value in whole["task"].items()
+            if name in _ALWAYS or getattr(self.task, name) != getattr(_ANY_TASK, name)
+        }
+        if not self.data.groups:
+            del whole["data"]["groups"]
+        return _encoder.encode(whole)
+
+
+_ALWAYS = frozenset({
+    "buffer_size", "bundle", "devices_per_round", "eval_data", "family", "generic", "kinds", "late",
+    "max_num_examples", "max_staleness", "min_contributions", "min_devices", "name", "round_deadline_s",
+    "rounds", "seed", "server", "staleness_weight", "start", "untimed_rounds",
+})  # fmt: skip
+"""Settings of a task that are written out at their defaults too. Newer ones are not: runs that were finished
+before there were any stay finished."""
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def decode(data: bytes) -> Scenario:
+    """A scenario from its JSON. Raises ScenarioError."""
+    return _checked(lambda: msgspec.json.decode(data, type=Scenario), "scenario")
+
+
+def preset_names() -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in _presets().glob("*.toml")))
+
+
+def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
+    """A scenario from a TOML file, a preset of this name, or a fleet (preset or file) given the digits task.
+
+    `over` are tables and values laid over it, as the file would give them: {"task": {"rounds": 5}}. In the
+    file `fleet` is a fleet preset, a file beside it, or a table. Raises ScenarioError, one line.
+    """
+    path = Path(source)
+    if str(source) in preset_names():
+        path = _presets() / f"{source}.toml"
+        table = _read(path)
+    elif str(source) in fleets.preset_names():
+        table = {"fleet": str(source)}
+    elif path.suffix == ".toml":
+        table = _read(path)
+        table = {"fleet": {"name": path.stem, **table}} if "groups" in table else table
+    else:
+        known = ", ".join((*preset_names(), *fleets.preset_names()))
+        raise ScenarioError(f"no scenario named {str(source)!r}: give a file *.toml or one of {known}")
+    table = _over({"name": path.stem, **table}, over or {})
+    return _checked(lambda: _made(table, path.parent), str(source))
+
+
+def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
+    parts = dict(table)
+    fleet = parts.pop("fleet", None)
+    if isinstance(fleet, str):
+        near = beside / fleet
+        spec = fleets.load(near if near.suffix == ".toml" and near.exists() else fleet)
+    elif isinstance(fleet, dict):
+        spec = fleets.read(fleet)
+    else:
+        raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
+    data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": 20, **_table(parts, "task")}
+    data |= {name: _near(beside, data[name]) for name in _PATHS if name in data}
+    for name, group in _table({"data.groups": data.get("groups", {})}, "data.groups").items():
+        try:
+            msgspec.convert(group, GroupData)
+        except msgspec.ValidationError as error:
+            raise ScenarioError(explained(error, GroupData, f"data.groups.{name}")) from None
+    task |= {name: _near(beside, task[name]) for name in ("bundle", "generic") if name in task}
+    if isinstance(task.get("family"), list):
+        task["family"] = [_near(beside, path) for path in task["family"]]
+    return msgspec.convert({**parts, "fleet": spec, "data": data, "task": task}, Scenario)
+
+
+def _table(parts: dict[str, Any], name: str) -> dict[str, Any]:
+    """Taken out of `parts`. Raises ScenarioError."""
+    table = parts.pop(name, {})
+    if not isinstance(table, dict):
+        raise ScenarioError(f"{name} is {table!r}, expected a table [{name}]")
+    return dict(table)
+
+
+def _near(beside: Path, path: Any) -> Any:
+    """The path of what lies beside the scenario's file; anything else as it is."""
+    return str(beside / path) if isinstance(path, str) and path and (beside / path).exists() else path
+
+
+def _checked(make: Any, where: str) -> Scenario:
+    try:
+        made: Scenario = make()
+    except msgspec.ValidationError as error:
+        raise ScenarioError(f"{where}: {explained(error, Scenario)}") from None
+    except (ProfileError, TaskError, ScenarioError, ValueError) as error:
+        raise ScenarioError(f"{where}: {error}") from None
+    return made
+
+
+def _over(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(table)
+    for name, value in over.items():
+        old = merged.get(name)
+        merged[name] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        return table
+    except OSError as error:
+        raise ScenarioError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise ScenarioError(f"{path} is not TOML: {error}") from None
+
+
+def _presets() -> Path:
+    return content("profiles") / "scenarios"

@@ -1,0 +1,202 @@
+"""A client's link to the broker in virtual time: bytes per second and latency each way, QoS 1, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from device_runtime.broker.wire.link_events import Connected, Disconnected, Event, Received, Will
+from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
+from device_runtime.broker.wire.packets import packet_bytes, qos_of
+
+from .broker import Broker
+from .log import Log, Passed, checksum
+
+OPENING_TRIPS = 3
+"""Ways there and back until a client is subscribed: TCP, CONNECT, SUBSCRIBE."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a client's packets pass: bytes per second each way, and the seconds that each way takes."""
+
+    up: float = inf
+    down: float = inf
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What the link is to its client: where events go, what time it is there, how many messages may wait.
+
+    `clock` may be ahead of the agenda, of a device at work; what is published leaves at that time.
+    """
+
+    deliver: Callable[[Event], None]
+    clock: Callable[[], float]
+    queue_limit: int = 4096
+
+
+@dataclass(frozen=True)
+class Who:
+    """A client as the broker knows it; its link sends `greeting` before anything else, at each connection."""
+
+    name: str
+    filters: tuple[str, ...] = ()
+    will: Will | None = None
+    greeting: Will | None = None
+
+
+class Link:
+    """As `broker.wire.link.Link` is to its client. One packet at a time is on the line in each direction.
+
+    A message that the broker has not acknowledged when the connection is lost is sent again on the next.
+    """
+
+    def __init__(self, who: Who, line: Line, broker: Broker, ends: Ends, log: Log) -> None:
+        self.who, self.line = who, line
+        self._broker, self._agenda, self._ends, self._log = broker, broker.agenda, ends, log
+        self._waiting: dict[int, Will] = {}
+        self._serial = 0
+        self._connection = 0
+        self._connections = 0
+        self._gone = self._down = False
+        self._free_s = {"up": 0.0, "down": 0.0}
+
+    @property
+    def name(self) -> str:
+        return self.who.name
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        return self.who.filters
+
+    @property
+    def will(self) -> Will | None:
+        return self.who.will
+
+    @property
+    def url(self) -> str:
+        return "a simulated broker"
+
+    @property
+    def connected(self) -> bool:
+        return self._connection > 0
+
+    # The client's side.
+
+    def connect(self) -> None:
+        """Takes OPENING_TRIPS; then what waits is sent."""
+        self._down = False
+        self._agenda.at(self._agenda.now + 2 * OPENING_TRIPS * self.line.latency_s, self._opened)
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
+        """As `broker.wire.link.Link.publish`. Raises MessageError for more than MESSAGE_LIMIT bytes."""
+        if len(payload) > MESSAGE_LIMIT:
+            raise MessageError(
+                f"{len(payload)} bytes on {topic}: at most {MESSAGE_LIMIT} go into one message"
+            )
+        if len(self._waiting) >= self._ends.queue_limit:
+            return False
+        message, now = Will(topic, payload, retain), self._ends.clock()
+        if now > self._agenda.now:
+            self._agenda.at(now, lambda: self._queue(message))
+        else:
+            self._queue(message)
+        return True
+
+    def under_way(self, topic: str = "") -> int:
+        """As `broker.wire.link.Link.under_way`."""
+        return sum(topic in ("", message.topic) for message in self._waiting.values())
+
+    def close(self, farewell: Will) -> None:
+        """Say this and leave: there is no last will. What waits for its acknowledgement is forgotten."""
+        self._waiting.clear()
+        if not self.connected:
+            self._gone = True
+            return
+        self._queue(farewell)
+        self._agenda.at(self._free_s["up"] + self.line.latency_s, lambda: self._broker.leave(self))
+
+    def lose(self) -> None:
+        """The line is down; the client knows at once, the broker only when keep-alives are missing."""
+        self._down = True
+        if not self.connected:
+            return
+        self._broker.silent(self, self._connection)
+        self._connection = 0
+        if not self._gone:
+            self._ends.deliver(Disconnected("the line is down"))
+
+    def cut(self) -> None:
+        """The client is no more: nothing that waits here will ever be sent."""
+        self._gone = True
+        self._waiting.clear()
+        self.lose()
+
+    # What is on the line.
+
+    def carry(self, message: Received, connection: int) -> None:
+        """See `broker.Client`."""
+
+        def came() -> None:
+            if connection == self._connection:
+                self._note(False, message.topic, message.payload)
+                self._ends.deliver(message)
+
+        self._agenda.at(self._passes("down", message.topic, message.payload), came)
+
+    def _opened(self) -> None:
+        if self._gone or self._down or self.connected:
+            return
+        self._connections += 1
+        self._connection = self._connections
+        self._free_s = {"up": self._agenda.now, "down": self._agenda.now}
+        left = [serial for serial, message in self._waiting.items() if _lasts(message)]
+        self._waiting = {serial: self._waiting[serial] for serial in left}
+        if self.who.greeting:
+            self._queue(self.who.greeting)
+        for serial in left:
+            self._send(serial)
+        self._ends.deliver(Connected(self._connections == 1))
+        self._broker.open(self, self._connection)
+
+    def _queue(self, message: Will) -> None:
+        if self._gone or not (self.connected or _lasts(message)):
+            return
+        self._serial += 1
+        self._waiting[self._serial] = message
+        if self.connected:
+            self._send(self._serial)
+
+    def _send(self, serial: int) -> None:
+        message, connection = self._waiting[serial], self._connection
+
+        def came() -> None:
+            if connection == self._connection:
+                self._note(True, message.topic, message.payload)
+                self._broker.publish(message)
+                self._agenda.at(self._agenda.now + self.line.latency_s, acknowledged)
+
+        def acknowledged() -> None:
+            if connection == self._connection:
+                self._waiting.pop(serial, None)
+
+        self._agenda.at(self._passes("up", message.topic, message.payload), came)
+
+    def _passes(self, way: str, topic: str, payload: bytes) -> float:
+        """When a packet that is handed over now is at the other end."""
+        rate = self.line.up if way == "up" else self.line.down
+        begins = max(self._agenda.now, self._free_s[way])
+        self._free_s[way] = begins + packet_bytes(topic, payload) / rate
+        return self._free_s[way] + self.line.latency_s
+
+    def _note(self, up: bool, topic: str, payload: bytes) -> None:
+        size = packet_bytes(topic, payload)
+        self._log.add(Passed(self._agenda.now, self.name, up, topic, size, checksum(payload)))
+
+
+def _lasts(message: Will) -> bool:
+    """Whether a client keeps it until it is acknowledged."""
+    return qos_of(message.topic, message.payload) > 0

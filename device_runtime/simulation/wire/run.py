@@ -1,0 +1,184 @@
+"""A whole run on the simulated wire, from the first hello to the last receipt."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.aggregator.rounds.run import SERVED
+from device_runtime.aggregator.storage.store import Identity, Store
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.aggregator.views.listener import (
+    Contributed,
+    ContributionRecord,
+    Happening,
+    PlanMade,
+    RoundClosed,
+    RoundRecord,
+)
+from device_runtime.broker.wire.topics import check_device
+from device_runtime.models.bundles import bundle as bundles
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.profiles import DeviceProfile
+from device_runtime.simulation.clock.agenda import Agenda
+from device_runtime.simulation.errors import ScenarioError, SimulationError
+
+from .broker import Broker
+from .device import Device, Placed
+from .faults import AggregatorKilled, Crash, Fault, LinkLost
+from .host import Host
+from .link import Line
+from .log import Log, Passed
+
+log = logging.getLogger(__name__)
+
+RUNS = 2
+"""Purpose of the draw that names the run."""
+MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder with a drawn name is made in it
+"""Where files cost no disk: each device and the aggregator keep theirs as durably as real ones do."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A device of the fleet: `x` raw inputs (n, ...), `y` labels int64 (n,).
+
+    Its link has the profile's bandwidth, and `latency_s` each way.
+    """
+
+    name: str
+    profile: DeviceProfile
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Course:
+    """`seed` names the lives of all that takes part; the task has its own. `until_s`: virtual seconds."""
+
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+    keepalive_s: float = 30.0
+    until_s: float = inf
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What came of it. `told` is what the aggregator told, with the virtual seconds at which it did."""
+
+    weights: Tensors
+    told: tuple[tuple[float, Happening], ...]
+    log: tuple[Passed, ...]
+    seconds: float
+
+    @property
+    def rounds(self) -> tuple[RoundRecord, ...]:
+        return tuple(what.record for _, what in self.told if isinstance(what, RoundClosed))
+
+    @property
+    def contributions(self) -> tuple[tuple[float, ContributionRecord], ...]:
+        """Those that counted, each with the moment at which it did."""
+        return tuple((at_s, what.record) for at_s, what in self.told if isinstance(what, Contributed))
+
+    @property
+    def plans(self) -> tuple[tuple[float, PlanMade], ...]:
+        return tuple((at_s, what) for at_s, what in self.told if isinstance(what, PlanMade))
+
+
+def run_on_wire(task: Task, fleet: Sequence[Member], course: Course | None = None) -> Finished:
+    """Until the task is done. Single-threaded; equal arguments give equal messages and weights.
+
+    Raises SimulationError when nothing can happen any more or `until_s` has come before the end,
+    ScenarioError for faults of devices that are not there, TopicError for names that cannot stand in a
+    topic; what Service and Agent raise.
+    """
+    course = course or Course()
+    where = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="wire-", dir=where) as folder:
+        return _Run(task, fleet, course, Path(folder)).through()
+
+
+class _Run:
+    def __init__(self, task: Task, fleet: Sequence[Member], course: Course, folder: Path) -> None:
+        self._course, self._folder = course, folder
+        self._agenda, self._log = Agenda(), Log()
+        broker = Broker(self._agenda, course.keepalive_s)
+        _found(task, folder / "run", course.seed)
+        self._host = Host(task, folder / "run", broker, self._log)
+        self._devices = {
+            member.name: Device(self._placed(number, member), broker, self._log, course.seed)
+            for number, member in enumerate(fleet)
+        }
+        if len(self._devices) < len(fleet):
+            raise ScenarioError(f"{len(fleet)} devices have only {len(self._devices)} names")
+
+    def through(self) -> Finished:
+        for fault in self._course.faults:
+            self._put_down(fault)
+        self._host.start()
+        for device in self._devices.values():
+            device.start()
+        try:
+            while not self._host.finished:
+                if not self._agenda.step():
+                    raise SimulationError(
+                        f"nothing happens after {self._agenda.now:.1f} s: {self._host.where}"
+                    )
+                if self._agenda.now > self._course.until_s:
+                    raise SimulationError(f"not done after {self._course.until_s} s: {self._host.where}")
+        finally:
+            self._host.close()
+        weights = tensors.decode((self._folder / "run" / SERVED).read_bytes())
+        return Finished(weights, tuple(self._host.told), tuple(self._log.passed), self._agenda.now)
+
+    def _placed(self, number: int, member: Member) -> Placed:
+        data = self._folder / "data" / f"{check_device(member.name)}.npz"
+        data.parent.mkdir(exist_ok=True)
+        np.savez(data, x=member.x, y=member.y)
+        link = member.profile.bandwidth
+        line = Line(link.up, link.down, member.latency_s)
+        folder = self._folder / "devices" / member.name
+        return Placed(member.name, number, member.profile, data, folder, line)
+
+    def _put_down(self, fault: Fault) -> None:
+        match fault:
+            case AggregatorKilled():
+                begins, ends = self._host.kill, self._host.start
+            case Crash():
+                device = self._device(fault.device)
+                device.dies_at(fault.at_s)
+                begins, ends = device.crash, device.start
+            case LinkLost():
+                device = self._device(fault.device)
+                begins, ends = device.lose, device.regain
+        self._agenda.at(fault.at_s, begins)
+        if fault.back_s < inf:
+            self._agenda.at(fault.back_s, ends)
+
+    def _device(self, name: str) -> Device:
+        if name not in self._devices:
+            raise ScenarioError(f"no device named {name!r}; there are {', '.join(self._devices)}")
+        return self._devices[name]
+
+
+def _found(task: Task, folder: Path, seed: int) -> None:
+    """The run folder, with a name for the run that the seed gives: it stands in every message."""
+    name = np.random.default_rng([seed, RUNS]).bytes(4).hex()
+    store = Store(folder)
+    try:
+        models = (Bundle.open(bundles.find(path)) for path in (task.bundle, *task.family))
+        shas = [store.models.put(model.packed()).sha for model in models]
+        store.found(Identity(task.json(), name, b"".join(shas)))
+    finally:
+        store.close()

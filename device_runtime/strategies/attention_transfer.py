@@ -1,0 +1,227 @@
+"""FedAT: attention transfer and metadata from models of the devices' own size (thesis 002, algorithm 3).
+
+The name FedAT elsewhere means asynchronous tiers (Chai et al. 2021); here it is attention transfer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import ceil
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from device_runtime.models.bundles.manifest import ABOVE, LEVELS, Manifest
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
+
+from .kind import About, formed
+from .merging.aggregator_half import Effect, RoundModel
+from .merging.tensor_mean import TensorMean
+from .settings import (
+    MOST,
+    LearningRate,
+    Level,
+    LocalEpochs,
+    ServerBatchSize,
+    ServerEpochs,
+    ServerLearningRate,
+    Setting,
+)
+from .training import local_training, members, teaching
+from .training.device_half import Contribution, LocalData, Run
+from .training.members import OfFamily
+from .training.teaching import Attention, Lesson, Rows
+
+log = logging.getLogger(__name__)
+
+MAPS, COUNTS = "metadata.maps", "metadata.counts"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The global model's copies of a round, each taught by one client, and their teachers by member."""
+
+    model: RoundModel
+    copies: TensorMean = field(default_factory=TensorMean)
+    teachers: Mapping[str, TensorMean] = field(default_factory=dict)
+    clients: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionTransfer(OfFamily):
+    """Train the own model, send its weights and *metadata*: feature maps of samples at `level`, with labels.
+
+    Metadata is of a random `metadata_share` of the samples, at most `max_metadata`, by the *updated* model.
+    The aggregator teaches a copy of the global model for each client, one at a time: (1) cross-entropy and
+    attention on the generic set (equation 5.13); (2) what is above `level`, on the metadata (5.15); (3) what
+    is not, as in (1), with attention inside it alone (5.16). The copies' mean by samples is the next global
+    model (5.18), which then teaches the members their next bases (5.19). A copy is made of the *distributed*
+    model and counts among full updates of the round as one of `share` times its samples (ours; alone, `share`
+    changes nothing). Clients of one size share a base: the mean of their updates by samples (ours; the thesis
+    has one for each client). `beta` is for images of 32x32 (see `teaching.Attention`).
+    Defaults: 5.4.2, and table 4.1 for what it leaves open; the thesis sends all metadata (10% loses a point).
+    """
+
+    name: ClassVar[str] = "attention-transfer"
+    own_round: ClassVar[bool] = True
+    of_single_samples: ClassVar[bool] = True
+    generic: ClassVar[bool] = True
+    about: ClassVar[About] = About(
+        "a smaller network of its own",
+        "its parameters, and feature maps of some samples",
+        "FedAT (attention transfer): Shi 2025 (PhD thesis, Sheffield), section 5.3",
+    )
+    epochs: LocalEpochs = 5
+    lr: LearningRate = 0.01
+    level: Level = "low"
+    metadata_share: Annotated[
+        float,
+        Setting("Share of the samples whose feature maps are sent.", 0.2, more_than=0, at_most=1),
+    ] = 0.1
+    max_metadata: Annotated[
+        int, Setting("The most feature maps sent.", 128, unit="samples", at_least=1, at_most=MOST)
+    ] = 256
+    beta: Annotated[
+        float, Setting("Weight of the attention term on the aggregator; 0: none.", 500.0, at_least=0)
+    ] = 1000.0
+    server_epochs: ServerEpochs = 2
+    server_lr: ServerLearningRate = 0.1
+    metadata_epochs: Annotated[
+        int,
+        Setting("Epochs on the feature maps, on the aggregator.", 5, "epochs", at_least=1, at_most=MOST),
+    ] = 2
+    metadata_lr: Annotated[
+        float, Setting("Learning rate on the feature maps, on the aggregator.", 0.05, more_than=0)
+    ] = 0.1
+    server_batch: ServerBatchSize = 64
+    share: Annotated[
+        float,
+        Setting("How many times its samples a taught copy counts beside full updates.", 0.5, more_than=0),
+    ] = 1.0
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        rows = self._rows(workload.samples)
+        return predict(profile, members.work(workload, self, self.level, rows, rows), self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        plan = local_training.Epochs(self.sgd, self.epochs, self.batch, np.arange(len(data)))
+        trained = local_training.train(model, data, plan, run)
+        chosen = run.rng().choice(len(data), self._rows(len(data)), replace=False)
+        chosen = chosen[np.argsort(data.y[chosen], kind="stable")]
+        with members.holding(model, trained.tensors):
+            maps = model.level_features(data.x[chosen], self.level)
+        counts = np.bincount(data.y[chosen], minlength=len(model.manifest.labels)).astype(np.int32)
+        tensors = {**trained.tensors, MAPS: maps, COUNTS: counts}
+        return Contribution(self.name, tensors, len(data), trained.loss, self.form)
+
+    def _rows(self, samples: int) -> int:
+        return min(ceil(self.metadata_share * samples), self.max_metadata)
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        """Metadata stands in the order of the classes; its counts say how many maps are of each."""
+        shape = (self.max_metadata, *teaching.map_shape(manifest, self.level))
+        counts = TensorSpec(COUNTS, (len(manifest.labels),), "int32")
+        return (*members.whole(manifest), TensorSpec(MAPS, shape, variable=True), counts)
+
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        counts, rows = update[COUNTS].astype(np.int64), len(update[MAPS])
+        if counts.min(initial=0) < 0 or int(counts.sum()) != rows:
+            return f"metadata has {rows} maps, its counts are {', '.join(map(str, counts))}"
+        return f"metadata has {rows} maps of {num_examples} samples" if rows > num_examples else ""
+
+    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+        """What the aggregator needs of the bundles, by member and the main model by "".
+
+        Raises BundleError for what they do not have, and KeyError for a member that is not there.
+        """
+        main, family = manifests[""], [manifests[name] for name in self.members]
+        upper, objective = _above(self.level)
+        teaching.need(main, (f"{objective}.{upper}",))
+        teaching.need_one_shape((main, *family), self.level)
+        for member in family:
+            teaching.need_places(member, main)
+            teaching.need_places(main, member)
+
+    def start(self, model: RoundModel) -> Copies:
+        """Raises ValueError without a generic set, and as `lacks`."""
+        tools, _ = members.tools_of(model, self.name)
+        self.lacks({name: tools.manifest(name) for name in ("", *self.members)})
+        return Copies(model)
+
+    def fold(self, state: Copies, contribution: Contribution, weight: float) -> Copies:
+        """Trains a copy, which is left out should it diverge."""
+        member = formed(self, contribution.form).member
+        sent = dict(contribution.tensors)
+        maps, counts = sent.pop(MAPS), sent.pop(COUNTS)
+        metadata = LocalData(maps, np.repeat(np.arange(len(counts)), counts))
+        try:
+            state.copies.add(self._taught(state, member, sent, metadata), self.share * weight)
+        except teaching.Diverged as error:
+            log.warning("the copy of client %d is left out, it diverges: %s", state.clients, error)
+        mean = state.teachers.get(member, TensorMean()).add(sent, weight)
+        return replace(state, teachers={**state.teachers, member: mean}, clients=state.clients + 1)
+
+    def _taught(self, state: Copies, member: str, sent: Tensors, metadata: LocalData) -> Tensors:
+        """A copy of the global model after the three steps; only what they change."""
+        tools, data = members.tools_of(state.model, self.name)
+        main, rng = tools.model(), teaching.generator(state.model.seed, self.name, state.clients)
+        levels = tuple(teaching.attended(main.manifest))
+        upper, objective = _above(self.level)
+        teacher = {**members.base_of(state.model, member), **sent}
+        maps = _attention(tools.model(member), teacher, data, levels)
+        copy = teaching.teach(main, state.model.weights, data, self._lesson(maps, levels), rng)
+        if len(metadata):
+            nowhere = np.zeros((), main.manifest.input.dtype)
+            x = np.broadcast_to(nowhere, (len(metadata), *main.manifest.input.shape))
+            lesson = Lesson(
+                Sgd(self.metadata_lr), self.metadata_epochs, self.server_batch, upper, objective,
+                lambda batch: {"maps": metadata.x[batch]},
+            )  # fmt: skip
+            copy = teaching.teach(main, copy, LocalData(x, metadata.y), lesson, rng)
+        inside = tuple(level for level in levels if LEVELS.index(level) <= LEVELS.index(self.level))
+        lesson = replace(self._lesson(maps, inside), held=main.manifest.names(upper))
+        copy = teaching.teach(main, copy, data, lesson, rng)
+        return {spec.name: copy[spec.name] for spec in members.whole(main.manifest)}
+
+    def _lesson(self, maps: Rows, levels: tuple[str, ...]) -> Lesson:
+        """After a teacher with these attention maps, of which those of `levels` count."""
+        given = Attention.of(maps, self.beta, levels)
+        sgd = Sgd(self.server_lr)
+        return Lesson(sgd, self.server_epochs, self.server_batch, objective="attention", extras=given)
+
+    def finish(self, state: Copies, model: RoundModel) -> Effect:
+        if not state.clients:
+            return Effect()
+        examples = max(state.copies.weights.values(), default=0.0)
+        return Effect(mean=state.copies, num_examples=examples, teach=partial(self._next_members, state))
+
+    def _next_members(self, state: Copies, base: Tensors) -> dict[str, Tensors]:
+        """Each member's next base: its clients' mean, or what it was, after attention to the new base."""
+        tools, data = members.tools_of(state.model, self.name)
+        own = {name: tuple(teaching.attended(tools.manifest(name))) for name in self.members}
+        every = tuple(dict.fromkeys(level for levels in own.values() for level in levels))
+        maps = _attention(tools.model(), base, data, every)
+        taught: dict[str, Tensors] = {}
+        for order, (name, levels) in enumerate(own.items()):
+            mean = state.teachers[name].mean() if name in state.teachers else {}
+            weights = {**state.model.family[name], **mean}
+            rng = teaching.generator(state.model.seed, f"{self.name}:members", order)
+            lesson = self._lesson({level: maps[level] for level in levels}, levels)
+            taught[name] = teaching.taught_or_same(tools.model(name), weights, data, lesson, rng)
+        return taught
+
+
+def _above(level: str) -> tuple[str, str]:
+    """The tunable set above a level, and the objective that trains it on maps of the level."""
+    return ABOVE[f"above-{level}"], f"above-{level}"
+
+
+def _attention(model: DeviceModel, weights: Tensors, data: LocalData, levels: tuple[str, ...]) -> Rows:
+    model.load(weights)
+    return teaching.attention_maps(model, data.x, levels)

@@ -1,0 +1,186 @@
+"""FedNCM: sums of features by class, whose means make a classifier (thesis 000, algorithm 1; paper 001)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
+
+from . import settings as ranges
+from .kind import About, Usual
+from .merging.aggregator_half import Effect, RoundModel
+from .merging.tensor_mean import TensorMean
+from .settings import MOST, Setting, SmallestCount
+from .statistics.class_sums import ClassSums, of_features
+from .statistics.feature_scale import scale_by, scale_in
+from .training.device_half import NOTHING, Contribution, LocalData, Run
+from .training.workload import ENVELOPE_BYTES, forward_work, too_few_of_each
+
+MASKED = -1e9
+"""The bias of a class that nobody has: its logit is masked, not zero."""
+
+
+@dataclass(frozen=True)
+class ClassMeans(Usual):
+    """One forward pass; per class, the sum of the features and the count. Exact for any partition.
+
+    `head="normalised-means"` is FedNCM: rows l_c / ||l_c||, bias 0 (section 3.1.2), served on the distributed
+    extractor and set as the base's classifier, past any average and server optimiser (where FedNCM+FT
+    starts). `head="nearest-mean"` sets the same, and serves the class whose mean is nearest to the features:
+    rows l_c, bias -||l_c||^2 / 2. `head="trained"` (ours, for rounds in which only some devices send class
+    means) trains the distributed classifier on the means, one sample a class, and averages it with the other
+    kinds' by the samples behind it.
+
+    `gathered` (ours): the sums of earlier rounds count too, for rounds in which only some devices take part;
+    the extractor must stand still meanwhile. Who takes part twice counts twice.
+
+    In a round whose head is made in closed form of class statistics (ours), class means are these statistics
+    alone (`class_statistics`), of as many samples as the task asks for: nothing is sent besides, and the base
+    stays as it is.
+
+    `smallest_count` (ours): a class with fewer samples on the device is neither sent nor counted. The sum of
+    a class with one sample would be that sample's features; the paper sends it, as does 1.
+
+    In a bundle whose features have a scale (ours) all but "trained" set it, and the means are of features
+    that it has multiplied (`feature_scale`).
+    """
+
+    name: ClassVar[str] = "class-means"
+    about: ClassVar[About] = About(
+        "nothing: one forward pass of each sample",
+        "sums of features and counts, by class",
+        "FedNCM: Legate et al. 2023",
+    )
+    head: Annotated[
+        Literal["normalised-means", "nearest-mean", "trained"],
+        Setting("Classifier made of the means: assigned in one of two forms, or trained.", "trained"),
+    ] = "normalised-means"
+    steps: Annotated[
+        int,
+        Setting('Steps on the aggregator for head = "trained".', 50, "steps", at_least=1, at_most=MOST),
+    ] = 20
+    lr: Annotated[
+        float, Setting('Learning rate on the aggregator for head = "trained".', 0.05, more_than=0)
+    ] = 0.1
+    gathered: Annotated[bool, Setting("Whether sums of earlier rounds count too.", example=True)] = False
+    smallest_count: SmallestCount = 2
+
+    def __post_init__(self) -> None:
+        ranges.check(self)
+
+    def unfit(self, workload: Workload) -> str:
+        least = self.statistics.smallest_count if self.statistics is not None else 0
+        return super().unfit(workload) or too_few_of_each(workload, max(self.smallest_count, least))
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        if self.statistics is not None:  # whose passes and bytes are added to it
+            return predict(profile, replace(forward_work(workload, 0, 0), bytes_up=ENVELOPE_BYTES), self.name)
+        values = (workload.feature_width + 1) * workload.labels
+        return predict(profile, forward_work(workload, workload.samples, values), self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        if self.statistics is not None:
+            return Contribution(self.name, NOTHING, len(data), float("nan"))
+        began = run.clock()
+        features = model.features(data.x)
+        run.pace(began, 1.0)
+        return self.from_features(features, data.y, model.manifest)
+
+    def from_features(
+        self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
+    ) -> Contribution:
+        if self.statistics is not None:
+            return Contribution(self.name, NOTHING, len(y), float("nan"))
+        totals = of_features(features, y, len(manifest.labels)).at_least(self.smallest_count)
+        tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
+        return Contribution(self.name, tensors, int(totals.counts.sum()), float("nan"))
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        if self.statistics is not None:
+            return ()
+        labels = len(manifest.labels)
+        return (
+            TensorSpec("sums", (labels, manifest.head.features)),
+            TensorSpec("counts", (labels,), "int32"),
+        )
+
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        """Counts are of samples: none negative, together those sent, and no count means no sum."""
+        if self.statistics is not None:
+            return ""
+        counts = update["counts"].astype(np.int64)
+        if counts.min(initial=0) < 0:
+            return f"count of class {int(counts.argmin())} is {int(counts.min())}, expected 0 or more"
+        if int(counts.sum()) != num_examples:
+            return f"counts sum to {int(counts.sum())}, num_examples is {num_examples}"
+        stray = np.flatnonzero((counts == 0) & np.abs(update["sums"]).any(axis=1))
+        return f"sums of class {int(stray[0])} are not 0, its count is" if len(stray) else ""
+
+    def start(self, model: RoundModel) -> ClassSums:
+        labels, width = len(model.manifest.labels), model.manifest.head.features
+        return ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
+
+    def fold(self, state: ClassSums, contribution: Contribution, weight: float) -> ClassSums:
+        """Counts weigh by themselves; `weight` changes nothing."""
+        if self.statistics is not None:
+            return state
+        return state + ClassSums(contribution.tensors["sums"], contribution.tensors["counts"])
+
+    def finish(self, state: ClassSums, model: RoundModel) -> Effect:
+        if not state.counts.any():
+            return Effect()
+        state = state.times(1 / scale_in(model.manifest, model.weights))
+        if self.gathered:
+            state = state.beside(model.memory)
+            return replace(self._effect(state, model), memory=state.kept())
+        return self._effect(state, model)
+
+    def _effect(self, state: ClassSums, model: RoundModel) -> Effect:
+        """`state` is of features as they are without a scale."""
+        examples = float(state.counts.sum())
+        if self.head == "trained":
+            state = state.times(scale_in(model.manifest, model.weights))
+            head = SoftmaxHead(model.manifest, model.weights)
+            every = np.arange(len(state.present))
+            head.train(state.means(), state.present, repeat(every, self.steps), Sgd(self.lr))
+            return Effect(mean=TensorMean().add(head.params.tensors(), examples), num_examples=examples)
+        return self._nearest_mean(state, model, examples)
+
+    def _nearest_mean(self, state: ClassSums, model: RoundModel, examples: float) -> Effect:
+        """The served classifier masks absent classes; the base keeps its own rows for them, to train on.
+
+        Without a bias nothing is masked: absent classes have logit 0, and what is served are unit rows. Where
+        features have a scale, it is set beforehand, and what the rows of absent classes say stays as it was.
+        """
+        names, present = model.manifest.head, state.present
+        scale, assigned = self._scale(state, model)
+        means = state.times(scale).means()
+        own = {name: model.weights[name].copy() for name in (names.weight, names.bias) if name is not None}
+        own[names.weight] *= (scale_in(model.manifest, model.weights) / scale).astype(np.float32)
+        masked = {name: np.full_like(own[name], 0 if name == names.weight else MASKED) for name in own}
+        unit = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(1e-12))
+        heads = [(own, unit, np.float32(0)), (masked, unit, np.float32(0))]
+        if self.head == "nearest-mean" and names.bias is not None:
+            heads[1] = (masked, means, -np.square(means).sum(axis=1) / 2)
+        for head, rows, bias in heads:
+            head[names.weight][present] = rows
+            if names.bias is not None:
+                head[names.bias][present] = bias
+        return Effect(assigned={**own, **assigned}, served={**masked, **assigned}, num_examples=examples)
+
+    def _scale(self, state: ClassSums, model: RoundModel) -> tuple[NDArray[np.float64], Tensors]:
+        """What features are to be multiplied by, and the tensor that says so, where the bundle has one."""
+        if model.manifest.scale is None:
+            return scale_in(model.manifest, model.weights), NOTHING
+        scale = scale_by(state.means())
+        return scale.astype(np.float64), {model.manifest.scale: scale}

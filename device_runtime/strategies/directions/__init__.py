@@ -1,0 +1,1 @@
+"""Zeroth-order directions, and steps along them."""

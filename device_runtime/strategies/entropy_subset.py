@@ -1,0 +1,144 @@
+"""FedFT-EDS: fine-tune the upper part on the samples of highest entropy (thesis 002, algorithm 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.softmax import entropy
+from device_runtime.profiles import Work, Workload
+
+from .kind import About
+from .settings import MOST, LocalEpochs, Setting, TunableSet, WeightDecay
+from .training.device_half import Contribution, LocalData, Run
+from .training.tensor_update import TensorUpdate
+
+
+@dataclass(frozen=True)
+class EntropySubset(TensorUpdate):
+    """The upper part, on the share of local samples that the model is least sure of (FedFT-EDS).
+
+    `shares` are tried from the largest down; a device takes the first that it can afford. `rho` is the
+    temperature of the hardened softmax softmax(z / rho). select="random" draws as many in each round instead
+    (FedFT-RDS); a share of 1 is FedFT-ALL. E = 5, SGD lr 0.1, momentum 0.5 and the level `mid` as in section
+    6.5. The mean is weighted by the number of *selected* samples (equation 6.11), or by that of the samples
+    that they stand for (weigh="local", ours): beside full updates a device then counts as it would with one.
+    A form that would train on fewer than `least_samples` (ours), of a device that has more, is not fit: a few
+    samples teach no more than their class means.
+    Ours: no pre-training phase of its own (the offer's base model stands for it), and the extractor goes on
+    learning where other kinds of the round train it.
+    """
+
+    name: ClassVar[str] = "entropy-subset"
+    about: ClassVar[About] = About(
+        "the upper part, on the samples that the model is least sure of",
+        "the upper part",
+        "FedFT-EDS: Shi 2025 (PhD thesis, Sheffield), section 6.4",
+    )
+    refused: ClassVar[tuple[str, ...]] = ("dp",)
+    epochs: LocalEpochs = 5
+    weight_decay: WeightDecay = 0.0
+    shares: Annotated[
+        tuple[float, ...],
+        Setting(
+            "Shares of the local samples; a device trains on the largest that it can afford.",
+            example=(0.5, 0.2),
+            more_than=0,
+            at_most=1,
+        ),
+    ] = (0.5, 0.25, 0.1)
+    rho: Annotated[
+        float, Setting("Temperature of the softmax whose entropy is measured.", example=0.1, more_than=0)
+    ] = 0.1
+    tunable: TunableSet = "mid"
+    select: Annotated[
+        Literal["entropy", "random"],
+        Setting("Which samples: those of highest entropy, or drawn anew each round.", example="random"),
+    ] = "entropy"
+    least_samples: Annotated[
+        int,
+        Setting(
+            "Fewest samples that a form trains on, where the device has as many; 0: any.",
+            10,
+            "samples",
+            at_least=0,
+            at_most=MOST,
+        ),
+    ] = 0
+    weigh: Annotated[
+        Literal["selected", "local"],
+        Setting("What an update counts as: the samples selected, or all on the device.", example="local"),
+    ] = "selected"
+
+    def __post_init__(self) -> None:
+        if not self.shares:
+            raise ValueError("shares is empty, expected one or more")
+        if self.dp is not None:
+            raise ValueError("dp protects what is trained on all local samples, not on a choice of them")
+        super().__post_init__()
+
+    @property
+    def trained(self) -> str:
+        return self.tunable
+
+    @property
+    def share(self) -> float:
+        return self.shares[0]
+
+    @property
+    def form(self) -> str:
+        return f"{self.share:.0%}"
+
+    def variants(self) -> tuple[EntropySubset, ...]:
+        return tuple(replace(self, shares=(share,)) for share in sorted(self.shares, reverse=True))
+
+    def unfit(self, workload: Workload) -> str:
+        count, samples = self._count(workload.samples), workload.samples
+        if count < min(self.least_samples, samples):
+            return f"would train on {count} of {samples} samples, expected {self.least_samples} or more"
+        return super().unfit(workload)
+
+    def work(self, workload: Workload) -> Work:
+        n = workload.samples
+        return self.work_on(workload, self._count(n), n if self._scores else 0)
+
+    def counted(self, contribution: Contribution) -> float:
+        selected = super().counted(contribution)
+        if self.weigh == "selected":
+            return selected
+        return selected / next((one.share for one in self.variants() if one.form == contribution.form), 1.0)
+
+    def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
+        """Drawn at random, from other bits than the order of training is."""
+        if self._scores:
+            return self.least_sure(model.logits(data.x))
+        if self.share == 1:
+            return np.arange(len(data))
+        rng = np.random.Generator(np.random.PCG64(int(run.rng().integers(1 << 63))))
+        return np.sort(rng.permutation(len(data))[: self._count(len(data))])
+
+    def least_sure(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Indices of the `share` of samples with the highest hardened entropy, highest first.
+
+        logits: (n, classes); equations 6.8 and 6.9. Equal entropies keep the order of the data.
+        """
+        scores = entropy(logits / np.float32(self.rho))
+        order = np.argsort(-scores, kind="stable")
+        return order[: self._count(len(logits))].astype(np.int64)
+
+    @property
+    def _scores(self) -> bool:
+        return self.select == "entropy" and self.share < 1
+
+    def _count(self, samples: int) -> int:
+        return ceil(self.share * samples)
+
+    def trains_head(self, manifest: Manifest) -> bool:
+        """Never: which samples it trains on is not said by their labels."""
+        return False

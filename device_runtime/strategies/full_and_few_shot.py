@@ -1,0 +1,174 @@
+"""FedFSC: full updates make the base, few-shot learnt classifiers are served (thesis 002, algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
+from device_runtime.profiles.cost import activation_bytes
+
+from .few_shot import FewShot
+from .full import Full, Graded, LeastEpochs, ReducedEpochs
+from .kind import About, Usual
+from .merging.aggregator_half import Effect, RoundModel
+from .merging.tensor_mean import TensorMean
+from .settings import Setting
+from .training.device_half import Contribution, LocalData, OutOfTime, Run
+from .training.tensor_update import FEW_SHOT, TrainingSettings, few_shot_head
+from .training.workload import head_specs
+
+
+@dataclass(frozen=True)
+class Means:
+    """Of a round: the full updates by samples, the classifiers plainly."""
+
+    full: TensorMean
+    classifiers: TensorMean
+
+
+@dataclass(frozen=True)
+class FullAndFewShot(TrainingSettings, Usual):
+    """Both updates of the *distributed* model, on each device.
+
+    The mean of the full updates, by samples, is the base; served is {theta_fs^t, phi^t} (lines 14 to 16): the
+    plain mean of the classifiers, over those of `few-shot` in the same round too, on the extractor that was
+    distributed. Round 1 is for `full` alone (line 7).
+    With reduced_epochs (or least_epochs) it is FedFSC+(baseline+) (section 4.5.2): who can finish sends the
+    full update alone; who cannot, by its own clock or from the start, sends that of fewer epochs and then a
+    classifier. One that has a single class, or no time left, sends no classifier (ours). `few_shot` has the
+    settings of the classifier's training, all others are those of the full one.
+    """
+
+    name: ClassVar[str] = "full+few-shot"
+    trains_extractor: ClassVar[bool] = True
+    about: ClassVar[About] = About(
+        "everything, and the classifier on a few samples of each class",
+        "all parameters, and the classifier",
+        "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
+    )
+    refused: ClassVar[tuple[str, ...]] = (
+        "dp", "few_shot.join_base", "few_shot.send_mean", "few_shot.codec", "few_shot.least_samples"
+    )  # fmt: skip
+    reduced_epochs: ReducedEpochs = 0
+    graded: Graded = False
+    least_epochs: LeastEpochs = 0
+    few_shot: Annotated[FewShot, Setting("Training of the classifier.", example={"shots": 5})] = field(
+        default_factory=FewShot
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.full
+        few = self.few_shot
+        if few.join_base or few.send_mean or few.codec or few.least_samples:
+            raise ValueError("join_base, send_mean, codec and least_samples are for few-shot alone")
+        if self.dp is not None:
+            raise ValueError("dp protects the full update alone, and not the few-shot learnt classifier")
+
+    @property
+    def full(self) -> Full:
+        """The full update alone. Raises ValueError."""
+        return Full(**{setting.name: getattr(self, setting.name) for setting in fields(Full)})
+
+    def _with(self, full: Full) -> FullAndFewShot:
+        return replace(self, **{setting.name: getattr(full, setting.name) for setting in fields(Full)})
+
+    @property
+    def form(self) -> str:
+        return self.full.form
+
+    def variants(self) -> tuple[FullAndFewShot, ...]:
+        return tuple(self._with(form) for form in self.full.variants())
+
+    def stopped(self, share: float) -> FullAndFewShot | None:
+        form = self.full.stopped(share)
+        return None if form is None else self._with(form)
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        """Of both, one after the other; of the full one alone where only those who fall back do both. What
+        gives the features stays open.
+        """
+        full = self.full.work(workload)
+        if self.few_shot.unfit(workload):
+            return predict(profile, full, self.name)
+        full = replace(full, peak_bytes=full.peak_bytes + activation_bytes(workload, "forward"))
+        if self.full.least:
+            return predict(profile, full, self.name)
+        return predict(profile, _after(self.few_shot.work(workload), full), self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        """The classifier first, where one is sent anyhow: the full update then knows what time is left."""
+        if self.full.least:
+            full = self.full.train(model, data, run)
+            fell_back = full.form != self.full.form
+            head = self._in_time(model, data, run) if fell_back else {}
+        else:
+            head = self._classifier(model, data, run)
+            full = self.full.train(model, data, run)
+        return replace(full, kind=self.name, tensors={**full.tensors, **_sent(head, model.manifest)})
+
+    def _in_time(self, model: DeviceModel, data: LocalData, run: Run) -> Tensors:
+        try:
+            return self._classifier(model, data, run)
+        except OutOfTime:
+            return {}
+
+    def _classifier(self, model: DeviceModel, data: LocalData, run: Run) -> Tensors:
+        if len(np.unique(data.y)) < 2:
+            return {}
+        return self.few_shot.train(model, data, replace(run, progress=lambda _: None)).tensors
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        """The full update's, and a classifier of all its rows or of none."""
+        heads = (replace(spec, name=FEW_SHOT + spec.name, variable=True) for spec in head_specs(manifest))
+        return (*self.full.expected(manifest), *heads)
+
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        rows = {name: len(value) for name, value in few_shot_head(update).items()}
+        whole = {name: len(update[name]) for name in rows}
+        if any(rows.values()) and rows != whole:
+            name = next(name for name in rows if rows[name] != whole[name])
+            return f"{FEW_SHOT}{name} has {rows[name]} rows, expected {whole[name]}, or none in all of them"
+        return ""
+
+    def start(self, model: RoundModel) -> Means:
+        return Means(TensorMean(), TensorMean())
+
+    def fold(self, state: Means, contribution: Contribution, weight: float) -> Means:
+        head = few_shot_head(contribution.tensors)
+        full = {name: v for name, v in contribution.tensors.items() if not name.startswith(FEW_SHOT)}
+        sent = all(len(value) for value in head.values())
+        classifiers = state.classifiers.add(head, 1.0) if sent else state.classifiers
+        return Means(state.full.add(full, weight), classifiers)
+
+    def finish(self, state: Means, model: RoundModel) -> Effect:
+        learnt = {FEW_SHOT + name: value for name, value in state.classifiers.mean().items()}
+        asked = self.mu_head and self.head_anchor == "few-shot"
+        return Effect(
+            mean=state.full,
+            num_examples=state.full.most,
+            served_mean=state.classifiers,
+            aside=learnt if asked and learnt else None,
+        )
+
+
+def _sent(head: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
+    """The classifier as it is sent: without rows where there is none."""
+    none = {spec.name: np.empty((0, *spec.shape[1:]), np.float32) for spec in head_specs(manifest)}
+    return {FEW_SHOT + name: head.get(name, empty) for name, empty in none.items()}
+
+
+def _after(first: Work, then: Work) -> Work:
+    """Both, from one download, in one contribution."""
+    return Work(
+        passes=(*first.passes, *then.passes),
+        peak_bytes=max(first.peak_bytes, then.peak_bytes),
+        bytes_up=first.bytes_up + then.bytes_up,
+        bytes_down=then.bytes_down,
+    )

@@ -1,0 +1,1 @@
+"""From the updates of one round to one model."""

@@ -1,0 +1,142 @@
+"""The updates of one round, folded one by one: nothing is held but what each kind sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from device_runtime.models.bundles.tensors import Tensors, finite
+from device_runtime.models.errors import TensorError
+from device_runtime.strategies.kind import AnyStrategy, Derives, formed
+from device_runtime.strategies.statistics import closed_form, held_out
+from device_runtime.strategies.statistics.class_statistics import Statistics, of_site, per_measured
+from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
+
+from .aggregator_half import Carried, RoundModel
+from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
+from .server_optimizer import ServerOptimizer
+
+
+class Folding:
+    """From contributions to the next base. Give them in a fixed order: sums then have the same bits."""
+
+    def __init__(
+        self,
+        kinds: Mapping[str, AnyStrategy],
+        model: RoundModel,
+        carried: Carried = NOTHING_CARRIED,
+        optimizer: ServerOptimizer = FEDAVG,
+    ) -> None:
+        """`kinds` by name, in the order of preference; `carried` came from the round before."""
+        self._kinds, self._model, self._carried, self._optimizer = kinds, model, carried, optimizer
+        self._models = {
+            name: replace(model, family=carried.family, memory=carried.memory.get(name, NOTHING))
+            for name in kinds
+        }
+        self._states = {name: strategy.start(self._models[name]) for name, strategy in kinds.items()}
+        asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
+        self._hold_out = asked.hold_out if asked else 0.0
+        self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
+        self._mixed = len(kinds) > 1 and self._statistics is not None
+
+    def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
+        """Splits a contribution into its update, for `add`, and its class statistics, for `pool`.
+
+        The statistics are scaled to all samples that they stand for.
+        """
+        if self._statistics is None:
+            return contribution, None
+        rest, found = self._statistics.parted(contribution)
+        strategy = formed(self._kinds[contribution.kind], contribution.form)
+        if found is None:
+            return rest, None
+        times = 1.0
+        if not of_site(contribution.tensors):
+            times = per_measured(strategy, contribution.num_examples, found.sums.counts.sum())
+        times *= contribution.late.times if contribution.late else 1.0
+        return rest, found if times == 1 else found.standing_for(times)
+
+    def pool(self, statistics: Statistics | None, late: Late | None) -> None:
+        """One device's more; None: it has sent none. `late` is that of its contribution."""
+        if self._statistics is not None and statistics is not None:
+            self._statistics.add(statistics, late)
+
+    def add(self, contribution: Contribution, weight: float) -> None:
+        """One more, which then may be forgotten; `weight` is more than 0."""
+        kind = contribution.kind
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._states[kind] = self._kinds[kind].fold(self._states[kind], contribution, weight)
+
+    def trained(self, contribution: Contribution) -> tuple[str, Tensors]:
+        """The member of the family that an update is of, the main model's by "", and its base here."""
+        member = formed(self._kinds[contribution.kind], contribution.form).member
+        return member, self._carried.family[member] if member else self._model.weights
+
+    def strategy(self, kind: str) -> AnyStrategy:
+        """Of an offered kind, by its name."""
+        return self._kinds[kind]
+
+    def counted(self, contribution: Contribution) -> float:
+        """As how many samples an update counts, by its kind."""
+        return self._kinds[contribution.kind].counted(contribution)
+
+    def merged(self) -> tuple[Merged, str]:
+        """What all of them make, and what was odd about it; all stays as it was where that is not finite, or
+        a kind cannot go on with what it got.
+        """
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self._merged()
+        except TensorError as error:
+            weights = self._model.weights
+            unchanged = Merged(weights, weights, steps=(), replayable=True, carried=self._carried)
+            return unchanged, f"{error}: the base stays as it was"
+
+    def _merged(self) -> tuple[Merged, str]:
+        """Raises TensorError."""
+        effects = {
+            name: kind.finish(self._states[name], self._models[name]) for name, kind in self._kinds.items()
+        }
+        merged, odd = self._pooled(merge(self._model, effects, self._optimizer, self._carried, self._mixed))
+        if not all(finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
+            raise TensorError("the merged model is not finite")
+        return self._derived(merged), odd
+
+    def _pooled(self, merged: Merged) -> tuple[Merged, str]:
+        """With the closed-form head as what is served, where the round's kinds send class statistics.
+
+        Where devices hold samples out, it goes beside the next base, which is served if they find it better.
+        """
+        if self._statistics is None:
+            return merged, ""
+        memory = merged.carried.memory
+        pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NOTHING))
+        carried = replace(merged.carried, memory={**memory, closed_form.MEMORY: pool.kept()})
+        merged = replace(merged, carried=carried, closed_form=served)
+        if not served or not self._hold_out:
+            return replace(merged, served=served or merged.served), why
+        beside = held_out.beside(served, merged.base, self._model.manifest)
+        merged = replace(merged, carried=replace(carried, aside={**carried.aside, **beside}))
+        why = held_out.trained_is_better(pool.statistics.right)
+        return replace(merged, served=merged.base if why else served), why
+
+    def _derived(self, merged: Merged) -> Merged:
+        """With the bases of members that are parts of the main model."""
+        bases = derived(self._kinds.values(), merged.base, self._model)
+        if not bases:
+            return merged
+        family = {**merged.carried.family, **bases}
+        return replace(merged, carried=replace(merged.carried, family=family))
+
+
+def derived(kinds: Iterable[AnyStrategy], base: Tensors, model: RoundModel) -> dict[str, Tensors]:
+    """The bases of members that are parts of the main model, by name."""
+    bases: dict[str, Tensors] = {}
+    for kind in kinds:
+        if isinstance(kind, Derives) and model.tools is not None:
+            names = {form.member for form in kind.variants()}
+            manifests = {name: model.tools.manifest(name) for name in ("", *sorted(names))}
+            bases |= kind.derive(base, manifests)
+    return bases

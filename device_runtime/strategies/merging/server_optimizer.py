@@ -1,0 +1,150 @@
+"""What the aggregator does with a round's mean: FedAvgM, FedAdagrad, FedAdam, FedYogi, or nothing (FedAvg).
+
+Reddi et al. 2021 (Adaptive Federated Optimization), algorithm 2; Hsu et al. 2019, section 4.3 (FedAvgM).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.tensors import Tensors, Vector
+from device_runtime.models.engines.blocks import BLOCK, blocks
+from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.settings import Setting
+
+STATISTICS = (".running_mean", ".running_var")
+"""How names of tensors end that are estimates of a normalisation, not parameters."""
+
+Name = Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
+
+USUAL_LR: Mapping[Name, float] = {
+    "fedavg": 1.0,
+    "fedavgm": 1.0,
+    "fedadagrad": 0.03,
+    "fedadam": 0.01,
+    "fedyogi": 0.01,
+}
+"""For networks from random weights. Pre-trained ones want less: thesis 000 (A.2) tries 0.001 to 0.000001."""
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """A step from the base along delta, the mean of what devices trained less the base.
+
+    fedavg: w += lr delta, the mean itself where lr is 1.
+    fedavgm: m = momentum m + delta, w += lr m.
+    The others: m = beta1 m + (1 - beta1) delta, w += lr m / (sqrt(v) + tau), with v from tau^2 on and no
+    correction of bias; fedadam: v = beta2 v + (1 - beta2) delta^2, fedyogi: v -= (1 - beta2) delta^2
+    sign(v - delta^2), fedadagrad: v += delta^2, without betas.
+    lr: None is the one in USUAL_LR. Defaults: Reddi et al., appendix D.1; momentum: Hsu et al., section 4.3.
+    Raises ValueError for lr or tau of 0 or less, betas and momentum outside [0, 1), another name.
+    """
+
+    name: Annotated[Name, Setting("Server optimiser; fedavg takes the mean itself.", "fedadam")] = "fedavg"
+    lr: Annotated[
+        float | None,
+        Setting(
+            "Learning rate of the server optimiser; none: 1 (fedavg, fedavgm), 0.03 (fedadagrad), else 0.01.",
+            example=0.001,
+            more_than=0,
+        ),
+    ] = None
+    beta1: Annotated[float, Setting("Decay of the first moment.", 0.95, at_least=0, less_than=1)] = 0.9
+    beta2: Annotated[float, Setting("Decay of the second moment.", 0.999, at_least=0, less_than=1)] = 0.99
+    tau: Annotated[float, Setting("Added to the root of the second moment.", 1e-4, more_than=0)] = 1e-3
+    momentum: Annotated[float, Setting("Momentum of fedavgm.", 0.5, at_least=0, less_than=1)] = 0.9
+
+    def __post_init__(self) -> None:
+        if self.name not in USUAL_LR:
+            known = ", ".join(get_args(Name))
+            raise ValueError(f"no server optimiser is called {self.name!r}; there are {known}")
+        ranges.check(self)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate that applies."""
+        return USUAL_LR[self.name] if self.lr is None else self.lr
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """What it keeps of every trained tensor: of m and v."""
+        return {"fedavg": (), "fedavgm": ("m",), "fedadagrad": ("v",)}.get(self.name, ("m", "v"))
+
+    def step(
+        self, base: Tensors, mean: Tensors, memory: Tensors
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """The tensors of `mean`, stepped to from `base`, and the memory for the next round.
+
+        Memory: m/NAME and v/NAME float32, of the shape of NAME; what is not in `mean` keeps its own. Running
+        statistics, integers and what the base does not have are set to the mean. Nothing given is changed.
+        Raises ValueError where shapes differ.
+        """
+        after, kept = dict(mean), dict(memory)
+        if self.name == "fedavg" and self.rate == 1:
+            return after, kept
+        for name, value in mean.items():
+            if name in base and value.dtype.kind == "f" and not name.endswith(STATISTICS):
+                after[name] = _copy(name, base[name], value.shape)
+                moments = {which: self._moment(which, name, value, memory) for which in self.moments}
+                self._move(after[name], np.asarray(value, np.float32), moments)
+                kept.update({f"{which}/{name}": moment for which, moment in moments.items()})
+        return after, kept
+
+    def _moment(self, which: str, name: str, value: NDArray[Any], memory: Tensors) -> Vector:
+        """A copy of what is kept, or where it starts."""
+        key = f"{which}/{name}"
+        if key in memory:
+            return _copy(key, memory[key], value.shape)
+        start: Vector = np.full(value.shape, self.tau**2 if which == "v" else 0, np.float32)
+        return start
+
+    def _move(self, weights: Vector, mean: Vector, moments: Mapping[str, Vector]) -> None:
+        """One tensor, a block at a time: `weights` and `moments` are changed in place."""
+        scratch = np.empty((2, min(weights.size, BLOCK)), np.float32)
+        flat = [vector.reshape(-1) for vector in (weights, mean, *moments.values())]
+        for w, target, *held in blocks(*flat):
+            delta, room = scratch[:, : w.size]
+            np.subtract(target, w, out=delta)
+            change = self._change(delta, dict(zip(moments, held, strict=True)), room)
+            np.add(w, change, out=w)
+
+    def _change(self, delta: Vector, moments: Mapping[str, Vector], room: Vector) -> Vector:
+        """What a block of weights moves by, in `delta`'s place or `room`'s."""
+        along = delta
+        if "v" in moments:
+            self._square(delta, moments["v"], room)
+        if "m" in moments:
+            decay = np.float32(self.momentum if self.name == "fedavgm" else self.beta1)
+            if self.name != "fedavgm":
+                delta *= np.float32(1) - decay
+            along = moments["m"]
+            along *= decay
+            along += delta
+        change: Vector = np.multiply(along, np.float32(self.rate), out=delta)
+        if "v" in moments:
+            np.sqrt(moments["v"], out=room)
+            room += np.float32(self.tau)
+            change /= room
+        return change
+
+    def _square(self, delta: Vector, v: Vector, room: Vector) -> None:
+        """The second moment of a block."""
+        np.multiply(delta, delta, out=room)
+        if self.name == "fedyogi":
+            room *= np.sign(room - v) * np.float32(1 - self.beta2)
+        elif self.name == "fedadam":
+            v *= np.float32(self.beta2)
+            room *= np.float32(1 - self.beta2)
+        v += room
+
+
+def _copy(name: str, value: NDArray[Any], shape: tuple[int, ...]) -> Vector:
+    """float32, contiguous. Raises ValueError unless `value` has this shape."""
+    if value.shape != shape:
+        raise ValueError(f"{name} is {value.shape}, its mean is {shape}")
+    return np.array(value, np.float32, order="C")

@@ -1,0 +1,137 @@
+"""The running weighted mean of named tensors, each over those who trained it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.slices import leading
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.blocks import BLOCK, blocks
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of a tensor that some gave a part of: the weight of each element beside that of whole tensors, float64.
+
+    `base` has the elements that nobody gave; it is not copied.
+    """
+
+    base: NDArray[Any]
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TensorMean:
+    """Weighted sums in float64 and the weight of each tensor. Each `add` returns the state to go on with.
+
+    `parts` is of those tensors that somebody gave a part of.
+    """
+
+    sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Parts] = field(default_factory=dict)
+
+    def add(self, tensors: Tensors, weight: float) -> TensorMean:
+        """The mean with one more member; the sums are updated in place. Raises ValueError for weight <= 0."""
+        _check(weight)
+        for name, value in tensors.items():
+            if name in self.sums:
+                _add_scaled(self.sums[name], value, weight)
+                self.weights[name] += weight
+            else:
+                self.sums[name] = np.multiply(value, weight, out=np.empty(value.shape), dtype=np.float64)
+                self.weights[name] = weight
+        return self
+
+    def add_leading(self, tensors: Tensors, weight: float, base: Tensors) -> TensorMean:
+        """As `add`, of tensors that are the leading part, or the whole, of those of `base`.
+
+        Each element is averaged over those who gave it, and is that of `base` where nobody did. Raises
+        ValueError for weight <= 0 or a tensor that is no part of the base's.
+        """
+        _check(weight)
+        for name, value in tensors.items():
+            if value.shape == base[name].shape:
+                self.add({name: value}, weight)
+                continue
+            where = leading(value.shape)
+            if value.ndim != base[name].ndim or base[name][where].shape != value.shape:
+                raise ValueError(f"{name} is {value.shape}, which is no part of {base[name].shape}")
+            total, parts = self._partial(name, base[name])
+            total[where] += np.multiply(value, weight, dtype=np.float64)
+            parts.weights[where] += weight
+        return self
+
+    def _partial(self, name: str, base: NDArray[Any]) -> tuple[NDArray[np.float64], Parts]:
+        """Sums and parts of a tensor, made where there are none."""
+        if name not in self.sums:
+            self.sums[name], self.weights[name] = np.zeros(base.shape), 0.0
+        if name not in self.parts:
+            self.parts[name] = Parts(base, np.zeros(base.shape))
+        return self.sums[name], self.parts[name]
+
+    def join(self, other: TensorMean) -> TensorMean:
+        """The mean over the members of both."""
+        joined = TensorMean({name: total.copy() for name, total in self.sums.items()}, dict(self.weights))
+        for name, total in other.sums.items():
+            if name in joined.sums:
+                joined.sums[name] += total
+                joined.weights[name] += other.weights[name]
+            else:
+                joined.sums[name] = total.copy()
+                joined.weights[name] = other.weights[name]
+        for name, parts in (*self.parts.items(), *other.parts.items()):
+            _, both = joined._partial(name, parts.base)
+            both.weights[...] += parts.weights
+        return joined
+
+    def mean(self) -> dict[str, NDArray[Any]]:
+        """The means, float32."""
+        return {
+            name: np.divide(
+                total, self.weights[name], out=np.empty(total.shape, np.float32), casting="same_kind"
+            )
+            if name not in self.parts
+            else self._mean_by_element(name)
+            for name, total in self.sums.items()
+        }
+
+    def _mean_by_element(self, name: str) -> NDArray[np.float32]:
+        parts = self.parts[name]
+        weights = parts.weights + self.weights[name]
+        mean = np.array(parts.base, np.float32)
+        return np.divide(self.sums[name], weights, out=mean, where=weights > 0, casting="same_kind")
+
+    @property
+    def most(self) -> float:
+        """The weight behind the element that most of it is behind; 0 where nothing was added."""
+        return max(map(self.behind, self.weights), default=0.0)
+
+    def behind(self, name: str) -> float:
+        """The weight behind that element of a tensor that most of it is behind."""
+        parts = self.parts.get(name)
+        return self.weights[name] + (float(parts.weights.max(initial=0.0)) if parts else 0.0)
+
+
+def _check(weight: float) -> None:
+    if not weight > 0:
+        raise ValueError(f"a weight must be positive, not {weight}")
+
+
+def _add_scaled(total: NDArray[np.float64], value: NDArray[Any], weight: float) -> None:
+    """total += weight * value, each product and sum rounded in float64; total: contiguous, made here."""
+    if value.shape != total.shape:
+        raise ValueError(f"a tensor is {value.shape}, the ones before it were {total.shape}")
+    if value.size <= BLOCK:
+        total += np.multiply(value, weight, dtype=np.float64)
+        return
+    scratch = np.empty(min(value.size, BLOCK))
+    for sums, values in blocks(total.reshape(-1), value.reshape(-1)):
+        product = scratch[: values.size]
+        product[...] = values
+        product *= weight
+        np.add(sums, product, out=sums)

@@ -1,0 +1,123 @@
+"""FedPEFT: a small tunable set and the head travel, all else stays on the device (papers 003 and 004)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from types import MappingProxyType
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.clipping import clip
+from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.profiles import Pass, Work, Workload
+
+from .kind import About
+from .settings import Momentum, Setting, WeightDecay
+from .training.device_half import Contribution, LocalData, Run
+from .training.tensor_update import TensorUpdate
+from .training.workload import forward_work
+
+LEARNING_RATES: Mapping[str, float] = MappingProxyType(
+    {
+        "head": 0.005,
+        "bias": 0.01,
+        "adapter": 0.005,
+        "prompt": 0.01,
+        "prefix": 0.01,
+        "lora": 0.01,
+        "sparse": 0.01,
+    }
+)
+"""Paper 003, section IV-A; ours, as of bias and prompt: the last three, for which it names none."""
+
+
+@dataclass(frozen=True)
+class Peft(TensorUpdate):
+    """A parameter-efficient set with the head; `tunable="head"` is linear probing (LP, head-tuning): where
+    nothing is added to cross-entropy each sample passes through the network once, not once an epoch.
+
+    `tunables` names several in the order of preference, one form for each, for devices to choose from.
+    lr: 0 is the paper's for the set. Defaults: SGD, weight decay 1e-4, batch 64, E = 10 (section IV-A), no
+    momentum, of which the papers say nothing.
+    """
+
+    name: ClassVar[str] = "peft"
+    about: ClassVar[About] = About(
+        "a few parameters: head, bias, adapter, prompt, prefix or LoRA",
+        "these, and the classifier",
+        "FedPEFT: Sun et al. 2022",
+    )
+    lr: Annotated[
+        float,
+        Setting(
+            "Learning rate of local training; 0: the paper's for the tunable set.", example=0.005, at_least=0
+        ),
+    ] = 0.0
+    momentum: Momentum = 0.0
+    weight_decay: WeightDecay = 1e-4
+    tunable: Annotated[
+        str,
+        Setting("Tunable set: the parameters that change.", "lora", choices=tuple(LEARNING_RATES)),
+    ] = "bias"
+    tunables: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Several tunable sets for devices to choose from, the preferred first; empty: `tunable`.",
+            example=("lora", "bias"),
+            choices=tuple(LEARNING_RATES),
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.tunables)) != len(self.tunables):
+            raise ValueError(f"tunables are {', '.join(self.tunables)}: each can be named once")
+        super().__post_init__()
+
+    @property
+    def trained(self) -> str:
+        return self.tunables[0] if self.tunables else self.tunable
+
+    @property
+    def rate(self) -> float:
+        return self.lr or LEARNING_RATES[self.trained]
+
+    @property
+    def form(self) -> str:
+        return self.trained
+
+    def variants(self) -> tuple[Peft, ...]:
+        if not self.tunables:
+            return (self,)
+        return tuple(replace(self, tunable=name, tunables=()) for name in self.tunables)
+
+    def work(self, workload: Workload) -> Work:
+        """Of linear probing: features once; then forward and backward (twice as much) through the head."""
+        if self.trained != "head" or not self.plain:
+            return super().work(workload)
+        n = workload.samples
+        work = forward_work(workload, n, workload.values("head"), self.codec)
+        batches = self.epochs * ceil(n / self.batch)
+        steps = Pass("head", 3 * n * self.epochs, workload.head_flops, steps=batches)
+        return replace(work, passes=(*work.passes, steps))
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        if not self.trains_head(model.manifest):
+            return super().train(model, data, run)
+        began = run.clock()
+        features = model.features(data.x)
+        run.pace(began, 1.0)
+        head, training = SoftmaxHead(model.manifest, model.weights), self.head_training(data.y, run)
+        steps, began, losses = training.optimizer.start(head.params.vector), run.clock(), []
+        for place, batch in enumerate(training.batches):
+            losses.append(head.loss_and_grads(features[batch], data.y[batch]))
+            if training.clip_norm:
+                clip(head.grads.vector, training.clip_norm)
+            steps.step(head.params.vector, head.grads.vector)
+            run.pace(began, (place + 1) / len(training.batches))
+        sizes = [len(batch) for batch in training.batches[training.counted :]]
+        loss = float(np.average(losses[training.counted :], weights=sizes))
+        return Contribution(self.name, head.params.tensors(), len(data), loss, self.form)

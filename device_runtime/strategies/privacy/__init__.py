@@ -1,0 +1,1 @@
+"""Differential privacy of local training: settings and accounting."""

@@ -1,0 +1,134 @@
+"""What private training spends, by a library's accountant: Google's dp-accounting.
+
+Rényi divergences (Mironov 2017) of Gaussian noise on Poisson samples (Mironov, Talwar, Zhang 2019), of data
+sets that differ in one sample. The library is the extra `dp_sgd`, imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Any
+
+from device_runtime.strategies import settings as ranges
+
+ORDERS = (*(1.5 + i / 4 for i in range(10)), *range(4, 64), 80, 128, 256, 512, 1024, 2048, 4096)
+"""Of the Rényi divergences: quarters where the best one lies at epsilon 5, high ones for a small epsilon."""
+
+FINENESS = 10_000
+"""Noise multipliers are rounded up to parts of 1 over this: what is written down is what was drawn."""
+
+
+class PrivacyError(Exception):
+    """Nothing private may be done, and why. Training has not begun."""
+
+
+class PrivacyUnavailable(PrivacyError):
+    """The accountant is not installed."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """(epsilon, delta) that must not be exceeded: both at most, whatever a sample is used for."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        check_budget(self.epsilon, self.delta)
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Steps of DP-SGD with one noise multiplier and one sampling rate in (0, 1], made in `rounds` rounds."""
+
+    noise: float
+    sampling_rate: float
+    steps: int
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        ranges.positive(noise=self.noise, sampling_rate=self.sampling_rate)
+        if self.steps < 1 or self.rounds < 1:
+            raise ValueError(f"{self.steps} steps in {self.rounds} rounds, expected 1 or more of each")
+        if self.sampling_rate > 1:
+            raise ValueError(f"sampling_rate is {self.sampling_rate}, expected at most 1")
+
+
+def check_budget(epsilon: float, delta: float) -> None:
+    """Raises ValueError for what is none."""
+    ranges.positive(epsilon=epsilon, delta=delta)
+    if delta >= 1:
+        raise ValueError(f"delta is {delta}, expected less than 1")
+
+
+def spent(events: Iterable[Spent], delta: float) -> float:
+    """Epsilon at `delta` of all of these together, 0.0 of none. Raises PrivacyUnavailable."""
+    return _epsilon(joined(events), delta)
+
+
+def joined(events: Iterable[Spent]) -> tuple[Spent, ...]:
+    """The same, with one event for each setting, in order: equal spendings are then equal."""
+    counts: Counter[tuple[float, float]] = Counter()
+    rounds: Counter[tuple[float, float]] = Counter()
+    for event in events:
+        setting = (event.noise, event.sampling_rate)
+        counts[setting] += event.steps
+        rounds[setting] += event.rounds
+    return tuple(Spent(*setting, counts[setting], rounds[setting]) for setting in sorted(counts))
+
+
+@lru_cache(maxsize=1024)
+def least_noise(limit: Limit, rate: float, count: int) -> float:
+    """The multiplier with which `count` steps at this sampling rate stay within the limit, rounded up.
+
+    Raises PrivacyUnavailable, and ValueError where no noise would be enough.
+    """
+    accounting = _accounting()
+
+    def event(noise: float) -> Any:
+        return _event(accounting, noise, rate, count)
+
+    try:
+        least = accounting.calibrate_dp_mechanism(
+            lambda: accounting.rdp.RdpAccountant(ORDERS), event, limit.epsilon, limit.delta, tol=1e-5
+        )
+    except accounting.mechanism_calibration.NoBracketIntervalFoundError:
+        raise ValueError(f"no noise keeps {count} steps at rate {rate:g} within {limit}") from None
+    return ceil(float(least) * FINENESS) / FINENESS
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(events: tuple[Spent, ...], delta: float) -> float:
+    if not events:
+        return 0.0
+    accounting = _accounting()
+    accountant = accounting.rdp.RdpAccountant(ORDERS)
+    for event in events:
+        accountant.compose(_event(accounting, event.noise, event.sampling_rate, event.steps))
+    return float(accountant.get_epsilon(delta))
+
+
+def _event(accounting: Any, noise: float, rate: float, count: int) -> Any:
+    gaussian = accounting.GaussianDpEvent(noise)
+    one = gaussian if rate == 1 else accounting.PoissonSampledDpEvent(rate, gaussian)
+    return accounting.SelfComposedDpEvent(one, count)
+
+
+def _accounting() -> Any:
+    """The library. Raises PrivacyUnavailable."""
+    try:
+        import dp_accounting  # seconds, and 80 MB of memory: only for those who train privately
+    except ImportError as error:
+        raise PrivacyUnavailable(
+            f"private training needs an accountant ({error}): pip install 'device-runtime[privacy]'"
+        ) from None
+    logging.getLogger("absl").setLevel(logging.ERROR)  # else it warns of each order that it leaves out
+    return dp_accounting

@@ -1,0 +1,242 @@
+"""FedKAD: the clients' consensus, held in check by prototype feature maps (thesis 002, algorithm 4).
+
+With beta = 0 it is FedMD (Li and Wang 2019) as the thesis runs it, with a global model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
+
+from .kind import About, formed
+from .merging.aggregator_half import Effect, RoundModel
+from .merging.tensor_mean import TensorMean
+from .settings import (
+    MOST,
+    BatchSize,
+    ServerBatchSize,
+    ServerEpochs,
+    ServerLearningRate,
+    Setting,
+    SmallestCount,
+)
+from .training import local_training, members, teaching
+from .training.device_half import Contribution, LocalData, Run
+from .training.members import OfFamily
+from .training.teaching import Lesson
+from .training.workload import Training, work_of
+
+LEVEL = "up"
+"""Whose feature map is the penultimate one: what is above it is the classifier."""
+PROTOTYPES, COUNTS = "prototypes", "counts"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the clients of a round know: sums of their logits on the `drawn` generic samples float64
+    (n, classes), of their prototypes (classes, *map) and of how many have each (classes,); their updates.
+    """
+
+    model: RoundModel
+    drawn: LocalData
+    logits: NDArray[np.float64]
+    prototypes: NDArray[np.float64]
+    present: NDArray[np.int64]
+    updates: Mapping[str, TensorMean]
+    clients: int = 0
+
+
+@dataclass(frozen=True)
+class Prototypes(OfFamily):
+    """Train the own model, send its weights and the mean feature map of each class, by the updated model.
+
+    The aggregator draws `generic_samples`, on which the plain mean of the clients' logits is the consensus
+    (equation 5.23); labels are not used. The global model and every member are trained with the absolute
+    difference from it, and `beta` times the cross-entropy of the classifier on the global prototypes, each
+    the plain mean over the clients that have the class (5.26, 5.29, 5.30). Beside other kinds it is the
+    merged base that is refined so, of which the next base takes `share`, and the rest from the merged base
+    (ours). Clients of one size share a base: the mean of their updates by samples (ours; the thesis has one
+    for each client, trained alone before the first round). Defaults: section 5.6 (CIFAR-10), and table 4.1
+    for what it leaves open.
+    """
+
+    name: ClassVar[str] = "prototypes"
+    own_round: ClassVar[bool] = True
+    generic: ClassVar[bool] = True
+    about: ClassVar[About] = About(
+        "a smaller network of its own",
+        "its parameters, and a mean feature map of each class",
+        "FedKAD: Shi 2025 (PhD thesis, Sheffield), section 5.5; FedMD: Li and Wang 2019",
+    )
+    batch: BatchSize = 128
+    beta: Annotated[
+        float,
+        Setting("Weight of the prototypes on the aggregator; 0: FedMD, and none are sent.", 0.5, at_least=0),
+    ] = 1.0
+    generic_samples: Annotated[
+        int,
+        Setting(
+            "Samples of the task's `generic` set drawn a round.", 1000, "samples", at_least=1, at_most=MOST
+        ),
+    ] = 5000
+    server_epochs: ServerEpochs = 5
+    server_lr: ServerLearningRate = 0.1
+    server_batch: ServerBatchSize = 64
+    smallest_count: SmallestCount = 2
+    share: Annotated[
+        float,
+        Setting("How far the next base goes to the taught model.", 0.5, more_than=0, at_most=1),
+    ] = 1.0
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        if self.beta:
+            work = members.work(workload, self, LEVEL, workload.samples, workload.labels)
+        else:
+            trained = workload.samples * self.epochs
+            work = work_of(workload, Training("all", trained, batch=self.batch, codec=self.codec))
+        return predict(profile, work, self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        plan = local_training.Epochs(self.sgd, self.epochs, self.batch, np.arange(len(data)))
+        trained = local_training.train(model, data, plan, run)
+        found: Tensors = {}
+        if self.beta:
+            with members.holding(model, trained.tensors):
+                found = local_prototypes(model, data, self.smallest_count)
+        return Contribution(self.name, {**trained.tensors, **found}, len(data), trained.loss, self.form)
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        if not self.beta:
+            return members.whole(manifest)
+        labels = len(manifest.labels)
+        shape = (labels, *teaching.map_shape(manifest, LEVEL))
+        maps = TensorSpec(PROTOTYPES, shape), TensorSpec(COUNTS, (labels,), "int32")
+        return (*members.whole(manifest), *maps)
+
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        if not self.beta:
+            return ""
+        counts = update[COUNTS].astype(np.int64)
+        if counts.min(initial=0) < 0 or int(counts.sum()) > num_examples:
+            return f"counts are {', '.join(map(str, counts))}, num_examples is {num_examples}"
+        stray = np.flatnonzero(
+            (counts == 0) & np.abs(update[PROTOTYPES]).reshape(len(counts), -1).any(axis=1)
+        )
+        return f"the prototype of class {int(stray[0])} is not 0, its count is" if len(stray) else ""
+
+    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+        """What the aggregator needs of the bundles, by member and the main model by "".
+
+        Raises BundleError for what they do not have, and KeyError for a member that is not there.
+        """
+        students = [manifests[name] for name in ("", *self.members)]
+        for student in students:
+            teaching.need(student, (f"{self._objective}.all",))
+        if self.beta:
+            teaching.need_one_shape(students, LEVEL)
+
+    @property
+    def _objective(self) -> str:
+        return "prototype" if self.beta else "distil"
+
+    def start(self, model: RoundModel) -> Known:
+        """Raises ValueError without a generic set, and as `lacks`."""
+        tools, data = members.tools_of(model, self.name)
+        self.lacks({name: tools.manifest(name) for name in ("", *self.members)})
+        rng, most = teaching.generator(model.seed, self.name, 0), min(len(data), self.generic_samples)
+        chosen = rng.choice(len(data), most, replace=False)
+        labels = len(model.manifest.labels)
+        shape = teaching.map_shape(model.manifest, LEVEL) if self.beta else ()
+        return Known(
+            model,
+            LocalData(data.x[chosen], data.y[chosen]),
+            np.zeros((most, labels)),
+            np.zeros((labels, *shape)),
+            np.zeros(labels, np.int64),
+            {},
+        )
+
+    def fold(self, state: Known, contribution: Contribution, weight: float) -> Known:
+        """Consensus and prototypes are plain means over the clients; `weight` is of their updates' mean."""
+        tools, _ = members.tools_of(state.model, self.name)
+        member = formed(self, contribution.form).member
+        sent = dict(contribution.tensors)
+        prototypes, present = state.prototypes, state.present
+        if self.beta:
+            prototypes = prototypes + sent.pop(PROTOTYPES)
+            present = present + (sent.pop(COUNTS) > 0)
+        model = tools.model(member)
+        model.load({**members.base_of(state.model, member), **sent})
+        mean = state.updates.get(member, TensorMean()).add(sent, weight)
+        return replace(
+            state,
+            logits=state.logits + model.logits(state.drawn.x),
+            prototypes=prototypes,
+            present=present,
+            updates={**state.updates, member: mean},
+            clients=state.clients + 1,
+        )
+
+    def finish(self, state: Known, model: RoundModel) -> Effect:
+        if not state.clients:
+            return Effect()
+        lesson, family = self._lesson(state), {}
+        for name in self.members:
+            mean = state.updates[name].mean() if name in state.updates else {}
+            family[name] = self._taught(state, name, {**model.family[name], **mean}, lesson)
+        return Effect(refine=partial(self._refined, state, lesson), family=family)
+
+    def _lesson(self, state: Known) -> Lesson:
+        target = (state.logits / state.clients).astype(np.float32)
+        fixed: Tensors = {}
+        if self.beta:
+            having = np.maximum(state.present, 1).reshape(-1, *[1] * (state.prototypes.ndim - 1))
+            maps = (state.prototypes / having).astype(np.float32)
+            present = (state.present > 0).astype(np.float32)
+            fixed = {PROTOTYPES: maps, "present": present, "beta": np.array(self.beta, np.float32)}
+        return Lesson(
+            Sgd(self.server_lr), self.server_epochs, self.server_batch, "all", self._objective,
+            lambda batch: {"target": target[batch], **fixed},
+        )  # fmt: skip
+
+    def _taught(self, state: Known, member: str, weights: Tensors, lesson: Lesson) -> Tensors:
+        """After the lesson; as it was where that diverges."""
+        tools, _ = members.tools_of(state.model, self.name)
+        rng = teaching.generator(state.model.seed, f"{self.name}:{member}", 1)
+        return teaching.taught_or_same(tools.model(member), weights, state.drawn, lesson, rng)
+
+    def _refined(self, state: Known, lesson: Lesson, base: Tensors) -> Tensors:
+        """The global model: from the merged base to what the lesson makes of it, by `share`."""
+        after = self._taught(state, "", base, lesson)
+        share, names = np.float32(self.share), [spec.name for spec in members.whole(state.model.manifest)]
+        return {name: after[name] * share + base[name] * (1 - share) for name in names}
+
+
+def local_prototypes(
+    model: DeviceModel, data: LocalData, smallest: int = 1
+) -> dict[str, NDArray[np.generic]]:
+    """Per class the mean map at level `up`, float32 (classes, *map), 0 where there is none (equation 5.21);
+    counts int32 (classes,). A class with fewer than `smallest` samples counts as one that is not there.
+    """
+    labels = len(model.manifest.labels)
+    sums = np.zeros((labels, *teaching.map_shape(model.manifest, LEVEL)))
+    for start in range(0, len(data), teaching.BLOCK):
+        part = slice(start, start + teaching.BLOCK)
+        np.add.at(sums, data.y[part], model.level_features(data.x[part], LEVEL))
+    counts = np.bincount(data.y, minlength=labels)
+    enough = counts >= smallest
+    each, counts = np.maximum(counts, 1), counts * enough
+    sums *= enough.reshape(-1, *[1] * (sums.ndim - 1))
+    each = each.reshape(-1, *[1] * (sums.ndim - 1))
+    return {PROTOTYPES: (sums / each).astype(np.float32), COUNTS: counts.astype(np.int32)}

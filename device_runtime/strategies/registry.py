@@ -1,0 +1,181 @@
+"""Every kind of update by its name; settings in and out of the offer."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from device_runtime.broker.wire.messages import Kind, pack
+
+from .attention_transfer import AttentionTransfer
+from .class_means import ClassMeans
+from .codecs import chain as codecs
+from .codecs.codec import CodecError
+from .entropy_subset import EntropySubset
+from .errors import KindError as KindError
+from .few_shot import FewShot
+from .full import Full
+from .full_and_few_shot import FullAndFewShot
+from .kind import AnyStrategy, Coded, Settings
+from .local_zeroth_order import LocalZerothOrder
+from .peft import Peft
+from .prototypes import Prototypes
+from .representatives import Representatives
+from .slora import SparseStage
+from .width_slice import WidthSlice
+from .zeroth_order import ZerothOrder
+
+log = logging.getLogger(__name__)
+
+KINDS: dict[str, type[AnyStrategy]] = {
+    kind.name: kind
+    for kind in (
+        FullAndFewShot,
+        Representatives,
+        Full,
+        WidthSlice,
+        SparseStage,
+        Peft,
+        EntropySubset,
+        AttentionTransfer,
+        Prototypes,
+        FewShot,
+        ClassMeans,
+        LocalZerothOrder,
+        ZerothOrder,
+    )
+}
+"""Every kind, the richest first."""
+
+STATISTICS = "statistics"
+"""The setting of every kind that the task sets, see `kind.Usual`."""
+
+USUAL = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
+"""What a round offers where nothing is said, in the order of preference."""
+
+BESIDE_OTHERS: Mapping[str, Settings] = {
+    "full": {"graded": True},
+    "entropy-subset": {"least_samples": 10},
+    "few-shot": {"join_base": True, "least_samples": 40},
+    "class-means": {"head": "trained"},
+}
+"""Settings for rounds that offer several kinds, in place of the papers' own."""
+
+
+def offered(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
+    """Kinds by name with their settings where one round offers them: the paper's for one that comes alone."""
+    return tuple((name, BESIDE_OTHERS.get(name, {}) if len(names) > 1 else {}) for name in names)
+
+
+def alone(name: str, settings: Settings) -> dict[str, Any]:
+    """The settings of a kind that is offered alone: those of `BESIDE_OTHERS` are taken off.
+
+    A task that sets `reduced_epochs` keeps them all: it says how few epochs slow devices train.
+    """
+    joined = {} if settings.get("reduced_epochs") else BESIDE_OTHERS.get(name, {})
+    return {key: value for key, value in settings.items() if key not in joined or joined[key] != value}
+
+
+def make(name: str, settings: Settings | None = None) -> AnyStrategy:
+    """A strategy by its name, with these hyperparameters over its defaults. Raises KindError."""
+    return _convert(name, dict(settings or {}))
+
+
+def read(kind: Kind) -> AnyStrategy:
+    """The strategy of an offer. Raises KindError."""
+    try:
+        settings = msgspec.msgpack.decode(kind.settings, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise KindError(f"settings of {kind.name}: {error}") from None
+    return _convert(kind.name, settings)
+
+
+def write(strategy: AnyStrategy) -> Kind:
+    """The strategy as it stands in an offer: its name, and all of its fields."""
+    return Kind(strategy.name, pack(settings(strategy)))
+
+
+def settings(strategy: AnyStrategy) -> dict[str, Any]:
+    """All of its fields as they travel; `statistics` only where there are any."""
+    written: dict[str, Any] = _without_none(msgspec.to_builtins(strategy))
+    return written
+
+
+def known(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
+    """Those kinds of an offer that this version can do; a newer aggregator may offer others.
+
+    Raises KindError when there is none.
+    """
+    usable: list[AnyStrategy] = []
+    reasons: list[str] = []
+    for kind in kinds:
+        try:
+            usable.append(read(kind))
+        except KindError as error:
+            reasons.append(str(error))
+    if not usable:
+        raise KindError("; ".join(reasons) or "no kind of update is offered")
+    for reason in reasons:
+        log.warning("passed over: %s", reason)
+    return tuple(usable)
+
+
+def coding(name: str, word: str) -> Settings:
+    """The setting with which a kind sends by this codec; none for a kind that sends exactly."""
+    known = KINDS.get(name)
+    return {"codec": word} if known is not None and issubclass(known, Coded) else {}
+
+
+def kind(name: str) -> type[AnyStrategy]:
+    """The class of a kind. Raises KindError, which names the nearest one."""
+    if name in KINDS:
+        return KINDS[name]
+    near = get_close_matches(name, KINDS, 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise KindError(f"no kind of update is called {name!r}{meant}; there are {', '.join(KINDS)}")
+
+
+def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
+    of: Any = kind(name)
+    _check_known(name, of, settings)
+    try:
+        made: Any = msgspec.convert(settings, of)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise KindError(f"settings of {name}: {error}") from None
+    strategy: AnyStrategy = _settled(made)
+    try:
+        codecs.named(strategy.codec)
+    except CodecError as error:
+        raise KindError(f"settings of {name}: {error}") from None
+    return strategy
+
+
+def _check_known(name: str, kind: Any, settings: Settings) -> None:
+    """Raises KindError for a setting that there is not, in those that have settings of their own too."""
+    types = get_type_hints(kind)
+    known = {field.name: types[field.name] for field in dataclasses.fields(kind)}
+    if unknown := sorted(settings.keys() - set(known)):
+        own = ", ".join(one for one in known if one != STATISTICS)
+        raise KindError(f"{name} has no setting {unknown[0]!r}; it has {own}")
+    for setting, value in settings.items():
+        inner = [one for one in (known[setting], *get_args(known[setting])) if dataclasses.is_dataclass(one)]
+        if inner and isinstance(value, Mapping):
+            _check_known(f"{name}'s {setting}", inner[0], value)
+
+
+def _without_none(written: Any) -> Any:
+    if not isinstance(written, dict):
+        return written
+    return {key: _without_none(value) for key, value in written.items() if (key, value) != (STATISTICS, None)}
+
+
+def _settled(made: Any) -> Any:
+    """With every default set, so that all of them travel."""
+    fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    inner = {name: _settled(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
+    return dataclasses.replace(made, **inner)

@@ -1,0 +1,269 @@
+"""FedSplit: feature maps that stand for many train a new upper part (thesis 002, algorithm 5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles import initial
+from device_runtime.models.bundles.manifest import ABOVE, Manifest
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import Cost, DeviceProfile, Pass, Workload, predict
+from device_runtime.profiles.cost import activation_bytes
+
+from . import settings as ranges
+from .full import Full
+from .kind import About, Coded, Usual
+from .merging.aggregator_half import Effect, RoundModel
+from .merging.tensor_mean import TensorMean
+from .settings import (
+    MOST,
+    BatchSize,
+    LearningRate,
+    Level,
+    LocalEpochs,
+    Momentum,
+    ServerBatchSize,
+    ServerEpochs,
+    ServerLearningRate,
+    Setting,
+    WeightDecay,
+)
+from .training import clustering, teaching
+from .training.device_half import Contribution, LocalData, Run
+from .training.teaching import Lesson
+from .training.tensor_update import ClipNorm, ProximalWeight
+from .training.workload import upload_bytes
+
+log = logging.getLogger(__name__)
+
+MAPS, COUNTS = "representatives.maps", "representatives.counts"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Feature maps of a round, and the class of each: at most `most`, as likely each of the `seen` ones."""
+
+    most: int
+    rng: np.random.Generator
+    maps: list[NDArray[np.float32]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+
+    def add(self, maps: NDArray[np.float32], counts: NDArray[Any], seen: int) -> int:
+        """Maps (n, ...) in the order of the classes, `counts` of each; how many were seen after `seen`.
+
+        Vitter 1985, algorithm R: the i-th takes the place of another with a chance of most / i.
+        """
+        for one, label in zip(maps, np.repeat(np.arange(len(counts)), counts), strict=True):
+            seen += 1
+            if len(self.maps) < self.most:
+                self.maps.append(one.copy())
+                self.labels.append(int(label))
+            elif (place := int(self.rng.integers(seen))) < self.most:
+                self.maps[place], self.labels[place] = one.copy(), int(label)
+        return seen
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The mean of the updates, and the maps that came with them."""
+
+    mean: TensorMean
+    pool: Pool
+    seen: int = 0
+
+
+@dataclass(frozen=True)
+class Representatives(Coded, Usual):
+    """A full update, and feature maps at `level` by the *distributed* extractor, with their classes.
+
+    Per class, maps are reduced to `components` principal components and grouped into `clusters` by k-means;
+    of each the map nearest to the centroid is sent (equation 6.4). `select="all"` sends every map, at most
+    `most_maps`: the upper bound of table 6.3. The aggregator trains what is above `level`, from fresh
+    weights, on all of them (equation 6.5); the served model is that on the distributed extractor. The base
+    goes on by FedAvg. Where more than `pool_maps` come, as many are drawn of them.
+    Defaults: section 6.3; it leaves momentum open (0.5 as in table 4.1) and the batch on the aggregator.
+    """
+
+    name: ClassVar[str] = "representatives"
+    trains_extractor: ClassVar[bool] = True
+    own_round: ClassVar[bool] = True
+    of_single_samples: ClassVar[bool] = True
+    about: ClassVar[About] = About(
+        "everything",
+        "all parameters, and feature maps that stand for many",
+        "FedSplit: Shi 2025 (PhD thesis, Sheffield), section 6.2",
+    )
+    epochs: LocalEpochs = 1
+    lr: LearningRate = 0.1
+    momentum: Momentum = 0.5
+    weight_decay: WeightDecay = 1e-5
+    batch: BatchSize = 50
+    mu: ProximalWeight = 0.0
+    clip_norm: ClipNorm = 0.0
+    level: Level = "low"
+    select: Annotated[
+        Literal["clusters", "all"],
+        Setting("Which feature maps are sent: one for each cluster, or all.", example="all"),
+    ] = "clusters"
+    components: Annotated[
+        int,
+        Setting("Principal components before clustering.", 100, "components", at_least=1, at_most=MOST),
+    ] = 200
+    clusters: Annotated[int, Setting("Clusters of each class.", 10, "clusters", at_least=1, at_most=MOST)] = (
+        20
+    )
+    most_maps: Annotated[
+        int, Setting("The most feature maps a device sends.", 5000, "samples", at_least=1, at_most=MOST)
+    ] = 10_000
+    server_epochs: ServerEpochs = 100
+    server_lr: ServerLearningRate = 0.1
+    server_momentum: Annotated[
+        float, Setting("Momentum of training on the aggregator.", 0.9, at_least=0, less_than=1)
+    ] = 0.5
+    server_batch: ServerBatchSize = 50
+    pool_maps: Annotated[
+        int,
+        Setting(
+            "The most feature maps the aggregator trains on.", 20_000, "samples", at_least=1, at_most=MOST
+        ),
+    ] = 50_000
+
+    def __post_init__(self) -> None:
+        ranges.check(self)
+
+    @property
+    def _full(self) -> Full:
+        """The standard local update. Raises ValueError for what it does not take."""
+        return Full(
+            self.epochs, self.lr, self.momentum, self.weight_decay, self.batch, self.mu, self.clip_norm
+        )
+
+    def unfit(self, workload: Workload) -> str:
+        if self.select == "all" and workload.samples > self.most_maps:
+            return f"here are {workload.samples} samples, at most {self.most_maps} maps are sent"
+        return super().unfit(workload)
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        """Maps of one class at a time are held; those that are sent, and the graph that gave them, while the
+        model is trained.
+        """
+        work, values = self._full.work(workload), workload.map_values(self.level)
+        graph, counts = f"features.{self.level}", workload.class_counts
+        rows = sum(self._rows(count) for count in counts)
+        largest = max(counts, default=0)
+        choosing = 2 * workload.weights_bytes + workload.samples * workload.sample_bytes
+        choosing += activation_bytes(workload, graph) + 8 * largest * values
+        flops = 0.0
+        if self.select == "clusters":
+            flops = sum(clustering.flops(n, values, self.components, self.clusters) for n in counts)
+            choosing += 8 * largest * (3 * min(largest, values) + self.components)
+        selection = Pass("clusters", workload.samples, flops / max(workload.samples, 1))
+        work = replace(
+            work,
+            passes=(*work.passes, Pass(graph, workload.samples, workload.graph(graph).flops), selection),
+            peak_bytes=max(work.peak_bytes + activation_bytes(workload, graph), choosing) + 4 * rows * values,
+            bytes_up=upload_bytes(
+                workload.values("all"),
+                workload.tensors["all"] + 2,
+                self.codec,
+                exact=rows * values + workload.labels,
+            ),
+        )
+        return predict(profile, work, self.name)
+
+    def _rows(self, samples: int) -> int:
+        """Of a class with so many."""
+        return samples if self.select == "all" else min(samples, self.clusters)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        maps, counts = self.metadata(model, data, run.rng())
+        sent = self._full.train(model, data, run)
+        return replace(sent, kind=self.name, tensors={**sent.tensors, MAPS: maps, COUNTS: counts})
+
+    def metadata(
+        self, model: DeviceModel, data: LocalData, rng: np.random.Generator
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Maps (rows, *map) in the order of the classes, and how many are of each (classes,)."""
+        counts = np.zeros(len(model.manifest.labels), np.int32)
+        kept = [np.zeros((0, *teaching.map_shape(model.manifest, self.level)), np.float32)]
+        for label in np.unique(data.y):
+            maps = model.level_features(data.x[data.y == label], self.level)
+            if self.select == "clusters":
+                flat = maps.reshape(len(maps), -1)
+                maps = maps[clustering.representatives(flat, self.components, self.clusters, rng)]
+            counts[label] = len(maps)
+            kept.append(maps)
+        return np.concatenate(kept), counts
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        """Maps stand in the order of the classes; the counts say how many are of each."""
+        labels = len(manifest.labels)
+        rows = self.most_maps if self.select == "all" else self.clusters * labels
+        maps = TensorSpec(MAPS, (rows, *teaching.map_shape(manifest, self.level)), variable=True)
+        return (*self._full.expected(manifest), maps, TensorSpec(COUNTS, (labels,), "int32"))
+
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        counts, rows = update[COUNTS].astype(np.int64), len(update[MAPS])
+        if counts.min(initial=0) < 0 or int(counts.sum()) != rows:
+            return f"there are {rows} maps, their counts are {', '.join(map(str, counts))}"
+        return f"there are {rows} maps of {num_examples} samples" if rows > num_examples else ""
+
+    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+        """What the aggregator needs of the bundles, the main model's by "". Raises BundleError."""
+        teaching.need(manifests[""], (f"features.{self.level}", f"{self._objective}.{self._upper}"))
+
+    @property
+    def _objective(self) -> str:
+        return f"above-{self.level}"
+
+    @property
+    def _upper(self) -> str:
+        return ABOVE[self._objective]
+
+    def start(self, model: RoundModel) -> Gathered:
+        """Raises as `lacks`."""
+        self.lacks({"": model.manifest})
+        return Gathered(TensorMean(), Pool(self.pool_maps, teaching.generator(model.seed, self.name, 0)))
+
+    def fold(self, state: Gathered, contribution: Contribution, weight: float) -> Gathered:
+        sent = dict(contribution.tensors)
+        seen = state.pool.add(sent.pop(MAPS), sent.pop(COUNTS), state.seen)
+        return replace(state, mean=state.mean.add(sent, weight), seen=seen)
+
+    def finish(self, state: Gathered, model: RoundModel) -> Effect:
+        served = self.upper_part(state.pool, model) if state.seen else None
+        return Effect(mean=state.mean, num_examples=state.mean.most, served=served)
+
+    def upper_part(self, pool: Pool, model: RoundModel) -> dict[str, NDArray[Any]] | None:
+        """theta_meta: the tensors above the level, trained on the maps; None should that diverge.
+
+        Raises ValueError without an engine, and as `lacks`.
+        """
+        if model.tools is None:
+            raise ValueError(f"{self.name} trains on the aggregator, and there is no engine")
+        main, rng = model.tools.model(), teaching.generator(model.seed, self.name, 1)
+        graph = main.manifest.graphs[f"{self._objective}.{self._upper}"]
+        names = (*graph.trainable, *graph.statistics)
+        nowhere = np.zeros((), main.manifest.input.dtype)
+        data = LocalData(
+            np.broadcast_to(nowhere, (len(pool.labels), *main.manifest.input.shape)), np.array(pool.labels)
+        )
+        lesson = Lesson(
+            Sgd(self.server_lr, self.server_momentum), self.server_epochs, self.server_batch, self._upper,
+            self._objective, lambda batch: {"maps": np.stack([pool.maps[i] for i in batch])},
+        )  # fmt: skip
+        fresh = {**model.weights, **initial.fresh(main.manifest, names, rng)}
+        try:
+            trained = teaching.teach(main, fresh, data, lesson, rng)
+        except teaching.Diverged as error:
+            log.warning("the upper part of round %d is left out: %s", model.round, error)
+            return None
+        return {name: trained[name] for name in names}

@@ -1,0 +1,148 @@
+"""A rule, applied to a group: updates of one sort, which are compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from device_runtime.models.bundles.tensors import Vector
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.training.device_half import Contribution
+
+from . import by_class, krum
+from .median import median, weighted_median
+from .named import of
+from .norm_clip import bound_of, clipped, norms
+from .settings import FEW, Robust
+from .sorts import FROM_ZERO
+from .spool import Row, Spool
+from .trimmed_mean import trimmed_mean
+from .value_clip import bounds_in
+
+FAR = 3.0
+"""Times the bound: a change that is longer is told of when it is shortened."""
+
+Screened = Iterator[tuple[Contribution, float]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The updates, and what each of them may weigh; `samples` are those of the round's median device."""
+
+    spool: Spool
+    weights: Sequence[float]
+    samples: float
+
+    @property
+    def kind(self) -> str:
+        return self.spool.rows[0].told.kind
+
+    @property
+    def rows(self) -> Iterator[tuple[Row, float]]:
+        """Each with its weight."""
+        return zip(self.spool.rows, self.weights, strict=True)
+
+    def as_they_came(self) -> Screened:
+        """But for their weights."""
+        for row, weight in self.rows:
+            yield self.spool.update(row, self.spool.values(row)), weight
+
+    def replaced(self, values: Vector) -> Screened:
+        """All of them by the same."""
+        for row, weight in self.rows:
+            yield self.spool.update(row, values), weight
+
+
+class Ruling:
+    """The rule of a task; `note` is told what it left out, or could not do."""
+
+    def __init__(self, robust: Robust, note: Callable[[str], None]) -> None:
+        self._robust, self._note = robust, note
+
+    def ruled(self, group: Group) -> Screened:
+        """Every update as the rule leaves it, with its weight; in order, each made when it is asked for."""
+        rule, spool = self._robust.rule, group.spool
+        if group.kind == ClassMeans.name:
+            return self._class_means(group)
+        if rule == "norm-clip":
+            return self._clipped(group)
+        if rule == "value-clip":
+            return self._held(group)
+        if rule in ("krum", "multi-krum") and spool.starts.size and self._stands(group):
+            return self._selected(group)
+        if rule == "weighted-median":
+            return group.replaced(_middle(spool, partial(weighted_median, weights=list(group.weights))))
+        return group.replaced(_middle(spool, self._value_rule()))
+
+    def _value_rule(self) -> Callable[[Vector], Vector]:
+        """What stands for the values of all devices: also where Krum cannot."""
+        return (
+            partial(trimmed_mean, share=self._robust.trim) if self._robust.rule == "trimmed-mean" else median
+        )
+
+    def _class_means(self, group: Group) -> Screened:
+        spool, most = group.spool, by_class.usual_counts(group.spool)
+        ruled = by_class.ruled(spool, self._robust, self._value_rule())
+        for (row, values), weight in zip(ruled, group.weights, strict=True):
+            yield by_class.as_sums(spool.update(row, values), most, group.samples), weight
+
+    def _clipped(self, group: Group) -> Screened:
+        spool, lengths = group.spool, norms(group.spool)
+        fixed = None if group.kind in FROM_ZERO else self._robust.clip  # a bound on changes of the base
+        bound = bound_of(lengths, fixed, self._robust.clip_factor)
+        far = [row for row, length in zip(spool.rows, lengths, strict=True) if length > FAR * bound]
+        if far:
+            most = float(lengths.max())
+            self._note(f"norm-clip shortened {of(far)} from at most {most:.3g} to {bound:.3g}")
+        for (row, weight), length in zip(group.rows, lengths, strict=True):
+            values = clipped(spool.values(row), spool.starts, float(length), bound)
+            yield spool.update(row, values), weight
+
+    def _held(self, group: Group) -> Screened:
+        spool = group.spool
+        bounds = bounds_in(spool, self._robust.clip, self._robust.clip_factor)
+        far = []
+        for row, weight in group.rows:
+            values = spool.values(row)
+            far += [row] if bounds.is_far(values, FAR) else []
+            yield spool.update(row, bounds.hold(values)), weight
+        if far:
+            self._note(f"value-clip held {of(far)}, far from where the others are")
+
+    def _stands(self, group: Group) -> bool:
+        """Whether there are enough updates for Krum; the median takes its place where there are not."""
+        liars, count = self._robust.byzantine or 0, len(group.spool)
+        enough = krum.most_liars(count) >= liars
+        if not enough and count >= FEW:
+            self._note(
+                f"{self._robust.rule} needs {2 * liars + 3} {group.kind} to stand {liars} liars, "
+                f"here are {count}: the median in its place"
+            )
+        return enough
+
+    def _selected(self, group: Group) -> Screened:
+        """Those that are taken weigh as much as the whole group, beside other kinds."""
+        spool, weights = group.spool, group.weights
+        given, count = self._robust.byzantine, len(spool)
+        liars = krum.most_liars(count) if given is None else given
+        many = 1 if self._robust.rule == "krum" else count - liars
+        places = krum.selected(krum.scores(spool, liars), many)
+        more = sum(weights) / sum(weights[place] for place in places)
+        kept = [spool.rows[place] for place in places]
+        if many == 1:
+            self._note(f"krum took {of(kept)} of {count}")
+        elif liars:
+            self._note(f"multi-krum left out {of([row for row in spool.rows if row not in kept])}")
+        for place in places:
+            row = spool.rows[place]
+            yield spool.update(row, spool.values(row)), weights[place] * more
+
+
+def _middle(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
+    middle = np.empty_like(spool.starts)
+    for where, values in spool.blocks():
+        middle[where] = rule(values)
+    return middle

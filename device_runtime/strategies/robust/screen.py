@@ -1,0 +1,185 @@
+"""The screen between the updates of a round and their folding: it applies a rule to those of one sort.
+
+Updates of one kind, of one member of the family and with the same tensors are compared with each other; what
+a kind sends beside the model's own tensors (feature maps, prototypes) goes with its update as it came. The
+rules treat devices alike, whatever number of samples they say: within a group a weight above the median
+counts as the median, nobody weighs more than with as many samples as the round's median device has, also who
+is alone in its group, and of a device's several updates of one sort, of which some are late, only the latest
+counts. A sort that is too small to compare is bounded in length (`few`). Class statistics of all kinds are
+compared with each other (`statistics`), in the same way under every rule.
+Folding is given an update for each device still, so that every kind's own merging is what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.merging.merge import Merged
+from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.zeroth_order import ZerothOrder
+
+from . import few
+from .named import named
+from .ruling import FAR, Group, Ruling, Screened
+from .scalars import BY_LENGTH, Usual, usual
+from .settings import FEW, Robust
+from .sorts import sorted_out
+from .spool import Spool
+from .statistics import StatisticsOfDevices
+
+
+class Screen:
+    """Before one round's `folding`. With the rule "none" it is not there. A context: files go at its end."""
+
+    def __init__(self, folding: Folding, robust: Robust, scratch: Path | None = None) -> None:
+        """`scratch` is a folder on a disk, for as many bytes as all updates have; None: the system's."""
+        self._folding, self._robust, self._scratch = folding, robust, scratch
+        self._spools: dict[Hashable, Spool] = {}
+        self._bases: dict[Hashable, tuple[str, Tensors]] = {}
+        self._samples: dict[str, float] = {}
+        self._lengths: dict[str, float] = {}
+        self._notes: list[str] = []
+        self._ruling = Ruling(robust, self._note)
+        self._statistics = StatisticsOfDevices(scratch, self._note)
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for spool in self._spools.values():
+            spool.close()
+        self._statistics.close()
+
+    def add(self, contribution: Contribution, weight: float, device: str) -> None:
+        """One more, which then may be forgotten. In a fixed order, as for Folding. Raises OSError."""
+        contribution, sent = self._folding.parted(replace(contribution, device=device))
+        if self._robust.rule == "none":
+            self._folding.pool(sent, contribution.late)
+            self._folding.add(contribution, weight)
+            return
+        if sent is not None:
+            self._statistics.add(sent, contribution)
+        # class statistics alone have no tensors
+        if not contribution.tensors or self._spooled(contribution, weight, device):
+            counted = self._folding.counted(contribution)
+            self._samples[device] = max(self._samples.get(device, 0.0), counted)
+
+    def _spooled(self, contribution: Contribution, weight: float, device: str) -> bool:
+        """Kept with those of its sort, if it is finite."""
+        trained = self._folding.trained(contribution)
+        one = sorted_out(contribution, *trained)
+        if one.sort not in self._spools:
+            self._spools[one.sort] = Spool(one.update.tensors, one.start, self._scratch)
+            self._bases[one.sort] = trained
+        if self._spools[one.sort].add(one.update, weight, device):
+            return True
+        self._note(f"{device} ({contribution.kind}) is not finite and is left out")
+        return False
+
+    def merged(self) -> tuple[Merged, str]:
+        """As Folding's; with what the rule left out, or could not do. Raises OSError."""
+        for sort, spool in self._spools.items():
+            if len(spool) and (done := self._held(spool, *self._bases[sort])):
+                self._note(f"too few to compare: {done}")
+        for spool in self._spools.values():
+            for contribution, weight in self._screened(spool) if len(spool) else ():
+                self._folding.add(contribution, weight)
+        for held, late in self._statistics.held(self._usual_samples) if self._samples else ():
+            self._folding.pool(held, late)
+        merged, odd = self._folding.merged()
+        return merged, "; ".join([*self._notes, odd] if odd else self._notes)
+
+    def _held(self, spool: Spool, member: str, base: Tensors) -> str:
+        """A sort that is too small to compare goes no further than `few` says: what was done, if anything."""
+        kind = self._folding.strategy(spool.rows[0].told.kind)
+        if isinstance(kind, ClassMeans):
+            return few.shorten_class_means(spool)
+        if isinstance(kind, ZerothOrder):
+            devices = {row.device for one in self._sorts(kind.name) for row in one.rows}
+            if len(devices) >= FEW:
+                return ""
+            values = sum(value.size for value in base.values())
+            return few.shorten(spool, few.scalar_bound(kind, self._base_length(member, base), values))
+        if len(spool) >= FEW:
+            return ""
+        return few.shorten(spool, min(few.TIMES * self._usual_length, self._base_length(member, base)))
+
+    def _base_length(self, member: str, base: Tensors) -> float:
+        if member not in self._lengths:
+            self._lengths[member] = few.length_of_base(base)
+        return self._lengths[member]
+
+    @cached_property
+    def _usual_length(self) -> float:
+        """Of the round's changes of the base, before any is shortened."""
+        return few.usual_length(one for one in self._spools.values() if one.rows and few.is_change(one))
+
+    def _screened(self, spool: Spool) -> Screened:
+        told, rule = spool.rows[0].told, self._robust.rule
+        if spool.earlier:
+            self._note(f"{spool.earlier} {told.kind} of devices that sent a later one too do not count")
+        late = told.kind == ZerothOrder.name and told.late is not None
+        left_out = late and rule not in BY_LENGTH
+        if len(spool) < FEW and (left_out or not late):
+            of = f" of round {told.late.round}" if told.late else ""
+            text = f"{len(spool)} {told.kind}{of} too few for {rule} to tell who lies"
+            self._note(f"{text}, and left out" if left_out else text)
+            if left_out:
+                return iter(())
+        beside = told.kind == ZerothOrder.name and len(self._sorts(told.kind)) > 1
+        group = self._group(spool)
+        return self._as_usual(group) if late or beside else self._ruling.ruled(group)
+
+    def _sorts(self, kind: str) -> list[Spool]:
+        return [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == kind]
+
+    def _as_usual(self, group: Group) -> Screened:
+        """Scalars of a round that has others, along other directions."""
+        rule = self._robust.rule
+        by_length = rule == "norm-clip" or (rule == "value-clip" and len(group.spool) < FEW)
+        far = []
+        for update, weight in group.as_they_came() if by_length else self._ruling.ruled(group):
+            far += [update.device] if self._usual.is_far(update, FAR) else []
+            yield self._usual.held(update, 1.0 if by_length else FAR), weight
+        if far:
+            self._note(f"{rule} shortened {named(far, group.kind)}, longer than others of the round")
+
+    @cached_property
+    def _usual(self) -> Usual:
+        """Of all scalars of the round, when all have come."""
+        found = usual(self._sorts(ZerothOrder.name), self._robust)
+        if found.devices < FEW:
+            self._note(f"{found.devices} {ZerothOrder.name} too few for {self._robust.rule} to tell who lies")
+        return found
+
+    def _group(self, spool: Spool) -> Group:
+        """No update weighs more than the group's median, nor more than it would with as many samples as the
+        round's median device has.
+        """
+        most = float(np.median([row.weight for row in spool.rows]))
+        samples = self._usual_samples
+        counted = [max(1.0, self._folding.counted(row.told)) for row in spool.rows]
+        weights = [
+            min(row.weight, most, row.weight * samples / own)
+            for row, own in zip(spool.rows, counted, strict=True)
+        ]
+        return Group(spool, weights, samples)
+
+    @property
+    def _usual_samples(self) -> float:
+        """Of the round's median device."""
+        return float(np.median(list(self._samples.values())))
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)

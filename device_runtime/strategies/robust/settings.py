@@ -1,0 +1,63 @@
+"""Which rule stands between the updates of a round and their mean, and with which numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.settings import Setting
+
+Rule = Literal[
+    "none", "median", "weighted-median", "trimmed-mean", "norm-clip", "value-clip", "krum", "multi-krum"
+]  # fmt: skip
+RULES: tuple[str, ...] = get_args(Rule)
+FEW = 3
+"""Updates of one sort, with fewer of which no rule can tell a lie from the truth."""
+
+
+Trim = Annotated[
+    float,
+    Setting("trimmed-mean: share left out at either end.", 0.1, more_than=0, less_than=0.5),
+]
+Clip = Annotated[
+    float | None,
+    Setting(
+        "norm-clip: longest change that passes; value-clip: largest of a value; none: by clip_factor.",
+        example=1.0,
+        more_than=0,
+    ),
+]
+ClipFactor = Annotated[
+    float, Setting("norm-clip, value-clip: times what is usual in the round.", 2.0, more_than=0)
+]
+Byzantine = Annotated[
+    int | None,
+    Setting("krum, multi-krum: lying devices to stand; none: as many as can be.", 2, "devices", at_least=0),
+]
+
+
+@dataclass(frozen=True)
+class Robust:
+    """A rule for all kinds of update of a task; "none" is the plain mean.
+
+    trim: the share of values that trimmed-mean leaves out at either end, more than 0 and less than 0.5.
+    clip: the longest change of the base that norm-clip lets pass (Euclidean, over all tensors); None, and
+    for scalars and class means, which change no base: that of the round's median update, times clip_factor.
+    To value-clip it is the largest change of any one value, for all kinds; None: clip_factor times the
+    spread of the round's values of that place, about their median.
+    byzantine: how many lying devices krum and multi-krum are to stand; None: as many as they can of those
+    that sent updates, (n - 3) // 2.
+    Raises ValueError for other numbers.
+    """
+
+    rule: Rule = "none"
+    trim: Trim = 0.2
+    clip: Clip = None
+    clip_factor: ClipFactor = 1.0
+    byzantine: Byzantine = None
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"no rule of merging is called {self.rule!r}; there are {', '.join(RULES)}")
+        ranges.check(self)

@@ -1,0 +1,153 @@
+"""The updates of one group in a file without a name, to be read again by value in place of by device.
+
+A rule looks at one value of all devices, devices send all values of one: here the two are turned. Memory is
+bounded by BUDGET whatever the number of devices and the size of the model; the file has as many bytes as the
+updates, and is gone when the process is, however it ends.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.tensors import Tensors, Vector
+from device_runtime.strategies.training.device_half import NOTHING, Contribution
+
+BUDGET = 32 * 1024 * 1024
+"""Bytes of values that are held at one time."""
+
+Start = Callable[[str, NDArray[Any]], NDArray[Any] | None]
+"""Where a tensor is compared from, in its shape: the base's own, or zeros; None: it is not compared."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One update: who sent it and what it weighs; where its values lie, and what is not compared."""
+
+    device: str
+    weight: float
+    told: Contribution
+    at: int
+    rest_at: int
+    rest_size: int
+
+
+class Spool:
+    """Updates whose compared tensors are the same: equal names and shapes. `rows` are in their order.
+
+    There is one of each device, its latest; `earlier` counts those that were replaced by it. `starts` float32
+    (values,) is what they are compared from, laid out as their values are.
+    """
+
+    def __init__(self, first: Tensors, start: Start, scratch: Path | None) -> None:
+        """`first` is any of the group. Raises OSError where `scratch` cannot be written."""
+        found = {name: start(name, first[name]) for name in sorted(first)}
+        self._starts = {name: value for name, value in found.items() if value is not None}
+        flat = [np.asarray(value, np.float32).reshape(-1) for value in self._starts.values()]
+        self.starts: Vector = np.concatenate(flat) if flat else np.empty(0, np.float32)
+        self.rows: list[Row] = []
+        self.earlier = 0
+        self._file = tempfile.TemporaryFile(dir=scratch, prefix="merge-")  # noqa: SIM115 - closed in `close`
+        self._end = 0
+
+    def close(self) -> None:
+        """The file is gone. May be called twice."""
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, update: Contribution, weight: float, device: str) -> bool:
+        """Keep one more; not one whose values are not finite, which nothing can be compared with.
+
+        Those of a device come after each other: it has one voice, also where late updates count.
+        """
+        values = [np.asarray(update.tensors[name], np.float32).reshape(-1) for name in self._starts]
+        if not all(bool(np.isfinite(value).all()) for value in values):
+            return False
+        rest = {name: value for name, value in update.tensors.items() if name not in self._starts}
+        packed = tensors.encode(rest) if rest else b""
+        self._file.seek(self._end)
+        for value in values:
+            self._file.write(np.ascontiguousarray(value).data)
+        self._file.write(packed)
+        at, rest_at = self._end, self._end + 4 * self.starts.size
+        told = replace(update, tensors=NOTHING, memory=None)
+        if self.rows and self.rows[-1].device == device:
+            self.rows.pop()
+            self.earlier += 1
+        self.rows.append(Row(device, weight, told, at, rest_at, len(packed)))
+        self._end = rest_at + len(packed)
+        return True
+
+    def values(self, row: Row, begin: int = 0, end: int | None = None) -> Vector:
+        """Values `begin` to `end` of one update, float32; the caller's own."""
+        end = self.starts.size if end is None else end
+        taken: Vector = np.empty(end - begin, np.float32)
+        self._file.seek(row.at + 4 * begin)
+        self._file.readinto(taken.data)
+        return taken
+
+    def put(self, row: Row, values: Vector, begin: int = 0) -> None:
+        """Replace values of one update, from the one at `begin` on."""
+        self._file.seek(row.at + 4 * begin)
+        self._file.write(np.ascontiguousarray(values, np.float32).data)
+
+    def blocks(
+        self, rows: Sequence[Row] | None = None, within: slice | None = None, width: int | None = None
+    ) -> Iterator[tuple[slice, Vector]]:
+        """The values `within` (all) of these updates (of all) by pieces: where, and float32 (rows, piece).
+
+        Pieces have at most `width` values. The array is the spool's own, and changes with the next piece.
+        """
+        chosen = self.rows if rows is None else rows
+        first, last, _ = (within or slice(None)).indices(self.starts.size)
+        width = width or max(1, BUDGET // (4 * max(1, len(chosen))))
+        block: Vector = np.empty((len(chosen), min(width, last - first)), np.float32)
+        for begin in range(first, last, width):
+            end = min(begin + width, last)
+            part = block[:, : end - begin]
+            for place, row in enumerate(chosen):
+                part[place] = self.values(row, begin, end)
+            yield slice(begin, end), part
+
+    def rest(self, row: Row) -> dict[str, NDArray[Any]]:
+        """What is not compared of an update, as it came."""
+        self._file.seek(row.rest_at)
+        return tensors.decode(self._file.read(row.rest_size)) if row.rest_size else {}
+
+    def update(self, row: Row, values: Vector) -> Contribution:
+        """The update of a row with these values in place of its own, and what is not compared as it came."""
+        content, begin = self.rest(row), 0
+        for name, start in self._starts.items():
+            content[name] = values[begin : begin + start.size].reshape(start.shape)
+            begin += start.size
+        return replace(row.told, tensors=content)
+
+
+def signature(content: Tensors, start: Start) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The same for updates that can be compared with each other."""
+    return tuple(
+        (name, value.shape) for name, value in sorted(content.items()) if start(name, value) is not None
+    )
+
+
+def start_in(base: Mapping[str, NDArray[Any]], aside: str, whole: frozenset[str]) -> Start:
+    """Compared are float32 tensors of the base, or beside it under the prefix `aside`, and from 0 `whole`."""
+
+    def start(name: str, value: NDArray[Any]) -> NDArray[Any] | None:
+        if value.dtype != np.float32:  # counts, indices
+            return None
+        if name in whole:
+            return np.zeros(value.shape, np.float32)
+        own = base.get(name.removeprefix(aside))
+        return own if own is not None and own.shape == value.shape else None
+
+    return start

@@ -1,0 +1,295 @@
+"""What settings mean and which values they may have: said once, where each is declared.
+
+A field says it in its annotation, and from there the checks, `device-runtime kinds` and docs/task.md have it:
+
+    shots: Annotated[int, Setting("Samples of each class.", example=5, unit="samples", at_least=1)] = 10
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf, isfinite
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from device_runtime.models.bundles.names import TUNABLE_SETS
+
+MOST = 1_000_000
+"""Epochs, samples of a batch, shots: more is a mistake, not a setting."""
+MOST_DIRECTIONS = 1024
+"""Of a zeroth-order round: its scalars stand in the log, 512 steps to a blob."""
+REQUIRED = "required"
+_NUMBERS = (int, float)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The meaning of a setting in one sentence, a value that makes sense, its unit and its limits.
+
+    beside: other settings that the example needs. choices: all values of a text, where its type does not
+    name them. by_task: the task sets it for all kinds, so it is no key of a kind's own table.
+    """
+
+    meaning: str
+    example: object
+    unit: str = "-"
+    at_least: float = -inf
+    more_than: float = -inf
+    at_most: float = inf
+    less_than: float = inf
+    choices: tuple[str, ...] = ()
+    beside: Mapping[str, object] = field(default_factory=dict)
+    by_task: bool = False
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is anything to check."""
+        limits = (self.at_least, self.more_than, self.at_most, self.less_than)
+        return bool(self.choices) or any(isfinite(limit) for limit in limits)
+
+    @property
+    def range(self) -> str:
+        """What is expected, in words; "-" where any value of the type is taken."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        strict = isfinite(self.more_than)
+        if isfinite(self.less_than):
+            low = f"more than {self.more_than}" if strict else f"at least {self.at_least}"
+            return f"{low} and less than {self.less_than}"
+        low = f"more than {self.more_than}" if strict else f"{self.at_least}"
+        if isfinite(self.at_most):
+            return f"{low} to {self.at_most}"
+        if strict:
+            return low
+        return f"{low} or more" if isfinite(self.at_least) else "-"
+
+    def allows(self, value: Any) -> bool:
+        """No number that is not finite, where there are limits."""
+        if self.choices:
+            return value in self.choices
+        return bool(self.at_least <= value <= self.at_most and self.more_than < value < self.less_than)
+
+
+LocalEpochs = Annotated[
+    int,
+    Setting("Passes over the local samples in a round.", example=5, unit="epochs", at_least=1, at_most=MOST),
+]
+LearningRate = Annotated[float, Setting("Learning rate of local training.", example=0.05, more_than=0)]
+Momentum = Annotated[
+    float, Setting("Momentum of local training (SGD).", example=0.9, at_least=0, less_than=1)
+]
+WeightDecay = Annotated[float, Setting("Weight decay of local training.", example=1e-4, at_least=0)]
+BatchSize = Annotated[
+    int,
+    Setting("Batch size of local training.", example=32, unit="samples", at_least=1, at_most=MOST),
+]
+ServerEpochs = Annotated[
+    int,
+    Setting("Epochs of training on the aggregator.", example=5, unit="epochs", at_least=1, at_most=MOST),
+]
+ServerLearningRate = Annotated[
+    float, Setting("Learning rate of training on the aggregator.", example=0.05, more_than=0)
+]
+ServerBatchSize = Annotated[
+    int,
+    Setting(
+        "Batch size of training on the aggregator.", example=32, unit="samples", at_least=1, at_most=MOST
+    ),
+]
+Members = Annotated[
+    tuple[str, ...],
+    Setting(
+        "Members of the task's `family` that devices may train, the largest first; none: the main model.",
+        example=("smaller.zip",),
+    ),
+]
+Level = Annotated[
+    Literal["low", "mid", "up"],
+    Setting("Depth of the network whose feature maps are sent.", example="mid"),
+]
+Directions = Annotated[
+    int,
+    Setting(
+        "Random directions that the loss is measured along in a step.",
+        example=4,
+        unit="directions",
+        at_least=1,
+        at_most=MOST_DIRECTIONS,
+    ),
+]
+SmallestCount = Annotated[
+    int,
+    Setting(
+        "Fewest samples that a class must have on a device for its sum or mean to be sent.",
+        example=5,
+        unit="samples",
+        at_least=1,
+        at_most=MOST,
+    ),
+]
+Distance = Annotated[
+    float, Setting("How far along a direction the loss is measured.", example=1e-2, more_than=0)
+]
+TunableSet = Annotated[
+    str,
+    Setting("Tunable set: the parameters that change.", example="head", choices=TUNABLE_SETS),
+]
+
+
+def check(settings: Any, of: str = "") -> None:
+    """Raises ValueError for a value outside its limits, naming the setting, the value and what was expected.
+
+    `of` follows the setting's name in the message. None and nested settings are not looked at.
+    """
+    for name, setting, least, above, most, below in _limited(settings.__class__):
+        value = getattr(settings, name)
+        if value.__class__ in _NUMBERS and least <= value <= most and above < value < below:
+            continue  # a form of a kind is made for every device of a simulation
+        for each in value if isinstance(value, tuple) else (value,):
+            if each is not None and not setting.allows(each):
+                shown = repr(each) if isinstance(each, str) else each
+                raise ValueError(f"{name}{of} is {shown}, expected {setting.range}")
+
+
+def positive(**settings: float) -> None:
+    """For numbers that are no field: raises ValueError unless each is finite and more than 0."""
+    for name, value in settings.items():
+        if not (isfinite(value) and value > 0):
+            raise ValueError(f"{name} is {value}, expected more than 0")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A setting as people read it: `name` is dotted within a table, values are written as in TOML.
+
+    given: the example as a table of its own, with what it needs beside it.
+    """
+
+    name: str
+    type: str
+    default: str
+    range: str
+    unit: str
+    meaning: str
+    example: str
+    given: Mapping[str, Any]
+
+
+def listed(settings: type, without: tuple[str, ...] = ()) -> Iterator[Listed]:
+    """The settings of a dataclass or a msgspec Struct, and of tables within it; `without` are dotted names.
+
+    Raises TypeError for a field whose annotation says nothing of it.
+    """
+    for name, default in _defaults(settings):
+        hint, setting = _said(settings, name)
+        if name in without or setting.by_task:
+            continue
+        given = {**setting.beside, name: setting.example}
+        expected = f"one of {', '.join(map(toml, get_args(hint)))}" if _is_choice(hint) else setting.range
+        yield Listed(
+            name, _type(hint), default, expected, setting.unit, setting.meaning, _pairs(given), given
+        )
+        table = next((one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)), None)
+        if isinstance(table, type):
+            inside = tuple(one.removeprefix(f"{name}.") for one in without)
+            for row in listed(table, inside):
+                given = {name: row.given}
+                dotted = f"{name}.{row.name}"
+                yield dataclasses.replace(row, name=dotted, example=_pairs(given), given=given)
+
+
+def toml(value: object) -> str:
+    """A value as TOML has it; "none" for None, which TOML has not."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{ {_pairs(value)} }}" if value else "{}"
+    if isinstance(value, msgspec.Struct):
+        fields = {one.name: (getattr(value, one.name), one.default) for one in msgspec.structs.fields(value)}
+        return toml({name: mine for name, (mine, usual) in fields.items() if mine and mine != usual})
+    if dataclasses.is_dataclass(value):
+        return "its defaults"
+    return str(value)
+
+
+def _pairs(table: Mapping[str, Any], before: str = "") -> str:
+    """The keys of a table as an inline table has them, the one key of a table within it dotted."""
+    return ", ".join(
+        _pairs(value, f"{before}{key}.")
+        if isinstance(value, Mapping) and len(value) == 1
+        else f"{before}{key} = {toml(value)}"
+        for key, value in table.items()
+    )
+
+
+def _defaults(settings: Any) -> Iterator[tuple[str, str]]:
+    """Each field, and its default as people read it."""
+    fields: Any = (
+        msgspec.structs.fields(settings)
+        if issubclass(settings, msgspec.Struct)
+        else dataclasses.fields(settings)
+    )
+    missing = (dataclasses.MISSING, msgspec.NODEFAULT)
+    for one in fields:
+        if one.default not in missing:
+            yield one.name, toml(one.default)
+        else:
+            made = one.default_factory not in missing
+            yield one.name, toml(one.default_factory()) if made else REQUIRED
+
+
+@lru_cache(maxsize=64)
+def _hints(settings: type) -> Mapping[str, Any]:
+    return get_type_hints(settings, include_extras=True)
+
+
+@lru_cache(maxsize=64)
+def _limited(settings: type) -> tuple[tuple[str, Setting, float, float, float, float], ...]:
+    """The fields that have limits, and these: at least, more than, at most, less than."""
+    found = ((name, _setting(hint)) for name, hint in _hints(settings).items())
+    return tuple(
+        (name, one, one.at_least, one.more_than, one.at_most, one.less_than)
+        for name, one in found
+        if one is not None and one.limited
+    )
+
+
+def _setting(hint: Any) -> Setting | None:
+    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Setting)), None)
+
+
+def _said(settings: type, name: str) -> tuple[Any, Setting]:
+    """The type of a field, without None, and what is said of it."""
+    hint = _hints(settings)[name]
+    setting = _setting(hint)
+    if setting is None:
+        raise TypeError(f"{settings.__name__}.{name} has no Setting in its annotation")
+    plain = hint.__origin__
+    rest = [one for one in get_args(plain) if one is not NoneType]
+    optional = NoneType in get_args(plain) and len(rest) == 1
+    return rest[0] if optional else plain, setting
+
+
+def _is_choice(hint: Any) -> bool:
+    return get_origin(hint) is Literal
+
+
+def _type(hint: Any) -> str:
+    """The type of a field in the words of TOML's readers."""
+    if _is_choice(hint):
+        return _type(type(get_args(hint)[0]))
+    if get_origin(hint) is tuple:
+        return f"list of {_type(get_args(hint)[0])}"
+    words = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    return words.get(hint, "table")

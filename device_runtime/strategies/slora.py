@@ -1,0 +1,83 @@
+"""SLoRA: sparse fine-tuning, then LoRA from what it changed (Babakniya et al. 2023; thesis 000, 4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.training.low_rank import factors, product
+from device_runtime.profiles import Work, Workload
+
+from .kind import About
+from .merging.aggregator_half import Effect, RoundModel
+from .merging.tensor_mean import TensorMean
+from .settings import MOST, LearningRate, Momentum, Setting, WeightDecay
+from .training.tensor_update import TensorUpdate
+
+VALUES = "sparse_values"
+"""How the tensors end in which a layer has its trained values; its others have the same beginning."""
+
+
+@dataclass(frozen=True)
+class SparseStage(TensorUpdate):
+    """Stage 1: the tunable set `sparse`, one random mask for all, up to round `rounds` of the task.
+
+    At its end the change of each layer becomes LoRA's factors; stage 2 is `peft` with tunable = "lora" from
+    the next round on. The thesis has stage 1 for 20 % of the rounds at 10 % density, the set's default, and
+    names neither learning rate nor epochs: as of `peft`.
+    """
+
+    name: ClassVar[str] = "sparse"
+    about: ClassVar[About] = About(
+        "one random tenth of the parameters",
+        "these, and the classifier",
+        "SLoRA: Babakniya et al. 2023",
+    )
+    lr: LearningRate = 0.01
+    momentum: Momentum = 0.0
+    weight_decay: WeightDecay = 1e-4
+    rounds: Annotated[
+        int,
+        Setting("The round after which `peft` goes on with LoRA.", 5, "rounds", at_least=1, at_most=MOST),
+    ] = 10
+
+    @property
+    def trained(self) -> str:
+        return "sparse"
+
+    def work(self, workload: Workload) -> Work:
+        """Raises MissingGraph for a bundle that has nothing for stage 2."""
+        workload.values("lora")
+        return super().work(workload)
+
+    def finish(self, state: TensorMean, model: RoundModel) -> Effect:
+        effect = super().finish(state, model)
+        if model.round != self.rounds:
+            return effect
+        return replace(effect, refine=partial(handed_over, manifest=model.manifest))
+
+
+def handed_over(base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
+    """What stage 2 begins with: the factors nearest to what both sets changed, and no sparse values.
+
+    The network computes what it did, up to the rank. A layer that has no LoRA keeps its sparse values.
+    """
+    settings = manifest.sets["lora"]
+    scale = float(settings["alpha"]) / int(settings["rank"])
+    handed: dict[str, NDArray[Any]] = {}
+    for name in manifest.names("sparse"):
+        layer = name.removesuffix(VALUES)
+        if name == layer or f"{layer}lora_a" not in base:
+            continue
+        a, b = base[f"{layer}lora_a"], base[f"{layer}lora_b"]
+        change = scale * product(a, b)
+        change.reshape(-1)[base[f"{layer}sparse_indices"]] += base[name]
+        a, b = factors((change / scale).astype(np.float32), len(a))
+        handed |= {f"{layer}lora_a": a, f"{layer}lora_b": b, name: np.zeros_like(base[name])}
+    return handed

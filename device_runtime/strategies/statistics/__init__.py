@@ -1,0 +1,1 @@
+"""Class statistics, and the head that is computed from them."""

@@ -1,0 +1,239 @@
+"""The closed-form head: linear discriminant analysis from pooled class statistics, served in a mixed round.
+
+With n_c and s_c the counts and sums of features by class that a round's devices sent (`class_statistics`), A
+the sum of f f^T of those who sent it and n'_c, s'_c their counts and sums, theta_t the base on which all of
+them were measured, d features and C classes:
+
+    nbar    running mean of sum n'_c over the rounds;  gamma = clip(1 - nbar / (20 d), 0.7, 0.95)
+    N, S    <- gamma (N, S) + (n, s);   N', S', A <- gamma (N', S', A) + (n', s', a)
+    E       <- (gamma w E + w_t theta_t) / (gamma w + w_t);   w <- gamma w + w_t;   w_t = sum n_c
+    mu_c    = S_c / N_c;   mu'_c = S'_c / N'_c
+    Sigma0  = (A - sum_c N'_c mu'_c mu'_c^T) / (sum N' - C');   Sigma = 0.9 Sigma0 + 0.1 tr(Sigma0) / d I
+    W_c     = Sigma^-1 mu_c
+    b_c     = -1/2 mu_c^T Sigma^-1 mu_c + log(N_c / sum N) + tr(Sigma^-1 Sigma0) / (2 max(1, N_c))
+
+C' counts the classes with N'_c > 0. A class that nobody sent has W_c = 0, b_c = -30. What is served is the
+extractor of E with the head W, b: E has the weights of the statistics, so that old means fit it to first
+order. Statistics that come late bring the base that they were measured on into w_t theta_t. The next base
+keeps its own, trained head. Where the head takes more features than statistics are of, these are of f R
+(`projection`), d counts them, and the head that is served is W R', b. n_c and s_c are of all samples and
+rounds that a device's statistics stand for (`class_statistics.per_measured`, `device_half.Late`).
+
+Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
+over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:
+CCVR (Luo et al. 2021). The decay, the mean of the extractor and the last term of b_c, which makes up for the
+error that a mean of few samples adds to its quadratic term, are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.broker.wire.messages import MOST_RARE
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
+
+from . import class_statistics
+from .class_statistics import Statistics
+from .class_sums import ClassSums
+from .feature_scale import scale_in
+from .projection import Projection
+
+MEMORY = "closed-form"
+"""Whose memory the pool is, beside those of the kinds."""
+UNSEEN = -30.0
+"""The bias of a class that nobody sent."""
+SHRINKAGE = 0.1
+RARE = 0.5
+"""A class is rare of which fewer samples are pooled than this share of the mean over classes."""
+_EXTRACTOR = "extractor/"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What is known after some rounds: float64 throughout.
+
+    `extractor`: E, the float tensors of the base but for the head; `weight`: w; `samples`: nbar, of `rounds`
+    of them.
+    """
+
+    statistics: Statistics
+    projection: Projection
+    extractor: Tensors = field(default_factory=lambda: NOTHING)
+    weight: float = 0.0
+    samples: float = 0.0
+    rounds: int = 0
+
+    @classmethod
+    def of(cls, memory: Tensors, labels: int, projection: Projection) -> Pool:
+        """As `kept` has written it; empty where nothing was, or of another projection."""
+        if not memory or memory["projection"].tolist() != _numbers(projection):
+            return cls(Statistics.none(labels, projection.size), projection)
+        sums = ClassSums(memory["sums"], memory["counts"])
+        statistics = Statistics(
+            sums, ClassSums(memory["moment_sums"], memory["moment_counts"]), memory["moments"]
+        )
+        right = memory.get("right", statistics.right)
+        weight, samples, rounds = memory["scalars"].tolist()
+        extractor = {n.removeprefix(_EXTRACTOR): v for n, v in memory.items() if n.startswith(_EXTRACTOR)}
+        return cls(replace(statistics, right=right), projection, extractor, weight, samples, int(rounds))
+
+    def kept(self) -> dict[str, NDArray[Any]]:
+        """As tensors, exactly."""
+        known = self.statistics
+        return {
+            "sums": known.sums.sums,
+            "counts": known.sums.counts,
+            "moment_sums": known.moment_sums.sums,
+            "moment_counts": known.moment_sums.counts,
+            "moments": known.moments,
+            "right": known.right,
+            "scalars": np.array([self.weight, self.samples, self.rounds], np.float64),
+            "projection": np.array(_numbers(self.projection), np.int64),
+            **{_EXTRACTOR + name: value for name, value in self.extractor.items()},
+        }
+
+    def after(self, sent: Statistics, extractor: Tensors) -> Pool:
+        """With a round's statistics, and the mean of the extractors that they were measured on, float64; the
+        same where nobody sent any.
+        """
+        fresh = float(sent.sums.counts.sum())
+        if not fresh:
+            return self
+        rounds = self.rounds + 1
+        samples = self.samples + (float(sent.moment_sums.counts.sum()) - self.samples) / rounds
+        gamma = min(max(1 - samples / (20 * len(sent.moments)), 0.7), 0.95)
+        old = gamma * self.weight
+        mean = _mean([(old, self.extractor), (fresh, extractor)] if old else [(fresh, extractor)])
+        statistics = self.statistics.decayed(gamma).add(sent)
+        return Pool(statistics, self.projection, mean, old + fresh, samples, rounds)
+
+    def served(self, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
+        """The model with the closed-form head: `base` with the extractor of E, and W, b.
+
+        Raises ValueError where the statistics do not give one, which says why.
+        """
+        extractor = {name: value.astype(np.float32) for name, value in self.extractor.items()}
+        weights, bias = head(self.statistics)
+        model = {**base, **extractor}
+        weights = self.projection.back(weights) / scale_in(manifest, model)
+        names = manifest.head
+        model[names.weight] = weights.astype(np.float32)
+        if names.bias is not None:
+            model[names.bias] = bias.astype(np.float32)
+        return model
+
+
+def _numbers(projection: Projection) -> list[int]:
+    return [projection.width, projection.most, projection.seed] if projection.changes else [projection.width]
+
+
+def _extractor(base: Tensors, manifest: Manifest) -> dict[str, NDArray[np.float64]]:
+    head = (manifest.head.weight, manifest.head.bias)
+    return {
+        name: value.astype(np.float64)
+        for name, value in base.items()
+        if name not in head and value.dtype.kind == "f"
+    }
+
+
+def _mean(parts: Sequence[tuple[float, Tensors]]) -> dict[str, NDArray[np.float64]]:
+    """Of extractors, by these weights. One alone is not touched: it keeps its bits."""
+    if len(parts) == 1:
+        return dict(parts[0][1])
+    total = sum(weight for weight, _ in parts)
+    mean = {name: np.zeros_like(value) for name, value in parts[0][1].items()}
+    for weight, one in parts:
+        for name in mean:
+            mean[name] += weight * one[name] / total
+    return mean
+
+
+def head(known: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """W (classes, width) and b (classes,). Raises ValueError where there is no covariance yet."""
+    covariance = _covariance(known)
+    counts, present = known.sums.counts, known.sums.present
+    width = len(covariance)
+    shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / width * np.eye(width)
+    means = known.sums.sums[present] / counts[present, None]
+    weights, bias = np.zeros(known.sums.sums.shape), np.full(len(counts), UNSEEN)
+    weights[present] = np.linalg.solve(shrunk, means.T).T
+    few = np.trace(np.linalg.solve(shrunk, covariance)) / (2 * np.maximum(1, counts[present]))
+    quadratic = np.einsum("cd,cd->c", weights[present], means) / 2
+    bias[present] = -quadratic + np.log(counts[present] / counts.sum()) + few
+    return weights, bias
+
+
+def _covariance(known: Statistics) -> NDArray[np.float64]:
+    """Sigma0, the covariance within classes, (width, width). Raises ValueError."""
+    sums = known.moment_sums
+    present = sums.present
+    free = float(sums.counts.sum()) - len(present)
+    if free <= 0:
+        raise ValueError("no device has sent second moments of enough samples yet")
+    means = sums.sums[present] / sums.counts[present, None]
+    covariance: NDArray[np.float64] = known.moments - (means * sums.counts[present, None]).T @ means
+    if not np.trace(covariance) > 0:
+        raise ValueError("the features of each class are all the same")
+    return covariance / free
+
+
+def rare(memory: Tensors) -> tuple[int, ...]:
+    """The labels of the rarest classes in the pool, fewest samples first; `memory` as Pool.kept wrote it."""
+    if not memory:
+        return ()
+    counts = memory["counts"]
+    few = np.flatnonzero(counts < RARE * counts.mean())
+    return tuple(few[np.argsort(counts[few], kind="stable")][:MOST_RARE].tolist())
+
+
+class Round:
+    """A round's statistics, added up one device after another: in a fixed order, for equal bits."""
+
+    def __init__(self, manifest: Manifest, base: Tensors, asked: ClassStatistics) -> None:
+        """`base` is what the round distributed, `asked` how devices send statistics."""
+        self._manifest, self._base = manifest, base
+        self._projection = asked.projection(manifest.head.features)
+        self._shape = class_statistics.shape_of(asked, manifest)
+        self._sent = Statistics.none(*self._shape)
+        self._weights: dict[int | None, float] = {}  # by round; None: the one that is merged
+        self._bases: dict[int | None, Tensors] = {}
+
+    def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
+        """A contribution without its class statistics, and these."""
+        update, found = class_statistics.parted(contribution.tensors)
+        if not found:
+            return contribution, None
+        return replace(contribution, tensors=update), class_statistics.decode(found, self._shape)
+
+    def add(self, sent: Statistics, late: Late | None) -> None:
+        """One device's. What comes late was measured on the base of its own round."""
+        number, base = (late.round, late.base() or self._base) if late else (None, self._base)
+        if self._manifest.scale is not None:
+            sent = sent.times(1 / scale_in(self._manifest, base))
+        self._sent = self._sent.add(sent)
+        self._bases[number] = base
+        self._weights[number] = self._weights.get(number, 0.0) + float(sent.sums.counts.sum())
+
+    def closed(self, memory: Tensors) -> tuple[Pool, Tensors, str]:
+        """The pool after this round, the model to serve, and why there is none, if so; `memory` as kept."""
+        manifest = self._manifest
+        pool = Pool.of(memory, len(manifest.labels), self._projection)
+        if self._sent.sums.counts.any():
+            parts = [
+                (weight, _extractor(self._bases[number], manifest))
+                for number, weight in self._weights.items()
+                if weight
+            ]
+            pool = pool.after(self._sent, _mean(parts))
+        try:
+            return pool, pool.served(self._base, manifest), ""
+        except (ValueError, np.linalg.LinAlgError) as error:
+            return pool, NOTHING, f"the trained head is served: {error}"

@@ -1,0 +1,114 @@
+"""Samples that devices hold out, by which the closed-form head is compared with the trained one.
+
+A device neither trains on them nor has them in its class statistics. It counts how many of them each head
+classifies right, on features of the distributed base: the closed-form head of the last round, which came
+beside that base, and the base's own. The counts go beside the class statistics, and add up over devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import floor, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.profiles import Workload
+from device_runtime.strategies.training.device_half import LocalData
+from device_runtime.strategies.training.workload import head_specs
+
+from .feature_scale import scale_in
+
+CLOSED_FORM = "closed-form/"
+"""Before the names of the closed-form head's tensors, among what is sent beside the base."""
+COUNTS = 3
+"""Held-out samples, how many of them the closed-form head classifies right, and how many the trained one."""
+
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, modulo 1, are spread evenly."""
+
+
+def none() -> NDArray[np.float64]:
+    """Counts of no samples."""
+    return np.zeros(COUNTS)
+
+
+def mask(samples: int, share: float, device: str) -> NDArray[np.bool_]:
+    """Which of a device's samples are held out, (samples,): evenly, the same in every round, and never all.
+
+    Which comes first goes by the device's name: where samples lie class by class, no class is held out more
+    often than others over many devices.
+    """
+    first = sum(device.encode()) * GOLDEN % 1
+    held: NDArray[np.bool_] = np.diff(np.floor(np.arange(samples + 1) * share + first)) > 0
+    return held & (samples > 1)
+
+
+def parted(data: LocalData, share: float, device: str) -> tuple[LocalData, LocalData]:
+    """What the device holds out, and the rest."""
+    held = mask(len(data), share, device)
+    return LocalData(data.x[held], data.y[held]), LocalData(data.x[~held], data.y[~held])
+
+
+def rest(workload: Workload, share: float) -> Workload:
+    """What is not held out, to one sample, where samples lie class by class."""
+    ends = np.cumsum((0, *workload.class_counts))
+    counts = np.diff(ends - np.floor(ends * share))
+    return replace(workload, class_counts=tuple(int(count) for count in counts))
+
+
+def beside(served: Tensors, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
+    """The closed-form head of a served model, for features of this base; as it is sent beside that."""
+    head = {spec.name: served[spec.name] for spec in head_specs(manifest)}
+    if manifest.scale is not None:
+        times = scale_in(manifest, served) / scale_in(manifest, base)
+        head[manifest.head.weight] = (head[manifest.head.weight] * times).astype(np.float32)
+    return {CLOSED_FORM + name: value for name, value in head.items()}
+
+
+def counted(model: DeviceModel, held: LocalData, aside: Tensors) -> NDArray[np.float64]:
+    """COUNTS, float64; zeros where no closed-form head came beside the base that `model` holds.
+
+    Raises TensorError for a head that does not fit.
+    """
+    named = [(n.removeprefix(CLOSED_FORM), v) for n, v in aside.items() if n.startswith(CLOSED_FORM)]
+    if not len(held) or not named:
+        return none()
+    heads = [SoftmaxHead(model.manifest, weights) for weights in (dict(named), model.weights)]
+    features = model.features(held.x)
+    right = [np.sum(head.logits(features).argmax(axis=1) == held.y) for head in heads]
+    return np.array([len(held), *right], np.float64)
+
+
+def most(share: float, others: float) -> int:
+    """The most samples that a device holds out which has so many others."""
+    return floor((share * others + 1) / (1 - share))
+
+
+def doubt(counts: NDArray[np.int32], share: float, others: float) -> str:
+    """Why counts int32 (n, 3) are not believed, with values; empty when they are, and where n is 0."""
+    limit = most(share, others)
+    for held, closed, trained in counts.tolist():
+        if not 1 <= held <= limit:
+            return f"{held} samples are held out, expected 1 to {limit} beside {others:g} others"
+        if not 0 <= min(closed, trained) <= max(closed, trained) <= held:
+            return f"{closed} and {trained} of {held} held-out samples are right"
+    return ""
+
+
+def trained_is_better(counts: NDArray[np.float64]) -> str:
+    """Why the trained head is to be served, by the counts of devices; empty where it is not better by more
+    than chance: the difference of two counts of n samples has a standard deviation of sqrt(n) at most.
+    """
+    held, closed, trained = counts.tolist()
+    if not trained - closed > sqrt(held):
+        return ""
+    return (
+        f"of {held:.0f} held-out samples {closed:.0f} right with the closed-form head, "
+        f"{trained:.0f} with the trained one, which is served"
+    )

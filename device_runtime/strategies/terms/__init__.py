@@ -1,0 +1,1 @@
+"""Terms that are added to the loss of local training."""

@@ -1,0 +1,177 @@
+"""Local epochs of mini-batches on a tunable set: what all kinds that train a device's model share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.tensors import Tensors, Vector
+from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel, Gradients
+from device_runtime.models.training.clipping import Privacy, PrivateGradients, clip
+from device_runtime.models.training.optimizer import Optimizer
+from device_runtime.models.training.proximal import Proximal
+
+from .device_half import LocalData, OutOfTime, Run
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """E epochs over `indices`, shuffled anew in each, in batches of `batch` samples.
+
+    clip_norm: of a step's whole gradient, proximal terms included; 0 for none.
+    privacy: clips each sample instead, and draws batches as the accountants assume: ceil(n / batch)
+    an epoch, each of which holds any sample with probability batch / n.
+    proximal: anchors are tensors of the tunable set.
+    extras: the objective's inputs for the samples at these indices, beside x and y.
+    least: where 1 or more, training ends after the last whole epoch when the clock says that not all can be
+    done in time, if so many are; 0: it is all or nothing.
+    """
+
+    optimizer: Optimizer
+    epochs: int
+    batch: int
+    indices: Indices
+    tunable: str = "all"
+    objective: str = "train"
+    extras: Callable[[Indices], Tensors] = lambda _: NO_EXTRAS
+    proximal: tuple[Proximal, ...] = ()
+    clip_norm: float = 0.0
+    privacy: Privacy | None = None
+    least: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The tunable set after training with the statistics it moved, the last epoch's mean loss, and how many
+    epochs were done.
+    """
+
+    tensors: Tensors
+    loss: float
+    epochs: int
+
+
+def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Trained:
+    """Train from the distributed weights. Raises OutOfTime by the device's own clock, and TensorError for a
+    proximal term that does not fit.
+
+    Memory beside the engine's: what the optimiser holds, and a copy of the set where it may end early. The
+    tensors given back are the trainer's own.
+    """
+    trainer = _trainer(model, plan)
+    params, grads = trainer.params, trainer.grads
+    pulls = [term.start(params) for term in plan.proximal]
+    steps = plan.optimizer.start(params.vector)
+    goal = _Goal(plan, run, trainer)
+    rng, loss = run.rng(), 0.0
+    for epoch in range(plan.epochs):
+        total, seen = 0.0, 0
+        for batch, done in _batches(plan, rng):
+            total += trainer.loss_and_grads(data.x[batch], data.y[batch], plan.extras(batch)) * len(batch)
+            seen += len(batch)
+            for pull in pulls:
+                pull.add(params, grads)
+            if plan.clip_norm:
+                clip(grads.vector, plan.clip_norm)
+            steps.step(params.vector, grads.vector)
+            if goal.reached(epoch + done) and done < 1:
+                goal.restore()
+                return Trained({**params.views, **trainer.statistics.views}, loss, epoch)
+        loss = total / max(seen, 1)
+        if goal.epochs == epoch + 1:
+            break
+        goal.keep(epoch + 1)
+    return Trained({**params.views, **trainer.statistics.views}, loss, goal.epochs)
+
+
+class _Goal:
+    """How many epochs one run has time for, and its parameters after the last whole one, while they may be
+    what is sent.
+    """
+
+    def __init__(self, plan: Epochs, run: Run, trainer: Gradients) -> None:
+        self.epochs = self._planned = plan.epochs
+        self._least = plan.least if 0 < plan.least < plan.epochs else plan.epochs
+        self._run, self._began = run, run.clock()
+        self._held = (trainer.params.vector, trainer.statistics.vector)
+        self._kept: tuple[Vector, ...] = ()
+
+    def reached(self, done: float) -> bool:
+        """Whether training ends here, `done` epochs after its start. Raises OutOfTime for too few."""
+        try:
+            self._pace(done)
+        except OutOfTime:
+            if self.epochs == self._least:
+                raise
+            self.epochs = max(self._least, int(done))
+            if done < self.epochs:
+                self._pace(done)
+        return done >= self.epochs
+
+    def _pace(self, done: float) -> None:
+        self._run.pace(self._began, done / self.epochs, self.epochs / self._planned)
+
+    def keep(self, done: int) -> None:
+        """The parameters after `done` whole epochs, if they could be the last."""
+        if not self._least <= done < self.epochs:
+            return
+        self._kept = self._kept or tuple(np.empty_like(vector) for vector in self._held)
+        for copy, vector in zip(self._kept, self._held, strict=True):
+            np.copyto(copy, vector)
+
+    def restore(self) -> None:
+        """Back to what was kept."""
+        for copy, vector in zip(self._kept, self._held, strict=True):
+            np.copyto(vector, copy)
+
+
+@runtime_checkable
+class Plans(Protocol):
+    """A kind that trains by a plan; its contribution is what was trained and counts its samples."""
+
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> Epochs:
+        """What `train` trains; `model` holds the base."""
+
+
+def alone(plan: Epochs) -> bool:
+    """Whether it minimises cross-entropy alone: `steps`, `clip_norm` and the optimiser define the result."""
+    extra = plan.proximal or plan.privacy is not None
+    return plan.objective == "train" and not extra
+
+
+def steps(plan: Epochs, run: Run) -> tuple[list[Indices], int]:
+    """The batches of `train` for a plan without privacy, and how many come before the last epoch."""
+    rng = run.rng()
+    epochs = [[batch for batch, _ in _batches(plan, rng)] for _ in range(plan.epochs)]
+    every = [batch for epoch in epochs for batch in epoch]
+    return every, len(every) - len(epochs[-1])
+
+
+def _trainer(model: DeviceModel, plan: Epochs) -> Gradients:
+    trainer = model.trainer(plan.tunable, plan.objective)
+    if plan.privacy is None:
+        return trainer
+    graph = model.manifest.graphs[f"{plan.objective}.{plan.tunable}"]
+    rows = {extra.name for extra in graph.extras if extra.per_sample}
+    return PrivateGradients(trainer, plan.privacy, min(plan.batch, len(plan.indices)), rows)
+
+
+def _batches(plan: Epochs, rng: np.random.Generator) -> Iterator[tuple[Indices, float]]:
+    """The batches of one epoch, each with the share of the epoch that is done after it."""
+    samples = len(plan.indices)
+    if plan.privacy is None:
+        order = rng.permutation(plan.indices)
+        for start in range(0, samples, plan.batch):
+            batch = order[start : start + plan.batch]
+            yield batch, (start + len(batch)) / samples
+        return
+    steps = -(-samples // plan.batch)
+    for step in range(steps):
+        chosen = plan.privacy.rng.random(samples) < plan.batch / samples
+        yield plan.indices[chosen], (step + 1) / steps

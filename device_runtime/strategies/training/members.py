@@ -1,0 +1,113 @@
+"""What a device does that trains a smaller model of the task's family, and what it says of that model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.optimizer import Sgd
+from device_runtime.profiles import Pass, Work, Workload
+from device_runtime.profiles.cost import activation_bytes
+from device_runtime.strategies import settings as ranges
+from device_runtime.strategies.kind import Coded, Usual
+from device_runtime.strategies.merging.aggregator_half import RoundModel, ServerTools
+from device_runtime.strategies.settings import (
+    BatchSize,
+    LearningRate,
+    LocalEpochs,
+    Members,
+    Momentum,
+    WeightDecay,
+)
+
+from .device_half import LocalData
+from .workload import training_work, upload_bytes
+
+K = TypeVar("K", bound="OfFamily")
+
+
+@dataclass(frozen=True)
+class OfFamily(Coded, Usual):
+    """One form for each of `members`, names of smaller models, the richest first; none: the main model.
+
+    Every parameter is trained for `epochs` local epochs.
+    """
+
+    members: Members = ()
+    epochs: LocalEpochs = 10
+    lr: LearningRate = 0.1
+    momentum: Momentum = 0.5
+    weight_decay: WeightDecay = 1e-5
+    batch: BatchSize = 64
+
+    def __post_init__(self) -> None:
+        if len(set(self.members)) != len(self.members) or not all(self.members):
+            raise ValueError(f"members are {', '.join(self.members)}: one is empty or named twice")
+        ranges.check(self)
+
+    @property
+    def form(self) -> str:
+        return self.member
+
+    @property
+    def member(self) -> str:
+        return self.members[0] if self.members else ""
+
+    def variants(self: K) -> tuple[K, ...]:
+        return tuple(replace(self, members=(member,)) for member in self.members) or (self,)
+
+    @property
+    def sgd(self) -> Sgd:
+        """The device's optimiser."""
+        return Sgd(self.lr, self.momentum, self.weight_decay)
+
+
+def work(load: Workload, kind: OfFamily, level: str, mapped: int, maps: int) -> Work:
+    """Local training, then `mapped` samples' feature maps of a level, of which `maps` are held and sent,
+    and a count for each class.
+    """
+    trained = training_work(load, "all", load.samples * kind.epochs, batch=kind.batch)
+    values = maps * load.map_values(level)
+    graph = f"features.{level}"
+    return Work(
+        passes=(*trained.passes, Pass(graph, mapped, load.graph(graph).flops)),
+        peak_bytes=trained.peak_bytes + activation_bytes(load, graph) + 4 * values,
+        bytes_up=upload_bytes(
+            load.values("all"), load.tensors["all"] + 2, kind.codec, exact=values + load.labels
+        ),
+        bytes_down=trained.bytes_down,
+    )
+
+
+@contextmanager
+def holding(model: DeviceModel, tensors: Tensors) -> Iterator[None]:
+    """The model with these tensors, and then again with those that it had."""
+    before = {name: model.weights[name] for name in tensors}
+    model.load(tensors)
+    try:
+        yield
+    finally:
+        model.load(before)
+
+
+def whole(manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """What training every parameter changes."""
+    return (*manifest.specs("all"), *manifest.statistics("all"))
+
+
+def base_of(model: RoundModel, member: str) -> Tensors:
+    """What was distributed of a member; of the main model by ""."""
+    return model.family[member] if member else model.weights
+
+
+def tools_of(model: RoundModel, kind: str) -> tuple[ServerTools, LocalData]:
+    """What is on the aggregator, and the generic set. Raises ValueError where there is none."""
+    tools = model.tools
+    if tools is None or tools.generic is None or not len(tools.generic):
+        raise ValueError(f"{kind} needs samples that are nobody's own on the aggregator: a generic set")
+    return tools, tools.generic

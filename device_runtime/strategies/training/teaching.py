@@ -1,0 +1,187 @@
+"""Training a model on the aggregator, after a teacher: what kinds that train smaller models share."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel
+from device_runtime.models.errors import BundleError
+from device_runtime.models.training.optimizer import Optimizer
+
+from .device_half import LocalData
+
+log = logging.getLogger(__name__)
+
+Indices = NDArray[np.int64]
+Rows = Mapping[str, NDArray[np.float32]]
+
+PLACES = 32 * 32
+"""Of the largest map of those networks and images that the papers' beta is of."""
+BLOCK = 256
+"""Samples whose feature maps are held at once."""
+
+
+class Diverged(Exception):
+    """Raised when training ends with what is no number."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """`epochs` over the samples, shuffled anew in each, in batches of `batch`.
+
+    `extras` gives the objective's inputs for the samples at these indices, beside x and y. The parameters
+    `held` stay as they are.
+    """
+
+    optimizer: Optimizer
+    epochs: int
+    batch: int
+    tunable: str = "all"
+    objective: str = "train"
+    extras: Callable[[Indices], Tensors] = lambda _: NO_EXTRAS
+    held: tuple[str, ...] = ()
+
+
+def teach(
+    model: DeviceModel, weights: Tensors, data: LocalData, lesson: Lesson, rng: np.random.Generator
+) -> dict[str, NDArray[Any]]:
+    """`weights`, which are the whole model's, after the lesson; `model` is left with what it was given.
+
+    Raises BundleError where the bundle has no such graph, and Diverged.
+    """
+    model.load(weights)
+    trainer = model.trainer(lesson.tunable, lesson.objective)
+    params, grads = trainer.params, trainer.grads
+    steps = lesson.optimizer.start(params.vector)
+    held = {name: params.views[name].copy() for name in lesson.held}
+    for _ in range(lesson.epochs):
+        order = rng.permutation(len(data))
+        for start in range(0, len(order), lesson.batch):
+            batch = order[start : start + lesson.batch]
+            trainer.loss_and_grads(data.x[batch], data.y[batch], lesson.extras(batch))
+            steps.step(params.vector, grads.vector)
+            for name, value in held.items():
+                params.views[name][...] = value
+    if not (np.isfinite(params.vector).all() and np.isfinite(trainer.statistics.vector).all()):
+        raise Diverged(f"{lesson.objective} at {lesson.optimizer}")
+    return {**weights, **params.tensors(), **trainer.statistics.tensors()}
+
+
+def taught_or_same(
+    model: DeviceModel, weights: Tensors, data: LocalData, lesson: Lesson, rng: np.random.Generator
+) -> Tensors:
+    """As `teach`; `weights` where that diverges."""
+    try:
+        return teach(model, weights, data, lesson, rng)
+    except Diverged as error:
+        log.warning("%s diverges: %s", model.manifest.name, error)
+        return weights
+
+
+def generator(seed: int, kind: str, order: int) -> np.random.Generator:
+    """The randomness of a kind on the aggregator: of a round's seed and what is `order`-th in it."""
+    digest = hashlib.sha256(f"{seed}:{kind}:{order}".encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
+
+def attention(maps: NDArray[np.float32]) -> NDArray[np.float32]:
+    """vec(sum_c |F_c|^2) (thesis 002, equation 5.5): maps (n, channels, h, w) or (n, tokens, channels) give
+    (n, places).
+    """
+    squares = np.square(maps)
+    summed: NDArray[np.float32] = squares.sum(2) if maps.ndim == 3 else squares.sum(1)
+    return summed.reshape(len(maps), -1)
+
+
+def attention_maps(model: DeviceModel, x: NDArray[Any], levels: Iterable[str]) -> Rows:
+    """By level, (n, places), with the weights that the model has."""
+    return {
+        level: np.concatenate([attention(model.level_features(part, level)) for part in _parts(x)])
+        for level in levels
+    }
+
+
+def attended(student: Manifest) -> dict[str, int]:
+    """The levels at which objective `attention` compares the model with a teacher, and the places of each.
+
+    Raises BundleError where the bundle has no such graph.
+    """
+    need(student, ("attention.all",))
+    given = (extra for extra in student.graphs["attention.all"].extras if extra.per_sample)
+    return {extra.name.partition(".")[2]: extra.shape[0] for extra in given}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The extra inputs of objective `attention`: the teacher's maps by level (n, places), a beta for each."""
+
+    maps: Rows
+    beta: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, maps: Rows, beta: float, levels: Sequence[str]) -> Attention:
+        """`beta` divided by the places of a map, as Zagoruyko and Komodakis 2017 (section 4.1) divide 1e3.
+
+        It is that of images whose largest map has PLACES places, theirs; of smaller ones less in proportion,
+        so that a level weighs the same at any size (ours). Levels that are not among `levels` do not count.
+        """
+        most = max(rows.shape[1] for rows in maps.values())
+        each = {n: beta * most / PLACES / rows.shape[1] if n in levels else 0.0 for n, rows in maps.items()}
+        return cls(maps, each)
+
+    def __call__(self, batch: Indices) -> Tensors:
+        teacher = {f"teacher.{level}": rows[batch] for level, rows in self.maps.items()}
+        return {**teacher, "beta": np.array([self.beta[level] for level in self.maps], np.float32)}
+
+
+def need(manifest: Manifest, graphs: Iterable[str]) -> None:
+    """Raises BundleError, naming the first that the bundle does not have."""
+    for graph in graphs:
+        if graph not in manifest.graphs:
+            what, _, of = graph.partition(".")
+            ask = f"--features {of}" if what == "features" else f"--objective {what} --tunable {of}"
+            raise BundleError(f"bundle {manifest.name} has no graph {graph}: export it with {ask}")
+
+
+def map_shape(manifest: Manifest, level: str) -> tuple[int, ...]:
+    """Of one sample's feature map at a level. Raises BundleError where the bundle gives none."""
+    need(manifest, (f"features.{level}",))
+    return {str(known): shape for known, shape in manifest.features.items()}[level]
+
+
+def need_one_shape(manifests: Iterable[Manifest], level: str) -> None:
+    """Raises BundleError for bundles that give no feature map at a level, or maps of different shapes."""
+    shapes: dict[tuple[int, ...], str] = {}
+    for manifest in manifests:
+        shapes.setdefault(map_shape(manifest, level), manifest.name)
+    if len(shapes) > 1:
+        (one, first), (other, second), *_ = shapes.items()
+        raise BundleError(
+            f"maps of level {level} must have one shape in a family: {first} gives {one}, {second} {other}"
+        )
+
+
+def need_places(teacher: Manifest, student: Manifest) -> None:
+    """Raises BundleError where attention of the two cannot be compared, at a level at which it must be."""
+    for level, wanted in attended(student).items():
+        shape = map_shape(teacher, level)
+        places = shape[0] if len(shape) == 2 else prod(shape[1:])
+        if places != wanted:
+            raise BundleError(
+                f"attention at level {level} has {places} places in {teacher.name}, "
+                f"{wanted} in {student.name}: they must be as many"
+            )
+
+
+def _parts(x: NDArray[Any]) -> Iterable[NDArray[Any]]:
+    return (x[start : start + BLOCK] for start in range(0, max(len(x), 1), BLOCK))

@@ -1,0 +1,136 @@
+"""From a bundle and the local data to the workload that the cost model understands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import TensorSpec
+from device_runtime.models.engines.blocks import BLOCK
+from device_runtime.profiles import GraphWork, Pass, Work, Workload
+from device_runtime.profiles.cost import activation_bytes
+from device_runtime.strategies.codecs import chain as codecs
+
+ENVELOPE_BYTES = 120
+"""A contribution's message and topic around its tensors (measured; see docs/wire.md)."""
+SINGLY = 5.0
+"""A sample alone over its share of a batch of 32, in seconds (measured: WRN-10-1 at 8x8, ONNX Runtime on one
+core, clipping and noise included: 5.0 for set all, 8.4 for mid, 5.4 for head)."""
+
+
+def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32) -> Workload:
+    """What training this bundle on data with these class counts takes."""
+    sent = {name: (*manifest.specs(name), *manifest.statistics(name)) for name in manifest.sets}
+    return Workload(
+        graphs={
+            name: GraphWork(
+                graph.flops,
+                graph.memory_bytes(0),
+                graph.memory_bytes(1) - graph.memory_bytes(0),
+                graph.rows(batch),
+                graph.bytes,
+                whole=bool(graph.statistics),
+            )
+            for name, graph in manifest.graphs.items()
+        },
+        parameters={name: sum(spec.size for spec in specs) for name, specs in sent.items()},
+        tensors={name: len(specs) for name, specs in sent.items()},
+        weights_bytes=sum(np.dtype(spec.dtype).itemsize * spec.size for spec in manifest.stored()),
+        download_bytes=manifest.weights.bytes,
+        feature_width=manifest.head.features,
+        class_counts=class_counts,
+        sample_bytes=np.dtype(manifest.input.dtype).itemsize * prod(manifest.input.shape),
+        maps={level: prod(shape) for level, shape in manifest.features.items() if level != "head"},
+    )
+
+
+def head_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """The parameters of the linear head alone."""
+    names = {manifest.head.weight, manifest.head.bias}
+    return tuple(spec for spec in manifest.stored() if spec.name in names)
+
+
+def too_few_of_each(load: Workload, smallest: int) -> str:
+    """Why nothing can be sent by class where a class needs so many samples; empty where something can."""
+    most = max(load.class_counts, default=0)
+    return (
+        ""
+        if most >= smallest
+        else f"a class needs {smallest} samples to be sent, the largest here has {most}"
+    )
+
+
+def passes(load: Workload, **samples: float) -> tuple[Pass, ...]:
+    """Samples through each graph: `passes(load, forward=100, train_mid=250)`."""
+    named = [(name.replace("_", ".", 1), count) for name, count in samples.items()]
+    return tuple([Pass(graph, count, load.graph(graph).flops) for graph, count in named])
+
+
+def upload_bytes(values: int, tensors: int, codec: str = "", exact: int = 0) -> int:
+    """On the wire: float32 parameters in this many named tensors by this codec, with header and envelope.
+
+    `exact`: float32 or int32 values besides, which a codec leaves as they are, among the tensors.
+    """
+    return codecs.named(codec).payload_bytes(values, tensors, exact) + ENVELOPE_BYTES
+
+
+@dataclass(frozen=True)
+class Training:
+    """SGD on a tunable set over `trained` samples in all, after a forward pass over `scored` samples.
+
+    `kept`: vectors of the set that are held beside those of any training. `singly`: samples are run one by
+    one, in private training. `codec` is what the update is sent by.
+    """
+
+    tunable: str
+    trained: float
+    scored: float = 0.0
+    batch: int = 32
+    objective: str = "train"
+    kept: int = 0
+    singly: bool = False
+    codec: str = ""
+
+
+def training_work(load: Workload, tunable: str, trained: float, scored: float = 0.0, batch: int = 32) -> Work:
+    """Of minimising cross-entropy in batches of `batch`; see `Training`."""
+    return work_of(load, Training(tunable, trained, scored, batch))
+
+
+def work_of(load: Workload, training: Training) -> Work:
+    """Memory: weights, gradients and momentum of the set, and summed gradients where a batch takes several
+    runs; the optimiser's block; the model itself; a run's activations, and one's that scored, whose session
+    stays open; the data, and a batch drawn from it.
+    """
+    tunable, name = training.tunable, f"{training.objective}.{training.tunable}"
+    values, graph = load.values(tunable), load.graph(name)
+    forward = passes(load, forward=training.scored) if training.scored else ()
+    slowdown = SINGLY if training.singly else 1.0
+    rows = 1 if training.singly else training.batch
+    vectors = 3 + training.kept + (rows > graph.rows)
+    set_bytes = 4 * (vectors * values + BLOCK)
+    data_bytes = (load.samples + min(training.batch, load.samples)) * load.sample_bytes
+    held = set_bytes + 2 * load.weights_bytes + data_bytes
+    if training.scored:
+        held += activation_bytes(load, "forward")
+    return Work(
+        passes=(*forward, Pass(name, training.trained, graph.flops, slowdown)),
+        peak_bytes=held + activation_bytes(load, name, rows),
+        bytes_up=upload_bytes(values, load.tensors[tunable], training.codec),
+        bytes_down=load.download_bytes,
+    )
+
+
+def forward_work(load: Workload, samples: int, values_up: int, codec: str = "") -> Work:
+    """Features of `samples` samples, kept; `values_up` float32 values sent by this codec."""
+    features = 4 * load.feature_width * samples
+    held = 2 * load.weights_bytes + load.samples * load.sample_bytes + features
+    return Work(
+        passes=passes(load, forward=samples),
+        peak_bytes=held + activation_bytes(load, "forward"),
+        bytes_up=upload_bytes(values_up, 2, codec),
+        bytes_down=load.download_bytes,
+    )

@@ -1,0 +1,93 @@
+"""HeteroFL: a slow device trains a narrower part of the main model (Diao et al. 2021, algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.slices import Slices
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.base import DeviceModel
+
+from .kind import About
+from .merging.aggregator_half import Effect, RoundModel
+from .merging.tensor_mean import TensorMean
+from .settings import Members
+from .training.device_half import NOTHING, Contribution, LocalData, Run
+from .training.local_training import Epochs
+from .training.tensor_update import TensorUpdate
+
+
+@dataclass(frozen=True)
+class SliceMean:
+    """The mean of a round by element; `base` is the main model that was distributed."""
+
+    mean: TensorMean
+    base: Tensors
+
+
+@dataclass(frozen=True)
+class WidthSlice(TensorUpdate):
+    """Every parameter of a narrower network, whose tensors are the leading part of the main model's.
+
+    `members` of the task's family, the richest first; "", or none, is the main model itself. Each element of
+    the main model becomes the mean over those who trained it, full updates of the round included, and stays
+    where nobody did. The members' next bases are cut out of the next main base.
+    Different from the paper: means are by samples, as in FedAvg, not by devices. Group norm normalises the
+    same groups of channels in every width and undoes any scale, so that neither static batch norm nor the
+    Scaler is needed. Classes that a device lacks are not masked.
+    """
+
+    name: ClassVar[str] = "width-slice"
+    about: ClassVar[About] = About(
+        "a narrower part of the network", "that part", "HeteroFL: Diao et al. 2021"
+    )
+    members: Members = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.members)) != len(self.members):
+            raise ValueError(f"members are {', '.join(self.members)}: each can be named once")
+
+    @property
+    def member(self) -> str:
+        return self.members[0] if self.members else ""
+
+    @property
+    def form(self) -> str:
+        return self.member
+
+    def variants(self) -> tuple[WidthSlice, ...]:
+        return tuple(replace(self, members=(member,)) for member in self.members) or (self,)
+
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> Epochs:
+        """What the device keeps for MOON is of no use to another member than it was trained with."""
+        weights = model.weights
+        fits = all(n in weights and v.shape == weights[n].shape for n, v in run.memory.items())
+        return super().plan(model, data, run if fits else replace(run, memory=NOTHING))
+
+    def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> dict[str, Tensors]:
+        """The base of each member, cut out of the main one; `manifests` by member, the main model's by "".
+
+        Raises TensorError for a member that is no part of the main model, KeyError for one without manifest.
+        """
+        return {member: slices.cut(base) for member, slices in self._slices(manifests).items()}
+
+    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+        """Nothing, where all members are parts of the main model; raises as `derive`."""
+        self._slices(manifests)
+
+    def _slices(self, manifests: Mapping[str, Manifest]) -> dict[str, Slices]:
+        members = filter(None, self.members)
+        return {member: Slices.of(manifests[""], manifests[member]) for member in members}
+
+    def start(self, model: RoundModel) -> SliceMean:  # type: ignore[override]
+        return SliceMean(TensorMean(), model.weights)
+
+    def fold(self, state: SliceMean, contribution: Contribution, weight: float) -> SliceMean:  # type: ignore[override]
+        return replace(state, mean=state.mean.add_leading(contribution.tensors, weight, state.base))
+
+    def finish(self, state: SliceMean, model: RoundModel) -> Effect:  # type: ignore[override]
+        return Effect(mean=state.mean, num_examples=state.mean.most)

@@ -1,0 +1,200 @@
+"""FedMeZO: inference-only updates; a round's seed down, `num_z` scalars up (thesis 000, section 4.1.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+
+from device_runtime.broker.wire.messages import Step
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
+from device_runtime.profiles.cost import activation_bytes
+
+from . import settings as ranges
+from .directions import directions
+from .directions.mean_scalars import Mean, MeanScalars, Scalars
+from .directions.replaying import Along, perturb
+from .directions.step_size import GRID, Moment, Sizing, relative, unit
+from .kind import About, Usual
+from .merging.aggregator_half import Effect, RoundModel
+from .settings import Directions, Distance, Setting, TunableSet
+from .training.device_half import MOST_LOSS, Contribution, Late, LocalData, Run
+from .training.workload import passes
+
+WIRE_BYTES, AGAIN_BYTES = 190, 45
+"""A contribution of two scalars on the wire, topic and all; and one in few bytes, like one that was accepted
+(docs/wire.md), both of a device whose name has eight letters.
+"""
+
+
+FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute", "generator": directions.GENERATOR}
+"""What makes it the thesis's: num_z = 2 is of its section 4.2.1, eps = 1e-3 of MeZO (it names no figure)."""
+MEASURED: Mapping[str, Any] = {
+    "sides": 1,
+    "sizing": "relative",
+    "num_z": 4,
+    "sampled": 0.1,
+    "lr": 2e-2,
+}
+DRAWN = 2e-3
+"""The `lr` of those settings where a round is of some of the devices: what they lack in samples is noise."""
+
+
+@dataclass(frozen=True)
+class ZerothOrder(Usual):
+    """Projected gradients along `num_z` directions that devices of the round share; u is the unit of length.
+
+    `sides` = 2: g_p = (L(w + eps u z_p) - L(w - eps u z_p)) / (2 eps) (equation 3), 2 num_z losses. `sides` =
+    1: g_p = (L(w + eps u z_p) - L(w)) / eps, num_z + 1 losses. Each loss is the mean over the *whole* local
+    data (section 4.2.2). The model moves by -lr * u * mean_p(g_p z_p) (algorithm 3). Algorithm 2 averages g_p
+    over devices plainly; by n_k, as here, the step is that of the pooled data however it is divided. Scalars
+    that come late are along directions that are known still: they are a step of their own, by their weight
+    among all and the share that the task grants (FedBuff, Nguyen et al. 2022, algorithm 1).
+
+    `sizing` = "absolute": u = 1, as in the thesis. "relative" (ours): u is the root mean square of the tuned
+    weights, g_p counts in parts of the usual one so far (`step_size`), and the mean of n of them sqrt(n)
+    times: a usual round moves a weight by lr times the weights' size, in root mean square, whatever the
+    network, the loss and n. `sampled` (ours): the part of its samples that a device measures a round's losses
+    on, drawn anew for each round by its own randomness.
+
+    Defaults are the thesis's, but for directions of signs; `MEASURED` learns more of as many passes
+    (docs/zeroth-order.md).
+    """
+
+    name: ClassVar[str] = "zeroth-order"
+    about: ClassVar[About] = About(
+        "nothing: measures the loss at the base and along random directions",
+        "a few scalars",
+        "FedMeZO: Bernier 2024 (MSc thesis, Concordia), chapter 4",
+    )
+    num_z: Directions = 2
+    eps: Distance = 1e-3
+    lr: Annotated[float, Setting("Learning rate of the step of a round.", example=1e-3, more_than=0)] = 1e-2
+    tunable: TunableSet = "all"
+    generator: directions.RandomDirections = directions.RADEMACHER
+    sides: Annotated[
+        Literal[1, 2],
+        Setting("Measured losses of a direction: one beside that of the base, or there and back.", example=1),
+    ] = 2
+    sizing: Annotated[
+        Sizing,
+        Setting("Unit of `eps` and `lr`: 1, or the size of the weights and of past scalars.", "relative"),
+    ] = "absolute"
+    beta: Annotated[
+        float,
+        Setting("Decay of the mean of past scalars, for relative steps.", 0.9, at_least=0, less_than=1),
+    ] = 0.99
+    sampled: Annotated[
+        float,
+        Setting("Share of its samples that a device measures in a round.", 0.1, more_than=0, at_most=1),
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        ranges.check(self)
+
+    @property
+    def scalars(self) -> int:
+        return self.num_z
+
+    @property
+    def losses(self) -> int:
+        """How often a device goes through its data, or through what is `sampled` of it."""
+        return 2 * self.num_z if self.sides == 2 else self.num_z + 1
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        """So many forward passes over a round's samples; the memory of inference and a copy of the set."""
+        graph = f"loss.{self.tunable}"
+        samples = float(self.losses * self._count(workload.samples))
+        held = 2 * workload.weights_bytes + 4 * workload.values(self.tunable)
+        work = Work(
+            passes=passes(workload, **{f"loss_{self.tunable}": samples}),
+            peak_bytes=held + workload.samples * workload.sample_bytes + activation_bytes(workload, graph),
+            bytes_up=WIRE_BYTES + 4 * max(0, self.num_z - 2),
+            bytes_down=workload.download_bytes,
+        )
+        return predict(profile, work, self.name)
+
+    def again(self, first: int) -> int:
+        return AGAIN_BYTES + first - WIRE_BYTES
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        losses, began = [], run.clock()
+        for loss in self._measured(model, self._drawn(data, run), run):
+            losses.append(loss)
+            run.pace(began, len(losses) / self.losses)
+        ups, downs = losses[:: self.sides], losses[1 :: self.sides]
+        if self.sides == 1:
+            ups, downs = losses[1:], losses[:1] * self.num_z
+        apart = [(up - down) / (self.sides * self.eps) for up, down in zip(ups, downs, strict=True)]
+        return Contribution(self.name, {"g": np.array(apart, np.float32)}, len(data), float(np.mean(losses)))
+
+    def _drawn(self, data: LocalData, run: Run) -> LocalData:
+        """What of the data this round is measured on."""
+        if self.sampled == 1:
+            return data
+        rows = np.sort(run.rng().permutation(len(data))[: self._count(len(data))])
+        return LocalData(data.x[rows], data.y[rows])
+
+    def _count(self, samples: int) -> int:
+        return ceil(self.sampled * samples)
+
+    def _measured(self, model: DeviceModel, data: LocalData, run: Run) -> Iterator[float]:
+        """The losses, in order: there and back along each direction, or at the base and along each."""
+        probe = model.probe(self.tunable)
+        length = self.eps * unit(model.weights, model.manifest.specs(self.tunable), self.sizing)
+        if self.sides == 1:
+            yield probe.loss(data.x, data.y)
+        for p in range(self.num_z):
+            for sign in (1, -1)[: self.sides]:
+                perturb(probe.params, model.weights, Along(run.seed, p, sign * length, self.generator))
+                yield probe.loss(data.x, data.y)
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("g", (self.num_z,)),)
+
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        """Losses are from 0 to MOST_LOSS: no difference of two over eps or more is further from 0."""
+        furthest, most = float(np.abs(update["g"]).max()), MOST_LOSS / self.eps
+        if furthest <= most:
+            return ""
+        return f"a scalar is {furthest:.4g} away from 0, at most {most:.4g} is believed with eps {self.eps:g}"
+
+    def start(self, model: RoundModel) -> MeanScalars:
+        first = self.sizing == "relative" and not Moment.of(model.memory).usual
+        return MeanScalars.empty(self.num_z, squares=first)
+
+    def fold(self, state: MeanScalars, contribution: Contribution, weight: float) -> MeanScalars:
+        projected = contribution.tensors["g"].astype(np.float64)
+        return state.add(projected, weight, contribution.late)
+
+    def finish(self, state: MeanScalars, model: RoundModel) -> Effect:
+        means = list(state.means(Late(model.round, model.seed, 1.0)))
+        length = self.lr * unit(model.weights, model.manifest.specs(self.tunable), self.sizing)
+        if self.sizing == "absolute":
+            steps = tuple(self._step(mean, mean.scalars, length) for mean in means)
+            return Effect(steps=steps, num_examples=state.whole)
+        moment = Moment.of(model.memory)
+        for mean in means:
+            moment = moment.after(float(np.square(mean.scalars).mean()), self.beta, state.median)
+        steps = tuple(
+            self._step(mean, relative(mean.scalars, moment.usual), length * sqrt(len(mean.scalars)) / GRID)
+            for mean in means
+        )
+        return Effect(steps=steps, num_examples=state.whole, memory=moment.kept())
+
+    def _step(self, mean: Mean, scalars: Scalars, lr: float) -> Step:
+        return Step(
+            round=mean.of.round,
+            generator=self.generator,
+            seed=mean.of.seed,
+            tunable=self.tunable,
+            lr=lr,
+            share=mean.share * mean.of.share,
+            scalars=tuple(scalars.astype(np.float32).tolist()),
+        )

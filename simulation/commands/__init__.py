@@ -1,1 +1,0 @@
-"""Commands of the simulation: each module has add_arguments and run."""
