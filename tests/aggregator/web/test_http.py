@@ -60,6 +60,7 @@ def test_a_run_is_told_from_its_first_round_to_its_last(serve, fleet, eventually
     asked = "/api/v1/tasks/digits/contributions?status=refused"
     refused = eventually(lambda: service.get(asked).json["entries"])  # the log is written a little later
     assert {one["device"] for one in refused} == {"liar"}
+    eventually(lambda: len(service.get("/api/v1/tasks/digits/contributions").json["entries"]) >= 4)
     page = service.get("/api/v1/tasks/digits/contributions?limit=2").json
     after = service.get(f"/api/v1/tasks/digits/contributions?limit=2&before={page['next']}").json
     ids = [one["id"] for one in (*page["entries"], *after["entries"])]
