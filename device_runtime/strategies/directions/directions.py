@@ -12,7 +12,7 @@ multiples of 1/4: integers up to the last step, exact in float32.
 "philox4x64-rademacher/1": element i is 1 where bit i mod 64 of word i // 64 is set, the least significant
 being bit 0, and -1 elsewhere. It takes a 64th of the words.
 
-Any other implementation must give the golden vectors of tests/strategies/test_directions.py.
+Any other implementation must give the golden vectors of tests/strategies/directions/test_directions.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,16 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full
 
-from .test_apart import DAY_S, PAUSED, Verdict, apart, measured, process, run_until_it_is_over, when_tried
+from .test_subprocess import (
+    DAY_S,
+    PAUSED,
+    Verdict,
+    apart,
+    measured,
+    process,
+    run_until_it_is_over,
+    when_tried,
+)
 
 __all__ = ["apart", "measured"]  # fixtures
 

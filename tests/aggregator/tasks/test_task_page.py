@@ -13,7 +13,7 @@ from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.statistics import class_statistics
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = runpy.run_path(str(ROOT / "docs" / "task.py"))
 KEYS = [(Task, row) for row in ranges.listed(Task)] + [
     (KindSettings, row) for row in ranges.listed(KindSettings)

@@ -35,7 +35,7 @@ NETWORKS = {
     "batch": ("wrn", {**SMALL_WRN, "norm": "batch"}, (1, 8, 8)),
     "vit": ("vit", SMALL_VIT, (1, 8, 8)),
 }
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 needs_package = pytest.mark.skipif(bool(available()), reason=available())
 
@@ -172,8 +172,8 @@ def test_all_of_it_holds_in_an_environment_with_the_package(tmp_path):
     made = subprocess.run([*pip, "--target", tmp_path, wanted], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"pip cannot install {wanted}: {made.stderr.strip().splitlines()[-1]}")
-    others = ("test_ort_training_engine.py", "test_engines.py")
-    files = [__file__, *(Path(__file__).with_name(other) for other in others)]
+    others = ("test_ort_training_engine.py", "test_available.py")
+    files = [__file__, *(ROOT / "tests" / "models" / "engines" / other for other in others)]
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-rs"]
     pytest_here += ["-k", "not GPU and not gru-onnxruntime-training", *files]

@@ -15,7 +15,7 @@ from device_runtime.models.bundles.protobuf import delimited_field
 from device_runtime.models.engines.onnx_session import SessionSettings, load_session
 from device_runtime.models.errors import BundleError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VECTORS = json.loads((ROOT / "web" / "vectors" / "graphs.json").read_text())
 ALLOWED = {one["name"]: bytes.fromhex(one["graph"]) for one in VECTORS["allowed"]}
 REFUSED = {one["name"]: bytes.fromhex(one["graph"]) for one in VECTORS["refused"]}
