@@ -1,0 +1,89 @@
+"""Pages name files, links, commands and options that exist."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from device_runtime.cli.table import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    page
+    for place in (".", "docs", "docs/notes", "broker", "models/bundles", "web")
+    for page in (ROOT / place).glob("*.md")
+    if page.name != "CHANGELOG.md"
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+CODE_FILE = re.compile(
+    r"`((?:device_runtime|tests|benchmarks|examples|models|profiles|broker|web|docs)/[\w./-]*\.\w+)(?:::\w+)?`"
+)
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings: lower case, spaces become hyphens, punctuation goes."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    wrong = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            wrong.append(link)
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_of_the_project_that_a_page_names_exist(page: Path) -> None:
+    named = CODE_FILE.findall(page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each `device-runtime` line in the blocks of a page, continuation lines joined."""
+    for block in FENCE.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            if match := re.match(r"(?:\$ )?device-runtime (\S.*)", line):
+                yield re.split(r"\s+[#|>&]", match.group(1))[0].split()
+
+
+@cache
+def options(command: str) -> frozenset[str]:
+    parser = argparse.ArgumentParser()
+    import_module(COMMANDS[command].module).add_arguments(parser)
+    known, open_ = set(), [parser]
+    while open_:
+        for action in open_.pop()._actions:
+            known.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                open_.extend(action.choices.values())
+    return frozenset(known)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_options_of_a_page_exist(page: Path) -> None:
+    wrong = []
+    for command, *words in commands(page.read_text()):
+        if command.startswith("-"):
+            continue
+        if command not in COMMANDS:
+            wrong.append(command)
+            continue
+        given = {word.split("=")[0] for word in words if word.startswith("--")}
+        wrong += [f"{command} {option}" for option in given - options(command)]
+    assert not wrong
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 120
