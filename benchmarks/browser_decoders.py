@@ -29,9 +29,8 @@ from device_runtime.broker.wire.messages import (
     Step,
     Succession,
 )
-from device_runtime.models.bundles import archive, manifest, protobuf, tensors
-from device_runtime.models.bundles.bundle import Bundle, shipped
-from device_runtime.models.bundles.consistency import check_manifest
+from device_runtime.models.bundles import archive, graph_check, manifest, tensors
+from device_runtime.models.bundles.bundle import Bundle, check_manifest, shipped
 from device_runtime.models.errors import BundleError, ModelError
 from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
@@ -192,7 +191,7 @@ def _settings(data: bytes) -> Any:
 def _next(data: bytes) -> Offer:
     if not data:
         raise messages.MessageError("by its first byte it is known to be one")
-    return small.following(offer(), small.decode_next(small.parted(data)[0]))
+    return small.following(offer(), small.decode_next(small.split_mac(data)[0]))
 
 
 def _with_kind(kind: Kind) -> bytes:
@@ -220,8 +219,8 @@ def pairs() -> list[Pair]:
     short = small.short_of(contribution(), contribution()) or b""
     kinds = tuple(_with_kind(registry.write(registry.make(name))) for name in (*registry.USUAL, "peft"))
     graph = whole.graph("train.all")
-    nodes = next(one.content for one in protobuf.fields(graph) if one.number == 7)
-    some = b"".join(one.encoded for one in list(protobuf.fields(nodes))[:6])
+    nodes = next(one.content for one in graph_check.fields(graph) if one.number == 7)
+    some = b"".join(one.encoded for one in list(graph_check.fields(nodes))[:6])
     return [
         *message_pairs(),
         Pair("offer or signed", (messages.encode(offer()), messages.encode(_signed())),
@@ -234,7 +233,7 @@ def pairs() -> list[Pair]:
              archive.read_zip(data).items()], as_json, (ModelError,), share=0.5),
         Pair("bundle", (whole.packed(),), share=0.005),
         Pair("protobuf", (some,), lambda data: [[one.number, len(one.content), len(one.encoded)] for one in
-             protobuf.fields(data)], as_json, (ModelError,)),
+             graph_check.fields(data)], as_json, (ModelError,)),
         Pair("onnx graph", (graph,), share=0.1),
         Pair("steps", (log, named), lambda data: _told(steps.decode(data)), as_json, form="msgpack"),
         Pair("next round", (after, led), _next, same_message(Offer),

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from device_runtime.simulation import policies
+from device_runtime.simulation import scenario as policies
 from device_runtime.simulation.executors.job import Job
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.run import prepare, simulate

@@ -28,9 +28,8 @@ from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation import digits, scenario
-from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.records import Nobody, RoundLine
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.watch import Nobody
 from device_runtime.strategies.codecs.chain import Chain, named
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.training.device_half import NOTHING, LocalData, Run

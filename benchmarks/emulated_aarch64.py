@@ -17,7 +17,6 @@ ONNX Runtime is pinned to 1.23.2: newer ones crash at import in the emulator 7.2
 know). Exit code 1 where a round was not done, directions differ at all, or a model by more than 1e-4.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse

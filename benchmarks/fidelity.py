@@ -19,11 +19,9 @@ from tabulate import tabulate
 from device_runtime.aggregator.views.listener import RoundOpened
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
-from device_runtime.simulation.records import Ask
+from device_runtime.simulation.records import Ask, Nobody
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.watch import Nobody
-from device_runtime.simulation.wire.run import Course
-from device_runtime.simulation.wire.scenario import perform
+from device_runtime.simulation.wire.run import Course, perform
 
 SEED, ROUNDS = 5, 3
 SHARES = {"phone-high": 0.25, "pi-5": 0.25, "jetson-nano": 0.25, "pi-zero-2w": 0.125}

@@ -10,8 +10,6 @@ Medians of several processes. Memory is the resident set as the system counts it
 children. Peers and extras are installed into environments below FOLDER, and kept there.
 """
 
-# ruff: noqa: E402
-
 from __future__ import annotations
 
 import argparse

@@ -12,7 +12,6 @@ was. Ends with 1 if anything did. `slowest` is one input; `memory` is how much t
 decoded all of them.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse

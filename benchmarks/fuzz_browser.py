@@ -10,7 +10,6 @@ some for each byte; and where one side reads what the other refuses, or reads so
 counts what only one side refuses and is known to: see `AGREED`. Ends with 1 if anything failed.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse

@@ -17,8 +17,7 @@ import sys
 import psutil
 from tabulate import tabulate
 
-from device_runtime.client.selection.graph_memory import held
-from device_runtime.client.selection.profiling import BATCH, drawn, ready, runnable
+from device_runtime.client.selection.profiling import BATCH, drawn, held, ready, runnable
 from device_runtime.client.training.engine_guard import MARGIN, MARGIN_BYTES
 from device_runtime.models.bundles.bundle import Bundle, find
 from device_runtime.models.bundles.manifest import Graph

@@ -17,12 +17,12 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from device_runtime.models.bundles.bundle import Bundle, shipped
-from device_runtime.models.bundles.graph_check import check_graph
-from device_runtime.models.bundles.protobuf import (
+from device_runtime.models.bundles.graph_check import (
     DELIMITED,
     FIXED32,
     FIXED64,
     VARINT,
+    check_graph,
     delimited_field,
     fields,
     number,

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from device_runtime.models.bundles.vocabulary import learnt, texts_of
 from device_runtime.models.text.file import TokenizerFile, encode
+from device_runtime.models.text.vocabulary import learnt, texts_of
 
 DATA = Path(os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data"))
 TOKENS, LENGTH, LAYERS, HEADS = 4000, 64, 4, 4

@@ -22,14 +22,13 @@ from tabulate import tabulate
 
 sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 
-from benchmarks.zeroth.on_features import OnFeatures  # noqa: E402
-from device_runtime.cli import main as device_runtime  # noqa: E402
-from device_runtime.simulation import scenario  # noqa: E402
-from device_runtime.simulation.executors.plain import Plain  # noqa: E402
-from device_runtime.simulation.records import RoundLine  # noqa: E402
-from device_runtime.simulation.run import prepare, simulate  # noqa: E402
-from device_runtime.simulation.watch import Nobody  # noqa: E402
-from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED  # noqa: E402
+from benchmarks.zeroth.on_features import OnFeatures
+from device_runtime.cli import main as device_runtime
+from device_runtime.simulation import scenario
+from device_runtime.simulation.executors.job import Plain
+from device_runtime.simulation.records import Nobody, RoundLine
+from device_runtime.simulation.run import prepare, simulate
+from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED
 
 DATA = os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data")
 ANSWERS = {

@@ -22,7 +22,7 @@ from tabulate import tabulate
 from device_runtime.models.bundles.bundle import Bundle, find
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.data import Keep, Place, Shelf, png, wav
+from device_runtime.models.data import Keep, Place, Shelf, png, sound
 from device_runtime.models.data.picture import Picture
 
 SPEECH, PHOTO, COLOURS = (
@@ -81,7 +81,7 @@ def _save(path: Path, rng: np.random.Generator, count: int) -> None:
 
 
 def _features(data: bytes) -> object:
-    return wav.decode(data).raw(SPEECH)
+    return sound.decode(data).raw(SPEECH)
 
 
 def _ms(work: Callable[[], object]) -> float:

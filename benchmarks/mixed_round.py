@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.simulation import digits, partition
 from device_runtime.simulation.demo.fleet import MIXED
 from device_runtime.strategies.few_shot import FewShot

@@ -32,12 +32,10 @@ from tabulate import tabulate
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.training.head import SoftmaxHead
-from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.models.training.heads import SoftmaxHead, accuracy_and_loss
 from device_runtime.simulation import scenario
-from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.records import Nobody, RoundLine
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.watch import Nobody
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS, IMAGES = DATA / "squeezenet1_0_imagenet.npz", DATA / "cifar10_10k_2k_jpegbytes.npz"

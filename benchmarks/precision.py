@@ -110,7 +110,7 @@ class Network:
 
 def with_precisions(bundle: Bundle, folder: Path) -> Bundle:
     """The bundle with its forward graph in each precision that passes the gate."""
-    from device_runtime.models.export.precision import lower_forward
+    from device_runtime.models.export.quantise import lower_forward
 
     weights = bundle.weights()
     manifest, files = bundle.manifest, {name: bundle.graph(name) for name in bundle.manifest.graphs}

@@ -12,7 +12,6 @@ runs of the same model, quota and repeat. `first` is the error of the first roun
 of the last, after those between have corrected it. Errors are |predicted - measured| / measured, medians.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse

@@ -7,7 +7,6 @@ that installation, so that no compiler is found. Then `profile`, and a round of 
 aggregator here. Exit code 1 where one was not done.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse

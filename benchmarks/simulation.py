@@ -39,10 +39,10 @@ ROOT = Path(__file__).parent.parent
 PEERS = Path(__file__).parent / "peers"
 sys.path[0] = str(PEERS)  # its modules import each other
 
-import processes  # noqa: E402
-from environments import python_of  # noqa: E402
-from runners import CASES, OURS, REFERENCE, RUNNERS, Case, wanted  # noqa: E402
-from work import WORKS, Job, write  # noqa: E402
+import processes
+from environments import python_of
+from runners import CASES, OURS, REFERENCE, RUNNERS, Case, wanted
+from work import WORKS, Job, write
 
 LIMIT_S = 1800.0
 CHECKED_USERS, CHECKED_ROUNDS, CHECKED_TO = 6, 3, 1e-6

@@ -15,7 +15,6 @@ does not fit is to be refused or stepped down from, and nothing killed. Exit cod
 on 512 MB, or where the kernel killed a process.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse

@@ -17,7 +17,6 @@ downloads  devices that fetch a model at once, by windows of blocks.
 The load is made by hand (bare_mqtt.py, wired/) in this process; the broker and the aggregator have their own.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.job import Job
-from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.executors.job import Job, Plain
+from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.watch import Nobody
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.zeroth_order import ZerothOrder
 

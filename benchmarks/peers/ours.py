@@ -26,7 +26,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Source
 from device_runtime.models.engines.available import EngineWish
-from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.executors.choice import ExecutorWish, make

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.plain import Plain
-from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.executors.job import Plain
+from device_runtime.simulation.records import Nobody, RoundLine
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.watch import Nobody
 from device_runtime.strategies.registry import KINDS
 from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors
-from device_runtime.models.training.head import SoftmaxHead
-from device_runtime.models.training.softmax import cross_entropy
-from device_runtime.simulation.executors.batched_features import Features, Known
+from device_runtime.models.training.heads import SoftmaxHead, cross_entropy
+from device_runtime.simulation.executors.batched import Features, Known
 from device_runtime.simulation.executors.job import Job, Result, World, run_of
 from device_runtime.strategies.training.device_half import LocalData
 

@@ -21,8 +21,8 @@ from tabulate import tabulate
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import scenario
-from device_runtime.simulation.evaluating import Evaluator
 from device_runtime.simulation.executors.job import Job, base_key
+from device_runtime.simulation.learning import Evaluator
 from device_runtime.simulation.run import Prepared, prepare
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.folding import Folding

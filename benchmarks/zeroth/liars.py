@@ -25,9 +25,8 @@ from tabulate import tabulate
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import Executor, Failed, Job, Result, World
-from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.records import Nobody, RoundLine
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.watch import Nobody
 from device_runtime.strategies.robust import RULES
 
 from .heads import Heads

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.simulation.executors.batched_features import Features
-from device_runtime.simulation.executors.batched_heads import BatchedHeads
+from device_runtime.simulation.executors.batched import BatchedHeads, Features
 from device_runtime.simulation.executors.job import Job, Result, World
 
 from .heads import CACHE_BYTES, Heads

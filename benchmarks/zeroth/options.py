@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from device_runtime.models.training.softmax import cross_entropy
+from device_runtime.models.training.heads import cross_entropy
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.data import DataSpec
 

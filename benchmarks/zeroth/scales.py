@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from device_runtime.models.training.softmax import log_softmax
+from device_runtime.models.training.heads import log_softmax
 from device_runtime.strategies.statistics.feature_scale import scale_by
 
 from . import options

@@ -14,12 +14,11 @@ import msgspec
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import shared_settings as training
-from device_runtime.aggregator.tasks.task_codec import coded
-from device_runtime.profiles.fleets import scenarios as fleets
-from device_runtime.profiles.fleets.scenarios import FleetSpec
-from device_runtime.simulation import policies, scenario
-from device_runtime.simulation.compare.ahead import bundle_sha256
-from device_runtime.simulation.compare.plan import Comparison, Plan, comparison_in, scenario_in
+from device_runtime.aggregator.tasks.shared_settings import coded
+from device_runtime.profiles.fleets import fleet as fleets
+from device_runtime.profiles.fleets.fleet import FleetSpec
+from device_runtime.simulation import scenario
+from device_runtime.simulation.compare.plan import Comparison, Plan, bundle_sha256, comparison_in, scenario_in
 from device_runtime.simulation.compare.run_folder import Name, fingerprint
 from device_runtime.simulation.compare.wording import asking, lasting
 from device_runtime.simulation.errors import ScenarioError
@@ -73,7 +72,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     known = comparison_in(folder) or Comparison(policies=_usual(options))
     named = _policies(options.compare) if options.compare else known.policies
     for policy in named:
-        policies.under(policy, mine.task)
+        scenario.under(policy, mine.task)
     comparison = Comparison(
         policies=named,
         seeds=options.seeds or known.seeds,
@@ -113,7 +112,7 @@ def presets() -> str:
     lines += ["fleets (given the task of digits unless a scenario says otherwise)"]
     lines += [f"  {name:16}{_of_fleet(spec)}" for name, spec in drawn.items()]
     lines += ["policies (besides, every system: device-runtime systems)"]
-    lines += [f"  {name:16}{what}" for name, what in policies.POLICIES.items()]
+    lines += [f"  {name:16}{what}" for name, what in scenario.POLICIES.items()]
     return "\n".join(lines)
 
 
@@ -161,10 +160,10 @@ def _policies(text: str) -> tuple[str, ...]:
     """Of "kinds=choose,drop". Raises ScenarioError."""
     what, equals, names = text.partition("=")
     if what != "kinds" or not equals:
-        raise ScenarioError(f"--compare {text}: expected kinds=A,B with {', '.join(policies.names())}")
+        raise ScenarioError(f"--compare {text}: expected kinds=A,B with {', '.join(scenario.names())}")
     named = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not named:
-        raise ScenarioError(f"--compare {text}: names no policy; there are {', '.join(policies.names())}")
+        raise ScenarioError(f"--compare {text}: names no policy; there are {', '.join(scenario.names())}")
     return named
 
 

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.servers import broker_setup as setting_up
+from device_runtime.broker.servers import production as setting_up
 from device_runtime.broker.servers.brokers import CHOICES, start
 from device_runtime.broker.servers.server import WEB_USER, BrokerOptions, WebSockets
 

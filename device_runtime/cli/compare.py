@@ -12,13 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.profiles.cores import usable_cores
-from device_runtime.simulation.compare.ahead import check
-from device_runtime.simulation.compare.occupied import interruptible, occupied
+from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.compare.performing import of_policy
+from device_runtime.simulation.compare.plan import check
 from device_runtime.simulation.compare.progress import Bars, Lines, Tick, View, Working
 from device_runtime.simulation.compare.run_folder import Name
-from device_runtime.simulation.compare.running import Children, Job, run_jobs
+from device_runtime.simulation.compare.running import Children, Job, interruptible, occupied, run_jobs
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors.choice import ExecutorWish
 from device_runtime.simulation.papers import catalogue, page, rendering, resolving
@@ -28,7 +27,7 @@ from device_runtime.simulation.papers.places import ENV, data_folder
 from device_runtime.simulation.papers.runs import Cell, Wanted, cells, jobs, plans
 from device_runtime.simulation.papers.shared import shared
 from device_runtime.simulation.papers.table import SCALES
-from device_runtime.simulation.report.side_by_side import side_by_side
+from device_runtime.simulation.report.write import side_by_side
 
 from .options import count
 

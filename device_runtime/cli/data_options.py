@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from device_runtime.client.personal.wish import Wish
+from device_runtime.client.personal.kept import Wish
 from device_runtime.models.data import Place
 from device_runtime.models.errors import DataError
 

@@ -15,8 +15,8 @@ from device_runtime.aggregator.views.console_log import Plain, View, percent, si
 from device_runtime.client.selection.profiling import BATCH
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation.compare.occupied import interruptible
-from device_runtime.simulation.demo import calibration, javascript
+from device_runtime.simulation.compare.running import interruptible
+from device_runtime.simulation.demo import calibration, processes
 from device_runtime.simulation.demo.figures import Summary, kind_costs, parts, recall, summarise
 from device_runtime.simulation.demo.fleet import (
     DEADLINE_S,
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
         raise AggregatorError(f"{folder} is there already: give another --run-dir, or remove it")
     fleet = beside(options.javascript)
     if options.javascript:
-        javascript.command()
+        processes.node_command()
     scale = 1.0 if options.deadline else _scale()
     deadline_s = options.deadline or DEADLINE_S * scale
     _say_what_is_run(options, fleet, deadline_s, scale)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
-from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.servers.broker_folder import Opened

@@ -55,16 +55,16 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
     from device_runtime.client.doctor.installation import (
         Finding,
         broker,
+        energy,
         engines,
         extras,
         machine,
         memory,
         privacy,
+        rules,
         storage,
         work,
     )
-    from device_runtime.client.doctor.meters import energy
-    from device_runtime.client.doctor.rules import rules
     from device_runtime.models.bundles.bundle import Bundle, find
 
     yield from machine()
@@ -92,7 +92,7 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
 
 def broker_findings(options: argparse.Namespace) -> Iterator[Finding]:
     """What is between this device and its rounds."""
-    from device_runtime.client.doctor import broker as examining_broker
+    from device_runtime.client.doctor import connection as examining_broker
     from device_runtime.client.doctor.installation import Finding
 
     try:

@@ -13,14 +13,12 @@ from pathlib import Path
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.serving import enrolled
-from device_runtime.aggregator.serving.config import AUTO, BrokerSection
+from device_runtime.aggregator.serving.config import AUTO, BrokerSection, broker_for, keep_port
 from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
-from device_runtime.aggregator.serving.run_backends import broker_for, keep_port
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.client.connection.connecting import Connection, connect
-from device_runtime.client.connection.first_connection import reach
+from device_runtime.client.connection.connecting import Connection, connect, reach
 from device_runtime.client.settings import Settings
 
 from .options import add_connection, count
@@ -110,9 +108,9 @@ def run(options: argparse.Namespace) -> int:
 def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event) -> None:
     """Between its two links, until stopped or done."""
     from device_runtime.aggregator.hierarchy.edge_process import Edge
-    from device_runtime.aggregator.hierarchy.site_log import tell
+    from device_runtime.aggregator.hierarchy.site import tell
     from device_runtime.aggregator.hierarchy.site_manager import SiteRules
-    from device_runtime.aggregator.intake.rate_limit import Inbox
+    from device_runtime.aggregator.intake.limits import Inbox
     from device_runtime.aggregator.rounds.ports import Ports
     from device_runtime.aggregator.serving import (
         logs,  # these need the extra `aggregator`, which --help does not

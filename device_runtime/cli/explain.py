@@ -78,8 +78,8 @@ def run(options: argparse.Namespace) -> int:
     import platformdirs
     from tabulate import tabulate
 
-    from device_runtime.client.doctor.rules import rules
-    from device_runtime.client.policy import owner_rules as owner
+    from device_runtime.client.doctor.installation import rules
+    from device_runtime.client.policy import work_gate as owner
     from device_runtime.client.selection.choose import MAIN, choose
     from device_runtime.models.bundles.bundle import Bundle, find
     from device_runtime.strategies import registry

@@ -19,14 +19,13 @@ from device_runtime.broker.wire.topics import check_task
 from device_runtime.client.agent import Agent
 from device_runtime.client.backend.base import MakePlace, in_this_process
 from device_runtime.client.backend.subprocess import STAYS_S, Apart
-from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace
-from device_runtime.client.connection.first_connection import reach
+from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace, reach
 from device_runtime.client.connection.other_tasks import look_out
 from device_runtime.client.energy import listens
 from device_runtime.client.service.instance_lock import heed_pauses, welcome
 from device_runtime.client.settings import Settings
 from device_runtime.models.errors import DataError
-from device_runtime.strategies.privacy.accountant import Limit
+from device_runtime.strategies.terms.accountant import Limit
 
 from . import policy_options
 from .data_options import DATA, add_data, add_personal, place, wish

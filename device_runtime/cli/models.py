@@ -13,7 +13,7 @@ import msgspec
 from tabulate import tabulate
 
 from device_runtime.aggregator.errors import AggregatorError, RunFolderError, RunInUse
-from device_runtime.aggregator.storage import rollback_request as wishes
+from device_runtime.aggregator.storage import model_versions as wishes
 from device_runtime.aggregator.storage.database import begun
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.views.console_log import number, percent, size
@@ -44,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises RunFolderError for a folder that is none, RollbackError for a model that is not kept."""
-    from device_runtime.aggregator.storage.stored_versions import (
-        versions_in,  # needs the extra `aggregator`, which --help does not
-    )
+    from device_runtime.aggregator.storage.model_versions import versions_in
 
     folder: Path = options.run_dir
     if not begun(folder):
@@ -82,7 +80,7 @@ def table(versions: tuple[Version, ...]) -> str:
 
 
 def _exported(folder: Path, file: Path) -> str:
-    from device_runtime.aggregator.storage.stored_versions import served_onnx
+    from device_runtime.aggregator.storage.model_versions import served_onnx
 
     version, data = served_onnx(folder)
     try:
@@ -95,7 +93,7 @@ def _exported(folder: Path, file: Path) -> str:
 
 def _gone_back(folder: Path, to: int) -> str:
     """Done at once where no aggregator has the folder, and else asked of it."""
-    from device_runtime.aggregator.storage.stored_versions import check_rollback
+    from device_runtime.aggregator.storage.model_versions import check_rollback
 
     check_rollback(folder, to)
     try:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from device_runtime.client.energy import AUTO as AUTO_METER
 from device_runtime.client.energy import MODELLED, WISHES, Found, find
-from device_runtime.client.training.emulation import Pretence
-from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineWish
+from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.models.bundles.manifest import AUTO, ENGINES, PRECISIONS, EngineWish
 
 
 def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:

@@ -10,13 +10,12 @@ import msgspec
 import numpy as np
 from tabulate import tabulate
 
-from device_runtime.models.export.network_factory import settings
-from device_runtime.profiles.fleets.scenarios import FleetSpec
+from device_runtime.models.export.source import settings
+from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
 from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSet, DataSpec, among, divide, load
-from device_runtime.simulation.data.sources import SOURCES
-from device_runtime.simulation.data.spec import PARTITIONS
+from device_runtime.simulation.data.spec import PARTITIONS, SOURCES
 from device_runtime.simulation.errors import DataSetError, SimulationError
 from device_runtime.simulation.partition.figures import Shape, by_group, shape, table
 from device_runtime.simulation.partition.plot import draw
@@ -149,7 +148,7 @@ def said(data: DataSet, about: Shape) -> str:
 
 
 def _save_vectors(data: DataSet, spec: DataSpec, out: Path) -> None:
-    from device_runtime.simulation.data.word_vectors import matrix
+    from device_runtime.simulation.data.text import matrix
 
     if not (spec.vectors and data.vocabulary):
         raise DataSetError("--vectors-out is for text with --set vectors=FILE of GloVe")

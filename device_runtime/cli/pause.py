@@ -6,7 +6,7 @@ import argparse
 
 from device_runtime.client.connection.connecting import folder_of, is_device
 from device_runtime.client.errors import NoDevice
-from device_runtime.client.policy import owner_rules as owner
+from device_runtime.client.policy import work_gate as owner
 
 from .policy_options import add_place
 

@@ -8,7 +8,7 @@ import msgspec
 from tabulate import tabulate
 
 from device_runtime.client.connection.connecting import folder_of
-from device_runtime.client.policy import owner_rules as owner
+from device_runtime.client.policy import work_gate as owner
 from device_runtime.client.policy.rules import Policy, Verdict
 
 from . import policy_options

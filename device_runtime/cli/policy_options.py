@@ -9,9 +9,8 @@ from pathlib import Path
 
 from device_runtime.client.delivery.downloads import BLOBS, BUNDLES
 from device_runtime.client.errors import PolicyError
-from device_runtime.client.policy.allow_list import SHORTEST, AllowList
 from device_runtime.client.policy.process_priority import Manners
-from device_runtime.client.policy.rules import Policy, Window
+from device_runtime.client.policy.rules import SHORTEST, AllowList, Policy, Window
 from device_runtime.client.service import device_file
 
 from .options import count, positive

@@ -15,7 +15,7 @@ from .policy_options import add_place
 
 if TYPE_CHECKING:
     from device_runtime.client.personal.asking import Personal, Prediction
-    from device_runtime.models.training.softmax import Evaluation
+    from device_runtime.models.training.heads import Evaluation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

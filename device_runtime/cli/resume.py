@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from device_runtime.client.connection.connecting import folder_of
-from device_runtime.client.policy import owner_rules as owner
+from device_runtime.client.policy import work_gate as owner
 
 from .policy_options import add_place
 

@@ -16,8 +16,8 @@ from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
 from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.tasks.shared_settings import coded
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.tasks.task_codec import coded
 from device_runtime.strategies.robust.settings import RULES
 
 __all__ = [
@@ -290,9 +290,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until done or a signal. Raises what `exit_code` numbers."""
-    from device_runtime.aggregator.serving.process import (
-        Process,  # needs the extra `aggregator`, which --help does not
-    )
+    from device_runtime.aggregator.serving.process import Process
 
     server = server_of(args)
     logs.configure(server.log)

@@ -10,9 +10,10 @@ from pathlib import Path
 from device_runtime.broker.wire.partial_blob import replace_file
 from device_runtime.client.connection.connecting import Connection
 from device_runtime.client.errors import InstallError
-from device_runtime.client.service import device_file, service_unit
+from device_runtime.client.service import device_file
 from device_runtime.client.service import install as installing
-from device_runtime.client.service.service_unit import Job
+from device_runtime.client.service import install as service_unit
+from device_runtime.client.service.install import Job
 from device_runtime.client.service.uninstall import SETTINGS
 
 from .options import memory_bytes
@@ -38,7 +39,7 @@ def install(
         os.umask(before)
     command = (str(installing.program()), "join", "--config", str(file))
     limits = (options.nice, options.idle_io, options.cpu_percent, memory_bytes(options))
-    service = service_unit.service(Job(connection.name, command, Path.cwd(), *limits), os.environ)
+    service = service_unit.device_service(Job(connection.name, command, Path.cwd(), *limits), os.environ)
     installing.put(service)
     print(f"wrote {file} and {service.files[0].path}")
     installing.start(service)

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.models.engines.available import AUTO, ENGINES
-from device_runtime.profiles.cores import usable_cores
-from device_runtime.simulation.compare.ahead import check
-from device_runtime.simulation.compare.occupied import end_with_parent, interruptible, occupied
+from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.compare.performing import How, perform
-from device_runtime.simulation.compare.plan import Comparison, Plan, scenario_in
+from device_runtime.simulation.compare.plan import Comparison, Plan, check, scenario_in
 from device_runtime.simulation.compare.progress import Bars, Lines, Teller, View
 from device_runtime.simulation.compare.run_folder import Name
-from device_runtime.simulation.compare.running import Children, run_all
+from device_runtime.simulation.compare.running import (
+    Children,
+    end_with_parent,
+    interruptible,
+    occupied,
+    run_all,
+)
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorWish

@@ -10,13 +10,11 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.models.bundles import vocabulary
-from device_runtime.models.bundles.inputs import Text
+from device_runtime.models.bundles.inputs import File, Text
 from device_runtime.models.bundles.manifest import Setting
-from device_runtime.models.bundles.manifest_records import File
 from device_runtime.models.errors import ExportError, one_line
-from device_runtime.models.networks.framing import FRAMING, Framing
-from device_runtime.models.networks.published import sizes_of
+from device_runtime.models.networks.text_settings import FRAMING, Framing, sizes_of
+from device_runtime.models.text import vocabulary
 from device_runtime.models.text.file import MOST_IDS, Form, TokenizerFile, encode
 
 TEXT, MASK = "{text}", "{mask}"

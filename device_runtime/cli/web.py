@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises MissingExtra, FetchError."""
     try:
-        from device_runtime.aggregator.http import pages
+        from device_runtime.aggregator.http import join
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"the page is served by what needs {error.name}: pip install 'device-runtime[aggregator,service]'"
         ) from None
-    web = pages.root()
-    target = args.into or (web / pages.VENDOR if IN_CHECKOUT else pages.kept_vendor(web))
+    web = join.root()
+    target = args.into or (web / join.VENDOR if IN_CHECKOUT else join.kept_vendor(web))
     fetch(web, target)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     print(f"the page's libraries are in {target}: {size / 1e6:.0f} MB")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from device_runtime.broker.errors import BlobError
@@ -14,15 +16,12 @@ from device_runtime.broker.wire.messages import Blob, Get, MessageError, Offer, 
 from device_runtime.broker.wire.topics import TopicError
 
 from .backend.base import MakePlace, in_this_process
-from .connection.offer_stream import Following
-from .connection.offers import Open, opened
-from .connection.speaking import Voice, Wire
-from .connection.task_directory import Elsewhere
+from .connection.offers import Following, Open, opened
+from .connection.other_tasks import Elsewhere
+from .connection.presence import Voice, Wire
 from .connection.trust import Trust
-from .duty import Duty
+from .duty import Duty, Going
 from .errors import Stopped, WorkDied
-from .inbox import Inbox
-from .policy.interruption import Going
 from .policy.work_gate import Hours
 from .settings import Settings
 
@@ -294,3 +293,37 @@ class Agent:
     def _go_on(self, done: float) -> None:
         """Called while training, `done` from 0 to 1. Raises as `Going.between` does."""
         self._going.progress(done)
+
+
+# FROM inbox: What the link reports, each with the moment at which it came.
+
+_WAKE = Received("", b"")
+
+
+class Inbox(queue.SimpleQueue[Event]):
+    """Events in order. An offer that came while the device trained has been running since it came."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._moments: deque[float] = deque()
+
+    def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
+        self._moments.append(self._clock())
+        super().put(item, block, timeout)
+
+    def wake(self) -> None:
+        """End a wait that is going on, or the next one. May be called in a signal handler.
+
+        A signal that comes as a wait times out would else make it a wait for ever (CPython 3.11, _queue.c:
+        what is left of the timeout is below 0 then, which means none).
+        """
+        self.put(_WAKE)
+
+    def next(self, timeout: float) -> tuple[Event, float] | None:
+        """The next event and when it came, on the device's clock; None after `timeout` seconds without."""
+        try:
+            event, came = self.get(timeout=timeout), self._moments.popleft()
+        except queue.Empty:
+            return None
+        return None if event is _WAKE else (event, came)

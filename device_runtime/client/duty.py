@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,18 +11,20 @@ import msgspec
 
 from device_runtime.broker.errors import BlobError, NoRoom
 from device_runtime.broker.wire.messages import Blob, Get, Offer, Plan, Receipt
+from device_runtime.client.energy import Meter, resting
+from device_runtime.client.errors import RoundOver, Stopped
+from device_runtime.client.training.engine_guard import rest
 
 from .backend.base import Bundles, Ears, Look, Made, MakePlace, bundles_of, in_this_process
 from .connection.hello_retry import Greeting
 from .connection.offers import EXTENDED_S, Open
-from .connection.pause_notice import Standing
-from .connection.speaking import Voice
+from .connection.presence import Standing, Voice
 from .delivery import reports
 from .delivery.downloads import Downloads, prune, store
 from .delivery.outbox import Outbox
 from .delivery.sending import Sending
 from .errors import LeftOut, StaleBase, WorkDied
-from .policy.work_gate import Hours
+from .policy.work_gate import LOOK_S, Hours
 from .selection.link_speed import LinkSpeed
 from .settings import Settings
 
@@ -315,3 +318,58 @@ class Duty:
         """A pretended link takes its time, once there is something to do over it."""
         if self._pretence is not None and self.ready:
             self._pretence.transfer(up, down)
+
+
+# FROM interruption: Work as it goes on: it ends when the device is to stop, and stands still while it may
+# not be done.
+
+
+class Going:
+    """Of what `duty` does, in its `hours`. `hear` takes what comes within so many seconds.
+
+    `meter` tells the energy of the work: not of what is used while it stands still.
+    """
+
+    def __init__(
+        self, hours: Hours, duty: Duty, hear: Callable[[float], object], meter: Meter | None
+    ) -> None:
+        self.stop = threading.Event()
+        self._hours, self._duty, self._hear, self._meter = hours, duty, hear, meter
+        self._share = 0.0
+
+    def progress(self, done: float) -> None:
+        """So much is done, from 0 to 1. Raises as `between` does."""
+        self._share = done
+        self.between()
+
+    def between(self) -> None:
+        """Called between steps of the work. What comes meanwhile is heard, and what waits is sent.
+
+        Raises Stopped when the device is to stop, or its round is over; RoundOver when that closed in the
+        meantime; OutOfMemory when memory runs out.
+        """
+        self._heed_stop()
+        current = self._duty.open
+        if self._hours.open() or current is None:
+            return
+        rest()
+        with self._hours.held(), resting(self._meter):
+            while not self._hours.open():
+                self._duty.stand_by()
+                self._hear(LOOK_S)
+                self._heed_stop()
+                self._still_wanted(current)
+        self._duty.resume()
+
+    def _heed_stop(self) -> None:
+        if self.stop.is_set():
+            raise Stopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
+
+    def _still_wanted(self, current: Open) -> None:
+        """Whether work that stands still is to go on one day. Raises as `between` does."""
+        newest, mine = self._duty.open, current.offer
+        if newest is None or (newest.offer.run, newest.offer.round) != (mine.run, mine.round):
+            raise Stopped(f"round {mine.round} given up, {self._share:.0%} done: {self._hours.reason}")
+        if self._hours.clock() >= newest.closes:
+            raise RoundOver(f"{self._share:.0%} done when the round closed; {self._hours.reason}")
+        self._duty.place.heed()

@@ -7,11 +7,10 @@ from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
 from .shipped import ProfileError, shipped, shipped_names
 
 if TYPE_CHECKING:
-    from .cost import Cost, GraphWork, Pass, Work, Workload, predict
-    from .fleets.chances import Chances
-    from .fleets.scenarios import BatterySpec, Fleet, FleetSpec
+    from .cost import Cost, GraphWork, Pass, Verdict, Work, Workload, classify, predict
+    from .fleets.fleet import BatterySpec, Fleet, FleetSpec
+    from .fleets.groups import Chances
     from .measure import host_profile, measure_speed
-    from .straggler import Verdict, classify
 
 __all__ = [
     "Bandwidth",
@@ -40,11 +39,10 @@ __all__ = [
 ]
 
 _WHERE = {
-    ".fleets.chances": ("Chances",),
-    ".cost": ("Cost", "GraphWork", "Pass", "Work", "Workload", "predict"),
-    ".fleets.scenarios": ("BatterySpec", "Fleet", "FleetSpec"),
+    ".fleets.groups": ("Chances",),
+    ".cost": ("Cost", "GraphWork", "Pass", "Verdict", "Work", "Workload", "classify", "predict"),
+    ".fleets.fleet": ("BatterySpec", "Fleet", "FleetSpec"),
     ".measure": ("host_profile", "measure_speed"),
-    ".straggler": ("Verdict", "classify"),
 }
 _LATER = {name: module for module, names in _WHERE.items() for name in names}
 

@@ -11,7 +11,7 @@ from statistics import median
 import psutil
 
 from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
-from .machine_memory import room
+from .machine import room
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from .fleets.scenarios import load, preset_names
+from .fleets.fleet import load, preset_names
 from .shipped import Board, boards
 
 _SAMPLE, _SEED = 10_000, 0

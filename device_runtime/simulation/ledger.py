@@ -8,8 +8,7 @@ from math import isfinite, nan
 from device_runtime.strategies.training.device_half import Contribution
 
 from .clock.asking import Flight
-from .records import Ask, Fate, RoundLine
-from .watch import Watch
+from .records import Ask, Fate, RoundLine, Watch
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import nan
-from typing import Literal
+from typing import Literal, Protocol
+
+from device_runtime.strategies.training.device_half import Contribution
+
+from .executors.job import Job
 
 Lost = Literal["crashed", "dropped out", "sat out"]
 Fate = Lost | Literal["counted", "late", "refused", "unheard"]
@@ -85,3 +89,32 @@ class RoundLine:
     base_eval_acc_by_class: tuple[float, ...] = ()
     closed_form_eval_acc: float = nan
     closed_form_eval_acc_by_class: tuple[float, ...] = ()
+
+
+# FROM watch: Who is told of a simulated run as it goes: files, a progress bar, what gathers local models.
+
+
+class Watch(Protocol):
+    """Called in the order of virtual time. What it raises ends the run."""
+
+    def asked(self, ask: Ask) -> None:
+        """A device's part in a round is over."""
+
+    def trained(self, job: Job, made: Contribution) -> None:
+        """An update that counts; its tensors are valid during the call only."""
+
+    def closed(self, line: RoundLine) -> None:
+        """A round is over."""
+
+
+class Nobody:
+    """A watch that does not look."""
+
+    def asked(self, ask: Ask) -> None:
+        pass
+
+    def trained(self, job: Job, made: Contribution) -> None:
+        pass
+
+    def closed(self, line: RoundLine) -> None:
+        pass

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 
 from device_runtime.aggregator.errors import AggregatorError, TaskError
-from device_runtime.aggregator.merging.strategy_tools import Tools as ServerSide
-from device_runtime.aggregator.merging.strategy_tools import open_family, samples
-from device_runtime.aggregator.rounds.first_base import first
+from device_runtime.aggregator.merging.merge_round import Tools as ServerSide
+from device_runtime.aggregator.merging.merge_round import open_family, samples
+from device_runtime.aggregator.rounds.run import first
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import MAIN
@@ -29,13 +29,11 @@ from .clock.devices import Devices
 from .clock.director import Director, Parts
 from .data import DataSet
 from .errors import ScenarioError
-from .evaluating import Evaluator
-from .executors.job import Executor, World
-from .executors.plain import Plain
-from .learning import Learning, Tools
+from .executors.job import Executor, Plain, World
+from .learning import Evaluator, Learning, Tools
 from .ledger import Ledger
+from .records import Nobody, Watch
 from .scenario import Scenario
-from .watch import Nobody, Watch
 
 
 @dataclass(frozen=True)

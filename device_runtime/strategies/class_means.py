@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.training.softmax import entropy
+from device_runtime.models.training.heads import entropy
 from device_runtime.profiles import Work, Workload
 
 from .kind import About

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
 
@@ -23,7 +23,7 @@ from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, BatchSize, LearningRate, LocalEpochs, Momentum, Setting, WeightDecay
 from .training.device_half import Contribution, LocalData, Run
-from .training.head_training import HeadTraining
+from .training.local_training import HeadTraining
 from .training.tensor_update import FEW_SHOT
 from .training.workload import forward_work, head_specs
 

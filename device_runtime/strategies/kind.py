@@ -14,7 +14,7 @@ from device_runtime.profiles import Cost, DeviceProfile, Workload
 from . import settings as ranges
 from .merging.aggregator_half import Effect, RoundModel
 from .settings import MOST, Setting, SmallestCount
-from .statistics.projection import Projection, projection
+from .statistics.class_sums import Projection, projection
 from .training.device_half import Contribution, LocalData, Run
 
 S = TypeVar("S")

@@ -12,7 +12,7 @@ import numpy as np
 
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.clipping import clip
-from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.profiles import Pass, Work, Workload
 
 from .kind import About

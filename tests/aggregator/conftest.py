@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from device_runtime.aggregator.intake.device_limit import MOST_DEVICES
+from device_runtime.aggregator.intake.limits import MOST_DEVICES
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.task import KindSettings, Task

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.errors import ConfigError, RunFolderError, TaskError
-from device_runtime.aggregator.merging.strategy_tools import samples
+from device_runtime.aggregator.merging.merge_round import samples
 from device_runtime.aggregator.rounds.state import SETTLE_S
-from device_runtime.aggregator.serving import run_backends as backing
+from device_runtime.aggregator.serving import config as backing
 from device_runtime.aggregator.serving.config import BrokerSection
 from device_runtime.aggregator.serving.exit_codes import Exit
 from device_runtime.aggregator.storage.store import Store

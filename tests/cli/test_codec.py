@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.cli import main, simulate
 from device_runtime.cli.asked_options import plan_of
-from device_runtime.simulation import policies
+from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError
 
 
@@ -25,7 +25,7 @@ def test_all_kinds_that_can_send_by_the_codec_and_it_is_another_run():
 
 @pytest.mark.parametrize("policy", ["drop", "reduced", "moon+", "heterofl"])
 def test_policies_send_by_it_too(policy):
-    task = policies.under(policy, asked("digits", "--codec", "delta+half").scenario.task)
+    task = scenario.under(policy, asked("digits", "--codec", "delta+half").scenario.task)
     assert {kind.strategy.codec for kind in task.kinds} == {"delta+half"}
 
 

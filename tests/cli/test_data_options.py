@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from device_runtime.cli import data_options, join
-from device_runtime.client.personal.wish import Wish
+from device_runtime.client.personal.kept import Wish
 from device_runtime.models.data import Place
 from device_runtime.models.errors import DataError
 

@@ -12,16 +12,15 @@ import pytest
 from device_runtime.cli import main
 from device_runtime.cli.doctor import examine
 from device_runtime.client.doctor import installation as examining
-from device_runtime.client.doctor.meters import energy
-from device_runtime.client.doctor.rules import rules
+from device_runtime.client.doctor.installation import energy, rules
 from device_runtime.client.energy import Found, find
-from device_runtime.client.policy import owner_rules as owner
+from device_runtime.client.policy import work_gate as owner
 from device_runtime.client.policy.privacy_budget import Budget
 from device_runtime.client.policy.rules import Policy, Window
 from device_runtime.models.engines.available import EngineChoice
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError
-from device_runtime.strategies.privacy.accountant import Limit, Spent, spent
+from device_runtime.strategies.terms.accountant import Limit, Spent, spent
 
 BUNDLE = "digits-wrn-10-1"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.cli import main
-from device_runtime.simulation.data.word_vectors import matrix
+from device_runtime.simulation.data.text import matrix
 
 
 def test_it_says_how_uneven_a_partition_is_and_draws_it(tmp_path, capsys):

@@ -8,7 +8,7 @@ from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.cli import main
 from device_runtime.client.personal.kept import Judged, Keeper
 from device_runtime.models.bundles.tensors import encode
-from device_runtime.models.training.softmax import Evaluation
+from device_runtime.models.training.heads import Evaluation
 
 
 @pytest.fixture

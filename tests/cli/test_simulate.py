@@ -13,8 +13,8 @@ import pytest
 
 from device_runtime.cli import main, simulate
 from device_runtime.cli.asked_options import plan_of
-from device_runtime.profiles.fleets import scenarios as fleets
-from device_runtime.simulation.compare.occupied import occupied
+from device_runtime.profiles.fleets import fleet as fleets
+from device_runtime.simulation.compare.running import occupied
 
 COMMAND = Path(sys.executable).with_name("device-runtime")
 FLEET = """

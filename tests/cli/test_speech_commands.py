@@ -4,7 +4,7 @@ import wave
 import numpy as np
 import pytest
 
-from device_runtime.models.data.log_mel import log_mel
+from device_runtime.models.data.sound import log_mel
 from device_runtime.simulation.data import DataSpec, load
 from device_runtime.simulation.data import speech_commands as module
 from device_runtime.simulation.errors import DataSetError

@@ -11,7 +11,7 @@ from device_runtime.models.errors import BundleError, ExportError
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-from device_runtime.models.bundles import vocabulary
+from device_runtime.models.text import vocabulary
 from device_runtime.models.text.file import encode
 
 PROMPT = "{text} It was{mask} ."

@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.cli import simulate
 from device_runtime.cli.asked_options import plan_of
-from device_runtime.simulation import policies
+from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError
 
 
@@ -23,7 +23,7 @@ def test_learning_rate_epochs_and_batch_size_are_set_for_the_fleet_and_it_is_ano
 
 @pytest.mark.parametrize("policy", ["drop", "fedprox", "moon+", "heterofl"])
 def test_policies_train_by_them_too(policy):
-    task = policies.under(policy, asked("digits", "--lr", "0.02").scenario.task)
+    task = scenario.under(policy, asked("digits", "--lr", "0.02").scenario.task)
     assert {kind.strategy.lr for kind in task.kinds} == {0.02}
 
 

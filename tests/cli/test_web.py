@@ -6,7 +6,7 @@ import os
 import pytest
 
 from device_runtime.aggregator.errors import MissingExtra
-from device_runtime.aggregator.http import pages
+from device_runtime.aggregator.http import join
 from device_runtime.cli import web as web_command
 from device_runtime.cli.web import FetchError
 
@@ -15,7 +15,7 @@ NPM = (
 )
 NODE = (
     "#!/bin/sh\nmkdir -p vendor/ort\ncp node_modules/asked vendor/asked\n"
-    f"echo fetched > vendor/{pages.NEEDED}\ntest -f vendor.js\n"
+    f"echo fetched > vendor/{join.NEEDED}\ntest -f vendor.js\n"
 )
 
 
@@ -43,7 +43,7 @@ def test_what_the_lock_file_names_is_fetched_and_none_of_its_scripts_is_run(prog
     programs(npm=NPM, node=NODE)
     target = tmp_path / "kept" / "vendor"
     assert fetched(target) == 0
-    assert (target / pages.NEEDED).read_text() == "fetched\n"
+    assert (target / join.NEEDED).read_text() == "fetched\n"
     asked = (target / "asked").read_text().split()
     assert asked[0] == "ci"
     assert "--ignore-scripts" in asked
@@ -71,7 +71,7 @@ def test_what_fails_says_so_and_leaves_what_was_there(programs, tmp_path):
     programs(npm=NPM, node="#!/bin/sh\nexit 3\n")
     with pytest.raises(FetchError, match="`node vendor.js` failed: it says nothing"):
         fetched(target)
-    assert (target / pages.NEEDED).read_text() == "fetched\n"
+    assert (target / join.NEEDED).read_text() == "fetched\n"
 
 
 def test_a_folder_that_cannot_be_made_is_said(programs, tmp_path):

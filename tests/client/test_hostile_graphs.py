@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.broker.wire.messages import Kind, pack
 from device_runtime.models.bundles import bundle as bundles
-from device_runtime.models.bundles.protobuf import delimited_field, fields, number_field
+from device_runtime.models.bundles.graph_check import delimited_field, fields, number_field
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 

@@ -3,7 +3,7 @@
 import signal
 
 from device_runtime.broker.wire.link_events import Connected, Disconnected
-from device_runtime.client.inbox import Inbox
+from device_runtime.client.agent import Inbox
 
 
 def test_events_come_in_order_each_with_its_moment(clock):

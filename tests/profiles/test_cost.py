@@ -19,10 +19,11 @@ from device_runtime.profiles.cost import (
     SESSION_BYTES,
     activation_bytes,
     as_measured,
+    classify,
+    misfits,
     of_another,
     session_bytes,
 )
-from device_runtime.profiles.straggler import classify, misfits
 
 
 def device(**changes):

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from device_runtime.profiles.machine_memory import MIB, Room, room
+from device_runtime.profiles.machine import MIB, Room, room
 
 
 @pytest.fixture

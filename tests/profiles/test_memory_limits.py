@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.profiles.machine_memory import OWN, own_groups
+from device_runtime.profiles.machine import OWN, own_groups
 
 TRAIN = """
 import json, os, sys, time
@@ -24,7 +24,7 @@ from device_runtime.client.training.memory_watchdog import guarded
 from device_runtime.client.training.engine_guard import Watcher
 from device_runtime.client.training.work import Assignment, perform
 from device_runtime.models.bundles.bundle import Bundle, shipped
-from device_runtime.profiles.machine_memory import room
+from device_runtime.profiles.machine import room
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full
 

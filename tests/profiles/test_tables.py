@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from device_runtime.profiles.fleets import groups
-from device_runtime.profiles.fleets.scenarios import load, preset_names
+from device_runtime.profiles.fleets.fleet import load, preset_names
 from device_runtime.profiles.tables import refreshed
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleets.md"

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation import scenario as scenarios
+from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.watch import Nobody
-from device_runtime.simulation.wire.run import Course
-from device_runtime.simulation.wire.scenario import perform
+from device_runtime.simulation.wire.run import Course, perform
 
 SEED, WORD = 5, "delta+int8+deflate"
 QUICK = {"epochs": 2, "lr": 0.05}

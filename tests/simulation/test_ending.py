@@ -5,8 +5,8 @@ import pytest
 
 from device_runtime.models.bundles import tensors
 from device_runtime.simulation import scenario
+from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import Keeping, prepare, simulate
-from device_runtime.simulation.watch import Nobody
 
 FLEET = {
     "name": "two",

@@ -6,7 +6,7 @@ from math import nan
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.merging.strategy_tools import Tools as ServerSide
+from device_runtime.aggregator.merging.merge_round import Tools as ServerSide
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.simulation.bases import Bases, Shipped
 from device_runtime.simulation.clock.asking import Flight

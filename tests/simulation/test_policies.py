@@ -4,8 +4,7 @@ import pytest
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.policies import describe, names, of, under
-from device_runtime.simulation.scenario import load
+from device_runtime.simulation.scenario import describe, load, names, of, under
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.registry import KINDS
 

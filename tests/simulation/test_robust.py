@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.executors.job import Plain
+from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.watch import Nobody
 from device_runtime.strategies.robust import RULES
 
 ALIKE = {"name": "alike", "groups": {"all": {"profile": "pi-5", "share": 1.0}}}

@@ -11,7 +11,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError, SimulationError
-from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.executors.job import Plain
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies import registry
 

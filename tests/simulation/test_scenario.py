@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError
 

@@ -6,9 +6,9 @@ import pytest
 
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation import policies, scenario
+from device_runtime.simulation import scenario
+from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.watch import Nobody
 
 QUICK = [{"name": kind, "settings": {"epochs": 2, "lr": 0.05}} for kind in ("full", "peft")]
 HEAD = {"head.weight", "head.bias"}
@@ -32,7 +32,7 @@ def play(policy, rounds):
         "data": {"max_train": 400, "max_test": 100, "partition": "dirichlet", "alpha": 0.1},
         "task": {"rounds": rounds, "round_deadline_s": 1e6, "kinds": QUICK},
     }
-    asked = policies.of(policy, scenario.load("uniform", over))
+    asked = scenario.of(policy, scenario.load("uniform", over))
     notes = Notes()
     return simulate(prepare(asked, seed=3), watch=notes), notes
 
@@ -68,5 +68,5 @@ def test_linear_probing_changes_the_head_alone_until_everything_is_trained():
 
 
 def test_a_scenario_keeps_its_own_settings_of_each_stage():
-    asked = policies.of("fedncm+ft", scenario.load("uniform", {"task": {"rounds": 3, "kinds": QUICK}}))
+    asked = scenario.of("fedncm+ft", scenario.load("uniform", {"task": {"rounds": 3, "kinds": QUICK}}))
     assert msgspec.to_builtins(asked.task.kinds[1].settings) == QUICK[0]["settings"]

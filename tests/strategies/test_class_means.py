@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.tensors import decode, encode
-from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.strategies.class_means import MASKED, ClassMeans
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer

@@ -3,7 +3,7 @@ import pytest
 
 from device_runtime.profiles import shipped
 from device_runtime.strategies.entropy_subset import EntropySubset
-from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.training.device_half import Contribution
 from device_runtime.strategies.training.workload import workload
 

@@ -10,7 +10,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import shipped
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.full import Full
-from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
 from device_runtime.strategies.training.local_training import alone
 from device_runtime.strategies.training.workload import workload

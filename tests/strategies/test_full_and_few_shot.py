@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles import tensors
-from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import activation_bytes

@@ -6,7 +6,7 @@ from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import MissingGraph
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.peft import Peft
-from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.training.device_half import LocalData, OutOfTime, Run
 from device_runtime.strategies.training.local_training import alone, train
 from device_runtime.strategies.training.tensor_update import ACCOUNTANT_BYTES

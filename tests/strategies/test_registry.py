@@ -6,8 +6,8 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.names import EXACT
-from device_runtime.strategies.privacy.dp_sgd import DpSgd
 from device_runtime.strategies.registry import KindError
+from device_runtime.strategies.terms.dp_sgd import DpSgd
 
 NAN = float("nan")
 

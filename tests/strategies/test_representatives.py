@@ -9,7 +9,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import BundleError
-from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.profiles.cost import MissingGraph
 from device_runtime.strategies import registry

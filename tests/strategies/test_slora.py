@@ -9,18 +9,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.profiles import shipped  # noqa: E402
-from device_runtime.profiles.cost import MissingGraph  # noqa: E402
-from device_runtime.strategies import registry  # noqa: E402
-from device_runtime.strategies.merging.aggregator_half import RoundModel  # noqa: E402
-from device_runtime.strategies.merging.merge import merge  # noqa: E402
-from device_runtime.strategies.peft import Peft  # noqa: E402
-from device_runtime.strategies.slora import SparseStage, handed_over  # noqa: E402
-from device_runtime.strategies.training.device_half import LocalData, Run  # noqa: E402
-from device_runtime.strategies.training.workload import workload  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.profiles import shipped
+from device_runtime.profiles.cost import MissingGraph
+from device_runtime.strategies import registry
+from device_runtime.strategies.merging.aggregator_half import RoundModel
+from device_runtime.strategies.merging.merge import merge
+from device_runtime.strategies.peft import Peft
+from device_runtime.strategies.slora import SparseStage, handed_over
+from device_runtime.strategies.training.device_half import LocalData, Run
+from device_runtime.strategies.training.workload import workload
 
 RANK, ALPHA = 9, 4.0
 """The rank is more than either layer can have, so that nothing is lost."""

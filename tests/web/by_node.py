@@ -93,7 +93,7 @@ def check(site: Site, work: Work, theirs: Contribution) -> None:
     ours = class_statistics.train(strategy, model, site.data, run)
 
     tensors.check(theirs.tensors, class_statistics.expected(strategy, model.manifest))
-    update, found = class_statistics.parted(theirs.tensors)
+    update, found = class_statistics.split_statistics(theirs.tensors)
     assert strategy.doubt(update, theirs.num_examples) == ""
     assert class_statistics.doubt_of(strategy, found, theirs.num_examples, model.manifest) == ""
     assert (theirs.form, theirs.num_examples) == (ours.form, ours.num_examples)

@@ -9,7 +9,7 @@ import gi
 
 gi.require_version("Gtk", "3.0")
 gi.require_version("WebKit2", "4.1")
-from gi.repository import Gtk, WebKit2  # noqa: E402
+from gi.repository import Gtk, WebKit2
 
 FOLDER, WIDTH = sys.argv[1], int(sys.argv[2])
 HEIGHT = 900

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.data.log_mel import RATE, log_mel, samples_of
-from device_runtime.models.data.resampling import resampled
+from device_runtime.models.data.sound import RATE, log_mel, resampled, samples_of
 
 FRAMES, BANDS = 61, 40
 FAST_HZ = 48_000

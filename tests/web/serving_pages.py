@@ -54,7 +54,7 @@ class _Handler(SimpleHTTPRequestHandler):
         return str(WEB / inside) if ".." not in inside else str(WEB / "none")
 
     def end_headers(self) -> None:
-        from device_runtime.aggregator.http.pages import computes, policies  # with the extra `service`
+        from device_runtime.aggregator.http.join import computes, policies
 
         policy = policies(self.server.config["broker"]["url"])[computes(self.path.removeprefix("/join/"))]
         for name, value in {**HEADERS, "Content-Security-Policy": policy}.items():

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.bundle import Bundle, write
-from device_runtime.models.data.log_mel import RATE, log_mel, samples_of
-from device_runtime.models.data.resampling import resampled
+from device_runtime.models.data.sound import RATE, log_mel, resampled, samples_of
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.training.optimizer import Adam
 

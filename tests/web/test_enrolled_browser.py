@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import register
 from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.servers.broker_folder import Opened

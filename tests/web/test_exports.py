@@ -10,14 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.bundle import Bundle  # noqa: E402
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.networks import build  # noqa: E402
-from device_runtime.strategies.training.device_half import LocalData  # noqa: E402
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks import build
+from device_runtime.strategies.training.device_half import LocalData
 
-from . import by_node  # noqa: E402
-from .by_node import Site, Work  # noqa: E402
+from . import by_node
+from .by_node import Site, Work
 
 pytestmark = pytest.mark.slow
 

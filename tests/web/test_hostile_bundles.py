@@ -15,7 +15,7 @@ from device_runtime.models.bundles.archive import pack_files
 from .hostile import FILES, MANIFEST, Siege, besieged, repacked
 
 onnx = pytest.importorskip("onnx", reason="needs pip install 'device-runtime[torch]'")
-from onnx import TensorProto, helper  # noqa: E402 - it may not be there
+from onnx import TensorProto, helper
 
 FORWARD = "forward.onnx"
 RENAMED = {"toString" if name == "loss.mid" else name: one for name, one in MANIFEST["graphs"].items()}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from device_runtime.aggregator.intake.device_limit import MOST_DEVICES, Crowd
+from device_runtime.aggregator.intake.limits import MOST_DEVICES, Crowd
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics

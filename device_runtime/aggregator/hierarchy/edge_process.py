@@ -9,7 +9,7 @@ from functools import partial
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.client.agent import Agent
 from device_runtime.client.backend.in_process import Here
-from device_runtime.client.connection.speaking import Wire
+from device_runtime.client.connection.presence import Wire
 from device_runtime.client.settings import Settings
 
 from .site_manager import Ground, SiteRules

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import isfinite, nan
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +21,26 @@ from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.bases import Line
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.aggregator.views.console_log import size, who
+from device_runtime.aggregator.views.listener import (
+    ContributionRecord,
+    DeviceSeen,
+    Happening,
+    PlanMade,
+    RoundClosed,
+    RoundExtended,
+    RoundOpened,
+    Started,
+)
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.messages import Base, Offer, Step, decode, encode
+from device_runtime.client.energy import Energy, together
 from device_runtime.client.training.local_task import Given
 from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError
+from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.merging.merge import Merged
@@ -30,9 +48,7 @@ from device_runtime.strategies.statistics import closed_form
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.training.device_half import NOTHING
 
-from .scalars import steps_between
-from .site_result import Made, made_of
-from .statistics import of_round
+from .forwarding import of_round, steps_between
 
 Standing = Literal["other", "open", "merged"]
 
@@ -204,3 +220,141 @@ class Site:
         step()
         if before == "collect" and self._service.state.phase == "wait":
             self.merge_s = time.monotonic() - began
+
+
+# FROM roster: Who is at the site: the samples its devices have, and why some of them sit out. Told by the
+# service.
+
+
+class Roll:
+    """An observer of the site's service."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, int] = {}
+        self._idle: dict[str, str] = {}
+
+    def __call__(self, happening: Happening) -> None:
+        match happening:
+            case Started():
+                self._samples, self._idle = {}, {}
+            case RoundOpened() | RoundExtended():
+                self._idle = {}
+            case DeviceSeen(device=device, online=False):
+                self._samples.pop(device, None)
+            case DeviceSeen(device=device, num_examples=samples):
+                if samples > 0:
+                    self._samples[device] = samples
+            case PlanMade(device=device, kind="", reasons=reasons):
+                self._idle[device] = "; ".join(reasons) or "no reason given"
+            case PlanMade(device=device):
+                self._idle.pop(device, None)
+
+    @property
+    def devices(self) -> int:
+        """Devices that are here and ready."""
+        return len(self._samples)
+
+    @property
+    def samples(self) -> int:
+        """What they hold together."""
+        return sum(self._samples.values())
+
+    @property
+    def idle(self) -> str:
+        """Who sits the round out, and why the first of them does; empty when nobody does."""
+        for device, why in sorted(self._idle.items()):
+            return f"{len(self._idle)} sitting out, {device} as {why}"
+        return ""
+
+
+# FROM site_log: What a site does, in the log: one line a round.
+
+log = logging.getLogger(__name__)
+
+
+def tell(happening: Happening) -> None:
+    """An observer."""
+    match happening:
+        case Started():
+            log.info(
+                "site of task %r: run %s%s", happening.task.name, happening.run, _again(happening.resumed)
+            )
+        case DeviceSeen(device=device, online=False):
+            log.info("site: %s has gone", device)
+        case RoundOpened():
+            again = f", again, with {happening.contributions} contributions" if happening.again else ""
+            log.info("site round %d: %s, %.1f s%s", *_opened(happening), again)
+        case RoundClosed(record=record):
+            log.info(
+                "site round %d closed: %s, %s up, %s down, %.1f s%s",
+                record.round,
+                who(happening) or "nobody",
+                size(record.bytes_up),
+                size(record.bytes_down),
+                record.duration_s,
+                f" ({happening.note})" if happening.note else "",
+            )
+
+
+def _opened(happening: RoundOpened) -> tuple[int, str, float]:
+    return happening.round, ", ".join(happening.kinds), happening.deadline_s
+
+
+def _again(resumed: bool) -> str:
+    return ", which goes on" if resumed else ""
+
+
+# FROM site_result: What a round of a site came to, as one device's work.
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a round of the site came to, in the units of people. `weights` is all of the merged base, `steps`
+    what was taken along directions to it, `statistics` the class statistics of all devices, if any were asked
+    for.
+
+    Samples, seconds and joules are sums over its contributions, the peak of memory and epsilon the most of
+    them; `train_loss` is their mean by samples, nan where none has one; epsilon nan where none is private.
+    """
+
+    weights: Tensors
+    steps: tuple[Step, ...]
+    statistics: Statistics | None
+    num_examples: int
+    train_loss: float
+    train_time_s: float
+    energy: Energy
+    peak_memory_bytes: int
+    epsilon: float
+    means_alone: bool
+    """Whether all that came was class means."""
+    summary: str
+
+
+def _energy(one: ContributionRecord) -> Energy:
+    off = one.energy_uncertainty
+    return Energy(one.energy_j, one.energy_source, off if isfinite(off) else 1.0)
+
+
+def made_of(
+    closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...], statistics: Statistics | None
+) -> Made:
+    """Of a closed round, the base that it made, the steps that it took to it, and its class statistics."""
+    sent = closed.contributions
+    devices = len({one.device for one in sent})
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
+    told = [one for one in sent if isfinite(one.train_loss)]
+    examples = sum(one.num_examples for one in told)
+    return Made(
+        weights=weights,
+        steps=steps,
+        statistics=statistics,
+        num_examples=sum(one.num_examples for one in sent),
+        train_loss=sum(one.train_loss * one.num_examples for one in told) / examples if examples else nan,
+        train_time_s=sum(one.train_time_s for one in sent),
+        energy=together(_energy(one) for one in sent),
+        peak_memory_bytes=max(one.peak_memory_bytes for one in sent),
+        epsilon=max((one.epsilon for one in sent if isfinite(one.epsilon)), default=nan),
+        means_alone=all(one.kind == ClassMeans.name for one in sent),
+        summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
+    )

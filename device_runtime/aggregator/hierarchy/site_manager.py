@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.intake.device_limit import MOST_DEVICES
+from device_runtime.aggregator.intake.limits import MOST_DEVICES
 from device_runtime.aggregator.rounds import given_rounds as outside
 from device_runtime.aggregator.rounds.given_rounds import Outside
 from device_runtime.aggregator.rounds.ports import Ports
-from device_runtime.aggregator.storage import sqlite_file
-from device_runtime.aggregator.storage.records import Records
+from device_runtime.aggregator.storage import database
+from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.task import KindSettings, Late, Task
@@ -31,8 +31,7 @@ from device_runtime.broker.wire.topics import TopicError
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 
-from .roster import Roll
-from .site import Site
+from .site import Roll, Site
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +187,7 @@ def _remove(site: Path) -> None:
 def _waiting(site: Path) -> int:
     """Contributions of a round that was given and is not closed. Raises AggregatorError, BrokerError."""
     given = Outside(site).latest
-    if given is None or not (site / sqlite_file.FILE).exists():
+    if given is None or not (site / database.FILE).exists():
         return 0
     with closing(Store(site, reading=True)) as store:
         if store.closed(given.number):

@@ -29,11 +29,10 @@ from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.device_half import Contribution
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
-from . import scalars, statistics
-from .kinds import NothingToForward, SiteKinds, site_kinds, usual_kinds
-from .site import Site
+from . import forwarding
+from .forwarding import NothingToForward, SiteKinds, site_kinds, usual_kinds
+from .site import Made, Site
 from .site_manager import Ground
-from .site_result import Made
 
 log = logging.getLogger(__name__)
 
@@ -223,10 +222,10 @@ def _outcome(made: Made, kinds: SiteKinds, bundle: Bundle) -> Outcome:
     if made.means_alone and kinds.means is not None:
         forwarded = kinds.means
     if isinstance(forwarded, ZerothOrder):
-        content = scalars.forwarded(made.steps, kinds.length)
+        content = forwarding.forwarded(made.steps, kinds.length)
     tensors = {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)}
     if made.statistics is not None:
-        tensors |= statistics.encoded(made.statistics, forwarded, made.num_examples)
+        tensors |= forwarding.encoded(made.statistics, forwarded, made.num_examples)
     if not tensors:
         return Outcome(Plan(None, (), NO_STRAGGLER), None, gave_up=("no class of the site may be sent",))
     return Outcome(

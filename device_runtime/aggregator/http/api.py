@@ -14,17 +14,16 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from device_runtime.aggregator.errors import DatabaseError, RollbackError, RunFolderError
 from device_runtime.aggregator.rounds.run import SERVED
-from device_runtime.aggregator.storage import rollback_request as wishes
+from device_runtime.aggregator.storage import model_versions as wishes
 from device_runtime.aggregator.storage.model_versions import Version as Made
-from device_runtime.aggregator.storage.stored_versions import check_rollback, versions_in
+from device_runtime.aggregator.storage.model_versions import check_rollback, versions_in
 from device_runtime.broker.wire.messages import Status
 
-from .hosted import Hosted
 from .journal import Filter
 from .metrics import Metrics
+from .security import Token
 from .shapes import Asked, Devices, Entries, Rounds, TaskInfo, Version, measured
-from .tokens import Token
-from .watch import ENOUGH, Wanted
+from .watch import ENOUGH, Hosted, Wanted
 
 STREAMS = 32
 """Live views at one time; more are asked to come back later."""

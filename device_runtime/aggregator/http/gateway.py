@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket
 from device_runtime.aggregator.serving.join_address import Doorway
 from device_runtime.broker.wire.url import is_loopback
 
-from .callers import by_local_name, counted_as, is_here
+from .security import by_local_name, counted_as, is_here
 
 log = logging.getLogger(__name__)
 

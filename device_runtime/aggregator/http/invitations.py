@@ -12,10 +12,10 @@ from fastapi import Path as InPath
 
 from device_runtime.aggregator.serving.join_address import Doorway
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
-from device_runtime.broker.security.one_time_link_file import Link, State
+from device_runtime.broker.security.one_time_links import Link, State
 from device_runtime.broker.servers.broker_folder import Opened
 from device_runtime.broker.wire.topics import TopicError
 

@@ -20,8 +20,7 @@ from device_runtime.aggregator.views.listener import (
     Started,
 )
 
-from .hosted import Hosted
-from .watch import by_kind
+from .watch import Hosted, by_kind
 
 OTHER = "other"
 """Instead of a kind that the task does not have."""

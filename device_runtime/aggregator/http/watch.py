@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isnan
+from pathlib import Path
+from typing import Protocol
 
+from device_runtime.aggregator.rounds.ports import Pulse
+from device_runtime.aggregator.serving.config import HttpSection
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
     DeviceSeen,
     Finished,
     Happening,
+    Observer,
     PlanMade,
     Refused,
     RoundClosed,
@@ -22,7 +31,8 @@ from device_runtime.aggregator.views.listener import (
 )
 from device_runtime.models.bundles.manifest import Manifest
 
-from .shapes import Device, Devices, Doing, KindFigures, Live, Round, Rounds, measured
+from .journal import Journal
+from .shapes import Check, Device, Devices, Doing, Health, KindFigures, Live, Round, Rounds, measured
 
 MOST_DEVICES = 200_000
 """Devices that are remembered; beyond that the one that was seen first is forgotten."""
@@ -270,3 +280,102 @@ def _costs(record: ContributionRecord) -> dict[str, object]:
 
 def _texts(device: Device) -> tuple[str, ...]:
     return (device.device, device.profile, device.kind, device.why, device.doing)
+
+
+# FROM hosted: What HTTP knows of one task: who tells it of it, and what it may look at.
+
+
+class Wire(Protocol):
+    """The part of `broker.wire.link.Link` that is used here; read from any thread."""
+
+    bytes_up: int
+    bytes_down: int
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has us now."""
+
+
+class Hosted:
+    """A task, its run folder, and what watches it. `clock`: seconds since 1970; `database` as in Ports."""
+
+    def __init__(
+        self,
+        task: Task,
+        folder: Path,
+        link: Wire,
+        pulse: Pulse,
+        clock: Callable[[], float] = time.time,
+        database: str = "",
+    ) -> None:
+        self.task = task
+        self.folder = folder
+        self.database = database
+        self.link = link
+        self.pulse = pulse
+        self.clock = clock
+        self.watch = Watch(task.name, clock)
+        self.journal = Journal(folder, clock)
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        return self.watch, self.journal
+
+    def writable(self) -> int:
+        """The bytes that are free for the run folder. Writes nothing: anybody may ask. Raises OSError where
+        it cannot be written, by what the system says of it.
+        """
+        about = os.statvfs(self.folder)
+        if about.f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return about.f_bavail * about.f_frsize
+
+
+# FROM health: Whether a task is well: the loop alive, the broker there, the disk writable, the last round
+# moving.
+
+DEADLINES = 3
+"""Deadlines of a round in which nothing at all may happen."""
+
+
+def examine(hosted: list[Hosted], settings: HttpSection) -> Health:
+    """All checks of all tasks. Reads only."""
+    checks = [check for one in hosted for check in _checks(one, settings)]
+    return Health(all(check.ok for check in checks), checks)
+
+
+def without_details(health: Health) -> Health:
+    """As those see it who have no token."""
+    return Health(health.ok, [Check(check.name, check.task, check.ok) for check in health.checks])
+
+
+def _checks(one: Hosted, settings: HttpSection) -> Iterator[Check]:
+    task, live = one.task.name, one.watch.live()
+    finished = live.phase == "finished"
+    silence_s = one.pulse.silence_s
+    yield Check("loop", task, finished or silence_s < settings.stalled_s, f"looked {silence_s:.1f} s ago")
+    up = one.link.connected
+    yield Check("broker", task, up or finished, "connected" if up else "not connected, trying again")
+    yield _disk(one, settings.min_free_mb)
+    yield _round(live, one.clock(), settings.stalled_s)
+
+
+def _disk(one: Hosted, min_free_mb: int) -> Check:
+    try:
+        free_mb = one.writable() // 10**6
+    except OSError as error:
+        return Check("disk", one.task.name, False, f"cannot write {one.folder}: {error.strerror or error}")
+    text = f"{free_mb} MB free in {one.folder}, expected at least {min_free_mb}"
+    return Check("disk", one.task.name, free_mb >= min_free_mb, text)
+
+
+def _round(live: Live, now: float, stalled_s: float) -> Check:
+    """Moving: it opened, or a contribution came, not too long ago."""
+    where = f"round {live.round} of {live.rounds}"
+    if live.phase != "collecting" or live.moved_at is None:
+        return Check("round", live.task, True, f"{where}, {live.phase}")
+    still_s, limit_s = now - live.moved_at, max(stalled_s, DEADLINES * (live.deadline_s or 0.0))
+    text = f"{where}: nothing has come for {still_s:.0f} s, extended {live.extended} times"
+    return Check("round", live.task, still_s < limit_s, text if live.extended or still_s > limit_s else where)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
-from device_runtime.aggregator.merging.strategy_tools import open_family
+from device_runtime.aggregator.merging.merge_round import open_family
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
@@ -24,7 +24,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 
 from . import check
-from .expected_update import Standard
+from .check import Standard
 
 log = logging.getLogger(__name__)
 

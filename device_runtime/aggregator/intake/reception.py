@@ -13,7 +13,7 @@ from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Contribution, Get
 
 from . import check
-from .expected_update import Standard
+from .check import Standard
 from .fetching import Arrival, Intake
 
 log = logging.getLogger(__name__)

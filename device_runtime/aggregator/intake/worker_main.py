@@ -27,8 +27,8 @@ from device_runtime.broker.wire.link_events import Disconnected, Received
 from device_runtime.models.errors import ModelError
 
 from .check_process import Checker, checked
-from .rate_limit import RATE, Flood, Inbox, cost
-from .worker_protocol import Failed, Looked, Order, Ready, read, write
+from .limits import RATE, Flood, Inbox, cost
+from .worker_pool import Failed, Looked, Order, Ready, read, write
 
 log = logging.getLogger(__name__)
 

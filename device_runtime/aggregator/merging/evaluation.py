@@ -12,9 +12,9 @@ from device_runtime.aggregator.views.listener import ContributionRecord, RoundRe
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import open_model
-from device_runtime.models.training.softmax import Evaluation, accuracy_and_loss
+from device_runtime.models.training.heads import Evaluation, accuracy_and_loss
 
-from .strategy_tools import samples
+from .merge_round import samples
 
 
 class Evaluator:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from device_runtime.broker.wire.messages import Status
 
-from .progress import Progress
+from .pace import Progress
 
 WorkPhase = Literal["merge", "evaluate", "publish"]
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 from math import nan
 from pathlib import Path
 
+import numpy as np
+
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
 from device_runtime.aggregator.intake.contributions import Bytes
 from device_runtime.aggregator.merging import merge_round as merging
 from device_runtime.aggregator.merging.evaluation import Evaluator, summarise, trained_is_better
-from device_runtime.aggregator.merging.strategy_tools import Tools, open_family, samples
+from device_runtime.aggregator.merging.merge_round import Tools, open_family, samples
 from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.storage.identity import identified
 from device_runtime.aggregator.storage.model_versions import Registry
+from device_runtime.aggregator.storage.run_files import identified
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, Store
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
@@ -27,15 +29,16 @@ from device_runtime.broker.wire.step_log import SEGMENT, TAIL
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.initial import fresh
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies.merging.aggregator_half import Carried, RoundModel
+from device_runtime.strategies.merging.folding import derived
 from device_runtime.strategies.statistics import closed_form
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import pace
-from .first_base import first
 from .given_rounds import ITS_ROUNDS, GivenRound, Outside
-from .pace import WINDOW
-from .progress import Progress, score_of
+from .pace import WINDOW, Progress, score_of
 from .state import Rules, Saved
 
 log = logging.getLogger(__name__)
@@ -358,3 +361,27 @@ class Rounds:
             replace_file(path, self.store.models.get(served))
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+# FROM first_base: What round 1 distributes.
+
+FRESH = 3
+"""Purpose of the draws of fresh parameters."""
+
+
+def first(task: Task, models: Mapping[str, Bundle], tools: Tools) -> tuple[Tensors, Carried]:
+    """The bundles' weights, or fresh ones, of the main model and its family."""
+    weights = {member: started(bundle, task, place) for place, (member, bundle) in enumerate(models.items())}
+    main = weights.pop("")
+    model = RoundModel(models[""].manifest, main, 0, task.seed, tools=tools)
+    cut = derived((kind.strategy for kind in task.kinds), main, model)
+    return main, Carried(family={**weights, **cut})
+
+
+def started(bundle: Bundle, task: Task, place: int) -> Tensors:
+    """The weights of one model at the start; `place` makes its draws its own."""
+    weights = bundle.weights()
+    if task.start == "bundle":
+        return weights
+    rng = np.random.default_rng([task.seed, FRESH, place])
+    return {**weights, **fresh(bundle.manifest, weights, rng)}

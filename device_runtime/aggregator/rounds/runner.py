@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
+
 from device_runtime.aggregator.delivery.offering import Offering
-from device_runtime.aggregator.delivery.outbound import Outbound
-from device_runtime.aggregator.delivery.traffic import Traffic
+from device_runtime.aggregator.delivery.outbound import Outbound, Traffic
 from device_runtime.aggregator.errors import AggregatorError, DatabaseError, RollbackError, RunFolderError
 from device_runtime.aggregator.intake.contributions import Stored, record_of
 from device_runtime.aggregator.intake.receipts import Receipts
 from device_runtime.aggregator.intake.reception import Desk, Reception
-from device_runtime.aggregator.storage import rollback_request as wishes
-from device_runtime.aggregator.storage.saved_session import Remembered
+from device_runtime.aggregator.storage import model_versions as wishes
+from device_runtime.aggregator.storage.run_files import Remembered
 from device_runtime.aggregator.views.listener import (
     Contributed,
     Finished,
@@ -29,9 +30,10 @@ from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Offer
 from device_runtime.strategies.kind import formed
 
-from . import cohort, machine
 from . import events as moves
+from . import machine
 from .commit_group import Group
+from .events import Invite
 from .ports import Ports
 from .run import Rounds
 from .state import Rules, State
@@ -267,7 +269,7 @@ class Conductor:
 
     def _invite(self, command: moves.Invite) -> None:
         """The answer goes before whatever else waits: the next draw must know of this one."""
-        devices = cohort.draw(self.state, command, self.rounds.task.seed)
+        devices = draw(self.state, command, self.rounds.task.seed)
         if devices:
             self.rounds.store.ask(command.round, devices, self.state.rules.earliest(command.round))
             self._offering.each(self.state, devices)
@@ -328,3 +330,23 @@ def _stuck(command: moves.Command, error: Exception) -> AggregatorError:
         return error
     text = f"{type(error).__name__}: {printable(str(error))}"
     return RunFolderError(f"the run cannot go on at {command}: {text}; start again to retry")
+
+
+# FROM cohort: Which devices are asked for a round, where not all are: a draw that can be repeated.
+
+PURPOSE = 0xC0407
+"""Keeps these draws apart from all others of the same seed."""
+
+
+def draw(state: State, invite: Invite, seed: int) -> tuple[str, ...]:
+    """As many devices as are wanted, or as there are, of those that a round may ask; each as likely.
+
+    Of those that are ready, neither asked for this round nor at work on an earlier one. The same for the
+    same devices, task `seed`, round, and number of devices that were asked for the round before.
+    """
+    number = invite.round
+    free = sorted(d for d in state.ready if state.asked.get(d) != number and d not in state.behind)
+    before = sum(latest == number for latest in state.asked.values())
+    rng = np.random.default_rng([seed, PURPOSE, number, before])
+    chosen = rng.choice(len(free), size=min(invite.count, len(free)), replace=False)
+    return tuple(free[i] for i in chosen)

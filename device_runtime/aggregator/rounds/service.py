@@ -14,8 +14,7 @@ from pathlib import Path
 from device_runtime.aggregator.delivery.last_will import Wills
 from device_runtime.aggregator.errors import DatabaseError, NoContributions, RunFolderError, UpdateRefused
 from device_runtime.aggregator.intake.check_process import Checked
-from device_runtime.aggregator.intake.device_limit import Crowd
-from device_runtime.aggregator.intake.rate_limit import RATE, Flood, cost
+from device_runtime.aggregator.intake.limits import RATE, Crowd, Flood, cost
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import DeviceSeen, Happening, PlanMade, Started
 from device_runtime.aggregator.views.text import printable
@@ -350,7 +349,7 @@ class Service:
         like = self._whole.get(device)
         if like is None:
             return
-        said, word = small.parted(payload)
+        said, word = small.split_mac(payload)
         signs = self._ports.devices is not None and self._ports.devices.signs(device)
         if signs and not self._run.out.has_said(device, like.run, said, word):
             self._say_forged(device, f"a contribution in few bytes without the word of {device}")

@@ -14,12 +14,11 @@ from typing import Any, Literal
 
 from rpds import HashTrieMap, HashTrieSet
 
-from device_runtime.aggregator.intake.device_limit import MOST_DEVICES
+from device_runtime.aggregator.intake.limits import MOST_DEVICES
 from device_runtime.aggregator.tasks.task import Late, Task
 
 from . import pace
-from .pace import Durations, Pace
-from .progress import NO_PROGRESS, Progress
+from .pace import NO_PROGRESS, Durations, Pace, Progress
 
 Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done", "given up"]
 SETTLE_S = 1.0

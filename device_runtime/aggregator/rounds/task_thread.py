@@ -9,8 +9,7 @@ from contextlib import closing, suppress
 
 from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.errors import NoContributions
-from device_runtime.aggregator.intake.device_limit import MOST_DEVICES
-from device_runtime.aggregator.intake.rate_limit import Inbox
+from device_runtime.aggregator.intake.limits import MOST_DEVICES, Inbox
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.link_events import Connected, Event, Will
 

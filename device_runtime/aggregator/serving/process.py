@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import ConfigError, MissingExtra, NoContributions
-from device_runtime.aggregator.intake.worker_pool import Workers
-from device_runtime.aggregator.intake.worker_protocol import Order
+from device_runtime.aggregator.intake.worker_pool import Order, Workers
 from device_runtime.aggregator.rounds import task_thread as lodger
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.rounds.task_thread import Lodger
 from device_runtime.aggregator.storage.database import begun
-from device_runtime.aggregator.storage.records import Records
+from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import Plain, View
 from device_runtime.aggregator.views.listener import Observer
@@ -32,17 +33,15 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
 
-from . import enrolled, welcome
+from . import enrolled, join_address
 from . import join_address as doorway
-from .config import Server
-from .join_address import Doorway
+from .config import Server, broker_for, database_for, keep_port
+from .join_address import Doorway, Reader
 from .logs import Events
-from .run_backends import broker_for, database_for, keep_port
-from .systemd_notify import Watchdog
-from .welcome import Reader
 
 if TYPE_CHECKING:
-    from device_runtime.aggregator.http.site import Site
+    from device_runtime.aggregator.http.server import Site
+
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +130,7 @@ class Process:
         """Say how browsers come in; a link is for the terminal alone, a log keeps it for too many."""
         shown = not (self._structured or self._quiet)
         reader = Reader(time.time(), sys.stdout.isatty()) if shown else None
-        self._say(welcome.told(door, site.url, reader))
+        self._say(join_address.told(door, site.url, reader))
 
     def _open(self, url: BrokerUrl, link: Link, told: tuple[Sequence[View], Site | None]) -> None:
         """Every run folder, or none. Raises what Service raises."""
@@ -194,8 +193,8 @@ class Process:
             yield None
             return
         try:
-            from device_runtime.aggregator.http.hosted import Hosted
-            from device_runtime.aggregator.http.site import Site
+            from device_runtime.aggregator.http.server import Site
+            from device_runtime.aggregator.http.watch import Hosted
         except ModuleNotFoundError as error:
             raise MissingExtra(
                 f"http needs {error.name}: pip install 'device-runtime[service]', or leave [http] out"
@@ -250,3 +249,55 @@ def _on_signals(stop: threading.Event) -> None:
 
     for number in both:
         signal.signal(number, stopping)
+
+
+# FROM systemd_notify: What systemd wants to hear (sd_notify(3)): that we are ready, that we still work,
+# that we stop.
+
+
+def tell(state: str) -> None:
+    """Say a state, "READY=1"; nothing happens where nobody asked for it ($NOTIFY_SOCKET)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.sendto(state.encode(), f"\0{address[1:]}" if address[0] == "@" else address)
+
+
+def watchdog_s() -> float | None:
+    """Seconds after which systemd takes silence for a hang; None when it does not look."""
+    try:
+        return int(os.environ["WATCHDOG_USEC"]) / 1e6
+    except (KeyError, ValueError):
+        return None
+
+
+class Watchdog:
+    """Says that we still work for as long as the loop does; a context manager.
+
+    `silence_s` gives the seconds since the loop last looked at the clock.
+    """
+
+    def __init__(self, silence_s: Callable[[], float]) -> None:
+        self._silence_s = silence_s
+        self._stop = threading.Event()
+        self._limit_s = watchdog_s()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        tell("READY=1")
+        if self._limit_s:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        tell("STOPPING=1")
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        limit_s = self._limit_s or 0.0
+        while not self._stop.wait(limit_s / 4):
+            if self._silence_s() < limit_s / 2:
+                tell("WATCHDOG=1")

@@ -30,8 +30,7 @@ from device_runtime.broker.wire.messages import Base, Blob, Step
 from device_runtime.models.bundles.tensors import Tensors
 
 from .database import Database
-from .serving_history import History
-from .step_history import Taken
+from .history import History, Taken
 
 T = TypeVar("T")
 

@@ -16,8 +16,7 @@ import msgspec
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.strategies.registry import KINDS
 
-from .known_systems import AS_PUBLISHED, SYSTEMS
-from .system import Part, Settings, System, server_of, takes
+from .known_systems import AS_PUBLISHED, SYSTEMS, Part, Settings, System, server_of, takes
 from .task import KindSettings, Task
 
 ALIASES = {"fedfsc+(baseline+)": "fedfsc+(fedavg+)", "drop": "fedavg", "reduced": "fedavg+"}

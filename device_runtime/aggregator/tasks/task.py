@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.aggregator.rounds.pace import Pace
-from device_runtime.aggregator.rounds.progress import Metric
+from device_runtime.aggregator.rounds.pace import Metric, Pace
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.broker.wire.step_log import round_seed

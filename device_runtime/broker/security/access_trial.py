@@ -11,7 +11,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
 from device_runtime.broker.errors import BrokerError, BrokerRefused, BrokerUnreachable
-from device_runtime.broker.wire.diagnosis import HUNG_UP, refusal, unreachable
+from device_runtime.broker.wire.link import HUNG_UP, refusal, unreachable
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.url import BrokerUrl
 

@@ -16,7 +16,8 @@ from nacl.exceptions import BadSignatureError, CryptoError
 from nacl.signing import SigningKey, VerifyKey
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.wire import session_mac as pact
+from device_runtime.broker.wire import compact_round as pact
+from device_runtime.broker.wire.compact_round import Pact
 from device_runtime.broker.wire.messages import (
     FromDevice,
     MessageError,
@@ -27,7 +28,6 @@ from device_runtime.broker.wire.messages import (
     encode,
 )
 from device_runtime.broker.wire.partial_blob import sync_folder
-from device_runtime.broker.wire.session_mac import Pact
 
 KEY_BYTES = 32
 _PURPOSE = b"device-runtime offer/1\0"

@@ -11,8 +11,10 @@ import logging
 import os
 import queue
 import socket
+import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -23,17 +25,15 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from device_runtime.broker.errors import BrokerError, BrokerRefused, BrokerUnreachable
 
-from .backoff import Patience
-from .diagnosis import HUNG_UP, ended, refusal, unreachable, who_is
-from .in_flight import UnderWay
 from .link_events import Connected, Disconnected, Event, Received, Will
+from .link_timing import Patience, packet_bytes, qos_of
 from .messages import MESSAGE_LIMIT, MessageError
-from .packets import packet_bytes, qos_of
 from .topics import matched_by
 from .url import BrokerUrl
 
 if TYPE_CHECKING:
     from paho.mqtt.client import SocketLike
+
 
 __all__ = [
     "Connected",
@@ -320,3 +320,74 @@ def _send_at_once(_client: object, _data: object, connection: SocketLike) -> Non
 
 def _clean_start(url: BrokerUrl) -> bool | Literal[3]:
     return True if url.mqtt5 else paho.MQTT_CLEAN_START_FIRST_ONLY  # 3.1.1 says so when the client is made
+
+
+# FROM in_flight: What was handed to paho and has no PUBACK yet: it is on its way, or waits for its turn.
+
+
+class UnderWay:
+    """Messages in the order in which they were published. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[str, int, paho.MQTTMessageInfo]] = deque()
+        self._bytes = 0
+
+    def add(self, topic: str, size: int, sent: paho.MQTTMessageInfo) -> None:
+        """A message of `size` bytes that paho has taken, connected or not."""
+        sent.rc = paho.MQTT_ERR_SUCCESS  # what is published offline is sent later, and its code stays
+        self._forget()
+        self._sent.append((topic, size, sent))
+        self._bytes += size
+
+    def total(self) -> int:
+        """Their bytes; with those of messages that came after one that is not acknowledged yet."""
+        self._forget()
+        return self._bytes
+
+    def count(self, topic: str = "") -> int:
+        """How many the broker has not acknowledged: on this topic, or on any."""
+        self._forget()
+        return sum(topic in ("", one) and not sent.is_published() for one, _, sent in self._sent)
+
+    def _forget(self) -> None:
+        while self._sent and self._sent[0][2].is_published():
+            self._bytes -= self._sent.popleft()[1]
+
+
+# FROM diagnosis: Why there is no connection: one line that says what, where, and what to do.
+
+HUNG_UP = "it closed the connection without a word; with TLS, look at the certificates"
+
+
+def refusal(url: BrokerUrl, code: ReasonCode) -> str:
+    """What the broker said, to follow "the broker at ...": "refused user 'x': ..."."""
+    text = str(code).lower()
+    if text in ("bad user name or password", "not authorized"):
+        return f"refused {who_is(url)}: wrong user name or password"
+    return f"refused the connection: {text}"
+
+
+def ended(code: ReasonCode, rival: str = "") -> str:
+    """Why a connection ended; `rival`: our name, where another client seems to have it too."""
+    text = str(code).lower()
+    text = "connection lost" if text == "unspecified error" else text
+    return f"{text}, again after a short time: is another client called {rival!r}?" if rival else text
+
+
+def who_is(url: BrokerUrl) -> str:
+    """Who we told the broker that we are."""
+    return "a client without user name" if url.user is None else f"user {url.user!r}"
+
+
+def unreachable(url: BrokerUrl, error: Exception) -> str:
+    """Why nothing that speaks MQTT answered, and what to look at."""
+    if isinstance(error, ssl.SSLError):
+        why = getattr(error, "verify_message", "") or error.reason or str(error)
+        return f"no TLS connection to {url} ({why}): check --ca, and the host in the broker's certificate"
+    if isinstance(error, socket.gaierror):
+        return f"no machine is called {url.host!r} ({error.strerror}): check the host in {url}"
+    why = getattr(error, "strerror", None) or str(error) or "timed out"
+    hint = "start one with `device-runtime broker`, or check host and port"
+    if url.path and isinstance(error, ValueError | ConnectionError):
+        hint = f"check that WebSockets are served at this port, with MQTT under {url.path}"
+    return f"no broker answers at {url} ({why.lower()}): {hint}"

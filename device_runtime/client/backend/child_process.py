@@ -9,8 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from .rpc import Crossing, Gone
-from .rpc_calls import Said, Terms
+from .rpc import Crossing, Gone, Said, Terms
 
 END_S = 2.0
 """Seconds that it may take to end."""

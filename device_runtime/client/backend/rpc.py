@@ -10,12 +10,25 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from .rpc_calls import Asked, Said
+from device_runtime.broker.wire.messages import Contribution, Hello, Plan
+from device_runtime.client.connection.offers import Open
+from device_runtime.client.energy import Meter
+from device_runtime.client.personal.kept import Wish
+from device_runtime.client.policy.rules import ANYTHING, AllowList
+from device_runtime.client.settings import Settings
+from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.models.bundles.manifest import EngineWish
+from device_runtime.models.data import Place
+from device_runtime.profiles import DeviceProfile
+from device_runtime.strategies.terms.accountant import Limit
+
+from .base import Bundles, Death, Look, Made
 
 LENGTH = struct.Struct("!I")
 CHUNK = 64 * 1024
@@ -91,3 +104,145 @@ class Crossing(Generic[M]):
 def _path(_kind: type, given: object) -> Path:
     """The only type here that msgspec has no form for; it is written as text."""
     return Path(str(given))
+
+
+# FROM rpc_calls: What a device asks of the process that works for it, and what that says. Models, samples
+# and large updates
+# are files, which both read.
+
+
+class Terms(msgspec.Struct, frozen=True, tag=True):
+    """First of all: what of Settings concerns work, and the meter by its name."""
+
+    name: str
+    place: Place
+    folder: Path
+    engine: EngineWish
+    meter: str
+    personal: Wish
+    memory_bytes: int | None = None
+    owner: Limit | None = None
+    pretended: DeviceProfile | None = None
+    slow: float = 1.0
+    disk_bytes: int | None = None
+    allowed: AllowList = ANYTHING
+
+    @classmethod
+    def of(cls, given: Settings, meter: str, held_bytes: int) -> Terms:
+        """`held_bytes` are held on this side, and not to be had on the other. Paths are made
+        absolute: that side runs in another folder.
+        """
+        pretence, most = given.pretence, given.memory_bytes
+        return cls(
+            given.name,
+            Place.of(given.data).absolute(),
+            given.folder.absolute(),
+            given.engine,
+            meter,
+            given.personal,
+            None if most is None else max(1, most - held_bytes),
+            given.owner,
+            pretence.profile if pretence else None,
+            pretence.slow if pretence else 1.0,
+            given.disk_bytes,
+            given.allowed,
+        )
+
+    def settings(self, meter: Meter | None) -> Settings:
+        pretence = None if self.pretended is None else Pretence(self.pretended, self.slow)
+        known = Settings(self.name, self.place, self.folder, pretence, self.memory_bytes, self.engine)
+        return replace(
+            known,
+            owner=self.owner,
+            meter=meter,
+            personal=self.personal,
+            disk_bytes=self.disk_bytes,
+            allowed=self.allowed,
+        )
+
+
+class LookAt(msgspec.Struct, frozen=True, tag=True):
+    """`seen`: of LinkSpeed."""
+
+    current: Open
+    seen: tuple[float | None, float | None]
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    current: Open
+
+
+class Work(msgspec.Struct, frozen=True, tag=True):
+    """`waiting`: rounds of this run whose contributions have no receipt; `lost_s` as of Hours."""
+
+    current: Open
+    seen: tuple[float | None, float | None]
+    waiting: tuple[int, ...]
+    lost_s: float
+    deaths: tuple[Death, ...] = ()
+
+
+class After(msgspec.Struct, frozen=True, tag=True):
+    current: Open
+
+
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    over: Open
+
+
+class Settle(msgspec.Struct, frozen=True, tag=True):
+    message: Contribution
+    counts: bool
+
+
+class PutDown(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class GoOn(msgspec.Struct, frozen=True, tag=True):
+    """In answer to a Beat. `over`: why the work is at an end, where its round closed while it stood still."""
+
+    lost_s: float
+    over: str = ""
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """So much is done, from 0 to 1: is it to go on? What works waits for the answer."""
+
+    done: float
+
+
+class Decided(msgspec.Struct, frozen=True, tag=True):
+    """See Ears.decided."""
+
+    plan: Plan
+    room_bytes: float
+
+
+class Reported(msgspec.Struct, frozen=True, tag=True):
+    """See Ears.made."""
+
+    made: Made
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The task that is known, and what is said of it; the hello's boot is the other side's to fill in."""
+
+    bundles: Bundles
+    hello: Hello
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """What is asked for is done: of LookAt with `look`, of Work with whether it is `over`; or an error, by
+    the name of its class. `cpu_s`: seconds that the process has computed, so far.
+    """
+
+    known: Known | None = None
+    look: Look | None = None
+    over: bool = True
+    error: tuple[str, str] | None = None
+    cpu_s: float = 0.0
+
+
+Asked = Terms | LookAt | Prepare | Work | After | Keep | Settle | PutDown | GoOn
+Said = Beat | Decided | Reported | Ended

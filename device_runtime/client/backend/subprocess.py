@@ -23,13 +23,13 @@ from device_runtime.models.errors import ModelError
 
 from .base import LEFT, Bundles, Death, Ears, Look, Made
 from .child_process import Child
-from .rpc import Gone
-from .rpc_calls import (
+from .rpc import (
     After,
     Asked,
     Beat,
     Decided,
     Ended,
+    Gone,
     GoOn,
     Keep,
     Known,

@@ -22,13 +22,14 @@ from device_runtime.models.errors import ModelError
 
 from .base import Ears, Look, Made
 from .in_process import Here
-from .rpc import Crossing, Gone
-from .rpc_calls import (
+from .rpc import (
     After,
     Asked,
     Beat,
+    Crossing,
     Decided,
     Ended,
+    Gone,
     GoOn,
     Keep,
     Known,

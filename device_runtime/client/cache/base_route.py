@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from device_runtime.broker.wire import step_log as log
+from device_runtime.broker.wire import step_log
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Base, Blob, MessageError, Step
+from device_runtime.broker.wire.partial_blob import replace_file
 from device_runtime.client.errors import UnusableBase
+from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.errors import TensorError
 
 MOST_REPLAYED = 2**34
 """Products of a scalar and an element of its direction that are replayed rather than that a checkpoint is
@@ -59,11 +64,11 @@ def way(base: Base, stand: Stand | None, here: Callable[[Blob], bool]) -> Way | 
 def steps_of(way: Way, base: Base, blobs: Blobs) -> tuple[Step, ...]:
     """Those to go. Raises BlobError, UnusableBase for a log that is not one, or not of this base."""
     try:
-        tail = log.unpack(base.tail)
+        tail = step_log.unpack(base.tail)
         if way.steps <= len(tail):
             return tail[len(tail) - way.steps :]
         named = [blob for blob in way.needed if blob in base.log]
-        logged = tuple(step for blob in named for step in log.decode(blobs.get(blob)))
+        logged = tuple(step for blob in named for step in step_log.decode(blobs.get(blob)))
     except MessageError as error:
         raise UnusableBase(f"the log of the base is damaged: {error}") from None
     if len(logged) < way.steps:
@@ -78,14 +83,14 @@ def _segments(base: Base, lacking: int) -> tuple[Blob, ...] | None:
     if lacking <= _in_tail(base):
         return ()
     first = base.at - lacking
-    if first < log.log_begins(base) or first < 0:
+    if first < step_log.log_begins(base) or first < 0:
         return None
-    return base.log[(first - log.log_begins(base)) // log.SEGMENT :]
+    return base.log[(first - step_log.log_begins(base)) // step_log.SEGMENT :]
 
 
 def _in_tail(base: Base) -> int:
     try:
-        return log.count(base.tail)
+        return step_log.count(base.tail)
     except MessageError as error:
         raise UnusableBase(f"the last steps of the base are damaged: {error}") from None
 
@@ -93,3 +98,50 @@ def _in_tail(base: Base) -> int:
 def _lacking(way: Way, here: Callable[[Blob], bool]) -> int:
     """Bytes to fetch."""
     return sum(blob.size for blob in way.needed if not here(blob))
+
+
+# FROM replay_state: Where a device stands on a line of steps, on its disk, while the process that had it in
+# memory is gone.
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".safetensors"
+
+
+class Stands:
+    """One at a time. A damaged one does no harm: what comes of it is not the base that was named."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, stand: Stand) -> None:
+        """In place of any other. A disk that refuses is warned of: then the way begins at the checkpoint."""
+        path = self._folder / f"{stand.line.hex()}.{stand.at}{SUFFIX}"
+        if path.exists():
+            return
+        try:
+            self._folder.mkdir(exist_ok=True)
+            replace_file(path, tensors.encode(stand.weights))
+            self._drop(path)
+        except OSError as error:
+            log.warning("where this device stands cannot be kept: %s", error)
+
+    def get(self, base: Base) -> Stand | None:
+        """The one that is kept, if it is on the way to this base."""
+        for path in self._folder.glob(f"{base.line.hex()}.*{SUFFIX}"):
+            at = path.name.removesuffix(SUFFIX).rpartition(".")[2]
+            if at.isdecimal() and int(at) <= base.at:
+                try:
+                    return Stand(base.line, int(at), tensors.decode(path.read_bytes()))
+                except (OSError, TensorError) as error:
+                    log.warning("where this device stood is not readable: %s", error)
+        return None
+
+    def drop(self) -> None:
+        """It led to nothing."""
+        self._drop(None)
+
+    def _drop(self, but: Path | None) -> None:
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            if path != but:
+                path.unlink(missing_ok=True)

@@ -26,8 +26,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, ModelError, TensorError
 from device_runtime.strategies.directions.replaying import replay
 
-from .base_route import Stand, Way, steps_of, way
-from .replay_state import Stands
+from .base_route import Stand, Stands, Way, steps_of, way
 
 log = logging.getLogger(__name__)
 

@@ -5,23 +5,66 @@ from __future__ import annotations
 import argparse
 import logging
 import platform
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
+from typing import Protocol
 
 import platformdirs
 
-from device_runtime.broker.errors import UrlError
+from device_runtime.broker.errors import BrokerUnreachable, UrlError
 from device_runtime.broker.security.enrolment import FILE, Enrolment, EnrolmentError
+from device_runtime.broker.wire.link import LinkOptions
+from device_runtime.broker.wire.link_timing import Patience
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 from device_runtime.client.errors import NoDevice
 
 from .trust import ISSUED
 
+# FROM first_connection: The first connection: a device that is there before its broker, or its network,
+# waits for it.
+
 log = logging.getLogger(__name__)
+
+
+class Connects(Protocol):
+    """The part of `broker.wire.link.Link` that is used here."""
+
+    def connect(self) -> None:
+        """Raises BrokerUnreachable, BrokerRefused; may be called again."""
+
+
+def reach(
+    link: Connects,
+    stop: threading.Event,
+    patience: Patience | None = None,
+    waits: Callable[[], None] = lambda: None,
+) -> bool:
+    """Connect, however long that takes; False when `stop` came before. Why it waits is said once in a row,
+    and `waits` is called before it does.
+
+    Raises BrokerRefused: who is not let in now will not be later.
+    """
+    patience = patience or Patience(LinkOptions.reconnect_s)
+    said = ""
+    while not stop.is_set():
+        try:
+            link.connect()
+        except BrokerUnreachable as error:
+            if str(error) != said:
+                said = str(error)
+                log.warning("%s; trying again until it does", said)
+            waits()
+            patience.failed()
+            stop.wait(patience.wait_s())
+        else:
+            return True
+    return False
+
 
 MARKS = (FILE, "outbox", "lock", "device.toml")
 """What tells a device's folder: each has one of these from its first moment on."""

@@ -16,7 +16,7 @@ from device_runtime.broker.wire.partial_blob import replace_file
 
 if TYPE_CHECKING:
     from device_runtime.broker.security.signing import Verifier
-    from device_runtime.broker.wire.session_mac import Pact
+    from device_runtime.broker.wire.compact_round import Pact
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +102,7 @@ class Trust:
         self._issued = Issued(key, folder if key else None)
         if key:
             from device_runtime.broker.security.signing import Verifier
-            from device_runtime.broker.wire import (
-                session_mac as pact,  # a device that is not enrolled needs no cryptography
-            )
+            from device_runtime.broker.wire import compact_round as pact
 
             self._own, self._folder = draw(pact.KEY_BYTES), folder
             self._verifier = Verifier(key)
@@ -112,7 +110,7 @@ class Trust:
 
     def next(self, topic: str, run: str, payload: bytes) -> small.Next:
         """The next round of this run that came on this topic. Raises MessageError as `offer`."""
-        said, word = small.parted(payload)
+        said, word = small.split_mac(payload)
         if self._pact is None:
             return small.decode_next(said)
         if not self._pact.holds(word, topic, run, said):

@@ -16,8 +16,12 @@ import numpy as np
 import psutil
 
 from device_runtime.broker.servers import mosquitto
+from device_runtime.client import energy as meters
+from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy import privacy_budget
+from device_runtime.client.policy import work_gate as owner
 from device_runtime.client.policy.privacy_budget import Budget
+from device_runtime.client.policy.rules import Policy
 from device_runtime.client.selection.profiling import drawn
 from device_runtime.client.training.engine_guard import limit_bytes, run_bytes
 from device_runtime.models.bundles.bundle import Bundle
@@ -25,8 +29,9 @@ from device_runtime.models.engines.available import engine_choices, open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import DataError, EngineError, ModelError
 from device_runtime.profiles.cost import session_bytes
-from device_runtime.strategies.privacy.accountant import PrivacyError
-from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.profiles.measure import UNKNOWN_POWER
+from device_runtime.strategies.terms.accountant import PrivacyError
+from device_runtime.strategies.terms.dp_sgd import DpSgd
 
 State = Literal["ok", "missing", "problem"]
 
@@ -208,3 +213,45 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _mb(size: float) -> str:
     return f"{size / 1e6:.0f} MB"
+
+
+# FROM meters: What tells this device's energy, and what could.
+
+
+def energy(found: meters.Found | None = None) -> Iterator[Finding]:
+    """The meter that is used, and those that are here and cannot be read. Looks for them where not given."""
+    found = found or meters.find()
+    said = f"{found.source}: {found.said(UNKNOWN_POWER)}"
+    if found.meter is None:
+        advice = "give `join` one by --meter: a smart plug, a sensor, a command"
+        yield Finding("energy meter", "missing", said, advice)
+    else:
+        yield Finding("energy meter", "ok", said)
+    for why in found.passed:
+        name, _, reason = why.partition(": ")
+        yield Finding(f"energy meter {name}", "missing", reason)
+
+
+# FROM rules: What the owners of the devices here have ruled, and whether that lets them work now.
+
+
+def rules(folder: Path) -> Iterator[Finding]:
+    """Of the device whose folder this is, and of those whose folders are in it; as they last joined.
+
+    A device without rules, and not paused, is not named.
+    """
+    below = sorted(path.parent for path in folder.glob(f"*/{owner.POLICY}"))
+    for one in (folder, *below):
+        what = "rules" if one == folder else f"rules of {one.name}"
+        try:
+            policy = owner.kept(one) or Policy()
+        except PolicyError as error:
+            yield Finding(what, "missing", str(error), "join again")
+            continue
+        verdict = owner.Owner(policy, one, lambda: (0, 0)).judged()
+        if verdict.rules:
+            said = "; ".join(verdict.reasons or [rule.why for rule in verdict.rules])
+            if verdict.allows:
+                yield Finding(what, "ok", f"work may be done now: {said}")
+            else:
+                yield Finding(what, "missing", f"no work may be done now: {said}")

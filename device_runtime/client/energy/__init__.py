@@ -1,9 +1,8 @@
 """Meters of energy: one file for each source, a contract, and how one is chosen."""
 
-from .account import Account, resting
+from .accounting import Account, modelled, resting
 from .finding import AUTO, WISHES, Found, find, listens
 from .meter import MODELLED, About, Energy, Meter, MeterError, NoMeter, Reading, spent, together
-from .modelled import modelled
 
 __all__ = [
     "AUTO",

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .integral import Joules, Watts
-from .meter import About, MeterError, NoMeter
-from .polled import Polled
+from .meter import About, Joules, MeterError, NoMeter, Polled, Watts
 
 FOLDER = "sys/class/power_supply"
 POWER = About("battery", "the whole device, from its battery", error=0.05, every_s=1.0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .integral import Integral, Joules, Watts
-from .meter import About, MeterError
-from .polled import Polled
-from .programs import output
+from device_runtime.client.external_programs import run_program
+
+from .meter import About, Integral, Joules, MeterError, Polled, Watts
 from .quantity import Quantity, quantity
 
 POWER = About("command", "what the command measures", error=0.05, every_s=1.0)
@@ -47,3 +47,26 @@ def found(command: str, clock: Callable[[], float]) -> Polled:
     about = ENERGY if energy else POWER
     integral: Integral = Joules() if energy else Watts(POWER.every_s)
     return Polled(about, look, integral, clock)
+
+
+# FROM programs: What a program of this machine prints.
+
+TIMEOUT_S = 20.0
+
+
+def output(words: Sequence[str], folder: str | None = None) -> str:
+    """Its standard output, run in `folder` (None: where we are).
+
+    Raises MeterError where it does not run, fails, or does not end in time.
+    """
+    shown = " ".join(words)
+    try:
+        ended = run_program(words, TIMEOUT_S, folder)
+    except subprocess.TimeoutExpired:
+        raise MeterError(f"{shown}: no answer in {TIMEOUT_S:.0f} s") from None
+    except (OSError, ValueError) as error:
+        raise MeterError(f"{shown}: {error}") from None
+    if ended.returncode:
+        said = (ended.stderr or ended.stdout).strip().splitlines() or ["nothing said"]
+        raise MeterError(f"{shown} ended with {ended.returncode}: {said[-1]}")
+    return ended.stdout

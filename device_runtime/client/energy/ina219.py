@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .integral import Watts
-from .meter import About, MeterError, NoMeter
-from .polled import Polled
+from .meter import About, MeterError, NoMeter, Polled, Watts
 
 ABOUT = About("ina219", "what is behind the sensor", error=0.02, every_s=0.1)
 SHUNT, BUS = 0x01, 0x02

@@ -10,9 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from .integral import Watts
-from .meter import About, MeterError, NoMeter
-from .polled import Polled
+from .meter import About, MeterError, NoMeter, Polled, Watts
 
 ABOUT = About("jetson", "the module's input", error=0.05, every_s=0.2)
 DRIVERS = "sys/bus/i2c/drivers"

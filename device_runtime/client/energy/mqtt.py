@@ -14,8 +14,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from device_runtime.broker.errors import UrlError
 from device_runtime.broker.wire.url import BrokerUrl
 
-from .integral import Watts
-from .meter import About, MeterError, Reading
+from .meter import About, MeterError, Reading, Watts
 from .quantity import UNITS, in_message
 
 ABOUT = About("mqtt", "what the plug measures", error=0.03, every_s=10.0)

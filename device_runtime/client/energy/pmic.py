@@ -7,10 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from .integral import Watts
-from .meter import About, MeterError, NoMeter
-from .polled import Polled
-from .programs import output
+from .command import output
+from .meter import About, MeterError, NoMeter, Polled, Watts
 
 ABOUT = About("pmic", "the board, from its twelve rails", error=0.10)
 COMMAND = ("vcgencmd", "pmic_read_adc")

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .integral import Joules
-from .meter import About, MeterError, NoMeter
-from .polled import Polled
+from .meter import About, Joules, MeterError, NoMeter, Polled
 
 ABOUT = About("rapl", "processor packages and their memory", error=0.05, step_j=0.01, every_s=60.0)
 """The counter of a package runs over after 262 kJ: 40 minutes at 100 W."""

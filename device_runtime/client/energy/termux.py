@@ -13,10 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from .integral import Watts
-from .meter import About, MeterError, NoMeter
-from .polled import Polled
-from .programs import output
+from .command import output
+from .meter import About, MeterError, NoMeter, Polled, Watts
 
 ABOUT = About("termux", "the whole phone, from its battery", error=0.10, every_s=10.0)
 """The program takes a second or two of the phone's time."""

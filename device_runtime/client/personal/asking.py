@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from device_runtime.broker.wire.partial_blob import replace_file
 from device_runtime.models.data import single
+from device_runtime.models.data.cells import Written
 from device_runtime.models.data.reading import inputs
-from device_runtime.models.data.refusal import Refused
-from device_runtime.models.data.written import Written
+from device_runtime.models.data.source import Refused
 from device_runtime.models.engines.available import EngineWish, open_model
 from device_runtime.models.engines.onnx_whole import described
 from device_runtime.models.engines.onnx_whole import whole as whole_graph
 from device_runtime.models.errors import DataError, TensorError
-from device_runtime.models.training.softmax import log_softmax
+from device_runtime.models.training.heads import log_softmax
 
 from .kept import Judged, Keeper, Kept
 

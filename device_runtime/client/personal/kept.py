@@ -16,7 +16,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError
-from device_runtime.models.training.softmax import Evaluation
+from device_runtime.models.training.heads import Evaluation
 
 log = logging.getLogger(__name__)
 
@@ -178,3 +178,18 @@ class Keeper:
             self._folder.mkdir(parents=True)
             sync_folder(self._device)
         replace_file(self._folder / name, data)
+
+
+# FROM wish: What a device's owner wants of a model of the device's own.
+
+
+@dataclass(frozen=True)
+class Wish:
+    """`keep` the served model after each round; `held_out`: the share of samples that are not trained on but
+    judge it, None for the usual one (`data.Keep`); `head`: train a head of one's own, and use it where it is
+    better on those.
+    """
+
+    keep: bool = False
+    held_out: float | None = 0.0
+    head: bool = False

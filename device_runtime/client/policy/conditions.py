@@ -2,23 +2,149 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from device_runtime.profiles.machine_memory import text_of
+from device_runtime.client.energy.battery import is_battery, supply
+from device_runtime.client.external_programs import run_program
+from device_runtime.profiles.machine import text_of
 
-from . import external_programs as programs
-from . import readouts
-from .readouts import Ticks
 from .rules import NOT_LOOKED_AT, Charge, Conditions, Policy, Seen
+
+# FROM readouts: What other programs and the kernel say of this machine, as text, and what it means. No I/O.
+#
+# Each returns None for a text that does not say.
+
+_NM_METERED = {1: True, 2: False, 3: True, 4: False}
+"""NetworkManager's NMMetered: 3 and 4 are guesses, by the sort of link and its peer's hints; 0: unknown."""
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Processor time since the start of the machine, in ticks of its clock: in all, and what was used."""
+
+    whole: int
+    used: int
+
+
+def metered_by_busctl(text: str) -> bool | None:
+    """Of `busctl get-property ... org.freedesktop.NetworkManager Metered`: "u 4"."""
+    found = re.fullmatch(r"u (\d+)", text.strip())
+    return _NM_METERED.get(int(found[1])) if found else None
+
+
+def metered_by_nmcli(text: str) -> bool | None:
+    """Of `nmcli -t -f GENERAL.METERED device show IF`: "GENERAL.METERED:no (guessed)"."""
+    found = re.search(r"^GENERAL\.METERED:\s*(yes|no)\b", text, re.MULTILINE)
+    return found[1] == "yes" if found else None
+
+
+def wifi_by_termux(text: str) -> bool | None:
+    """Whether Wi-Fi is connected, of `termux-wifi-connectioninfo`."""
+    known = _json(text)
+    state = known.get("supplicant_state")
+    if not isinstance(state, str):
+        return None
+    return state == "COMPLETED" and known.get("ip") not in (None, "", "0.0.0.0")  # noqa: S104  # no address
+
+
+def charge_by_supplies(texts: Sequence[str]) -> Charge | None:
+    """Of all /sys/class/power_supply/*/uevent: of this machine's batteries, not a mouse's.
+
+    Of several the sum of what is in them counts, where they say it, else the emptier one. A battery that
+    neither charges nor discharges, as one that is kept from being full, is on mains.
+    """
+    supplies = [supply(text) for text in texts]
+    batteries = [one for one in supplies if is_battery(one)]
+    if not batteries:
+        return Charge(None, True)
+    statuses = {one.get("STATUS", "Unknown") for one in batteries}
+    charged = any(one.get("ONLINE") == "1" for one in supplies if not is_battery(one))
+    if statuses == {"Unknown"} and not charged:
+        return None
+    percent = _together(batteries)
+    return None if percent is None else Charge(percent, charged or "Discharging" not in statuses)
+
+
+def _together(batteries: Sequence[Mapping[str, str]]) -> float | None:
+    """Percent of what would be in them if they were full."""
+    for quantity in ("ENERGY", "CHARGE"):
+        now = [_number(one.get(f"{quantity}_NOW")) for one in batteries]
+        full = [_number(one.get(f"{quantity}_FULL")) for one in batteries]
+        if None not in (*now, *full) and (most := sum(filter(None, full))) > 0:
+            return min(100.0, 100 * sum(filter(None, now)) / most)
+    told = [_number(one.get("CAPACITY")) for one in batteries]
+    return min((value for value in told if value is not None), default=None)
+
+
+def charge_by_termux(text: str) -> Charge | None:
+    """Of `termux-battery-status`."""
+    known = _json(text)
+    percent, plugged = _number(known.get("percentage")), known.get("plugged")
+    if percent is None or not 0 <= percent <= 100 or not isinstance(plugged, str):
+        return None
+    return Charge(percent, plugged != "UNPLUGGED")
+
+
+def celsius_by_termux(text: str) -> float | None:
+    """The battery's temperature, of `termux-battery-status`: phones throttle by it."""
+    return _number(_json(text).get("temperature"))
+
+
+def read_ticks(text: str) -> Ticks | None:
+    """Of /proc/stat. Time that was idle, waited for the disk or was given to other guests is not used."""
+    found = re.match(r"cpu\s+((?:\d+ ?){4,})", text)
+    if not found:
+        return None
+    user, nice, system, idle, *more = map(int, found[1].split())
+    wait, irq, soft, steal = (*more, 0, 0, 0, 0)[:4]  # guests' time is in the users' already
+    used = user + nice + system + irq + soft
+    return Ticks(used + idle + wait + steal, used)
+
+
+def stalled(text: str) -> float:
+    """Percent of the last ten seconds in which all stood still, of /proc/pressure/memory; 0 where unknown."""
+    found = re.search(r"^full avg10=(\d+\.\d+)", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def default_interface(text: str) -> str | None:
+    """Through which the default route goes, of /proc/net/route; of several, that of the least metric."""
+    routes: list[tuple[int, str]] = []
+    for line in text.splitlines()[1:]:
+        cells: Sequence[str] = line.split()
+        if len(cells) > 7 and cells[1] == "00000000" and cells[7] == "00000000" and cells[6].isdecimal():
+            routes.append((int(cells[6]), cells[0]))
+    return min(routes)[1] if routes else None
+
+
+def _json(text: str) -> dict[str, object]:
+    try:
+        known = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _number(given: object) -> float | None:
+    """Some versions of Termux write numbers as strings."""
+    try:
+        value = float(given) if isinstance(given, (int, float, str)) else float("nan")
+    except ValueError:
+        return None
+    return value if isfinite(value) else None
+
 
 COMMAND_S = 5.0
 """Seconds that another program may take to say something."""
@@ -41,7 +167,7 @@ def said(command: Sequence[str]) -> str:
     if shutil.which(command[0]) is None:
         return ""
     try:
-        done = programs.asked(command, COMMAND_S)
+        done = run_program(command, COMMAND_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
@@ -74,7 +200,7 @@ class Load:
         now = self.clock()
         if self._before is not None and now - self._before[0] < LOAD_OVER_S:
             return self._seen
-        known, own_s = readouts.ticks(text_of(self.stat)), self.own_s()
+        known, own_s = read_ticks(text_of(self.stat)), self.own_s()
         if known is None:
             return Seen(None, f"{self.stat} cannot be read")
         if self._before is None:
@@ -124,8 +250,8 @@ class Look:
     def _charge(self) -> Seen[Charge]:
         import psutil
 
-        if text := self._asked(("termux-battery-status",)):
-            return Seen(readouts.charge_by_termux(text), "termux-battery-status")
+        if text := self._run_program(("termux-battery-status",)):
+            return Seen(charge_by_termux(text), "termux-battery-status")
         try:
             if self.supplies.exists():
                 return self._charge_of_linux()
@@ -141,7 +267,7 @@ class Look:
     def _charge_of_linux(self) -> Seen[Charge]:
         """Raises OSError where not all can be read: what cannot may be a battery."""
         texts = [(one / "uevent").read_text(errors="replace") for one in sorted(self.supplies.iterdir())]
-        charge = readouts.charge_by_supplies(texts)
+        charge = charge_by_supplies(texts)
         if charge is None:
             return Seen(None, "the battery does not say how full it is, or whether it is charged")
         return Seen(charge, "it has no battery" if charge.percent is None else "the system")
@@ -149,8 +275,8 @@ class Look:
     def _celsius(self) -> Seen[float]:
         import psutil
 
-        if text := self._asked(("termux-battery-status",)):
-            return Seen(readouts.celsius_by_termux(text), "the battery, termux-battery-status")
+        if text := self._run_program(("termux-battery-status",)):
+            return Seen(celsius_by_termux(text), "the battery, termux-battery-status")
         try:
             found: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()
         except OSError as error:
@@ -159,17 +285,17 @@ class Look:
         return Seen(max(celsius), "the hottest sensor") if celsius else Seen(None, "no sensor says")
 
     def _metered(self) -> Seen[bool]:
-        known = readouts.metered_by_busctl(self._asked(NETWORK_MANAGER))
-        if known is None and (interface := readouts.default_interface(text_of(Path("/proc/net/route")))):
-            known = readouts.metered_by_nmcli(self._asked((*NMCLI, interface)))
+        known = metered_by_busctl(self._run_program(NETWORK_MANAGER))
+        if known is None and (interface := default_interface(text_of(Path("/proc/net/route")))):
+            known = metered_by_nmcli(self._run_program((*NMCLI, interface)))
         if known is not None:
             return Seen(known, "NetworkManager")
-        wifi = readouts.wifi_by_termux(self._asked(("termux-wifi-connectioninfo",)))
+        wifi = wifi_by_termux(self._run_program(("termux-wifi-connectioninfo",)))
         if wifi is not None:
             return Seen(not wifi, "taken so: by Wi-Fi" if wifi else "taken so: no Wi-Fi")
         return Seen(None, "neither NetworkManager nor Termux:API says")
 
-    def _asked(self, command: tuple[str, ...]) -> str:
+    def _run_program(self, command: tuple[str, ...]) -> str:
         now, (when, text) = self.clock(), self._heard.get(command, (float("-inf"), ""))
         if now - when >= COMMANDS_EACH_S:
             text = self.say(command)

@@ -17,10 +17,10 @@ from device_runtime.broker.wire.partial_blob import admit
 from device_runtime.models import data as local_data
 from device_runtime.models.errors import DataError
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.privacy.accountant import Limit, PrivacyError, Spent
-from device_runtime.strategies.privacy.dp_sgd import DpSgd, Ledger, round_of, settings_of
+from device_runtime.strategies.terms.accountant import Limit, PrivacyError, Spent
+from device_runtime.strategies.terms.dp_sgd import DpSgd, Ledger, round_of, settings_of
 
-from .allow_list import ANYTHING, AllowList
+from .rules import ANYTHING, AllowList
 
 Sample = bytes
 DIGEST_BYTES = 16

@@ -8,8 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from device_runtime.profiles import Cost, DeviceProfile, Verdict, Workload, classify
-from device_runtime.profiles.cost import MissingGraph, as_measured, of_another
-from device_runtime.profiles.straggler import misfits
+from device_runtime.profiles.cost import MissingGraph, as_measured, misfits, of_another
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics

@@ -13,18 +13,14 @@ import psutil
 from numpy.typing import NDArray
 
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.training.emulation import Pretence
-from device_runtime.client.training.engine_guard import Watcher
-from device_runtime.client.training.free_memory import rest
-from device_runtime.models.bundles.manifest import ARENA_FACTOR, Graph, Manifest
-from device_runtime.models.bundles.names import EngineWish
+from device_runtime.client.training.engine_guard import Pretence, Watcher, rest
+from device_runtime.models.bundles.manifest import ARENA_FACTOR, TRAINING, EngineWish, Graph, Manifest
 from device_runtime.models.engines.base import DeviceModel, Gradients, Inputs
-from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import DeviceProfile, Speed, host_profile, measure_speed
+from device_runtime.profiles.cost import session_bytes
 from device_runtime.profiles.measure import Clocks, Trial
-
-from .graph_memory import held, trains
 
 log = logging.getLogger(__name__)
 
@@ -181,3 +177,38 @@ def cache_key(bundle_sha: str, engine: str, pretence: Pretence | None) -> str:
     """What a measurement holds for: this bundle, on this engine, on this (or the pretended) device."""
     device = "here" if pretence is None else f"{pretence.profile.name}/{pretence.slow:g}"
     return f"{bundle_sha}@{device}@{engine}"
+
+
+# FROM graph_memory: What a bundle's graphs hold while they are open: of some it was seen, of others it
+# follows from those.
+
+OFF, TRAINING_OFF = 1.0, 1.4
+"""What a graph may hold over what its shapes say, and one that trains (measured 0.1 to 0.8, and 0.3 to 1.25
+with batches that end in a smaller run, and a tenth more; see docs/profiling.md)."""
+ALIKE, APART = 1.1, 1.3
+"""Live bytes a sample that count as no fewer; and how far such graphs are apart (measured up to 1.3)."""
+
+
+def held(seen: Mapping[str, int], graphs: Mapping[str, Graph], rows: Mapping[str, int]) -> dict[str, int]:
+    """What each graph holds with `rows` samples in it: as seen; or else by its shapes, which are taken to be
+    nearly as far off as for those of its sort (training, or not) with as many live bytes a sample, or more.
+    """
+    shaped = {n: session_bytes(graph.bytes) + graph.memory_bytes(rows[n]) for n, graph in graphs.items()}
+
+    def off(name: str) -> float:
+        training, live = trains(name), graphs[name].bytes_per_sample
+        alike = [
+            seen[other] / shaped[other]
+            for other in seen
+            if trains(other) == training and ALIKE * graphs[other].bytes_per_sample >= live
+        ]
+        usual = TRAINING_OFF if training else OFF
+        most = max(alike, default=usual)
+        return max(most, min(usual, APART * most))
+
+    return {name: seen[name] if name in seen else round(off(name) * size) for name, size in shaped.items()}
+
+
+def trains(graph: str) -> bool:
+    """Whether a graph of this name computes gradients."""
+    return graph.partition(".")[0] in TRAINING

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from getpass import getuser
 from pathlib import Path
 
 from device_runtime.client.errors import InstallError
-from device_runtime.client.policy import external_programs as programs
-
-from . import service_unit
-from .service_unit import Job, Service
+from device_runtime.client.external_programs import run_program
 
 COMMAND = "device-runtime"
 COMMAND_S = 60.0
@@ -75,17 +74,17 @@ def remove(service: Service) -> Iterator[str]:
 
 def of(name: str) -> Service | None:
     """The service of a device, where one is installed."""
-    service = service_unit.service(Job(name, (), Path()), os.environ)
+    service = device_service(Job(name, (), Path()), os.environ)
     return service if service.files[0].path.exists() else None
 
 
 def lingers() -> str:
     """What is to be done so that services outlive a login; empty where nothing is, or nobody knows."""
-    if service_unit.in_termux(os.environ):
+    if in_termux(os.environ):
         return "Open the app Termux:Boot once, so that it starts with the phone."
     user = getuser()
     try:
-        told = programs.asked(("loginctl", "show-user", user, "-p", "Linger"), COMMAND_S).stdout
+        told = run_program(("loginctl", "show-user", user, "-p", "Linger"), COMMAND_S).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
     if "Linger=yes" in told:
@@ -98,9 +97,136 @@ def lingers() -> str:
 def ran(command: Sequence[str]) -> str:
     """Empty where it did its work; else what it says."""
     try:
-        done = programs.asked(command, COMMAND_S)
+        done = run_program(command, COMMAND_S)
     except FileNotFoundError:
         return f"{command[0]} is not installed"
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
+
+
+# FROM service_unit: A device as a service of its user: a systemd unit; in Termux runit's, and a boot
+# script. Text only.
+
+HEADROOM = 1.25
+"""What the kernel lets the process hold, over what it lets itself hold: room for the pages of its files."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to run: `command` with absolute paths, in `folder`. `cpu_percent` is of one core."""
+
+    name: str
+    command: tuple[str, ...]
+    folder: Path
+    nice: int = 0
+    idle_io: bool = False
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file to be written; of a script, `program` is True. A `link` leads there instead."""
+
+    path: Path
+    text: str = ""
+    program: bool = False
+    link: Path | None = None
+
+
+@dataclass(frozen=True)
+class Service:
+    """Its files, and what starts and stops it; each command in turn. `folders` go when it is removed."""
+
+    files: tuple[Text, ...]
+    start: tuple[tuple[str, ...], ...]
+    stop: tuple[tuple[str, ...], ...]
+    after: tuple[tuple[str, ...], ...] = ()
+    folders: tuple[Path, ...] = ()
+
+
+def title(name: str) -> str:
+    """What the service of this device is called."""
+    return f"device-runtime-{name}"
+
+
+def in_termux(env: Mapping[str, str]) -> bool:
+    return "TERMUX_VERSION" in env or "com.termux" in env.get("PREFIX", "")
+
+
+def device_service(job: Job, env: Mapping[str, str]) -> Service:
+    """What suits the system whose environment this is."""
+    return _termux(job, env) if in_termux(env) else _systemd(job, env)
+
+
+def unit(job: Job) -> str:
+    """A systemd user unit. Limits are the kernel's: those that the process keeps itself are tighter."""
+    lines = [
+        "[Unit]",
+        f"Description=Federated learning as {job.name}",
+        "StartLimitIntervalSec=0",
+        "",
+        "[Service]",
+        "Type=exec",
+        f"ExecStart=:{' '.join(map(_quoted, job.command))}",
+        f"WorkingDirectory={str(job.folder).replace('%', '%%')}",
+        "Restart=on-failure",
+        "RestartSec=30",
+        "TimeoutStopSec=30",
+        "OOMScoreAdjust=500",
+        "OOMPolicy=continue",
+        "NoNewPrivileges=yes",
+    ]
+    if job.nice:
+        lines.append(f"Nice={job.nice}")
+    if job.idle_io:
+        lines.append("IOSchedulingClass=idle")
+    if job.cpu_percent is not None:
+        lines.append(f"CPUQuota={job.cpu_percent:g}%")
+    if job.memory_bytes is not None:
+        lines.append(f"MemoryMax={int(HEADROOM * job.memory_bytes)}")
+    return "\n".join([*lines, "", "[Install]", "WantedBy=default.target", ""])
+
+
+def _systemd(job: Job, env: Mapping[str, str]) -> Service:
+    home = Path(env.get("XDG_CONFIG_HOME") or Path(env["HOME"]) / ".config")
+    name = f"{title(job.name)}.service"
+    systemctl = ("systemctl", "--user")
+    reload = (*systemctl, "daemon-reload")
+    return Service(
+        (Text(home / "systemd" / "user" / name, unit(job)),),
+        (reload, (*systemctl, "enable", name), (*systemctl, "restart", name)),
+        ((*systemctl, "disable", "--now", name),),
+        (reload,),
+    )
+
+
+def _termux(job: Job, env: Mapping[str, str]) -> Service:
+    """Started by termux-services (runit), and that by Termux:Boot."""
+    prefix, home, name = Path(env["PREFIX"]), Path(env["HOME"]), title(job.name)
+    folder, shell = prefix / "var" / "service" / name, prefix / "bin" / "sh"
+    run = f"#!{shell}\ncd {_worded([str(job.folder)])} || exit 1\nexec {_worded(_polite(job))} 2>&1\n"
+    boot = f"#!{shell}\ntermux-wake-lock\n. {prefix}/etc/profile\n"
+    logger = prefix / "share" / "termux-services" / "svlogger"
+    files = (
+        Text(folder / "run", run, program=True),
+        Text(folder / "log" / "run", link=logger),
+        Text(home / ".termux" / "boot" / name, boot, program=True),
+    )
+    return Service(files, (("sv-enable", name),), (("sv-disable", name),), folders=(folder,))
+
+
+def _polite(job: Job) -> tuple[str, ...]:
+    return ("nice", "-n", str(job.nice), *job.command) if job.nice else job.command
+
+
+def _worded(words: Sequence[str]) -> str:
+    return " ".join(map(shlex.quote, words))
+
+
+def _quoted(word: str) -> str:
+    """As systemd reads it, without specifiers; `:` before the command is for no variables."""
+    for letter, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%")):
+        word = word.replace(letter, instead)
+    return f'"{word}"'

@@ -14,10 +14,10 @@ from device_runtime.broker.wire.link import Link
 from device_runtime.broker.wire.partial_blob import sync_folder
 from device_runtime.client.agent import Agent
 from device_runtime.client.errors import InUse
-from device_runtime.client.policy import owner_rules as owner
-from device_runtime.client.policy.owner_rules import Owner
+from device_runtime.client.policy import work_gate as owner
 from device_runtime.client.policy.process_priority import Manners
 from device_runtime.client.policy.rules import Policy
+from device_runtime.client.policy.work_gate import Owner
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.enrolment import Enrolment, EnrolmentError
 from device_runtime.broker.wire.link import Link, LinkOptions
+from device_runtime.client.agent import Inbox
 from device_runtime.client.connection.connecting import Connection, is_device
-from device_runtime.client.connection.speaking import Voice
+from device_runtime.client.connection.presence import Voice
 from device_runtime.client.errors import InstallError, NoDevice, PolicyError
-from device_runtime.client.inbox import Inbox
 
 from . import device_file
 from . import install as installing

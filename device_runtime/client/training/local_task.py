@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
@@ -16,37 +17,80 @@ from device_runtime.client.energy import Account
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.one_task import OneTask
 from device_runtime.client.personal import after_round
-from device_runtime.client.personal.judging import OwnHead, judged
+from device_runtime.client.personal.after_round import OwnHead, judged
 from device_runtime.client.personal.kept import Keeper
-from device_runtime.client.policy.allow_list import AllowList
+from device_runtime.client.policy.privacy_budget import Guard
+from device_runtime.client.policy.rules import AllowList
 from device_runtime.client.selection.calibration import Learnt, Measurements
 from device_runtime.client.selection.choose import MAIN, choose
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.selection.profiling import cache_key, clocks, measured, profile, ready
 from device_runtime.client.settings import Settings
+from device_runtime.models import data as local_data
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.data import Keep
+from device_runtime.models.data import Keep, Place
 from device_runtime.models.engines.available import engine_choice, open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError
-from device_runtime.profiles import DeviceProfile
+from device_runtime.profiles import DeviceProfile, Workload
 from device_runtime.profiles.measure import load
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Encoded
+from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
-from device_runtime.strategies.training.device_half import Contribution, OutOfTime
+from device_runtime.strategies.training.device_half import Contribution, LocalData, OutOfTime
+from device_runtime.strategies.training.workload import workload
 
-from .engine_guard import limit_bytes, own_memory, watcher
-from .equipment import Equipment
-from .free_memory import rest
-from .samples import Samples
-from .work import Assignment, Listener, Outcome, perform
+from .engine_guard import limit_bytes, own_memory, rest, watcher
+from .work import Assignment, Equipment, Listener, Outcome, perform
+
+# FROM samples: A device's samples for its task, and what follows from them: the work of a round, and whose
+# it is.
 
 log = logging.getLogger(__name__)
+
+
+class Samples:
+    """`training` is trained on, `held` is kept out of it; `loads` by member of the family."""
+
+    def __init__(self, place: Place | Path, bundles: Mapping[str, Bundle], keep: Keep) -> None:
+        """Reads them. Raises DataError where none is of the task."""
+        self._bundles = bundles
+        self._shelf = local_data.opened(place, bundles[MAIN].manifest, keep, bundles[MAIN].texts)
+
+    @property
+    def training(self) -> LocalData:
+        return self._shelf.training
+
+    @property
+    def held(self) -> LocalData:
+        return self._shelf.held
+
+    @property
+    def loads(self) -> dict[str, Workload]:
+        counts = self.training.class_counts(len(self._bundles[MAIN].manifest.labels))
+        return {member: workload(one.manifest, counts) for member, one in self._bundles.items()}
+
+    def guard(self, settings: Settings) -> Guard:
+        """Of the device with these settings, for what has been read."""
+        place, stamp = self._shelf.place, self._shelf.stamp
+        return Guard.of(settings.folder, place, settings.owner, stamp, settings.allowed)
+
+    def refresh(self) -> bool:
+        """Reads what is new or changed; whether anything is. Raises KindError where nothing is left."""
+        changed = self._shelf.refresh()
+        if not len(self.training):
+            raise KindError(f"no samples are left in {self._shelf.place}")
+        if not changed:
+            return False
+        for skipped in self._shelf.skipped:
+            log.info("skipped %s", skipped)
+        log.info("%d samples now, %d held out", len(self.training), len(self.held))
+        return True
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from device_runtime.client.policy import readouts
+from device_runtime.client.policy import conditions
 from device_runtime.models.data.bounded import SLACK, cap
-from device_runtime.profiles.machine_memory import Room, room
+from device_runtime.profiles.machine import Room, room
 
 from .engine_guard import VirtualWatcher, Watcher
 
@@ -53,7 +53,7 @@ class Watchdog:
         if left.free < left.reserve:
             return f"{left.free / 1e6:.0f} MB of memory are left here, of {left.total / 1e6:.0f}"
         try:
-            stalled = readouts.stalled(self._pressure.read_text())
+            stalled = conditions.stalled(self._pressure.read_text())
         except OSError:  # a kernel without it
             return ""
         return (

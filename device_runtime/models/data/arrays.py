@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +16,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .refusal import Refused
+from .source import Batch, Place, Refused, Source, Unit, Wanted
 
 DAMAGED = (
     OSError, ValueError, EOFError, TypeError, AttributeError, KeyError, ArithmeticError, MemoryError,
@@ -51,3 +55,77 @@ def decode(data: bytes) -> Stored:
     if not isinstance(values, np.ndarray):
         raise Refused("not a .npy file", "an archive of several")
     return Stored(values)
+
+
+# FROM npz: `.npz` files with x (n, *input) and y (n,): class numbers, or names; class_names may name the
+# numbers.
+
+LARGEST_BYTES = 4 << 30
+"""All arrays of a file that are read, unpacked."""
+NAMES = "class_names"
+
+
+def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
+    room = LARGEST_BYTES if wanted.room_bytes is None else min(LARGEST_BYTES, wanted.room_bytes)
+    arrays = _arrays(unit.path, ("x", "y", NAMES), room)
+    x, y = arrays["x"], arrays["y"]
+    if x.ndim == 0 or y.shape != x.shape[:1] or y.dtype.kind not in "iuU":
+        raise Refused(
+            f"y is {y.dtype} {y.shape}, expected one integer for each of the {x.shape[:1]} samples, or a name"
+        )
+    labels: Any = y
+    if y.dtype.kind == "U":
+        labels = y.tolist()
+    elif NAMES in arrays:
+        labels = _named(y, arrays[NAMES])
+    form = f"{x.dtype} {x.shape[1:]}"
+    shaped = Stored(x).raw(wanted.input)
+    if len(shaped) != len(y):
+        raise Refused(
+            "another shape than the task's input",
+            f"{x.shape}, expected {('n', *wanted.input.shape)}".replace("'", ""),
+        )
+    yield Batch(shaped, labels, form)
+
+
+def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
+    yield _arrays(unit.path, ("x",))["x"]
+
+
+def inputs(path: Path, given: InputSpec) -> NDArray[Any]:
+    """x alone, (n, *shape), raw. Raises Refused."""
+    return Stored(_arrays(path, ("x",))["x"]).raw(given)
+
+
+def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
+    if names.ndim != 1:
+        raise Refused(f"{NAMES} is no list of names", f"{names.dtype} {names.shape}")
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(names):
+        raise Refused("a class number without a name", f"{int(y.min())} to {int(y.max())} of {len(names)}")
+    listed = [str(name) for name in names.tolist()]
+    return [listed[number] for number in y.tolist()]
+
+
+def _arrays(
+    path: Path, wanted: tuple[str, ...], most_bytes: int = LARGEST_BYTES
+) -> Mapping[str, NDArray[Any]]:
+    """Those of the wanted that are there; x must be, and y where it is wanted. Raises Refused."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            there = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
+        if missing := {"x", "y"} & set(wanted) - there.keys():
+            raise Refused(f"has no array {sorted(missing)[0]!r}", f"it has {', '.join(sorted(there)[:5])}")
+        size = sum(there[name] for name in wanted if name in there)
+        if size > most_bytes:
+            raise Refused("unpacks to too much", f"{size / 1e6:.1f} MB, at most {most_bytes / 1e6:.1f} here")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in wanted if name in there}
+    except Refused:
+        raise
+    except MemoryError as error:
+        raise Refused("unpacks to more than there is memory", error) from None
+    except (*DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise Refused("not a .npz file", str(error)[:200]) from None
+
+
+NPZ = Source(_read, _stored)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .picture import Picture, check_size
-from .refusal import Refused
+from .source import Refused
 
 DEPTHS = (8, 24, 32)
 

@@ -18,13 +18,23 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .columns import label_column
-from .place import Place
-from .refusal import Passing, Refused, Skip
+from .cells import label_column, text_column, text_of
 from .single import raw, unnamed
+from .source import (
+    ONE_SAMPLE_BYTES,
+    TOO_LARGE,
+    Batch,
+    Passing,
+    Place,
+    Refused,
+    Skip,
+    Source,
+    Unit,
+    Wanted,
+    one_stored,
+    stamp_of,
+)
 from .table import values_of
-from .unit import ONE_SAMPLE_BYTES, TOO_LARGE, Batch, Source, Unit, Wanted, one_stored, stamp_of
-from .written import text_column, text_of
 
 if TYPE_CHECKING:
     import sqlite3

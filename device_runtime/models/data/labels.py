@@ -10,9 +10,8 @@ import msgspec
 
 from device_runtime.models.errors import DataError
 
-from .columns import folded
-from .place import Place
-from .refusal import Refused
+from .cells import folded
+from .source import Place, Refused
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import database, labels, table
+from .arrays import NPZ
 from .database import DATABASE
-from .npz import NPZ
-from .place import DATABASES, Place
-from .refusal import Refused, Skip, Tally
 from .single import DECODERS, SINGLE
+from .source import DATABASES, Place, Refused, Skip, Source, Tally, Unit, stamp_of
 from .table import TABLE
-from .unit import Source, Unit, stamp_of
 
 WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}
 """Files of many samples with their labels; a new kind is one line here."""

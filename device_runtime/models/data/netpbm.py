@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .picture import Picture, check_size
-from .refusal import Refused
+from .source import Refused
 
 CHANNELS = {b"P2": 1, b"P3": 3, b"P5": 1, b"P6": 3}
 TEXTS = (b"P2", b"P3")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .refusal import Refused
-from .resizing import resized
+from .source import Refused
 
 LARGEST_SIDE = 1 << 14
 LARGEST_PIXELS = 1 << 24
@@ -69,3 +70,64 @@ def check_size(width: int, height: int) -> None:
         raise Refused(
             "a picture that is too large", f"{width}x{height}, {LARGEST_PIXELS} pixels are the most"
         )
+
+
+# FROM photo: JPEG, GIF, WebP and TIFF, by Pillow: the extra `images`.
+
+FORMATS = ("JPEG", "GIF", "WEBP", "TIFF")
+
+
+def decode(data: bytes) -> Picture:
+    """The first picture of the file, as RGB or grey, turned as its camera noted.
+
+    Raises Refused, also where Pillow is missing.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise Refused("needs Pillow: pip install 'device-runtime[images]'") from None
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            check_size(*image.size)
+            if image.mode in ("I", "F") or image.mode.startswith("I;"):  # made RGB, all above 255 is white
+                raise Refused("a picture that is not read", f"{image.format} of mode {image.mode}")
+            upright = ImageOps.exif_transpose(image)
+            pixels: NDArray[Any] = np.asarray(upright if upright.mode == "L" else upright.convert("RGB"))
+    except (Refused, MemoryError):
+        raise
+    except Exception as error:  # Pillow's decoders and its reader of EXIF let out whatever they meet
+        raise Refused("a damaged picture", str(error)[:200]) from None
+    return Picture(pixels if pixels.ndim == 3 else pixels[:, :, None])
+
+
+# FROM resizing: Pictures of another size: the largest part in the middle of the wanted proportions, bilinear.
+#
+# Enlarged, each value is interpolated between its neighbours; reduced, it is the mean of all that it covers,
+# with weights that fall linearly (the filter of Pillow's BILINEAR, which prepares pictures of simulations).
+
+Floats = NDArray[np.float32]
+
+
+def resized(pixels: NDArray[Any], height: int, width: int) -> Floats:
+    """pixels (h, w, channels) -> (height, width, channels)."""
+    rows, columns, channels = pixels.shape
+    if (rows, columns) == (height, width):
+        return pixels.astype(np.float32)
+    tall, wide = min(rows, columns * height / width), min(columns, rows * width / height)
+    upright = _along(pixels.reshape(rows, -1), tall, height).reshape(height, columns, channels)
+    across = upright.transpose(1, 0, 2).reshape(columns, -1)
+    made: Floats = _along(across, wide, width).reshape(width, height, channels).transpose(1, 0, 2)
+    return made
+
+
+def _along(lines: NDArray[Any], length: float, size: int) -> Floats:
+    """lines (n, values): the `length` of them in the middle as `size` lines."""
+    count, step = len(lines), length / size
+    begin, reach = (count - length) / 2, max(length / size, 1.0)
+    made = np.empty((size, lines.shape[1]), np.float32)
+    for number in range(size):
+        centre = begin + (number + 0.5) * step
+        low, high = max(0, floor(centre - reach + 0.5)), min(count, floor(centre + reach + 0.5))
+        weights = np.maximum(0.0, 1 - np.abs(np.arange(low, high) + 0.5 - centre) / reach)
+        made[number] = (weights / weights.sum()).astype(np.float32) @ lines[low:high].astype(np.float32)
+    return made

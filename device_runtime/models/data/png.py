@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .picture import Picture, check_size
-from .refusal import Refused
+from .source import Refused
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type: grey, RGB, palette, grey and RGB with alpha

@@ -17,14 +17,12 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import DataError
 from device_runtime.models.text.texts import Texts
 
-from . import npz, single, table
+from . import arrays, single, table
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LocalData
-from .place import Place
-from .refusal import Refused, Skip
 from .shelf import Keep, Shelf
-from .unit import Wanted, whole
+from .source import Place, Refused, Skip, Wanted, whole
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +70,7 @@ def inputs(
     ending = "" if place.query else place.path.suffix.lower()
     try:
         if ending == ".npz":
-            return npz.inputs(place.path, given)
+            return arrays.inputs(place.path, given)
         if ending in single.DECODERS:
             return single.raw(single.item(whole(place.path), place.path.name), given, texts)
         if ending in table.ENDINGS:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from device_runtime.models.bundles.inputs import InputSpec, Text
 
 from .picture import is_picture, white
-from .refusal import Skipped
 from .shelf import Shelf
-from .wav import is_sound
+from .sound import is_sound
+from .source import Skipped
 
 BAR = 30
 FORMS = 10

@@ -16,14 +16,10 @@ from device_runtime.models.errors import TensorError
 from device_runtime.models.text.texts import Texts
 
 from .bounded import bounded
-from .held_out import LEAST, SHARE, is_held_out
 from .labels import LabelMap
 from .listing import listing
-from .local_data import LocalData
-from .place import Place
-from .refusal import Passing, Refused, Skip, Skipped, Tally
-from .rows import Rows
-from .unit import Batch, Unit, Wanted, stamp_of
+from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out
+from .source import Batch, Passing, Place, Refused, Skip, Skipped, Tally, Unit, Wanted, stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +161,7 @@ class Shelf:
     def _sided(self) -> tuple[LocalData, LocalData]:
         """Trained on, and held out; where nobody wished any held out, a few are trained on as well."""
         training, held = (rows.data for rows in self._rows)
-        if self._keep.held_out is not None or not 0 < len(held) < LEAST:
+        if self._keep.held_out is not None or not 0 < len(held) < LEAST_HELD_OUT:
             return training, held
         x, y = np.concatenate([training.x, held.x]), np.concatenate([training.y, held.y])
         return LocalData(x, y), LocalData(held.x[:0], held.y[:0])

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.text.texts import Texts
 
-from . import arrays, bmp, netpbm, photo, png, wav, written
-from .place import Place
-from .refusal import Refused
-from .unit import Batch, Source, Unit, Wanted, one_stored, whole
+from . import arrays, bmp, cells, netpbm, picture, png, sound
+from .source import Batch, Place, Refused, Source, Unit, Wanted, one_stored, whole
 
 
 class Item(Protocol):
@@ -28,14 +26,14 @@ class Item(Protocol):
 
 
 DECODERS: Mapping[str, Callable[[bytes], Item]] = {
-    ".wav": wav.decode,
+    ".wav": sound.decode,
     ".npy": arrays.decode,
     ".png": png.decode,
     ".bmp": bmp.decode,
     ".pgm": netpbm.decode,
     ".ppm": netpbm.decode,
-    ".txt": written.decode,
-    **dict.fromkeys((".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"), photo.decode),
+    ".txt": cells.decode,
+    **dict.fromkeys((".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"), picture.decode),
 }
 BEGINNINGS: Mapping[bytes, str] = {
     b"\x89PNG": ".png",
@@ -69,7 +67,7 @@ def unnamed(data: bytes) -> Item | None:
 
 def raw(held: Item, given: InputSpec, texts: Texts | None) -> NDArray[Any]:
     """(n, *shape), before `InputSpec.prepare`: of a text by what makes the input of texts. Raises Refused."""
-    return held.ids(texts) if isinstance(held, written.Written) and texts else held.raw(given)
+    return held.ids(texts) if isinstance(held, cells.Written) and texts else held.raw(given)
 
 
 def ending_of(name: str) -> str:

@@ -18,12 +18,9 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.errors import TensorError
 
-from .columns import FILES, LABELS, NONE, LabelColumn, folded, label_column
-from .place import Place
-from .refusal import Refused, Skip
+from .cells import FILES, LABELS, NONE, TEXTS, LabelColumn, folded, label_column, text_column, text_of
 from .single import DECODERS, ending_of
-from .unit import Batch, Source, Unit, Wanted, one_stored
-from .written import TEXTS, text_column, text_of
+from .source import Batch, Place, Refused, Skip, Source, Unit, Wanted, one_stored
 
 log = logging.getLogger(__name__)
 

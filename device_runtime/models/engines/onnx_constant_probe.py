@@ -8,7 +8,7 @@ from device_runtime.models.bundles.tensors import Flat
 
 from .base import Inputs, Labels
 from .freed_memory import give_back
-from .onnx_laid_out import LaidOut
+from .onnx_layout import LaidOut
 from .onnx_probe import OnnxProbe, Source
 from .onnx_session import SessionSettings
 

@@ -12,14 +12,24 @@ from device_runtime.models.bundles.quantised import initialisers
 from device_runtime.models.bundles.tensors import Flat, Tensors
 from device_runtime.models.errors import BundleError, EngineError
 
-from .arguments import batches, check_sizes, checked_extras, checked_inputs, copied_weights
-from .base import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
+from .base import (
+    NO_EXTRAS,
+    Forward,
+    Inputs,
+    Labels,
+    Matrix,
+    Watch,
+    batches,
+    check_sizes,
+    checked_extras,
+    checked_inputs,
+    copied_weights,
+)
 from .blocks import blocks
-from .onnx_bound import Bound
 from .onnx_constant_probe import ConstantProbe
-from .onnx_laid_out import LaidOut, laid_out
+from .onnx_layout import LaidOut, laid_out
 from .onnx_probe import OnnxProbe, Source, fewer_by
-from .onnx_session import Loaded, SessionSettings, load_session
+from .onnx_session import Bound, Loaded, SessionSettings, load_session
 
 
 class OnnxModel:

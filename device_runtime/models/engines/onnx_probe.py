@@ -1,20 +1,30 @@
 """The loss as a function of parameters that are read where they lie."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.graph_check import delimited_field, fields, number_field
 from device_runtime.models.bundles.manifest import Graph, Manifest
-from device_runtime.models.bundles.tensors import Flat
+from device_runtime.models.bundles.tensors import Flat, TensorSpec
 
 from .base import Inputs, Labels
-from .onnx_bound import Bound
-from .onnx_constants import convolves, with_constants
-from .onnx_session import Loaded, SessionSettings, load_session
+from .onnx_session import Bound, Loaded, SessionSettings, load_session
+from .onnx_whole import (
+    ENTRY_KEY,
+    ENTRY_VALUE,
+    GRAPH_INITIALISER,
+    MODEL_GRAPH,
+    TENSOR_NAME,
+    TENSOR_SHAPE,
+    TENSOR_TYPE,
+    TYPES,
+)
 
 
 class OnnxProbe(Bound):
@@ -62,3 +72,95 @@ def fewer_by(held_bytes: int, graph: Graph, rows: int) -> int:
     What is held besides then costs no memory.
     """
     return max(rows - -(-held_bytes // max(1, graph.bytes_per_sample)), -(-rows // 2))
+
+
+# FROM onnx_constants: A graph's trainable inputs as constants, which ONNX Runtime folds and lays out for
+# the processor.
+
+GRAPH_NODE, GRAPH_INPUT = 1, 11
+NODE_TYPE, INPUT_NAME = 4, 1
+TENSOR_EXTERNAL, TENSOR_LOCATION = 13, 14
+EXTERNAL = 1
+
+
+@lru_cache(maxsize=16)
+def convolves(onnx: bytes) -> bool:
+    """Whether the model has a convolution. Raises BundleError for what is no model."""
+    return any(
+        part.number == NODE_TYPE and part.content == b"Conv"
+        for graph in fields(onnx)
+        if graph.number == MODEL_GRAPH
+        for node in fields(graph.content)
+        if node.number == GRAPH_NODE
+        for part in fields(node.content)
+    )
+
+
+def with_constants(onnx: bytes, specs: Sequence[TensorSpec]) -> bytes:
+    """The model with these inputs as initialisers without data, which a session is given in memory.
+
+    Raises BundleError for what is no model.
+    """
+    constants = {spec.name.encode(): spec for spec in specs}
+    return b"".join(
+        delimited_field(MODEL_GRAPH, b"".join(_graph(field.content, constants)))
+        if field.number == MODEL_GRAPH
+        else field.encoded
+        for field in fields(onnx)
+    )
+
+
+def with_inputs(onnx: bytes, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """The model with these float32 initialisers as inputs. Raises BundleError for what is no model."""
+    names = {name.encode() for name in shapes}
+    parts = []
+    for field in fields(onnx):
+        if field.number != MODEL_GRAPH:
+            parts.append(field.encoded)
+            continue
+        kept = [
+            part.encoded
+            for part in fields(field.content)
+            if part.number != GRAPH_INITIALISER or _name(part.content, TENSOR_NAME) not in names
+        ]
+        inputs = (delimited_field(GRAPH_INPUT, _input(name, shape)) for name, shape in shapes.items())
+        parts.append(delimited_field(MODEL_GRAPH, b"".join((*kept, *inputs))))
+    return b"".join(parts)
+
+
+def _input(name: str, shape: tuple[int, ...]) -> bytes:
+    """A ValueInfoProto of float32."""
+    sizes = b"".join(delimited_field(1, number_field(1, size)) for size in shape)
+    tensor = number_field(1, TYPES["float32"]) + delimited_field(2, sizes)
+    return delimited_field(INPUT_NAME, name.encode()) + delimited_field(2, delimited_field(1, tensor))
+
+
+def _graph(graph: bytes, constants: dict[bytes, TensorSpec]) -> Iterator[bytes]:
+    for field in fields(graph):
+        name = _name(field.content, INPUT_NAME) if field.number == GRAPH_INPUT else b""
+        yield (
+            delimited_field(GRAPH_INITIALISER, _without_data(constants[name]))
+            if name in constants
+            else field.encoded
+        )
+
+
+def _name(value: bytes, which: int) -> bytes:
+    return next((part.content for part in fields(value) if part.number == which), b"")
+
+
+def _without_data(spec: TensorSpec) -> bytes:
+    shape = b"".join(number_field(TENSOR_SHAPE, size) for size in spec.shape)
+    named = delimited_field(TENSOR_NAME, spec.name.encode())
+    where = {"location": "weights", "offset": "0", "length": str(4 * spec.size)}
+    entries = (
+        delimited_field(ENTRY_KEY, key.encode()) + delimited_field(ENTRY_VALUE, value.encode())
+        for key, value in where.items()
+    )
+    return (
+        shape
+        + number_field(TENSOR_TYPE, TYPES[spec.dtype])
+        + named
+        + b"".join(delimited_field(TENSOR_EXTERNAL, entry) for entry in entries)
+        + number_field(TENSOR_LOCATION, EXTERNAL)
+    )

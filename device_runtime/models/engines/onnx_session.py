@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.graph_check import check_graph
-from device_runtime.models.bundles.manifest import TRAINING, Graph
+from device_runtime.models.bundles.manifest import TRAINING, Graph, Manifest
 from device_runtime.models.bundles.quantised import has_exact_int8, holds_float16
-from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.tensors import Flat, Tensors
 from device_runtime.models.errors import BundleError, EngineError, one_line
 
-from .base import Watch
-from .onnx_optimisers import left_out
+from .base import Inputs, Labels, Watch, batches, checked_inputs, checked_labels
 
 
 @dataclass(frozen=True)
@@ -132,3 +132,76 @@ def engine_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise EngineError(f"ONNX Runtime, {what}: {one_line(error)}") from error
+
+
+# FROM onnx_bound: A session whose inputs and outputs are arrays of the caller, read and written where they
+# lie.
+
+
+class Bound:
+    """A session whose trainable inputs are slices of a flat buffer, bound once; `rows`: most of a run."""
+
+    def __init__(self, manifest: Manifest, rows: int, loaded: Loaded, params: Flat) -> None:
+        self.params = params
+        self._manifest, self._rows, self._loaded = manifest, rows, loaded
+        with engine_errors(f"graph {loaded.name}"):
+            self._binding: Any = loaded.session.io_binding()
+        for name in loaded.graph.trainable:
+            self._bind_input(name, params.views[name])
+
+    def _bind_input(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
+        with engine_errors(f"graph {self._loaded.name}"):
+            self._binding.bind_ortvalue_input(name, _ortvalue(buffer))
+
+    def _bind_output(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
+        with engine_errors(f"graph {self._loaded.name}"):
+            self._binding.bind_ortvalue_output(name, _ortvalue(buffer))
+
+    def _batches_of(self, x: Inputs, y: Labels) -> Iterator[slice]:
+        """Binds the samples batch by batch; the caller runs each before it goes on."""
+        x = checked_inputs(self._manifest, x)
+        labels = checked_labels(self._manifest, x, y)
+        for part in batches(len(x), self._rows):
+            self._bind_input("x", x[part])
+            self._bind_input("y", labels[part])
+            yield part
+
+
+def _ortvalue(array: np.ndarray[Any, Any]) -> Any:
+    return onnxruntime().OrtValue.ortvalue_from_numpy(array)
+
+
+# FROM onnx_optimisers: Which of ONNX Runtime's optimisers change a training graph before it runs.
+#
+# Each that changes something has the whole graph resolved again, about 12 ms for a large one: a session of a
+# training graph spends most of its start there. Kept are those that make steps faster
+# (`benchmarks/exports.py`
+# for the start, `benchmarks/engines.py` for the steps): MatMulAddFusion, MatmulTransposeFusion,
+# ConvActivationFusion, TransposeOptimizer.
+
+_WITH_CONSTANTS = (
+    "ConstantFolding", "Level1_RuleBasedTransformer", "NchwcTransformer", "ConvAddActivationFusion",
+)  # fmt: skip
+"""Kept where matrices or kernels are frozen: only these can be folded, and laid out for the processor."""
+
+_OTHERS = (
+    "AttentionFusion", "BiasDropoutFusion", "BiasGeluFusion", "BiasSkipLayerNormFusion", "BiasSoftmaxFusion",
+    "CastFloat16Transformer", "CommonSubexpressionElimination", "ConstantSharing", "DoubleQDQPairsRemover",
+    "DynamicQuantizeMatMulFusion", "EmbedLayerNormFusion", "EnsureUniqueDQForNodeUnit", "FastGeluFusion",
+    "FreeDimensionOverrideTransformer", "FuseFp16InitializerToFp32NodeTransformer",
+    "GatherSliceToSplitFusion", "GatherToSliceFusion", "GeluFusionL1", "GeluFusionL2",
+    "GemmActivationFusion", "GroupQueryAttentionFusion", "GroupQueryAttentionPreNormFusion",
+    "LayerNormFusionL1", "LayerNormFusionL2", "Level2_RuleBasedTransformer", "MatMulActivationFusion",
+    "MatMulIntegerToFloatFusion", "MatMulNBitsFusion", "MatMulScaleFusion", "NhwcTransformer",
+    "QDQFinalCleanupTransformer", "QDQPropagationTransformer", "QDQS8ToU8Transformer",
+    "QDQSelectorActionTransformer", "QuickGeluFusion", "RemoveDuplicateCastTransformer", "ReshapeFusion",
+    "SimplifiedLayerNormFusion", "SkipLayerNormFusion", "SliceConcatToSpaceToDepthFusion",
+    "TransposeOptimizer_CPUExecutionProvider", "WeightBiasQuantization", "WhereDummyDq",
+)  # fmt: skip
+"""Every other name in ONNX Runtime 1.19 to 1.31; it passes over names that it does not have."""
+
+
+def left_out(frozen: Tensors) -> list[str]:
+    """Names of the optimisers that a training graph with these frozen tensors does without."""
+    constants = any(value.ndim > 1 for value in frozen.values())
+    return [*_OTHERS, *(() if constants else _WITH_CONSTANTS)]

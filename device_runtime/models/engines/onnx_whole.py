@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.graph_check import delimited_field, fields, number_field
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.bundles.protobuf import delimited_field, fields, number_field
 from device_runtime.models.bundles.quantised import initialisers
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data.report import taken_as

@@ -1,19 +1,27 @@
 """The graphs of a bundle: each traced as seldom as possible, and cut out of what was traced."""
-# mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
 
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 from torch import nn
 
 from device_runtime.models.bundles.manifest import ABOVE, ORT_TRAINING
+from device_runtime.models.engines.ort_training_engine import VERSION, available
 from device_runtime.models.errors import ExportError, one_line
 
 from .graph import convert, part, to_onnx
 from .parity import Candidate
 from .subject import Subject, batch_norms, statistics, training
 from .trace import trace_features, trace_forward, trace_losses, trace_training, trainable_sets
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
 
 _ADVICE = {
     "modified by an inplace operation": "the module changes in place a value that its gradient needs; "
@@ -50,8 +58,6 @@ def candidates(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:
         for norms, sets in _alike(subject, _with_reached_sets(subject, wanted, objective)).items():
             yield from _training(training(subject, norms), objective, norms, sets)
     if wanted.ort_training:
-        from .ort_training import training_graph
-
         for norms, sets in _alike(subject, wanted).items():
             for tunable, names in sets.items():
                 onnx = training_graph(training(subject, norms), names)
@@ -123,3 +129,223 @@ def export_errors(graph: str) -> Iterator[None]:
         text = one_line(_first_cause(error))
         advice = next((say for part, say in _ADVICE.items() if part in text), text)
         raise ExportError(f"graph {graph} cannot be exported: {advice}") from error
+
+
+# FROM ort_training: Training graphs whose gradients onnxruntime-training builds, for devices that have that
+# build.
+#
+# Its artifact generator is left out: it writes the weights once more into a checkpoint, and merges equal
+# constants, which then train jointly. Its gradient builder alone, given the loss of `trace` with all
+# parameters as inputs, makes a graph of the same inputs and outputs as the other training graphs.
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
+
+_FAILS = "graph ort-training cannot be exported"
+_UNKNOWN = "gradient builder has not been registered: "
+
+
+def training_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
+    """The ONNX file: x, y, trainable tensors, statistics -> loss, grad.NAME, next.NAME; deterministic.
+
+    The loss is the mean cross-entropy in nats. Other tensors are external initialisers; layers of the
+    subject that are in training mode use batch statistics. Raises ExportError where onnxruntime-training is
+    missing or has no gradient for an operator, and names it.
+    """
+    if missing := available():
+        raise ExportError(f"{_FAILS}: {missing}")
+    with export_errors("ort-training"):
+        model = onnx.load_from_string(_loss_graph(subject, trainable))
+        make_differentiable(model)
+    with_gradients = onnx.load_from_string(_differentiated(model.SerializeToString(), trainable))
+    if "AveragePoolGrad" in (node.op_type for node in with_gradients.graph.node):  # crashes the process
+        raise ExportError(f"{_FAILS}: onnxruntime-training pools averages for a fixed batch only")
+    _finish(with_gradients, [value.name for value in model.graph.output], trainable)
+    onnx_file: bytes = with_gradients.SerializeToString(deterministic=True)
+    return onnx_file
+
+
+def _loss_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
+    """x, y, trainable tensors, statistics -> loss, next statistics.
+
+    Cut out of a training graph, since there the normalisations are in operators that have gradients.
+    """
+    traced = trace_training(subject, "train", trainable[-1:])
+    moved = [name for name in traced.outputs.names if name.startswith("next.")]
+    inputs = (*trainable, *(name.removeprefix("next.") for name in moved))
+    return part(convert(traced), traced, inputs, ("loss", *moved))
+
+
+def _differentiated(loss_graph: bytes, trainable: Sequence[str]) -> bytes:
+    """The graph with an output NAME_grad for each trainable tensor, in any order."""
+    from onnxruntime import SessionOptions
+    from onnxruntime.capi._pybind_state import GradientGraphBuilder
+
+    options = SessionOptions()
+    options.log_severity_level = 3  # the builder reports each of its passes otherwise
+    try:
+        builder = GradientGraphBuilder(loss_graph, {"loss"}, set(trainable), "loss", options)
+        builder.build()
+        return bytes(builder.get_model())
+    except Exception as error:
+        text = one_line(error)
+        if _UNKNOWN in str(error):
+            operator = str(error).split(_UNKNOWN)[1].split()[0]
+            text = f"onnxruntime-training {VERSION} has no gradient for operator {operator}"
+        raise ExportError(f"{_FAILS}: {text}") from error
+
+
+def _finish(model: Any, kept: Sequence[str], trainable: Sequence[str]) -> None:
+    """Outputs get their names and order; what says nothing of what is computed goes."""
+    graph = model.graph
+    names = {f"{name}_grad": f"grad.{name}" for name in trainable}
+    outputs = {value.name: value for value in graph.output}
+    if idle := [name for grad, name in names.items() if grad not in outputs]:
+        raise ExportError(f"{_FAILS}: {idle[0]} does not influence the loss")
+    wanted = [onnx.ValueInfoProto.FromString(outputs[n].SerializeToString()) for n in (*kept, *names)]
+    del graph.output[:]
+    graph.output.extend(wanted)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        node.doc_string = ""
+    for value in graph.output:
+        value.name = names.get(value.name, value.name)
+    graph.ClearField("value_info")
+    used = {node.domain for node in graph.node} | {""}
+    domains = [entry for entry in model.opset_import if entry.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(domains)
+
+
+# FROM differentiable: ONNX operators for which onnxruntime-training builds right gradients, in the place of
+# those it does not.
+#
+# It has none for some operators; for others they are those of batch statistics, or want a fixed batch.
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
+
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of values by name: shapes (a size that is not fixed is 0), and constants."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    constants: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, model: Any) -> "_Known":
+        graph = onnx.shape_inference.infer_shapes(model).graph
+        shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        inside = [t for t in graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
+        return cls(shapes, {tensor.name: numpy_helper.to_array(tensor) for tensor in inside})
+
+
+_Rewrite = Callable[[Any, _Known], Sequence[Any]]
+
+
+def make_differentiable(model: Any) -> None:
+    """Changes an onnx.ModelProto without gradients in place; it computes what it did."""
+    known = _Known.of(model)
+    nodes: list[Any] = []
+    for node in model.graph.node:
+        rewrite = _REWRITES.get(node.op_type)
+        nodes.extend(rewrite(node, known) if rewrite else [node])
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+    model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+
+
+def _frozen_batch_norm(node: Any, known: _Known) -> Sequence[Any]:
+    """x * scale + shift, per channel: the operator's own gradient is that of batch statistics."""
+    x, weight, bias, mean, variance = node.input
+    y = node.output[0]
+    own = {name: f"{y}.{name}" for name in ("eps", "moved", "std", "scale", "sum", "shift", "axes", "ax")}
+    axes = list(range(1, len(known.shapes[x]) - 1))
+    return [
+        _constant(own["eps"], [_attribute(node, "epsilon", 1e-5)], ()),
+        helper.make_node("Add", [variance, own["eps"]], [own["moved"]]),
+        helper.make_node("Sqrt", [own["moved"]], [own["std"]]),
+        helper.make_node("Div", [weight, own["std"]], [own["scale"]]),
+        helper.make_node("Mul", [mean, own["scale"]], [own["sum"]]),
+        helper.make_node("Sub", [bias, own["sum"]], [own["shift"]]),
+        *_per_channel(own["scale"], axes),
+        *_per_channel(own["shift"], axes),
+        helper.make_node("Mul", [x, f"{own['scale']}.wide"], [own["ax"]]),
+        helper.make_node("Add", [own["ax"], f"{own['shift']}.wide"], [y]),
+    ]
+
+
+def _per_channel(name: str, axes: Sequence[int]) -> Sequence[Any]:
+    """(channels,) -> (channels, 1, ..)."""
+    tensor = helper.make_tensor("axes", onnx.TensorProto.INT64, [len(axes)], axes)
+    return [
+        helper.make_node("Constant", [], [f"{name}.axes"], value=tensor),
+        helper.make_node("Unsqueeze", [name, f"{name}.axes"], [f"{name}.wide"]),
+    ]
+
+
+def _layer_norm(node: Any, known: _Known) -> Sequence[Any]:
+    """The gradient needs a bias, and mean and reciprocal deviation as outputs."""
+    y = node.output[0]
+    added = []
+    if len(node.input) < 3:
+        shape = known.shapes[node.input[1]]
+        added.append(_constant(f"{y}.bias", [0.0] * prod(shape), shape))
+        node.input.append(f"{y}.bias")
+    node.output[:] = [y, f"{y}.mean", f"{y}.deviation"]
+    return [*added, node]
+
+
+def _max_pool(node: Any, known: _Known) -> Sequence[Any]:
+    """x at the places of the maxima, which ONNX counts in the whole of x: MaxPoolGrad wants a fixed batch."""
+    x, y = node.input[0], node.output[0]
+    node.output[:] = [f"{y}.values", f"{y}.places"]
+    everything = helper.make_tensor("shape", onnx.TensorProto.INT64, [1], [-1])
+    return [
+        node,
+        helper.make_node("Constant", [], [f"{y}.shape"], value=everything),
+        helper.make_node("Reshape", [x, f"{y}.shape"], [f"{y}.flat"]),
+        helper.make_node("Gather", [f"{y}.flat", f"{y}.places"], [y]),
+    ]
+
+
+def _clip(node: Any, known: _Known) -> Sequence[Any]:
+    """At the lower end the gradient is 1, in torch 0: it shows in ReLU6, where 0 is frequent."""
+    x, y = node.input[0], node.output[0]
+    lower = known.constants.get(node.input[1]) if len(node.input) > 1 else None
+    if lower is None or lower != 0:
+        return [node]
+    node.input[:2] = [f"{y}.relu", ""]
+    return [helper.make_node("Relu", [x], [f"{y}.relu"]), node]
+
+
+def _gelu(node: Any, known: _Known) -> Sequence[Any]:
+    """ONNX Runtime's own operators have gradients, those of the standard have none."""
+    kind = "FastGelu" if _attribute(node, "approximate", b"none") == b"tanh" else "Gelu"
+    return [helper.make_node(kind, list(node.input), list(node.output), domain=MICROSOFT)]
+
+
+def _constant(name: str, values: Sequence[float], shape: Sequence[int]) -> Any:
+    tensor = helper.make_tensor(name, onnx.TensorProto.FLOAT, shape, values)
+    return helper.make_node("Constant", [], [name], value=tensor)
+
+
+def _attribute(node: Any, name: str, default: Any) -> Any:
+    found = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
+    return found[0] if found else default
+
+
+_REWRITES: dict[str, _Rewrite] = {
+    "BatchNormalization": _frozen_batch_norm,
+    "LayerNormalization": _layer_norm,
+    "MaxPool": _max_pool,
+    "Clip": _clip,
+    "Gelu": _gelu,
+}

@@ -13,7 +13,7 @@ from torch import nn
 
 from device_runtime.models import networks
 from device_runtime.models.bundles import bundle as bundles
-from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.inputs import File, InputSpec, Shape
 from device_runtime.models.bundles.manifest import (
     LEVELS,
     ORT_TRAINING,
@@ -25,19 +25,17 @@ from device_runtime.models.bundles.manifest import (
     Manifest,
     Source,
 )
-from device_runtime.models.bundles.manifest_records import File, Shape
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ExportError, one_line
 from device_runtime.models.export.graph_cost import measure_work
 from device_runtime.models.torch_engine.objectives import Sizes, sizes_of
 
 from .candidates import Wanted, candidates
-from .feature_scale import scale_features
 from .levels import find_head, lay_out, level_outputs
 from .parity import Candidate, check_parity
 from .subject import HeadUnused, Subject, run, stored_tensors
 from .trace import TRACED_BATCH
-from .tunable_sets import Sets, changes, inject, parameter_table
+from .tunable_sets import Sets, changes, inject, parameter_table, scale_features
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +156,7 @@ def _check_spec(spec: ExportSpec) -> None:
 
 def _add_lower(passed: Passed, weights: Tensors, spec: ExportSpec) -> None:
     for precision in spec.precisions:
-        from .precision import lower_forward  # with onnxruntime.quantization, which is slow to import
+        from .quantise import lower_forward
 
         lowered = lower_forward(passed.files["forward"], weights, spec.input, precision)
         passed.add(f"forward.{precision}", lowered.graph, lowered.onnx, lowered.worst)

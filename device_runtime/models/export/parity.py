@@ -14,8 +14,7 @@ from torch import Tensor
 from device_runtime.models.bundles.manifest import ORT_TRAINING, Extra, Graph
 from device_runtime.models.engines.onnx_session import Loaded, SessionSettings, load_session
 from device_runtime.models.errors import ParityError, one_line
-from device_runtime.models.torch_engine.gradients import Inputs, loss_and_gradients, losses_of
-from device_runtime.models.torch_engine.objectives import measure
+from device_runtime.models.torch_engine.objectives import Inputs, loss_and_gradients, losses_of, measure
 
 from .graph import external_names
 from .subject import Subject, run, statistics, stored_tensors, training

@@ -3,24 +3,34 @@
 The tool quantises weights that are in the graph. So they are put in, quantised, and taken out again, with a
 note of what each is derived from; `models.bundles.quantised` derives them again from any weights.
 """
-# mypy: allow-untyped-calls, allow-any-unimported
+
+from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from device_runtime.models.bundles.quantised import derive
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Derived, Graph
+from device_runtime.models.bundles.quantised import derive, initialisers
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.onnx_session import Loaded, SessionSettings, load_session
 from device_runtime.models.errors import ExportError, ParityError
+from device_runtime.models.export.graph_cost import measure_work
 
-from .outside_weights import HALF, Layouts, Lower, attribute, emptied, filled, replace
+from .graph import external_names, outside, stripped
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
 
 INT8_OPERATORS = ["MatMul", "Gather"]
 UINT8_OPERATORS = ["Conv"]
@@ -121,3 +131,198 @@ def _quiet() -> Iterator[None]:
 
 LOWERED = {"int8": _int8, "float16": _float16}
 """Precision -> what rewrites a model whose weights are in it."""
+
+
+# FROM outside_weights: Weights put into a graph, for tools that want them there, and taken out again with a
+# note of what they are.
+#
+# Tools rename and change them; what an initialiser was made of follows from its name.
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
+
+TRANSPOSED = ".T"  # ends the name of a parameter that is turned into (rest, shape[0])
+HALF = ".float16"  # ends the name of its float16 values
+_NAMES = {"_quantized": "", "_scale": ".scale", "_zero_point": ".zero_point"}  # of onnxruntime.quantization
+_TYPES = {onnx.TensorProto.INT8: "int8", onnx.TensorProto.UINT8: "uint8"}
+
+Layouts = Mapping[str, tuple[str, bool]]
+"""What of a graph is a parameter: name -> (parameter, transposed)."""
+
+
+@dataclass(frozen=True)
+class Lower:
+    """A graph whose external initialisers are parameters, `frozen`, and what is derived from parameters."""
+
+    onnx: bytes
+    frozen: tuple[str, ...]
+    derived: tuple[Derived, ...]
+
+
+def filled(graph: bytes, weights: Tensors) -> tuple[Any, Layouts]:
+    """The model with all values in it. Parameters that it transposes become transposed initialisers."""
+    model = onnx.load_from_string(graph)
+    parameters = set(external_names(graph))
+    values = {
+        tensor.name: weights[tensor.name] if tensor.name in parameters else onnx.numpy_helper.to_array(tensor)
+        for tensor in model.graph.initializer
+    }
+    layouts = {name: (name, False) for name in parameters}
+    renamed: dict[str, str] = {}
+    nodes = []
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        parameter = _transposed_parameter(node, model.graph, values, parameters)
+        if parameter is None:
+            nodes.append(node)
+            continue
+        name = renamed[node.output[0]] = parameter + TRANSPOSED
+        values[name] = np.ascontiguousarray(weights[parameter].reshape(len(weights[parameter]), -1).T)
+        layouts[name] = (parameter, True)
+    replace(model.graph.node, nodes)
+    _drop_unread(model.graph)
+    read = {name for node in model.graph.node for name in node.input}
+    replace(
+        model.graph.initializer,
+        [onnx.numpy_helper.from_array(value, name) for name, value in values.items() if name in read],
+    )
+    return model, layouts
+
+
+def _transposed_parameter(
+    node: Any, graph: Any, values: Mapping[str, Any], parameters: set[str]
+) -> str | None:
+    """The parameter that this node transposes, as a matrix (shape[0], the rest)."""
+    if node.op_type != "Transpose" or list(attribute(node, "perm") or (1, 0)) != [1, 0]:
+        return None
+    name: str = node.input[0]
+    if name in parameters:
+        return name
+    for reshape in graph.node:
+        if reshape.op_type == "Reshape" and list(reshape.output) == [name] and reshape.input[0] in parameters:
+            rows, shape = len(values[reshape.input[0]]), values.get(reshape.input[1])
+            is_matrix = shape is not None and len(shape) == len(("rows", "columns")) and shape[0] == rows
+            return str(reshape.input[0]) if is_matrix else None
+    return None
+
+
+def _drop_unread(graph: Any) -> None:
+    """Reshapes whose only use was to be transposed."""
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    replace(graph.node, [node for node in graph.node if read.intersection(node.output)])
+
+
+def emptied(model: Any, layouts: Layouts) -> Lower:
+    """The file without parameters and what was made of them."""
+    graph = model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    found = {name: _derived(name, tensors, layouts) for name in tensors}
+    frozen = tuple(name for name in tensors if name in layouts and found[name] is None)
+    derived = tuple(entry for entry in found.values() if entry is not None)
+    for name in (*frozen, *(entry.name for entry in derived)):
+        tensor = tensors[name]
+        tensor.CopyFrom(outside(name, tensor.data_type, tensor.dims))
+    return Lower(stripped(model), frozen, derived)
+
+
+def _derived(name: str, tensors: Mapping[str, Any], layouts: Layouts) -> Derived | None:
+    """What the initialiser is made of, from its name; None for a parameter as it is, or no parameter."""
+    if name in layouts:
+        parameter, transposed = layouts[name]
+        return Derived(name, parameter, "float32", transposed) if transposed else None
+    base = name.removesuffix(HALF)
+    if base != name and base in layouts:
+        return Derived(name, layouts[base][0], "float16", layouts[base][1])
+    for ending, part in _NAMES.items():
+        base = name.removesuffix(ending)
+        if base != name and base in layouts:
+            parameter, transposed = layouts[base]
+            what = cast(Any, f"{_TYPES[tensors[base + '_zero_point'].data_type]}{part}")
+            columns = len(tensors[base + "_scale"].dims) > 0
+            return Derived(name, parameter, what, transposed, columns)
+    return None
+
+
+def attribute(node: Any, name: str) -> Any:
+    """The value of a node's attribute, None if it has none."""
+    return next((onnx.helper.get_attribute_value(a) for a in node.attribute if a.name == name), None)
+
+
+def replace(field: Any, items: Iterable[Any]) -> None:
+    """Puts `items` into a repeated field; they may be taken from it."""
+    copies = [type(item).FromString(item.SerializeToString()) for item in items]
+    del field[:]
+    field.extend(copies)
+
+
+# FROM precision: The gate for forward graphs of lower precision: derived weights to the last bit, outputs
+# within a bound.
+
+SAMPLES = 16
+SEEDS = (0, 1, 2, 3, 4)
+BOUNDS = {"int8": 0.2, "float16": 1e-2}
+"""Root mean square of the difference from float32, of that of the outputs themselves, at most."""
+
+
+@dataclass(frozen=True)
+class LowerForward:
+    """A graph for a bundle, its file, and the worst difference found, relative as in BOUNDS."""
+
+    graph: Graph
+    onnx: bytes
+    worst: float
+
+
+def lower_forward(forward: bytes, weights: Tensors, spec: InputSpec, precision: str) -> LowerForward:
+    """The forward graph in int8 or float16, once it has passed the gate.
+
+    Inputs are standard normal, or token ids drawn uniformly; of five seeds the worst counts. Raises
+    ExportError if there is nothing to quantise, ParityError if an output differs by more than its bound.
+    """
+    lowered = lower(forward, weights, precision)
+    work = measure_work(lowered.onnx)
+    graph = Graph(
+        f"forward.{precision}.onnx", "", len(lowered.onnx), (), work.flops, work.fixed_bytes,
+        work.bytes_per_sample, lowered.frozen, derived=lowered.derived,
+    )  # fmt: skip
+    exact = Graph("forward.onnx", "", 0, (), 0, 0, 0, external_names(forward))
+    sessions = [_loaded(exact, forward, weights), _loaded(graph, lowered.onnx, weights)]
+    worst = 0.0
+    for seed in SEEDS:
+        expected, found = (_run(loaded, _drawn(spec, seed)) for loaded in sessions)
+        worst = max(worst, _difference(expected, found, precision))
+    return LowerForward(graph, lowered.onnx, worst)
+
+
+def _drawn(spec: InputSpec, seed: int) -> NDArray[Any]:
+    rng = np.random.default_rng(seed)
+    shape = (SAMPLES, *spec.shape)
+    if spec.vocabulary is not None:
+        return rng.integers(0, spec.vocabulary, shape)
+    return rng.standard_normal(shape, np.float32)
+
+
+def _loaded(graph: Graph, onnx: bytes, weights: Tensors) -> Loaded:
+    return load_session(graph.file, graph, onnx, initialisers(graph, weights), SessionSettings())
+
+
+def _run(loaded: Loaded, x: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    names = [output.name for output in loaded.session.get_outputs()]
+    return dict(zip(names, loaded.run(names, {"x": x}), strict=True))
+
+
+def _difference(
+    expected: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]], precision: str
+) -> float:
+    worst = 0.0
+    for name, value in expected.items():
+        off = float(np.sqrt(np.square(found[name] - value).mean(dtype=np.float64)))
+        size = float(np.sqrt(np.square(value).mean(dtype=np.float64)))
+        relative = off / size if size else float(off > 0)
+        if not relative <= BOUNDS[precision]:
+            raise ParityError(
+                f"graph forward.{precision}: {name} is off float32 by {relative:.2g} of its root mean "
+                f"square, at most {BOUNDS[precision]:g} is accepted; export without {precision}"
+            )
+        worst = max(worst, relative)
+    return worst

@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from device_runtime.models.torch_engine.convolution import convolution_backward
-from device_runtime.models.torch_engine.norms import batch_norm_backward, group_norm, group_norm_backward
+from device_runtime.models.torch_engine.layers import (
+    batch_norm_backward,
+    convolution_backward,
+    group_norm,
+    group_norm_backward,
+)
 
 aten = torch.ops.aten
 

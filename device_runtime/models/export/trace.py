@@ -19,8 +19,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from device_runtime.models.bundles.manifest import Extra
 from device_runtime.models.errors import ExportError
-from device_runtime.models.torch_engine.gradients import Inputs, loss_and_gradients, losses_of, reached
-from device_runtime.models.torch_engine.objectives import OBJECTIVES, measure
+from device_runtime.models.torch_engine.objectives import (
+    OBJECTIVES,
+    Inputs,
+    loss_and_gradients,
+    losses_of,
+    measure,
+    reached,
+)
 
 from .rules import GRADIENTS_ONLY, RULES
 from .subject import Subject, batch_norms, recorded_statistics, run, statistics, stored_tensors

@@ -1,18 +1,21 @@
 """Which parameters of a module each tunable set trains."""
-# mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from device_runtime.models import peft as torch_peft
-from device_runtime.models.bundles.manifest import LEVELS_OF, TUNABLE_SETS, Parameter, Setting, Tunable
+from device_runtime.models.bundles.manifest import LEVELS_OF, SCALE, TUNABLE_SETS, Parameter, Setting, Tunable
 from device_runtime.models.errors import ExportError
 
 from .levels import Layout
 from .subject import stored_tensors
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
 
 Sets = Mapping[str, Mapping[str, Setting]]
 
@@ -87,3 +90,25 @@ def _members(module: nn.Module, layout: Layout, injected: Injected, tunable: Tun
     if injected.settings[tunable].get("head") != "without":
         return names
     return frozenset(name for name in names if name.rpartition(".")[0] != layout.head)
+
+
+# FROM feature_scale: A scale for each feature in front of the head, for class means to set: what the head
+# takes is scaled.
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
+
+def scale_features(module: nn.Module, head: str) -> None:
+    """Gives the layer `head` of `module`, in place, a scale of 1 for each feature: a buffer, never trained.
+
+    Its other names stay as they are. Raises ExportError for a head that has one of that name.
+    """
+    layer = module.get_submodule(head)
+    if hasattr(layer, SCALE):
+        raise ExportError(f"head {head!r} has a {SCALE} of its own: its features cannot be given another")
+    layer.register_buffer(SCALE, torch.ones(int(layer.in_features)))
+    layer.register_forward_pre_hook(_scaled)
+
+
+def _scaled(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    return (given[0] * getattr(layer, SCALE), *given[1:])

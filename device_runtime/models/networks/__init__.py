@@ -28,7 +28,7 @@ NETWORKS: dict[str, str] = {
     "vit": "vit:vit",
     "lstm": "text:lstm",
     "gru": "text:gru",
-    "keywords": "keywords:keywords",
+    "keywords": "small:keywords",
     "distilbert": "transformers:distilbert",
     "roberta": "transformers:roberta",
     "opt": "transformers:opt",

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .widths import times
+from .building_blocks import times
 
 STEMS = {"1.0": (96, 7), "1.1": (64, 3)}  # version -> channels and kernel of the first convolution
 POOLED_AFTER = {

@@ -4,8 +4,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .norms import GROUP_SIZE, MakeNorm, norm_of
-from .widths import times
+from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, times
 
 WIDTHS = (16, 32, 64)  # channels of the three groups at width 1
 STEM = 16  # channels of the first convolution, at width 1 and more

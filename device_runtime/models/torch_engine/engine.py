@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import TRAINING, Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors
-from device_runtime.models.engines.arguments import (
+from device_runtime.models.engines.base import (
+    NO_EXTRAS,
+    Forward,
+    Inputs,
+    Labels,
+    Matrix,
+    Watch,
     batches,
     check_sizes,
     checked_extras,
@@ -22,16 +28,13 @@ from device_runtime.models.engines.arguments import (
     checked_labels,
     copied_weights,
 )
-from device_runtime.models.engines.base import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
 from device_runtime.models.export.source import subject_of
 from device_runtime.models.export.subject import Pass, Subject, run, training
 
-from .clipping import ClippedSums
-from .gradients import Inputs as Given
-from .gradients import loss_and_gradients, losses_of
-from .layout import channels_innermost, keep_layout
-from .linear import Slots, write_gradients
-from .place import Mirror, Place, find_device
+from .layers import Slots, write_gradients
+from .objectives import ClippedSums, loss_and_gradients, losses_of
+from .objectives import Inputs as Given
+from .place import Mirror, Place, channels_innermost, find_device, keep_layout
 
 
 class TorchModel:

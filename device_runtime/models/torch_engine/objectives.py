@@ -1,18 +1,21 @@
 """What a training step minimises: cross-entropy alone, or with the terms that the papers add to it."""
-# mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 from torch.nn import functional
 
 from device_runtime.models.bundles.manifest import ABOVE, Extra
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.subject import Pass, Subject, Tensors, run, stored_tensors
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
 
 FLOOR = 1e-12  # under a square root, whose slope at 0 is infinite
 COSINE_FLOOR = 1e-8  # the least norm of a vector, as in torch's cosine_similarity
@@ -203,3 +206,102 @@ OBJECTIVES: dict[str, Objective] = {
     "prototype": Objective(_prototype_extras, prototype),
     **{name: _above(name) for name in ABOVE},
 }
+
+
+# FROM gradients: Losses and gradients of a module on one batch: traced into graphs, and run by the torch
+# engine.
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a graph is given: x (n, ...), y (n,), extra inputs and tensors of the model by name."""
+
+    x: Tensor
+    y: Tensor
+    extras: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
+
+
+def losses_of(subject: Subject, inputs: Inputs) -> Tensor:
+    """Cross-entropy of each sample in nats, shape (n,); their mean depends on batches by rounding only."""
+    logits = run(subject, inputs.x, inputs.tensors).logits
+    return -functional.log_softmax(logits, 1).gather(1, inputs.y.unsqueeze(1)).squeeze(1)
+
+
+def loss_and_gradients(
+    subject: Subject, objective: str, inputs: Inputs, trainable: Sequence[str]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Loss () and the gradient of each trainable tensor. `autograd.grad` keeps fused backwards whole."""
+    loss, found = _gradients(subject, objective, inputs, trainable)
+    grads = tuple(grad for grad in found if grad is not None)
+    if len(grads) < len(found):
+        idle = trainable[found.index(None)]
+        raise ValueError(f"{idle} does not influence the loss; give it requires_grad=False")
+    return loss.detach(), grads
+
+
+def reached(subject: Subject, objective: str, inputs: Inputs, names: Sequence[str]) -> frozenset[str]:
+    """Those of the tensors that influence the loss."""
+    _, grads = _gradients(subject, objective, inputs, names)
+    return frozenset(name for name, grad in zip(names, grads, strict=True) if grad is not None)
+
+
+def _gradients(
+    subject: Subject, objective: str, inputs: Inputs, names: Sequence[str]
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    free = {name: inputs.tensors[name].detach().requires_grad_() for name in names}
+    given = Given(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
+    with torch.enable_grad():
+        loss = OBJECTIVES[objective].loss(given)
+        return loss, torch.autograd.grad(loss, list(free.values()), allow_unused=True)
+
+
+# FROM clipping: Gradients of single samples, many in one call, each clipped and all summed up: DP-SGD in
+# torch.
+
+# mypy: allow-untyped-calls, allow-any-unimported
+
+
+AT_ONCE = 1 << 24
+"""Values of gradients held at once, 64 MiB: of as many samples as that is, and of one at least."""
+
+
+class ClippedSums:
+    """Of one objective of a module, which vmap must be able to run: not every module is such."""
+
+    def __init__(self, subject: Subject, objective: str, rows: Collection[str]) -> None:
+        """rows: the extras that have one row for each sample."""
+        self._subject, self._objective, self._rows = subject, objective, rows
+
+    def add(self, inputs: Inputs, max_norm: float, totals: Mapping[str, Tensor]) -> None:
+        """Adds each sample's gradient, scaled to a norm of at most `max_norm`, to `totals`, by name.
+
+        A sample whose gradient has no finite norm adds nothing.
+        """
+        at_once = max(1, AT_ONCE // sum(total.numel() for total in totals.values()))
+        for start in range(0, len(inputs.y), at_once):
+            self._add(self._cut(inputs, slice(start, start + at_once)), max_norm, totals)
+
+    def _cut(self, inputs: Inputs, part: slice) -> Inputs:
+        extras = {name: value[part] if name in self._rows else value for name, value in inputs.extras.items()}
+        return Inputs(inputs.x[part], inputs.y[part], extras, inputs.tensors)
+
+    def _add(self, inputs: Inputs, max_norm: float, totals: Mapping[str, Tensor]) -> None:
+        free = {name: inputs.tensors[name].detach() for name in totals}
+        frozen = {name: tensor for name, tensor in inputs.tensors.items() if name not in totals}
+
+        def loss(values: Mapping[str, Tensor], x: Tensor, y: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
+            one = {name: value[None] if name in self._rows else value for name, value in extras.items()}
+            given = Given(self._subject, x[None], y[None], one, {**frozen, **values})
+            return OBJECTIVES[self._objective].loss(given)
+
+        places = {name: 0 if name in self._rows else None for name in inputs.extras}
+        each = vmap(grad(loss), in_dims=(None, 0, 0, places))(free, inputs.x, inputs.y, inputs.extras)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]).norm(dim=0)
+        finite = norms.isfinite()
+        factors = (max_norm / norms[finite]).clamp(max=1)
+        whole = bool(finite.all())
+        for name, total in totals.items():
+            total.add_(torch.tensordot(factors, each[name] if whole else each[name][finite], 1))

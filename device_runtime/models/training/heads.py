@@ -1,18 +1,120 @@
 """Many softmax heads at once, each on its own samples: what SoftmaxHead does to one, in batched products."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.bundles.manifest import Head
-from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.manifest import Head, Manifest
+from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec
+from device_runtime.models.errors import TensorError
 
-from .head import Indices
-from .optimizer import Sgd
-from .softmax import Matrix
+from .optimizer import Optimizer, Sgd
+
+# FROM head: Training the last layer alone, in numpy, on features computed once.
+
+Indices = NDArray[np.integer[Any]]
+
+
+class SoftmaxHead:
+    """logits = features @ weight.T + bias, with its parameters and gradients in flat buffers.
+
+    weight: (classes, width), bias: (classes,) or absent; the names are those of the bundle.
+    """
+
+    def __init__(self, manifest: Manifest, weights: Tensors) -> None:
+        """Copies the head's parameters out of `weights`. Raises TensorError if they do not fit."""
+        self._weight, self._bias = manifest.head.weight, manifest.head.bias
+        classes, width = len(manifest.labels), manifest.head.features
+        specs = [TensorSpec(self._weight, (classes, width))]
+        if self._bias is not None:
+            specs.append(TensorSpec(self._bias, (classes,)))
+        self.params = Flat(specs)
+        self.grads = Flat(specs)
+        self.params.load(weights)
+
+    def logits(self, features: Matrix) -> Matrix:
+        """features (n, width) -> (n, classes)."""
+        weight = self.params.views[self._weight]
+        if features.ndim != 2 or features.shape[1] != weight.shape[1]:
+            raise TensorError(f"features are {features.shape}, expected (n, {weight.shape[1]})")
+        logits: Matrix = features @ weight.T
+        if self._bias is not None:
+            logits += self.params.views[self._bias]
+        return logits
+
+    def loss_and_grads(self, features: Matrix, y: NDArray[Any]) -> float:
+        """Mean cross-entropy in nats; the gradients are left in `grads`. features (n, width), y (n,)."""
+        logs = log_softmax(self.logits(features))
+        rows = np.arange(len(y))
+        loss = -float(logs[rows, y].mean(dtype=np.float64))
+        slope = np.exp(logs)
+        slope[rows, y] -= 1
+        slope /= np.float32(len(y))
+        np.matmul(slope.T, features, out=self.grads.views[self._weight])
+        if self._bias is not None:
+            slope.sum(axis=0, out=self.grads.views[self._bias])
+        return loss
+
+    def train(
+        self, features: Matrix, y: NDArray[Any], batches: Iterable[Indices], optimizer: Optimizer
+    ) -> float:
+        """One step for each batch of indices into `features`; the mean loss over all samples seen."""
+        steps = optimizer.start(self.params.vector)
+        total, seen = 0.0, 0
+        for batch in batches:
+            total += self.loss_and_grads(features[batch], y[batch]) * len(batch)
+            seen += len(batch)
+            steps.step(self.params.vector, self.grads.vector)
+        return total / seen if seen else float("nan")
+
+
+# FROM softmax: Softmax and what is read off it: cross-entropy, entropy, accuracy.
+
+Matrix = NDArray[np.float32]  # (n, classes)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures over `num_examples` samples; the loss is the mean cross-entropy in nats."""
+
+    eval_acc: float
+    eval_loss: float
+    num_examples: int
+
+
+def log_softmax(logits: Matrix) -> Matrix:
+    """Row by row; logits (n, classes), the result is new and of the same dtype."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    result: Matrix = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result
+
+
+def entropy(logits: Matrix) -> NDArray[np.float32]:
+    """Entropy of each row's softmax in nats; logits (n, classes), result (n,)."""
+    logs = log_softmax(logits)
+    result: NDArray[np.float32] = -(np.exp(logs) * logs).sum(axis=1)
+    return result
+
+
+def cross_entropy(logits: Matrix, y: NDArray[Any]) -> NDArray[np.float32]:
+    """Cross-entropy of each row in nats; logits (n, classes), y (n,) integers, result (n,)."""
+    result: NDArray[np.float32] = -log_softmax(logits)[np.arange(len(y)), y]
+    return result
+
+
+def accuracy_and_loss(logits: Matrix, y: NDArray[Any]) -> Evaluation:
+    """Accuracy (ties go to the lower class) and mean cross-entropy; NaN for no samples."""
+    if len(y) == 0:
+        return Evaluation(float("nan"), float("nan"), 0)
+    accuracy = float((logits.argmax(axis=1) == y).mean())
+    loss = float(cross_entropy(logits, y).mean(dtype=np.float64))
+    return Evaluation(accuracy, loss, len(y))
+
 
 Heads = NDArray[np.float32]  # (heads, classes, inputs)
 
@@ -57,7 +159,7 @@ def joined(weights: Tensors, head: Head) -> Matrix:
     return np.concatenate([weights[head.weight], weights[head.bias][:, None]], axis=1)
 
 
-def parted(heads: Heads, head: Head) -> list[dict[str, NDArray[np.float32]]]:
+def split_heads(heads: Heads, head: Head) -> list[dict[str, NDArray[np.float32]]]:
     """The tensors of each head under their names in the bundle, contiguous copies."""
     if head.bias is None:
         return [{head.weight: weight.copy()} for weight in heads]

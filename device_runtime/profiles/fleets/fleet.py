@@ -2,24 +2,225 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from math import floor
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.content import content
 from device_runtime.profiles.device import Bandwidth, DeviceProfile, Memory, Speed
+from device_runtime.profiles.keys import explained
 from device_runtime.profiles.shipped import ProfileError, shipped
 
-from .availability import Availability
-from .chances import Chances, Odds
-from .drawing import Draws
-from .groups import Group
+from .availability import DAY, Availability, joined
+from .groups import Chances, Group, Odds
 
-if TYPE_CHECKING:
-    from .scenarios import FleetSpec
+# FROM drawing: Drawing a fleet's devices: who is of which group, and in what each differs from its profile.
+
+_ORDER, _SPEED, _LINK, _MEMORY, _CHARGE, _ZONE, _WINDOWS = range(7)
+"""A stream of its own for each property, so that setting one spread changes no other draw."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """n devices, one entry each. `speed` and `link` multiply the group's median rates (float64), `memory` is
+    the limit in bytes (int64), `charge` the battery's level at the start, 0 to 1 (float64, nan: no battery),
+    `group` an index (int16); `windows` as in `Availability`.
+    """
+
+    group: NDArray[np.int16]
+    speed: NDArray[np.float64]
+    link: NDArray[np.float64]
+    memory: NDArray[np.int64]
+    charge: NDArray[np.float64]
+    windows: NDArray[np.int32]
+
+
+def counts(shares: Sequence[float], devices: int) -> list[int]:
+    """How many devices each share gets: largest remainders, ties to the first of them."""
+    exact = [share / sum(shares) * devices for share in shares]
+    whole = [floor(count + 1e-9) for count in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda k: (-round(exact[k] - whole[k], 9), k))
+    for k in by_remainder[: devices - sum(whole)]:
+        whole[k] += 1
+    return whole
+
+
+def draw(groups: Sequence[Group], devices: int, seed: int, begins_h: float) -> Draws:
+    """The same for the same arguments. Groups are mixed: the order of devices is drawn too."""
+    sizes = counts([group.share for group in groups], devices)
+    group = np.repeat(np.arange(len(groups), dtype=np.int16), sizes)
+    group = _stream(seed, _ORDER).permutation(group)
+
+    def spread(purpose: int, sigmas: Sequence[float]) -> NDArray[np.float64]:
+        normal = _stream(seed, purpose).standard_normal(devices)
+        return np.asarray(np.exp(np.array(sigmas)[group] * normal))
+
+    return Draws(
+        group=group,
+        speed=np.array([g.speed.factor for g in groups])[group]
+        * spread(_SPEED, [g.speed.sigma for g in groups]),
+        link=spread(_LINK, [g.link.sigma for g in groups]),
+        memory=_memory(groups, group, spread(_MEMORY, [g.memory.sigma for g in groups])),
+        charge=_charge(groups, group, _stream(seed, _CHARGE).uniform(-1, 1, devices)),
+        windows=_windows(groups, group, seed, begins_h),
+    )
+
+
+def _memory(
+    groups: Sequence[Group], group: NDArray[np.int16], spread: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    profiles = [shipped(g.profile).memory for g in groups]
+    limits = [
+        own.limit_bytes if g.memory.limit_mb is None else g.memory.limit_mb * 2**20
+        for g, own in zip(groups, profiles, strict=True)
+    ]
+    totals = np.array([own.total_bytes for own in profiles], np.float64)[group]
+    return np.minimum(np.array(limits, np.float64)[group] * spread, totals).astype(np.int64)
+
+
+def _charge(
+    groups: Sequence[Group], group: NDArray[np.int16], even: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    cells = [g.battery for g in groups]
+    start = np.array([cell.start if cell else np.nan for cell in cells])[group]
+    width = np.array([cell.start_spread if cell else 0.0 for cell in cells])[group]
+    return (start + width * even).clip(0, 1)
+
+
+def _windows(
+    groups: Sequence[Group], group: NDArray[np.int16], seed: int, begins_h: float
+) -> NDArray[np.int32]:
+    """Start and length of each device's windows, on the run's clock, which begins at `begins_h`."""
+    n = len(group)
+    zones = _stream(seed, _ZONE).random(n)
+    rng = _stream(seed, _WINDOWS)
+    normal, even = rng.standard_normal((n, 2, 2)), rng.random((n, 2))
+    result = np.tile(np.array([0, DAY, 0, 0], np.int32), (n, 1))
+    for number, one in enumerate(groups):
+        if not one.windows:
+            continue
+        mine = np.flatnonzero(group == number)
+        shape = (len(mine), len(one.windows))
+        starts, lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for k, window in enumerate(one.windows):
+            hour = window.start_h + window.start_sd_h * normal[mine, k, 0] + one.zones_h * zones[mine]
+            hours = window.length_h * np.exp(window.length_sigma * normal[mine, k, 1])
+            starts[:, k] = np.rint((hour - begins_h) * 3600)
+            lengths[:, k] = np.rint(hours.clip(0, 24) * 3600) * (even[mine, k] < window.share)
+        result[mine] = joined(starts, lengths)
+    return result
+
+
+def _stream(seed: int, purpose: int) -> np.random.Generator:
+    return np.random.default_rng([seed, purpose])
+
+
+# FROM scenarios: Fleets: shares of device profiles that differ, come and go, and fail; from TOML, drawn by
+# a seed.
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["BatterySpec", "Chances", "Fleet", "FleetSpec", "Group", "load", "preset_names", "read"]
+
+_SHARES_OFF = 1e-6
+"""How far from 1 the shares may sum up: what is lost in writing thirds as decimals."""
+
+
+class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a fleet is made of; raises ProfileError for what cannot be meant.
+
+    A run begins at `begins_h`, the hour of the fleet's day.
+    """
+
+    name: str
+    groups: dict[str, Group]
+    begins_h: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ProfileError("groups are missing: expected one table [groups.NAME] or more")
+        for name, group in self.groups.items():
+            group.check(name)
+        total = sum(group.share for group in self.groups.values())
+        if abs(total - 1) > _SHARES_OFF:
+            shares = ", ".join(f"{name} {group.share:g}" for name, group in self.groups.items())
+            raise ProfileError(f"shares are {shares}: {total:g} in all, expected 1")
+        if not 0 <= self.begins_h <= 24:
+            raise ProfileError(f"begins_h is {self.begins_h}, expected a number 0 or more, 24 at most")
+
+    def draw(self, devices: int, seed: int) -> Fleet:
+        """This many devices; the same for the same seed (0 or more), in whichever order groups are written.
+
+        Raises ProfileError.
+        """
+        if devices < 1:
+            raise ProfileError(f"a fleet of {devices} devices: expected 1 or more")
+        if seed < 0:
+            raise ProfileError(f"seed is {seed}, expected 0 or more")
+        # by name, as in the JSON in which a simulation's runs are given the fleet
+        spec = msgspec.structs.replace(self, groups=dict(sorted(self.groups.items())))
+        return Fleet(spec, seed, draw(tuple(spec.groups.values()), devices, seed, self.begins_h))
+
+
+def preset_names() -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in _presets().glob("*.toml")))
+
+
+def load(path_or_preset: str | Path) -> FleetSpec:
+    """The fleet of a TOML file, or the preset of that name. Raises ProfileError."""
+    path = Path(path_or_preset)
+    if str(path_or_preset) in preset_names():
+        text = (_presets() / f"{path_or_preset}.toml").read_text("utf-8")
+    elif path.suffix != ".toml":
+        known = ", ".join(preset_names())
+        raise ProfileError(f"no fleet named {str(path)!r}: give a file *.toml or one of {known}")
+    else:
+        try:
+            text = path.read_text("utf-8")
+        except OSError as error:
+            raise ProfileError(
+                f"cannot read fleet {path}: {(error.strerror or str(error)).lower()}"
+            ) from None
+        except ValueError as error:
+            raise ProfileError(f"fleet {path} is not text: {error}") from None
+    try:
+        table = tomllib.loads(text)
+    except ValueError as error:
+        raise ProfileError(f"fleet {path} is not TOML: {error}") from None
+    try:
+        return read({"name": path.stem, **table})
+    except ProfileError as error:
+        raise ProfileError(f"fleet {path}: {error}") from None
+
+
+def read(table: Mapping[str, Any]) -> FleetSpec:
+    """A fleet from its table, as TOML gives it. Raises ProfileError."""
+    groups = table.get("groups")
+    if isinstance(groups, dict):
+        for name, group in groups.items():
+            try:
+                msgspec.convert(group, Group)
+            except msgspec.ValidationError as error:
+                raise ProfileError(explained(error, Group, f"groups.{name}")) from None
+    try:
+        return msgspec.convert(table, FleetSpec)
+    except msgspec.ValidationError as error:
+        raise ProfileError(explained(error, FleetSpec)) from None
+
+
+def _presets() -> Path:
+    return content("profiles") / "fleets"
 
 
 _NOTHING: Mapping[str, float] = {}

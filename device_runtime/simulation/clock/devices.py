@@ -12,11 +12,11 @@ from device_runtime.client.selection.choose import MAIN, Loads
 from device_runtime.client.training.work import corrected
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.profiles import DeviceProfile, Workload
-from device_runtime.profiles.fleets.scenarios import BatterySpec, Chances, Fleet
+from device_runtime.profiles.fleets.fleet import BatterySpec, Chances, Fleet
 from device_runtime.simulation.bases import NOTHING_HELD, Held
 from device_runtime.simulation.clients import Clients
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.privacy.dp_sgd import Ledger
+from device_runtime.strategies.terms.dp_sgd import Ledger
 from device_runtime.strategies.training.workload import workload
 
 from .timeline import Asked, Luck, Timeline, timeline

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -13,15 +14,14 @@ from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.aggregator.rounds import events as moves
 from device_runtime.aggregator.rounds import machine
+from device_runtime.aggregator.rounds.events import Extend
 from device_runtime.aggregator.rounds.state import Presence, Rules, State
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.learning import Learning
 from device_runtime.simulation.ledger import Ledger
 
-from .agenda import Agenda
 from .asking import Asking, Flight, Opening
-from .patience import Patience
 
 log = logging.getLogger(__name__)
 
@@ -213,3 +213,79 @@ def _everybody_there(rules: Rules, names: Sequence[str]) -> State:
     """Before the first round, with every device known; whether one can be asked is for the fleet to say."""
     here = Presence(0, online=True)
     return State(rules, devices=HashTrieMap(dict.fromkeys(names, here)), ready=HashTrieSet(names))
+
+
+# FROM agenda: Virtual time: what happens when, in the order of time and, at one moment, in the order it was
+# put down.
+
+Action = Callable[[], None]
+
+
+class Agenda:
+    """`now` is in virtual seconds; it moves only when the next entry is done."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self._entries: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def at(self, when: float, action: Action) -> None:
+        """Put it down; what should have been before now is done now."""
+        self._count += 1
+        heapq.heappush(self._entries, (max(when, self.now), self._count, action))
+
+    def step(self) -> bool:
+        """Do the next entry; whether there was one."""
+        if not self._entries:
+            return False
+        self.now, _, action = heapq.heappop(self._entries)
+        action()
+        return True
+
+
+# FROM patience: When a run is given up: nobody can be asked any more, or whoever is asked is asked in vain.
+
+MOST_EXTENSIONS = 1000
+"""Deadlines in a row that may pass with devices asked, and no update; then the fleet cannot do the task."""
+MOST_ASKS = 100
+"""Times that each device of the fleet, on average, may be asked in vain."""
+ALONE_S = 2 * 86_400.0
+"""Seconds in which nobody can be asked, after which nobody will be: devices come and go by the day."""
+
+
+class Patience:
+    """Told of a run as it goes; `extended` raises SimulationError when it is at an end."""
+
+    def __init__(self, task: Task, devices: int) -> None:
+        self._task, self._devices = task, devices
+        self._extensions = self._asks = self._asks_then = 0
+        self._asked_s = 0.0
+
+    def asked(self, now: float, count: int) -> None:
+        """So many devices were asked."""
+        if count:
+            self._asked_s, self._asks = now, self._asks + count
+
+    def kept(self) -> None:
+        """An update counts."""
+        self._extensions = self._asks = self._asks_then = 0
+
+    def extended(self, extended: Extend, now: float, at_work: int) -> None:
+        """A deadline has passed with too few updates, and `at_work` devices are at work."""
+        task, what = self._task, f"round {extended.round} has {extended.contributions} of "
+        what += f"{self._task.min_contributions} updates"
+        if self._asks > self._asks_then:
+            self._extensions, self._asks_then = self._extensions + 1, self._asks
+        if self._extensions >= MOST_EXTENSIONS or self._asks >= MOST_ASKS * self._devices:
+            raise SimulationError(
+                f"{what}: devices were asked {self._asks} times in vain since the last one, "
+                f"in {self._extensions} times {task.round_deadline_s:g} s; the fleet cannot do this task"
+            )
+        if not at_work and now - self._asked_s > max(ALONE_S, 2 * task.round_deadline_s):
+            raise SimulationError(
+                f"{what}: no device could be asked for {(now - self._asked_s) / 3600:.0f} hours; the fleet "
+                "is away, at work, or has empty batteries"
+            )

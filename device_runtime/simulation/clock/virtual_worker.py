@@ -9,9 +9,9 @@ from device_runtime.client.energy import Energy, modelled
 from device_runtime.client.selection.choose import Candidate, Loads
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.privacy.accountant import PrivacyError
-from device_runtime.strategies.privacy.dp_sgd import Ledger, round_of, settings_of
 from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.terms.accountant import PrivacyError
+from device_runtime.strategies.terms.dp_sgd import Ledger, round_of, settings_of
 from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
 
 STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))

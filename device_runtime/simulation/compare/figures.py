@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from math import isnan, nan, sqrt
+from pathlib import Path
 from statistics import NormalDist, mean, stdev
 
-from device_runtime.simulation import policies
+import msgspec
+
+from device_runtime.simulation import scenario
+from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.metrics.curves import Axis, Curve, accuracy, spent
-from device_runtime.simulation.metrics.efficiency import analytic_bytes, learning_efficiency
-from device_runtime.simulation.metrics.participation import participation
 from device_runtime.simulation.metrics.probes import ProbeLine
-from device_runtime.simulation.metrics.tally import Tally
+from device_runtime.simulation.metrics.tally import (
+    Tally,
+    analytic_bytes,
+    learning_efficiency,
+    participation,
+    tally,
+)
 from device_runtime.simulation.records import Ask, RoundLine
 
-from .run_folder import Info, Name
+from .plan import Plan
+from .run_folder import ASKS, PROBES, Info, Name, info_of, read, rounds_of
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ Summary = Mapping[str, Spread]
 
 def terms(runs: Sequence[Ran], devices: int, target: float | None) -> Terms:
     """Equal time is the earliest end of all runs; the target is by `_reachable` where None is given."""
-    fleets = [run for run in runs if not run.name.policy.endswith(policies.CENTRALISED)] or runs
+    fleets = [run for run in runs if not run.name.policy.endswith(scenario.CENTRALISED)] or runs
     return Terms(
         at_s=min((run.ends_s for run in runs), default=0.0),
         target=_reachable(runs) if target is None else target,
@@ -201,3 +210,52 @@ def summarise(runs: Sequence[Ran], at: Terms) -> dict[str, Summary]:
             field.name: spread(getattr(each, field.name) for each in mine) for field in fields(Figures)
         }
     return result
+
+
+# FROM reading: Finished runs, from their files.
+
+
+def read_run(folder: Path, name: Name, shown: int) -> Ran:
+    """One run, in one pass over its asks; `shown` is the round whose asks are kept.
+
+    Raises SimulationError.
+    """
+    kept = _Kept(shown)
+    asks = kept.passed(read(folder / f"{ASKS}.jsonl", Ask))
+    counts = tally(asks)
+    return Ran(name, info_of(folder), rounds_of(folder), counts, tuple(kept.asks), _probes(folder))
+
+
+def read_all(plan: Plan) -> list[Ran]:
+    """Every run of a comparison. Raises SimulationError when one is not finished."""
+    shown = shown_round(plan)
+    return [read_run(plan.of(name), name, shown) for name in plan.names]
+
+
+def shown_round(plan: Plan) -> int:
+    """The round that a time line is drawn of: the middle one, when devices know their own speed."""
+    return plan.scenario.task.rounds // 2 + 1
+
+
+@dataclass
+class _Kept:
+    """Lets asks pass, and keeps those of one round."""
+
+    round: int
+    asks: list[Ask] = field(default_factory=list)
+
+    def passed(self, asks: Iterator[Ask]) -> Iterator[Ask]:
+        for ask in asks:
+            if ask.round == self.round:
+                self.asks.append(ask)
+            yield ask
+
+
+def _probes(folder: Path) -> tuple[ProbeLine, ...]:
+    """What was seen of local models; nothing where nobody looked. Raises SimulationError."""
+    try:
+        return tuple(msgspec.json.Decoder(ProbeLine).decode_lines((folder / PROBES).read_bytes()))
+    except FileNotFoundError:
+        return ()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SimulationError(f"{folder / PROBES} is damaged: {error}") from None

@@ -11,15 +11,14 @@ from typing import Any
 import msgspec
 
 from device_runtime.models.engines.available import open_model
-from device_runtime.simulation import policies
+from device_runtime.simulation import scenario as policies
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorWish
 from device_runtime.simulation.executors.job import Executor, Job, World
 from device_runtime.simulation.metrics.probes import ProbeLine, Probes, ProbeSet, Rounds, spread_rounds
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import Ask, RoundLine, Watch
 from device_runtime.simulation.run import Keeping, Prepared, prepare, simulate
 from device_runtime.simulation.scenario import Scenario
-from device_runtime.simulation.watch import Watch
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import Contribution
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from math import nan
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from safetensors.numpy import save
 
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.simulation import checkpoint
+from device_runtime.simulation.checkpoint import Checkpoint
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import Job
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import Contribution
-
-from .going_on import Keeper, forget, stopped
-from .lines import Lines, read
 
 INFO, ROUNDS, ASKS, PROBES, SERVED, LOG = (
     "run.json", "rounds", "asks", "probes.jsonl", "served.safetensors", "log.txt",
@@ -131,3 +135,170 @@ def _info(folder: Path) -> Info | None:
         return msgspec.json.decode((folder / INFO).read_bytes(), type=Info)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+# FROM lines: Records as files: JSON lines and CSV, appended as they come, and read back.
+
+R = TypeVar("R")
+
+
+class Lines(AbstractContextManager["Lines[R]"], Generic[R]):
+    """Writes STEM.jsonl and STEM.csv of one dataclass anew or, with `more`, at their ends.
+
+    nan is null in JSON and empty in CSV. Tuples stand in one cell, joined by spaces. Nothing is surely on
+    disk before `flush` or the end.
+    """
+
+    def __init__(self, folder: Path, stem: str, kind: type[R], more: bool = False) -> None:
+        self._names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        self._json = (folder / f"{stem}.jsonl").open("ab" if more else "wb")
+        self._csv = (folder / f"{stem}.csv").open("a" if more else "w", encoding="utf-8", newline="")
+        self._table = csv.writer(self._csv, lineterminator="\n")
+        if not more:
+            self._table.writerow(self._names)
+        self._encoder = msgspec.json.Encoder()
+
+    def add(self, record: R) -> None:
+        self._json.write(self._encoder.encode(record) + b"\n")
+        self._table.writerow([_cell(getattr(record, name)) for name in self._names])
+
+    def flush(self) -> None:
+        """Give what was added to the operating system: a process that dies now loses none of it."""
+        self._json.flush()
+        self._csv.flush()
+
+    def close(self) -> None:
+        """May be called twice."""
+        self._json.close()
+        self._csv.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(path: Path, kind: type[R]) -> Iterator[R]:
+    """The records of a .jsonl file, one at a time; null is nan where a number is expected.
+
+    A last line that a killed run left unfinished is passed over. Raises SimulationError for any other
+    damage, with file and line, and for a file that is not there.
+    """
+    floats = {field.name for field in fields(kind) if field.type == "float"}  # type: ignore[arg-type]
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    number = 0
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                number += 1
+                if not line.endswith(b"\n"):
+                    return
+                yield _record(decoder.decode(line), kind, floats)
+    except OSError as error:
+        raise SimulationError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as error:
+        raise SimulationError(f"{path}, line {number}: not a line of this version ({error})") from None
+
+
+def _record(values: dict[str, Any], kind: type[R], floats: set[str]) -> R:
+    for name, value in values.items():
+        if value is None and name in floats:
+            values[name] = nan
+        elif isinstance(value, list):
+            values[name] = tuple(nan if item is None else item for item in value)
+    return kind(**values)
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, tuple):
+        return " ".join(str(_cell(item)) for item in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value != value else value
+
+
+# FROM going_on: How a run that was stopped goes on: what was learnt, and how long its files were then.
+
+MARK = "going-on.json"
+EVERY_S = 10.0
+"""Seconds of real time between two checkpoints: as much is trained again at most, and one round."""
+
+
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Beside a checkpoint: of which run it is, after which round and how many seconds; bytes of each file."""
+
+    sha256: str
+    round: int
+    seconds: float
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Where a run goes on."""
+
+    checkpoint: Checkpoint
+    mark: Mark
+
+
+def stopped(folder: Path, sha256: str) -> Stopped | None:
+    """What an earlier life of this very run left, if it fits together; what cannot be read is nothing.
+
+    The files of the run are cut to what they were at the checkpoint.
+    """
+    try:
+        mark = msgspec.json.decode((folder / MARK).read_bytes(), type=Mark)
+        left = checkpoint.load(folder)
+    except (OSError, msgspec.MsgspecError, SimulationError):
+        return None
+    whole = all(_size(folder / name) >= size for name, size in mark.sizes.items())
+    if left is None or (mark.sha256, mark.round) != (sha256, left.round) or not whole:
+        return None
+    for name, size in mark.sizes.items():
+        with (folder / name).open("r+b") as file:
+            file.truncate(size)
+    return Stopped(left, mark)
+
+
+def forget(folder: Path) -> None:
+    """The run is finished, or begins again."""
+    for name in (MARK, checkpoint.FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+class Keeper:
+    """Saves the newest checkpoint now and then, when the files of its round are written."""
+
+    def __init__(self, folder: Path, sha256: str, clock: Callable[[], float], before_s: float = 0.0) -> None:
+        """`before_s`: seconds of real time that earlier lives took."""
+        self._folder, self._sha256, self._clock = folder, sha256, clock
+        self._began = clock() - before_s
+        self._saved = clock()
+        self._newest: Checkpoint | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of real time, those of earlier lives with them."""
+        return self._clock() - self._began
+
+    def take(self, newest: Checkpoint) -> None:
+        """What the simulation gives after each round."""
+        self._newest = newest
+
+    def save(self, names: tuple[str, ...]) -> None:
+        """If it is time: the files of these names hold the newest checkpoint's round, and no more."""
+        if self._newest is None or self._clock() - self._saved < EVERY_S:
+            return
+        self._saved = self._clock()
+        forget(self._folder)
+        checkpoint.save(self._newest, self._folder)
+        sizes = {name: _size(self._folder / name) for name in names if (self._folder / name).exists()}
+        mark = Mark(self._sha256, self._newest.round, self.seconds, sizes)
+        (self._folder / MARK).write_bytes(msgspec.json.encode(mark))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

@@ -1,8 +1,7 @@
 """Data sets for simulated fleets: sources by name, and their division among devices."""
 
 from .dataset import DataSet
-from .divide import among, divide
-from .loading import load
+from .loading import among, divide, load
 from .spec import DataSpec, GroupData
 
 __all__ = ["DataSet", "DataSpec", "GroupData", "among", "divide", "load"]

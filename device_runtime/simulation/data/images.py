@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from device_runtime.simulation.errors import DataSetError
 
-from .cache import kept, listing_key
 from .dataset import DataSet, Samples, split
-from .files import Skipped, existing
-from .progress import told
+from .files import Skipped, existing, kept, listing_key, told
 from .spec import DataSpec
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}

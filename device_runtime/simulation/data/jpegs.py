@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from device_runtime.simulation.errors import DataSetError
 
 from .arrays import integers, names, read
-from .cache import content_key, kept
 from .dataset import DataSet
-from .files import Skipped, existing
-from .progress import told
+from .files import Skipped, content_key, existing, kept, told
 from .spec import DataSpec
 
 Images = NDArray[np.uint8]

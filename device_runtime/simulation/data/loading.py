@@ -2,13 +2,173 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 
+import numpy as np
+from numpy.typing import NDArray
+
 from device_runtime.models.text.texts import Texts
+from device_runtime.profiles.fleets.fleet import Fleet
+from device_runtime.simulation import partition
+from device_runtime.simulation.errors import DataSetError
+from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, capped
 
 from .dataset import DataSet, checked, held_out, limited, of_classes
-from .sources import OF_TEXTS, SOURCES
-from .spec import DataSpec
+from .spec import OF_TEXTS, SHARES_OFF, SOURCES, DataSpec
+
+# FROM divide: A data set divided among devices as its spec says.
+
+DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
+
+Floats = NDArray[np.float64]
+
+
+def among(data: DataSet, spec: DataSpec, fleet: Fleet) -> Parts:
+    """`divide` by the fleet's seed; what a group of the fleet holds, among the devices of this group.
+
+    Raises DataSetError, also for what data.groups cannot mean of this data and fleet.
+    """
+    if not spec.groups:
+        return divide(data, spec, len(fleet), fleet.seed)
+    holders = _holders(data, spec, fleet)
+    parts: Parts = [np.empty(0, np.int64)] * len(fleet)
+    for group, name in enumerate(fleet.spec.groups):
+        devices, mine = (np.flatnonzero(of == group) for of in (fleet.draws.group, holders))
+        if len(devices) and not len(mine):
+            raise DataSetError(f"group {name} of the fleet would hold nothing: no samples are left for it")
+        whose = None if data.groups is None else data.groups[mine]
+        held = replace(data, train_x=mine, train_y=data.train_y[mine], groups=whose)
+        rng = np.random.default_rng([fleet.seed, DIVISION, group + 1])
+        try:
+            dealt = _divided(held, spec, len(devices), rng) if len(devices) else []
+        except DataSetError as error:
+            raise DataSetError(f"group {name} of the fleet: {error}") from None
+        for device, part in zip(devices.tolist(), dealt, strict=True):
+            parts[device] = mine[part]
+    return parts
+
+
+def divide(data: DataSet, spec: DataSpec, devices: int, seed: int) -> Parts:
+    """Indices into the training samples for each device, sorted; none is empty, the same for a seed.
+
+    Raises DataSetError when the samples, classes or groups do not suffice.
+    """
+    if devices < 1:
+        raise DataSetError(f"{devices} devices, expected 1 or more")
+    if spec.groups:
+        raise DataSetError(f"data.groups has {', '.join(spec.groups)}: expected a fleet with these groups")
+    return _divided(data, spec, devices, np.random.default_rng([seed, DIVISION]))
+
+
+def _divided(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generator) -> Parts:
+    y, samples = data.train_y, len(data.train_y)
+    if samples < devices * spec.min_samples and not spec.reuse:
+        least = "one sample" if spec.min_samples == 1 else f"{spec.min_samples} samples"
+        more = ", or reuse = true with samples_per_client" if spec.partition in ("iid", "dirichlet") else ""
+        raise DataSetError(
+            f"{devices} devices, but {samples} training samples: each needs {least} at least; "
+            f"fewer devices{more}"
+        )
+    if spec.partition == "iid":
+        return partition.iid(samples, devices, rng, _sizes(spec))
+    if spec.partition == "dirichlet":
+        return partition.dirichlet(y, devices, spec.alpha, rng, _sizes(spec))
+    if spec.partition == "classes":
+        return partition.classes(y, devices, spec.classes_per_client, rng, spec.samples_per_client)
+    return capped(_whole(data, spec, devices, rng), spec.samples_per_client, rng)
+
+
+def _whole(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generator) -> Parts:
+    """By the partitions whose sizes follow from the data."""
+    if spec.partition == "dirichlet-by-class":
+        return partition.dirichlet_by_class(data.train_y, devices, spec.alpha, rng, spec.min_samples)
+    if spec.partition == "shards":
+        return partition.shards(data.train_y, devices, spec.classes_per_client, rng)
+    if data.groups is None:
+        raise DataSetError(
+            f"source {spec.source} does not say whose its samples are: partition natural needs groups"
+        )
+    return partition.natural(data.groups, devices, rng, spec.groups_per_client, spec.min_samples)
+
+
+def _sizes(spec: DataSpec) -> partition.Sizes:
+    return partition.Sizes(
+        spec.samples_per_client, spec.quantity_sigma, spec.quantity_alpha, spec.min_samples, spec.reuse
+    )
+
+
+def _holders(data: DataSet, spec: DataSpec, fleet: Fleet) -> Ints:
+    """The group of the fleet that holds each training sample, (n,). Raises DataSetError."""
+    rng = np.random.default_rng([fleet.seed, GROUPS])
+    holders = np.empty(len(data.train_y), np.int64)
+    unit = np.arange(len(holders))
+    if spec.partition == "natural" and data.groups is not None:
+        unit = np.where(
+            data.groups == NOBODY, unit, -1 - data.groups
+        )  # below 0: a speaker's, which stay together
+    for pool, weights in _claims(data, spec, fleet):
+        for samples in (pool[unit[pool] < 0], pool[unit[pool] >= 0]):
+            units, which = np.unique(unit[samples], return_inverse=True)
+            given = np.repeat(np.arange(len(weights)), partition.apportioned(weights, len(units)))
+            holders[samples] = rng.permutation(given)[which]
+    return holders
+
+
+def _claims(data: DataSet, spec: DataSpec, fleet: Fleet) -> Iterator[tuple[Ints, Floats]]:
+    """Samples (k,) and, as weights (groups,), how they are divided among the groups. Raises DataSetError."""
+    names = tuple(fleet.spec.groups)
+    devices = np.bincount(fleet.draws.group, minlength=len(names))
+    for name in spec.groups:
+        if name not in names or not devices[names.index(name)]:
+            raise DataSetError(
+                f"data.groups.{name}: none of the fleet's {len(fleet)} devices is of this group"
+            )
+    keys = _keys(data, spec)
+    named = [spec.groups[name].named if name in spec.groups else () for name in names]
+    claims: dict[tuple[bool, ...], list[int]] = defaultdict(list)
+    for key in np.unique(keys).tolist():
+        everybody_s = spec.by_speaker and key == NOBODY
+        claims[tuple(everybody_s or key in numbers for numbers in named)].append(key)
+    for claimed, held in claims.items():
+        weights = np.where(claimed, devices, 0.0)
+        if not any(claimed):
+            weights = _rest(spec, dict(zip(names, devices.tolist(), strict=True)), f"{_unit(spec)} {held[0]}")
+        yield np.flatnonzero(np.isin(keys, held)), weights
+
+
+def _keys(data: DataSet, spec: DataSpec) -> Ints:
+    """What groups name, of each training sample, (n,): its class or its speaker. Raises DataSetError."""
+    keys, there = data.train_y, np.arange(len(data.labels))
+    if spec.by_speaker:
+        if data.groups is None:
+            raise DataSetError(
+                f"source {spec.source} does not say whose its samples are: data.groups cannot name speakers"
+            )
+        keys, there = data.groups, np.unique(data.groups[data.groups != NOBODY])
+    for name, group in spec.groups.items():
+        for wrong in {*group.named} - {*there.tolist()}:
+            numbers = f"{len(there)}, from {there[0]} to {there[-1]}"
+            raise DataSetError(f"data.groups.{name} has {_unit(spec)} {wrong}, the data has {numbers}")
+    return keys
+
+
+def _rest(spec: DataSpec, devices: dict[str, int], first: str) -> Floats:
+    """Weights of the groups (groups,) for what none names, such as `first`. Raises DataSetError."""
+    given = {name: group.share or 0.0 for name, group in spec.groups.items()}
+    shares: Floats = np.array([given.get(name, 0.0) for name in devices])
+    others = np.array([0 if name in given else count for name, count in devices.items()])
+    left = max(0.0, 1 - float(shares.sum()))
+    if left > SHARES_OFF and not others.any():
+        expected = f"shares of {1 - left:g} in all, expected 1" if shares.any() else "no group names it"
+        raise DataSetError(f"data.groups: {first} would be held by nobody: {expected}")
+    return shares + left / max(1, int(others.sum())) * others
+
+
+def _unit(spec: DataSpec) -> str:
+    return "speaker" if spec.by_speaker else "class"
 
 
 def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.data.log_mel import log_mel
+from device_runtime.models.data.sound import log_mel
 from device_runtime.simulation.errors import DataSetError
-from device_runtime.simulation.partition.natural import NOBODY
+from device_runtime.simulation.partition.methods import NOBODY
 
 from .arrays import Arrays, integers, names, read
 from .dataset import DataSet

@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.data import wav
-from device_runtime.models.data.log_mel import RATE, log_mel, one_clip
-from device_runtime.models.data.refusal import Refused
+from device_runtime.models.data import sound as wav
+from device_runtime.models.data.sound import RATE, log_mel, one_clip
+from device_runtime.models.data.source import Refused
 from device_runtime.simulation.errors import DataSetError
-from device_runtime.simulation.partition.natural import NOBODY
+from device_runtime.simulation.partition.methods import NOBODY
 
-from .cache import kept, listing_key
 from .dataset import DataSet
-from .files import Skipped, existing, read
-from .progress import told
+from .files import Skipped, existing, kept, listing_key, read, told
 from .spec import DataSpec
 
 UNKNOWN, SILENCE = "_unknown_", "_silence_"

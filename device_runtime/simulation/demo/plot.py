@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from device_runtime.simulation.report import palette
+from device_runtime.simulation.report import canvas
 from device_runtime.strategies.registry import KINDS
 
 from .figures import kind_costs
@@ -65,7 +65,7 @@ def _accuracy(axes: Any, runs: list[Run]) -> None:
 
 def _participation(axes: Any, run: Run) -> None:
     names = [member.name for member in run.fleet]
-    for kind, colour in palette.KINDS.items():
+    for kind, colour in canvas.KINDS.items():
         mine = [c for c in run.contributions if c.kind == kind]
         axes.scatter(
             [c.round for c in mine],
@@ -86,7 +86,7 @@ def _participation(axes: Any, run: Run) -> None:
 def _bytes(axes: Any, runs: list[Run]) -> None:
     rows = kind_costs([c for run in runs if run.policy == "mixed" for c in run.contributions], KINDS)
     bars = axes.barh(
-        [r.kind for r in rows], [r.bytes_up for r in rows], color=[palette.kind_colour(r.kind) for r in rows]
+        [r.kind for r in rows], [r.bytes_up for r in rows], color=[canvas.kind_colour(r.kind) for r in rows]
     )
     axes.bar_label(bars, [f"{r.bytes_up:,.0f}" for r in rows], padding=3)
     axes.set_xscale("log")
@@ -112,8 +112,8 @@ def _recalls(axes: Any, runs: list[Run]) -> None:
     for number, one in enumerate(of):
         end = begin + len(one.digits)
         if number:
-            axes.axvspan(begin - 0.5, end - 0.5, color=palette.FAINT, alpha=0.5, linewidth=0, zorder=0)
-            axes.axvline(begin - 0.5, color=palette.PAPER, linewidth=2, zorder=0)
+            axes.axvspan(begin - 0.5, end - 0.5, color=canvas.FAINT, alpha=0.5, linewidth=0, zorder=0)
+            axes.axvline(begin - 0.5, color=canvas.PAPER, linewidth=2, zorder=0)
         name = f"{one.name}\nalone" if number else "shared by " + one.name
         axes.text((begin + end - 1) / 2, 104, name, ha="center", va="bottom", fontsize=8)
         begin = end

@@ -17,7 +17,7 @@ from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.run import SERVED
 from device_runtime.aggregator.rounds.service import Service
-from device_runtime.aggregator.storage.records import Records
+from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.aggregator.views.console_log import View
 from device_runtime.aggregator.views.listener import ContributionRecord, Observer, RoundClosed, RoundRecord
@@ -30,11 +30,10 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import decode
 from device_runtime.simulation import digits
-from device_runtime.simulation.evaluating import Evaluator
+from device_runtime.simulation.learning import Evaluator
 
-from .fleet import FLEET, Member
-from .fleet_processes import FleetProcesses, Placed
-from .samples import data_set, divided
+from .fleet import FLEET, Member, data_set, divided
+from .processes import FleetProcesses, Placed
 
 BUNDLE = "digits-wrn-10-1"
 START_S = 120.0

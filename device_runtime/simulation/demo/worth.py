@@ -14,9 +14,9 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import EngineWish
-from device_runtime.profiles.cores import usable_cores
+from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.fleets.groups import Group, Link
-from device_runtime.profiles.fleets.scenarios import FleetSpec
+from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation import digits
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.job import Job, World
@@ -25,9 +25,8 @@ from device_runtime.simulation.run import Prepared, simulate
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import Contribution
 
-from .fleet import SLOW, Member, holders
+from .fleet import SLOW, Member, data_set, divided, holders
 from .runs import BUNDLE, Policy, Setting
-from .samples import data_set, divided
 
 JAVASCRIPT = "phone-high"
 """The profile of a device in JavaScript, which has none, in a simulation."""

@@ -9,15 +9,14 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.engines.available import engine_choice
 from device_runtime.models.errors import EngineError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from device_runtime.profiles.cores import usable_cores
 from device_runtime.profiles.cost import MissingGraph
+from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.training.head_training import TakesFeatures, TrainsHead
+from device_runtime.strategies.training.local_training import TakesFeatures, TrainsHead
 from device_runtime.strategies.training.workload import workload
 
-from .job import Executor, World
-from .plain import Plain
+from .job import Executor, Plain, World
 from .processes import Processes
 
 AUTO = "auto"

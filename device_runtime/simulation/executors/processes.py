@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.freed_memory import give_back
-from device_runtime.profiles.cores import usable_cores
+from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
 
-from . import packing, replies
+from . import packing
 from .job import Job, Result, World
-from .processes_bases import BasesInMemory
-from .processes_crew import Crew
-from .processes_memory import MOST_WORKERS, WAVE_JOBS, Board
-from .processes_wave import Running, contents, planned
+from .packing import Broke, Expected, Packed, Ready
+from .processes_crew import BasesInMemory, Content, Crew, Heard
+from .processes_memory import MOST_WORKERS, WAVE_JOBS, Board, Shared
 from .processes_worker import Wave
-from .replies import Broke, Ready
 
 LARGE_BYTES = 1 << 20
 MOST_DEATHS = 3
@@ -75,7 +75,7 @@ class Processes:
                     how = self._crew.dismiss(heard.worker)
                     raise ExecutorError(f"worker {heard.worker} did not start: {how}")
                 if isinstance(heard.reply, Broke):
-                    raise replies.error_of(heard.reply)
+                    raise packing.error_of(heard.reply)
                 ready += 1
 
     def _wave(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
@@ -142,7 +142,7 @@ class Processes:
             if heard.reply is None:
                 self._replace(heard.worker)
             elif isinstance(heard.reply, Broke) and heard.reply.job < 0:
-                raise replies.error_of(heard.reply)
+                raise packing.error_of(heard.reply)
             elif not isinstance(heard.reply, Ready):
                 self._board.done(heard.reply.job)
                 if self._going is not None:
@@ -174,3 +174,52 @@ def _work(jobs: Sequence[Job], number: int) -> str:
     if number < 0:
         return "starting"
     return f"{jobs[number].strategy.name} for {jobs[number].name} (seed {jobs[number].seed})"
+
+
+# FROM processes_wave: One wave of jobs as its parent sees it: how it is laid out, and what was heard of it.
+
+RESULTS_BYTES = 32 << 20
+"""Of results that wait for their turn, about; at least two of each worker may wait."""
+MOST_SLOTS = 1024
+
+
+@dataclass(frozen=True)
+class Running:
+    """A wave: its jobs, what results consist of, what was heard of them, and who died over which.
+
+    Result i lies in slot i % slots, of `slot_bytes`; what the device of job i kept, in one of `memory_bytes`.
+    """
+
+    jobs: Sequence[Job]
+    packed: Packed
+    expected: Expected
+    slots: int
+    slot_bytes: int
+    memory_bytes: int
+    heard: dict[int, Heard] = field(default_factory=dict)
+    deaths: Counter[int] = field(default_factory=Counter)
+
+    def remember(self, number: int, memories: Shared) -> None:
+        """Puts what the device of a job kept where its worker looks for it."""
+        start = number % self.slots * self.memory_bytes
+        for spec, place in packing.places(self.packed.layout(self.packed.jobs[number])):
+            memories.write(self.jobs[number].memory[spec.name], start + place)
+
+
+def planned(world: World, jobs: Sequence[Job], workers: int) -> Running:
+    """With room for results as they come. Raises ExecutorError, ModelError."""
+    expected, packed = Expected(world), packing.pack_jobs(jobs)
+    size = max(expected.size(job.strategy) for job in jobs)
+    slot = size + -size % mmap.PAGESIZE
+    memory = max((packing.size_of(layout) for layout in packed.layouts), default=0)
+    room = RESULTS_BYTES // max(slot + memory, 1)
+    slots = min(max(2 * workers + 1, min(MOST_SLOTS, room)), len(jobs))
+    return Running(jobs, packed, expected, slots, slot, memory)
+
+
+def contents(world: World, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> dict[str, Content]:
+    """What the jobs name of `bases`."""
+    members = {job.base: job.strategy.member for job in jobs}
+    models = {key: Content(bases[key], world.of(member).manifest.stored()) for key, member in members.items()}
+    asides = {job.aside for job in jobs if job.aside}
+    return models | {key: Content(bases[key], packing.specs_of(bases[key])) for key in asides}

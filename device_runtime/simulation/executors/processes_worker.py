@@ -27,7 +27,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import NOTHING
 
-from . import packing, replies
+from . import packing
 from .job import Failed, Result, World, train
 from .packing import Layout, Packed
 from .processes_launch import Order, divided
@@ -72,10 +72,10 @@ def main(text: str) -> None:
         try:
             worker = Worker(order)
         except Exception as error:
-            link.send_bytes(packing.pack(replies.broke(-1, error)))
+            link.send_bytes(packing.pack(packing.broke(-1, error)))
             return
         give_back()
-        link.send_bytes(packing.pack(replies.Ready(os.getpid())))
+        link.send_bytes(packing.pack(packing.Ready(os.getpid())))
         while True:
             job = worker.take()
             if job is None:
@@ -141,9 +141,9 @@ class Worker:
             self._leave(number, result)
             self._forget(packed.device)
         except Exception as error:
-            yield packing.pack(replies.broke(number, error))
+            yield packing.pack(packing.broke(number, error))
             return
-        yield packing.pack(replies.headline(number, result))
+        yield packing.pack(packing.headline(number, result))
         if not isinstance(result, Failed) and result.memory is not None:
             yield packing.joined(result.memory)
 

@@ -12,13 +12,11 @@ from typing import Any
 from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.simulation.errors import ExecutorError
 
-from . import packing, replies
+from . import packing
 from .job import Job, Result, World
-from .packing import Layout, Packed
-from .processes_wave import contents
-from .ray_actor import NOTHING, Errand
-from .ray_cluster import Cluster, Returned
-from .replies import Broke, Expected
+from .packing import Broke, Expected, Layout, Packed
+from .processes import contents
+from .ray_cluster import NOTHING, Cluster, Errand, Returned
 
 AHEAD = 4
 """Results of each worker that may wait for their turn, in the cluster's object store."""
@@ -191,7 +189,7 @@ class RayExecutor:
         """A new worker: ready, or what is wrong with it."""
         self._coming.discard(returned.worker)
         if isinstance(returned.reply, Broke):
-            raise replies.error_of(returned.reply)
+            raise packing.error_of(returned.reply)
         if returned.reply is None:
             raise ExecutorError(f"a Ray worker did not start: {returned.why}")
         self._load[returned.worker] = 0

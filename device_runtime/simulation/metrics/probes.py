@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -13,12 +14,10 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import Executor, Job, Result
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.strategies.training.device_half import Contribution
-
-from .cka import gram, mean_over_pairs, pairwise_cka
-from .predictions import mean_logits
 
 SAMPLES = 256
 """Of the test part, evenly spaced, that models are probed with."""
@@ -178,3 +177,101 @@ def _rows(matrix: NDArray[np.float64]) -> tuple[tuple[float | None, ...], ...]:
 
 def _number(value: float) -> float | None:
     return None if value != value else round(value, 5)
+
+
+# FROM cka: Linear CKA: how alike two models see the same samples (Kornblith et al. 2019, arXiv:1905.00414).
+
+Features = NDArray[np.floating[Any]]  # (n, ...): one row for each sample, in the same order in every model
+
+
+def linear_cka(x: Features, y: Features) -> float:
+    """From 0 (nothing in common) to 1 (equal but for rotation, scale and shift); nan for constant features.
+
+    x (n, ...), y (n, ...): the same n samples, any widths. Section 3, equation 5; in the space of features
+    where these are fewer than samples, in that of samples where they are wider. Raises SimulationError.
+    """
+    x, y = _centred(x), _centred(y)
+    if len(x) != len(y):
+        raise SimulationError(f"CKA compares the same samples: {len(x)} rows and {len(y)}")
+    if max(x.shape[1], y.shape[1]) <= len(x):
+        return _ratio(_square(y.T @ x), _square(x.T @ x), _square(y.T @ y))
+    return _alike(gram(x), gram(y))
+
+
+def gram(features: Features) -> NDArray[np.float64]:
+    """All that CKA needs of one model, however wide its features are: (n, n), centred."""
+    centred = _centred(features)
+    result: NDArray[np.float64] = centred @ centred.T
+    return result
+
+
+def pairwise_cka(grams: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Of every two models, (models, models), 1 on the diagonal: thesis 002, figures 6.7 and 6.8."""
+    result = np.eye(len(grams))
+    for i, j in combinations(range(len(grams)), 2):
+        result[i, j] = result[j, i] = _alike(grams[i], grams[j])
+    return result
+
+
+def mean_over_pairs(similarity: NDArray[np.float64]) -> float:
+    """Of a symmetric (models, models) matrix without its diagonal: figure 6.9. nan for fewer than two."""
+    above = similarity[np.triu_indices(len(similarity), 1)]
+    return float(above.mean()) if above.size else float("nan")
+
+
+def _centred(features: Features) -> NDArray[np.float64]:
+    flat = features.reshape(len(features), -1).astype(np.float64)
+    result: NDArray[np.float64] = flat - flat.mean(axis=0)
+    return result
+
+
+def _alike(k: NDArray[np.float64], m: NDArray[np.float64]) -> float:
+    return _ratio(float(np.vdot(k, m)), _square(k), _square(m))
+
+
+def _square(matrix: NDArray[np.float64]) -> float:
+    return float(np.vdot(matrix, matrix))
+
+
+def _ratio(both: float, left: float, right: float) -> float:
+    return both / (left * right) ** 0.5 if left and right else float("nan")
+
+
+# FROM predictions: What a model says of each class: accuracy by class, and the heat maps of thesis 002,
+# figure 4.4.
+
+Matrix = NDArray[np.floating[Any]]
+
+
+def accuracy_by_class(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(classes,): the share of each class that is recognised; nan for a class without samples.
+
+    logits (n, classes), y (n,). Ties go to the lower class.
+    """
+    classes = logits.shape[1]
+    right = np.bincount(y[logits.argmax(axis=1) == y], minlength=classes)
+    return _shares(right.astype(np.float64), np.bincount(y, minlength=classes))
+
+
+def mean_logits(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(classes, classes): row = true class, column = the mean logit that it is given for each class.
+
+    nan for a class without samples. A model biased to its own classes shows stripes, one that is not a
+    diagonal (figure 4.4).
+    """
+    classes = logits.shape[1]
+    sums = np.zeros((classes, classes))
+    np.add.at(sums, y, logits)
+    return _shares(sums, np.bincount(y, minlength=classes)[:, None])
+
+
+def predicted_shares(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(classes, classes): row = true class, column = the share of it that is taken for each class."""
+    classes = logits.shape[1]
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (y, logits.argmax(axis=1)), 1.0)
+    return _shares(counts, np.bincount(y, minlength=classes)[:, None])
+
+
+def _shares(parts: NDArray[np.float64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.divide(parts, whole, out=np.full_like(parts, np.nan), where=whole > 0)

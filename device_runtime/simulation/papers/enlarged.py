@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.simulation.data import DataSpec, cache, load
-from device_runtime.simulation.data.progress import told
+from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.data import files as cache
+from device_runtime.simulation.data.files import told
 from device_runtime.simulation.errors import DataSetError
 
 

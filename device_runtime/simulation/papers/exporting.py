@@ -18,7 +18,7 @@ from device_runtime.cli import export as command
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import FORMAT
 from device_runtime.models.errors import ModelError
-from device_runtime.models.export.network_factory import build
+from device_runtime.models.export.source import build
 
 from .places import DataFolder
 from .shared import BundleEntry, DataEntry, Form, Shared

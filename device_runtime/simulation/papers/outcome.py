@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from math import nan
 from statistics import mean
 
-from device_runtime.simulation.compare.figures import Ran, Spread, spread
-from device_runtime.simulation.compare.reading import read_run
+from device_runtime.simulation.compare.figures import Ran, Spread, read_run, spread
 from device_runtime.simulation.compare.run_folder import INFO, Name
 from device_runtime.simulation.errors import SimulationError
 

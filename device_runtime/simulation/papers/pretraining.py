@@ -9,16 +9,15 @@ from pathlib import Path
 import platformdirs
 
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.profiles.fleets import scenarios as fleets
-from device_runtime.simulation.compare.ahead import bundle_sha256
-from device_runtime.simulation.compare.occupied import interruptible, occupied
+from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.compare.performing import How, of_policy, perform
+from device_runtime.simulation.compare.plan import bundle_sha256
 from device_runtime.simulation.compare.run_folder import SERVED, Name, fingerprint, finished
+from device_runtime.simulation.compare.running import interruptible, occupied
 from device_runtime.simulation.executors.choice import ExecutorWish
 from device_runtime.simulation.executors.job import Job
-from device_runtime.simulation.policies import CENTRALISED, COMPUTER
 from device_runtime.simulation.records import Ask, RoundLine
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario
 from device_runtime.strategies.training.device_half import Contribution
 
 from . import exporting

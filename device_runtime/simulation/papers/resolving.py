@@ -10,7 +10,7 @@ import msgspec
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.task import KindSettings, Task, kinds_named
 from device_runtime.profiles import FleetSpec, ProfileError
-from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenario import Scenario

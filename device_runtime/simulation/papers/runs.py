@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_runtime.simulation.compare.ahead import bundle_sha256
 from device_runtime.simulation.compare.performing import of_policy
-from device_runtime.simulation.compare.plan import Comparison, Plan
+from device_runtime.simulation.compare.plan import Comparison, Plan, bundle_sha256
 from device_runtime.simulation.compare.run_folder import Name, fingerprint
 from device_runtime.simulation.compare.running import Job
 from device_runtime.simulation.scenario import Scenario

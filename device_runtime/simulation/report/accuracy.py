@@ -15,9 +15,7 @@ from device_runtime.simulation.compare.wording import BYTES, JOULE, TIMES, Units
 from device_runtime.simulation.metrics.curves import SERVED, Axis, Curve, accuracy
 from device_runtime.simulation.records import RoundLine
 
-from .canvas import panels
-from .compared import Compared, Picture
-from .palette import MUTED, stroke
+from .canvas import MUTED, Compared, Picture, panels, stroke
 
 POINTS = 600
 MOST_PANELS = 4

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from device_runtime.simulation.compare.figures import Ran
 from device_runtime.simulation.metrics.probes import Heat, ProbeLine
 
-from .canvas import panels
-from .compared import Compared, Picture
-from .palette import stroke
+from .canvas import Compared, Picture, panels, stroke
 
 MAP = "cividis"
 """Even steps for any colour vision."""

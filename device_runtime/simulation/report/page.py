@@ -9,12 +9,12 @@ from math import isnan
 
 import msgspec
 
-from device_runtime.simulation import policies
+from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.equal import paired
 from device_runtime.simulation.compare.wording import asking, lasting
 
-from . import canvas, equal_table, table
-from .compared import Compared, Picture
+from . import canvas, table
+from .canvas import Compared, Picture
 
 
 def page(compared: Compared, pictures: Sequence[Picture]) -> str:
@@ -27,7 +27,7 @@ def page(compared: Compared, pictures: Sequence[Picture]) -> str:
         lead=_lead(compared),
         learnt=table.as_html(compared.summary, table.learnt(compared.terms)),
         spent=table.as_html(compared.summary, table.spent()),
-        equal=equal_table.html(compared.equal, compared.terms),
+        equal=table.equal_html(compared.equal, compared.terms),
         note=_note(compared),
         figures="\n".join(_figure(picture) for picture in pictures),
         settings=_settings(compared),
@@ -77,7 +77,7 @@ def _interval(compared: Compared, policy: str, other: str) -> str:
 
 
 def _meaning(policy: str) -> str:
-    return policies.describe(policy)
+    return scenario.describe(policy)
 
 
 def _note(compared: Compared) -> str:

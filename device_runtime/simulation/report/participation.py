@@ -10,9 +10,7 @@ import numpy as np
 from device_runtime.simulation.compare.wording import lasting
 from device_runtime.simulation.metrics.tally import Tally
 
-from .canvas import panels
-from .compared import Compared, Picture
-from .palette import MUTED, PAPER, kind_colour, outcomes, stroke
+from .canvas import MUTED, PAPER, Compared, Picture, kind_colour, outcomes, panels, stroke
 
 MOST_TICKS = 10
 MOST_DOTS = 60

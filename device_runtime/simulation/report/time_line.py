@@ -11,9 +11,7 @@ import numpy as np
 from device_runtime.simulation.compare.wording import lasting
 from device_runtime.simulation.records import Ask, RoundLine
 
-from .canvas import panels
-from .compared import Compared, Picture
-from .palette import FATES, INK, KINDS, MUTED, PAPER, STRONG, kind_colour
+from .canvas import FATES, INK, KINDS, MUTED, PAPER, STRONG, Compared, Picture, kind_colour, panels
 
 MOST_DEVICES = 20
 """Drawn of one round, from the quickest to the slowest."""

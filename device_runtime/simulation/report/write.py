@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from device_runtime.simulation.compare.plan import Plan
+from device_runtime.simulation.compare.equal import Equal, equal
+from device_runtime.simulation.compare.figures import Ran, Summary, Terms, read_all, summarise, terms
+from device_runtime.simulation.compare.plan import Plan, comparison_in, scenario_in
+from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.errors import ScenarioError
 
-from . import accuracy, canvas, equal_table, local_models, participation, table, time_line
-from .compared import Compared, Picture, compared
+from . import accuracy, canvas, local_models, participation, table, time_line
+from .canvas import Compared, Picture, compared
 from .page import page
 
 PICTURES: tuple[Callable[[Compared], Picture | None], ...] = (
@@ -42,7 +46,7 @@ class Report:
         mine = self.compared
         return (
             f"\n{table.text(mine.summary, mine.terms, wide)}\n\n"
-            f"{equal_table.text(mine.equal, mine.terms, wide)}\n\n"
+            f"{table.equal_text(mine.equal, mine.terms, wide)}\n\n"
             f"report {self.page}\nplots  {self.page.parent / 'plots'}/ ({len(self.plots)} PNG)"
         )
 
@@ -81,7 +85,81 @@ def write(plan: Plan) -> Report:
     report = Report(mine, plan.folder / "report.html", paths)
     report.page.write_text(text, "utf-8")
     (plan.folder / "summary.csv").write_text(
-        table.as_csv(mine.summary) + equal_table.as_csv(mine.equal), "utf-8"
+        table.as_csv(mine.summary) + table.equal_csv(mine.equal), "utf-8"
     )
     (plan.folder / "summary.json").write_text(report.json() + "\n", "utf-8")
     return report
+
+
+# FROM side_by_side: Comparisons that are there already, from their folders, in one table.
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """`summary` by policy, or by folder/policy where there are several; `unfinished` are left out of it."""
+
+    terms: Terms
+    summary: dict[str, Summary]
+    equal: Equal
+    unfinished: tuple[str, ...]
+
+    def text(self, wide: int | None = None) -> str:
+        lines = [
+            table.text(self.summary, self.terms, wide),
+            "",
+            table.equal_text(self.equal, self.terms, wide),
+        ]
+        lines += [f"not finished: {name}" for name in self.unfinished]
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        whole = {
+            "terms": asdict(self.terms),
+            "policies": {
+                policy: {name: asdict(each) for name, each in figures.items()}
+                for policy, figures in self.summary.items()
+            },
+            "equal": self.equal,
+            "unfinished": self.unfinished,
+        }
+        return msgspec.json.format(msgspec.json.encode(whole)).decode()
+
+
+def side_by_side(folders: Sequence[Path]) -> SideBySide:
+    """At terms that hold for all of them: equal time is the earliest end of all runs.
+
+    Raises ScenarioError for a folder of something else, and where nothing is finished.
+    """
+    plans = {_named(folder, folders): _plan(folder) for folder in folders}
+    whole = {name: plan.finished("it is not finished") for name, plan in plans.items()}
+    ran = {name: _ran(name, plan) for name, plan in whole.items() if plan.comparison.policies}
+    every = [run for runs in ran.values() for run in runs]
+    if not every:
+        raise ScenarioError(f"nothing is finished in {', '.join(str(folder) for folder in folders)}")
+    at = terms(every, 0, None)
+    summary: dict[str, Summary] = {}
+    beside = Equal()
+    for name, runs in ran.items():
+        summary |= summarise(runs, replace(at, devices=plans[name].scenario.devices))
+        beside += equal(runs, at, plans[name].scenario)
+    unfinished = tuple(f"{name}{policy}" for name, plan in whole.items() for policy in plan.without)
+    return SideBySide(at, summary, beside, unfinished)
+
+
+def _named(folder: Path, among: Sequence[Path]) -> str:
+    """What stands before its policies."""
+    if len(among) == 1:
+        return ""
+    alike = [other for other in among if other.resolve().name == folder.resolve().name]
+    return f"{folder.resolve().name if len(alike) == 1 else folder}/"
+
+
+def _plan(folder: Path) -> Plan:
+    mine, comparison = scenario_in(folder), comparison_in(folder)
+    if mine is None or comparison is None:
+        raise ScenarioError(f"{folder} is no folder of a simulation")
+    return Plan(mine, comparison, folder)
+
+
+def _ran(name: str, plan: Plan) -> list[Ran]:
+    return [replace(run, name=Name(f"{name}{run.name.policy}", run.name.seed)) for run in read_all(plan)]

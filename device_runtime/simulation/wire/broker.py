@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from device_runtime.broker.wire.link_events import Received, Will
-from device_runtime.simulation.clock.agenda import Agenda
+from paho.mqtt.client import topic_matches_sub
 
-from .subscriptions import Subscriptions
+from device_runtime.broker.wire.link_events import Received, Will
+from device_runtime.simulation.clock.director import Agenda
 
 GRACE = 1.5
 """Keep-alive periods of silence after which a broker takes a client for gone (MQTT 3.1.1, 3.1.2.10)."""
@@ -92,3 +94,87 @@ class Broker:
         self.leave(session.client)
         if session.client.will is not None:
             self.publish(session.client.will)
+
+
+# FROM subscriptions: Who gets what: MQTT topic filters, looked up without trying every subscriber's.
+
+
+class Subscriptions:
+    """Filters of clients, by name; `+` and `#` as in MQTT 3.1.1, section 4.7."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, ...]] = {}
+        self._exact: dict[str, dict[str, None]] = {}
+        self._patterns: dict[tuple[str, str], None] = {}
+
+    def add(self, client: str, filters: tuple[str, ...]) -> None:
+        """In place of what this client had before."""
+        self.remove(client)
+        self._of[client] = filters
+        for wanted in filters:
+            if "+" in wanted or "#" in wanted.removesuffix("/#"):
+                self._patterns[wanted, client] = None
+            else:
+                self._exact.setdefault(wanted, {})[client] = None
+
+    def remove(self, client: str) -> None:
+        for wanted in self._of.pop(client, ()):
+            self._patterns.pop((wanted, client), None)
+            if wanted in self._exact:
+                self._exact[wanted].pop(client, None)
+
+    def wants(self, client: str, topic: str) -> bool:
+        return any(topic_matches_sub(wanted, topic) for wanted in self._of.get(client, ()))
+
+    def of(self, topic: str) -> tuple[str, ...]:
+        """The clients that get this topic, each once, by name."""
+        found = {client for wanted in _literal(topic) for client in self._exact.get(wanted, ())}
+        found.update(client for wanted, client in self._patterns if topic_matches_sub(wanted, topic))
+        return tuple(sorted(found))
+
+
+def _literal(topic: str) -> Iterator[str]:
+    """The filters without `+` that match: the topic itself, and each level above it with `#`."""
+    yield topic
+    parts = topic.split("/")
+    for levels in range(1, len(parts) + 1):
+        yield "/".join(parts[:levels]) + "/#"
+
+
+# FROM log: Every message that went over the simulated wire, and when it was at the other end.
+
+AGGREGATOR = "aggregator"
+"""The aggregator's name as a client: no device's topics are below it."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One PUBLISH packet, of `size` bytes, that arrived: `up` at the broker, else at the client.
+
+    `checksum` is the payload's CRC-32.
+    """
+
+    at_s: float
+    client: str
+    up: bool
+    topic: str
+    size: int
+    checksum: int
+
+
+class Log:
+    """In the order of arrival."""
+
+    def __init__(self) -> None:
+        self.passed: list[Passed] = []
+
+    def add(self, passed: Passed) -> None:
+        self.passed.append(passed)
+
+    def bytes_of(self, client: str) -> tuple[int, int]:
+        """Up and down of one client, whole packets."""
+        mine = [passed for passed in self.passed if passed.client == client]
+        return sum(p.size for p in mine if p.up), sum(p.size for p in mine if not p.up)
+
+
+checksum = zlib.crc32

@@ -13,13 +13,12 @@ import numpy as np
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.client.agent import Agent
 from device_runtime.client.settings import Settings
-from device_runtime.client.training.emulation import Pretence, Time
+from device_runtime.client.training.engine_guard import Pretence, Time
 from device_runtime.profiles import DeviceProfile
-from device_runtime.simulation.clock.agenda import Agenda
+from device_runtime.simulation.clock.director import Agenda
 
-from .broker import Broker
+from .broker import Broker, Log
 from .link import Ends, Line, Link, Who
-from .log import Log
 
 POLL_S = 0.5
 """Virtual seconds between looks at what is due on a device that waits for something."""

@@ -19,9 +19,8 @@ from device_runtime.broker.wire.link_events import Connected, Event
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import MAX_WAIT_S
 
-from .broker import Broker
+from .broker import AGGREGATOR, Broker, Log
 from .link import Ends, Line, Link, Who
-from .log import AGGREGATOR, Log
 
 POLL_S = 0.25
 """Virtual seconds between looks at what is due, while blocks are on their way."""

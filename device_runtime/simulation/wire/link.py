@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from math import inf
 
 from device_runtime.broker.wire.link_events import Connected, Disconnected, Event, Received, Will
+from device_runtime.broker.wire.link_timing import packet_bytes, qos_of
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
-from device_runtime.broker.wire.packets import packet_bytes, qos_of
 
-from .broker import Broker
-from .log import Log, Passed, checksum
+from .broker import Broker, Log, Passed, checksum
 
 OPENING_TRIPS = 3
 """Ways there and back until a client is subscribed: TCP, CONNECT, SUBSCRIBE."""

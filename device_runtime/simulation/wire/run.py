@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,15 +32,52 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.profiles import DeviceProfile
-from device_runtime.simulation.clock.agenda import Agenda
+from device_runtime.simulation.clock.devices import Devices
+from device_runtime.simulation.clock.director import Agenda
 from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.run import Prepared
 
-from .broker import Broker
+from .broker import Broker, Log, Passed
 from .device import Device, Placed
-from .faults import AggregatorKilled, Crash, Fault, LinkLost
 from .host import Host
 from .link import Line
-from .log import Log, Passed
+
+# FROM faults: What goes wrong, and when: in virtual seconds since the run began.
+
+
+@dataclass(frozen=True)
+class _Fault:
+    at_s: float
+    back_s: float = inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.at_s < self.back_s:
+            raise ScenarioError(
+                f"a fault from {self.at_s} s to {self.back_s} s: it begins at 0 or later, and ends after"
+            )
+
+
+@dataclass(frozen=True)
+class Crash(_Fault):
+    """A device loses power; from `back_s` on a new life of its process goes on with what is on its disk."""
+
+    device: str = ""
+
+
+@dataclass(frozen=True)
+class LinkLost(_Fault):
+    """A device is off the network until `back_s`; it goes on computing."""
+
+    device: str = ""
+
+
+@dataclass(frozen=True)
+class AggregatorKilled(_Fault):
+    """The aggregator dies; at `back_s` it is started again on its run folder."""
+
+
+Fault = Crash | LinkLost | AggregatorKilled
+
 
 log = logging.getLogger(__name__)
 
@@ -182,3 +220,31 @@ def _found(task: Task, folder: Path, seed: int) -> None:
         store.found(Identity(task.json(), name, b"".join(shas)))
     finally:
         store.close()
+
+
+# FROM scenario: A scenario on the simulated wire, as `simulation.run` has it in fast virtual time.
+
+
+def members(prepared: Prepared) -> list[Member]:
+    """The scenario's devices, each with its samples, its own speed, bandwidth and latency."""
+    scenario, clients = prepared.scenario, prepared.world.clients
+    fleet = scenario.fleet.draw(scenario.devices, prepared.seed)
+    manifests = {member: bundle.manifest for member, bundle in prepared.world.bundles.items()}
+    devices = Devices(fleet, clients, manifests, scenario.slow)
+    made = []
+    for number, name in enumerate(devices.names()):
+        held = clients.indices(number)
+        x, y = clients.x[held], clients.y[held]
+        made.append(Member(name, devices.profile(number), x, y, fleet.latency_s(number)))
+    return made
+
+
+def perform(prepared: Prepared, course: Course | None = None) -> Finished:
+    """All rounds; the first waits for all devices. What `course` names goes wrong, and nothing else.
+
+    What the fleet draws anew in each round (jitter, crashes, hours of the day) has no part in this.
+    Raises as `run_on_wire` does.
+    """
+    scenario = prepared.scenario
+    task = msgspec.structs.replace(scenario.task, seed=prepared.seed, min_devices=scenario.devices)
+    return run_on_wire(task, members(prepared), course or Course(prepared.seed))

@@ -16,11 +16,8 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies.merging.server_optimizer import STATISTICS
 
-from . import delta
-from .codec import MAIN, CodecError, Numbers, Packing, Parts
-from .deflate import Deflate
-from .half import Half
-from .int8 import Int8
+from . import codec
+from .codec import MAIN, CodecError, Deflate, Half, Int8, Numbers, Packing, Parts
 
 NUMBERS: Mapping[str, Numbers] = {"half": Half(), "int8": Int8()}
 PACKINGS: Mapping[str, Packing] = {"deflate": Deflate()}
@@ -166,7 +163,7 @@ class Chain:
     ) -> tuple[Parts | None, NDArray[np.float32], NDArray[np.float32] | None]:
         """(its parts, what they are read as, what is left out of them); no parts: it is as it is."""
         if self.numbers is None:
-            return delta.write(value, base), value, None
+            return codec.write(value, base), value, None
         before = left if left is not None and left.shape == value.shape else None
         with np.errstate(over="ignore", invalid="ignore"):
             whole = value if before is None else value + before
@@ -182,7 +179,7 @@ class Chain:
     def _value(self, parts: Parts, base: NDArray[np.float32]) -> NDArray[np.float32]:
         """Raises TensorError for other parts than `_short` makes."""
         if self.numbers is None:
-            return delta.read(parts, base)
+            return codec.read(parts, base)
         with np.errstate(over="ignore", invalid="ignore"):
             change = self.numbers.read(parts, base.shape)
             return base + change if self.delta else change
@@ -206,13 +203,13 @@ def named(word: str) -> Chain:
     """
     words = word.split("+") if word else []
     rest = list(words)
-    change = rest[:1] == [delta.NAME] and bool(rest.pop(0))
+    change = rest[:1] == [codec.NAME] and bool(rest.pop(0))
     numbers = NUMBERS.get(rest[0]) if rest else None
     rest = rest[1:] if numbers else rest
     packing = PACKINGS.get(rest[0]) if rest else None
     if rest[1 if packing else 0 :]:
         raise CodecError(
-            f"no codec is called {word!r}: expected some of {delta.NAME}, then {' or '.join(NUMBERS)}, then "
+            f"no codec is called {word!r}: expected some of {codec.NAME}, then {' or '.join(NUMBERS)}, then "
             f'{" or ".join(PACKINGS)}, as in "delta+int8+deflate"'
         )
     return Chain(word, change, numbers, packing)

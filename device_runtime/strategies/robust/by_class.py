@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.tensors import Vector
 from device_runtime.strategies.training.device_half import Contribution
 
-from . import value_clip
+from . import coordinate_wise
 from .norm_clip import bound_of, clipped, length_of
 from .settings import Robust
 from .spool import Row, Spool
@@ -95,7 +95,7 @@ def held(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
     low, high = np.zeros_like(spool.starts), np.zeros_like(spool.starts)
     for within, rows in classes(spool):
         for where, values in spool.blocks(rows, within):
-            about = value_clip.bounds(values, factor)
+            about = coordinate_wise.bounds(values, factor)
             low[where], high[where] = about.middle - about.reach, about.middle + about.reach
     for row in spool.rows:
         yield row, np.clip(spool.values(row), low, high)

@@ -13,14 +13,11 @@ from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.training.device_half import Contribution
 
 from . import by_class, krum
-from .median import median, weighted_median
-from .named import of
+from .coordinate_wise import bounds_in, median, trimmed_mean, weighted_median
 from .norm_clip import bound_of, clipped, norms
 from .settings import FEW, Robust
-from .sorts import FROM_ZERO
+from .sorts import FROM_ZERO, of
 from .spool import Row, Spool
-from .trimmed_mean import trimmed_mean
-from .value_clip import bounds_in
 
 FAR = 3.0
 """Times the bound: a change that is longer is told of when it is shortened."""

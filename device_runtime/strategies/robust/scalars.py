@@ -18,10 +18,10 @@ import numpy as np
 from device_runtime.models.bundles.tensors import Vector
 from device_runtime.strategies.training.device_half import Contribution
 
+from .coordinate_wise import NORMAL
 from .norm_clip import bound_of, clipped, length_of
 from .settings import Robust
 from .spool import Spool
-from .value_clip import NORMAL
 
 BY_LENGTH = frozenset({"norm-clip", "value-clip"})
 """Rules that need no other device along the same directions."""

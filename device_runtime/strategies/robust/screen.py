@@ -27,12 +27,11 @@ from device_runtime.strategies.merging.merge import Merged
 from device_runtime.strategies.training.device_half import Contribution
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
-from . import few
-from .named import named
+from . import sorts
 from .ruling import FAR, Group, Ruling, Screened
 from .scalars import BY_LENGTH, Usual, usual
 from .settings import FEW, Robust
-from .sorts import sorted_out
+from .sorts import named, sorted_out
 from .spool import Spool
 from .statistics import StatisticsOfDevices
 
@@ -104,26 +103,26 @@ class Screen:
         """A sort that is too small to compare goes no further than `few` says: what was done, if anything."""
         kind = self._folding.strategy(spool.rows[0].told.kind)
         if isinstance(kind, ClassMeans):
-            return few.shorten_class_means(spool)
+            return sorts.shorten_class_means(spool)
         if isinstance(kind, ZerothOrder):
             devices = {row.device for one in self._sorts(kind.name) for row in one.rows}
             if len(devices) >= FEW:
                 return ""
             values = sum(value.size for value in base.values())
-            return few.shorten(spool, few.scalar_bound(kind, self._base_length(member, base), values))
+            return sorts.shorten(spool, sorts.scalar_bound(kind, self._base_length(member, base), values))
         if len(spool) >= FEW:
             return ""
-        return few.shorten(spool, min(few.TIMES * self._usual_length, self._base_length(member, base)))
+        return sorts.shorten(spool, min(sorts.TIMES * self._usual_length, self._base_length(member, base)))
 
     def _base_length(self, member: str, base: Tensors) -> float:
         if member not in self._lengths:
-            self._lengths[member] = few.length_of_base(base)
+            self._lengths[member] = sorts.length_of_base(base)
         return self._lengths[member]
 
     @cached_property
     def _usual_length(self) -> float:
         """Of the round's changes of the base, before any is shortened."""
-        return few.usual_length(one for one in self._spools.values() if one.rows and few.is_change(one))
+        return sorts.usual_length(one for one in self._spools.values() if one.rows and sorts.is_change(one))
 
     def _screened(self, spool: Spool) -> Screened:
         told, rule = spool.rows[0].told, self._robust.rule

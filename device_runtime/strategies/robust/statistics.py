@@ -30,9 +30,8 @@ from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
 
 from . import by_class
-from .few import TIMES
-from .named import named, of
 from .settings import FEW
+from .sorts import TIMES, named, of
 from .spool import Row, Spool, start_in
 
 KIND = "class statistics"

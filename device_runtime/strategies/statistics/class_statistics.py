@@ -33,7 +33,7 @@ from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
-from device_runtime.strategies.privacy.dp_sgd import settings_of
+from device_runtime.strategies.terms.dp_sgd import settings_of
 from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
 from device_runtime.strategies.training.workload import forward_work, passes
 
@@ -284,7 +284,7 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
         return strategy.train(model, data, run)
     right = held_out.none()
     if statistics.hold_out:
-        held, data = held_out.parted(data, statistics.hold_out, run.device)
+        held, data = held_out.split_held_out(data, statistics.hold_out, run.device)
         right = held_out.counted(model, held, run.aside)
     rows = measured(strategy, len(data), run)
     x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
@@ -429,7 +429,7 @@ def expected_of(sent: Tensors, accepted: Sequence[TensorSpec]) -> Sequence[Tenso
     return [spec for spec in accepted if spec.name not in without]
 
 
-def parted(sent: Tensors) -> tuple[Tensors, Tensors]:
+def split_statistics(sent: Tensors) -> tuple[Tensors, Tensors]:
     """An update without its class statistics, and these; empty where it came without."""
     if ROWS not in sent:
         return sent, {}

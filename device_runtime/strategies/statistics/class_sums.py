@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.errors import TensorError
+from device_runtime.strategies.directions.directions import RADEMACHER, direction, words
 
 ROW = np.dtype([("label", "<u2"), ("count", "<u4"), ("scale", "<f4")])
 """How a row begins, before the mean."""
@@ -157,3 +159,67 @@ def _parts(rows: NDArray[np.uint8], width: int) -> tuple[NDArray[Any], NDArray[A
     means = np.ascontiguousarray(rows[:, ROW.itemsize :])
     dtype = next(one for one in NUMBERS.values() if one.itemsize * width == means.shape[1])
     return begin, means.view(dtype).reshape(len(rows), width), begin["scale"].astype(np.float32)
+
+
+# FROM projection: A fixed random projection of features: each is added, with a random sign, to one of fewer
+# sums.
+#
+# With d features and k sums every sum has d / k features, rounded up or down. Products keep their value in
+# the
+# mean (feature hashing: Weinberger et al. 2009), and it costs one addition a feature. Order and signs are
+# drawn from the words of `directions`, which are the same bits everywhere.
+
+Number = TypeVar("Number", bound=np.floating[Any])
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Of `width` features onto `size`; nothing is changed where they are no more than that."""
+
+    width: int
+    most: int
+    seed: int
+
+    @property
+    def size(self) -> int:
+        return min(self.width, self.most)
+
+    @property
+    def changes(self) -> bool:
+        return self.width > self.most
+
+    def project(self, features: NDArray[Number]) -> NDArray[Number]:
+        """f R: (n, width) -> (n, size), linear."""
+        if not self.changes:
+            return features
+        sums = np.zeros((len(features), self.size), features.dtype)
+        for part, signs in self._parts():
+            sums[:, : len(part)] += features[:, part] * signs
+        return sums
+
+    def back(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """W R': weights (n, size) of projected features -> (n, width), of the features themselves."""
+        if not self.changes:
+            return weights
+        whole = np.empty((len(weights), self.width))
+        for part, signs in self._parts():
+            whole[:, part] = weights[:, : len(part)] * signs
+        return whole
+
+    def _parts(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Features that go to sums 0, 1, and so on, and their signs."""
+        order, signs = self._drawn
+        for begin in range(0, self.width, self.size):
+            part = order[begin : begin + self.size]
+            yield part, signs[part]
+
+    @cached_property
+    def _drawn(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        order = np.argsort(words(self.seed, 0, self.width), kind="stable")
+        return order, direction(self.seed, 1, 0, self.width, RADEMACHER)
+
+
+@lru_cache(maxsize=16)
+def projection(width: int, most: int, seed: int) -> Projection:
+    """Kept: drawing takes longer than projecting."""
+    return Projection(width, most, seed)

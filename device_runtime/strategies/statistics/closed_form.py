@@ -42,9 +42,8 @@ from device_runtime.strategies.training.device_half import NOTHING, Contribution
 
 from . import class_statistics
 from .class_statistics import Statistics
-from .class_sums import ClassSums
+from .class_sums import ClassSums, Projection
 from .feature_scale import scale_in
-from .projection import Projection
 
 MEMORY = "closed-form"
 """Whose memory the pool is, beside those of the kinds."""
@@ -208,7 +207,7 @@ class Round:
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
         """A contribution without its class statistics, and these."""
-        update, found = class_statistics.parted(contribution.tensors)
+        update, found = class_statistics.split_statistics(contribution.tensors)
         if not found:
             return contribution, None
         return replace(contribution, tensors=update), class_statistics.decode(found, self._shape)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.profiles import Workload
 from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import head_specs
@@ -49,7 +49,7 @@ def mask(samples: int, share: float, device: str) -> NDArray[np.bool_]:
     return held & (samples > 1)
 
 
-def parted(data: LocalData, share: float, device: str) -> tuple[LocalData, LocalData]:
+def split_held_out(data: LocalData, share: float, device: str) -> tuple[LocalData, LocalData]:
     """What the device holds out, and the rest."""
     held = mask(len(data), share, device)
     return LocalData(data.x[held], data.y[held]), LocalData(data.x[~held], data.y[~held])

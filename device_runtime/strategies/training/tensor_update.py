@@ -12,13 +12,11 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
-from device_runtime.models.training.proximal import Proximal, fscprox
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.kind import Coded, Usual
 from device_runtime.strategies.merging.aggregator_half import Effect, RoundModel
 from device_runtime.strategies.merging.tensor_mean import TensorMean
-from device_runtime.strategies.privacy.dp_sgd import DpSgd
 from device_runtime.strategies.settings import (
     BatchSize,
     LearningRate,
@@ -28,10 +26,12 @@ from device_runtime.strategies.settings import (
     WeightDecay,
 )
 from device_runtime.strategies.terms import moon
+from device_runtime.strategies.terms.dp_sgd import DpSgd
+from device_runtime.strategies.terms.proximal import Proximal, fscprox
 
 from . import local_training
 from .device_half import Contribution, LocalData, Run
-from .head_training import HeadTraining
+from .local_training import HeadTraining
 from .workload import Training, head_specs, work_of
 
 FEW_SHOT = "few-shot/"

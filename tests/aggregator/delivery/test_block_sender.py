@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from device_runtime.aggregator.delivery.block_sender import (
+from device_runtime.aggregator.delivery.outbound import (
     EXTRA_BYTES,
     MOST_OF_ONE,
     REFILL_S,

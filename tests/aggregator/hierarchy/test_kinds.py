@@ -2,7 +2,7 @@
 
 import pytest
 
-from device_runtime.aggregator.hierarchy.kinds import NothingToForward, site_kinds, usual_kinds, why_not
+from device_runtime.aggregator.hierarchy.forwarding import NothingToForward, site_kinds, usual_kinds, why_not
 from device_runtime.broker.wire.blobs import name
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.strategies import registry

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.hierarchy.scalars import at_site
+from device_runtime.aggregator.hierarchy.forwarding import at_site
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
 from device_runtime.aggregator.rounds.given_rounds import Outside
 from device_runtime.aggregator.tasks.task import KindSettings

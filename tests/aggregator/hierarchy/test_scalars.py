@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.hierarchy import site_manager as ground
-from device_runtime.aggregator.hierarchy.scalars import steps_between
+from device_runtime.aggregator.hierarchy.forwarding import steps_between
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
 from device_runtime.aggregator.rounds import run as rounds
 from device_runtime.aggregator.rounds.given_rounds import SEEDS, GivenRound, Outside

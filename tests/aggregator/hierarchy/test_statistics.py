@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.hierarchy import statistics
+from device_runtime.aggregator.hierarchy import forwarding
 from device_runtime.aggregator.tasks.task import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Received
@@ -53,13 +53,13 @@ def sends(bundle, digits):
 @pytest.fixture
 def forwarded(monkeypatch):
     """The statistics that go up, each time that an update is made."""
-    made, encoded = [], statistics.encoded
+    made, encoded = [], forwarding.encoded
 
     def kept(*given):
         made.append(encoded(*given))
         return made[-1]
 
-    monkeypatch.setattr(statistics, "encoded", kept)
+    monkeypatch.setattr(forwarding, "encoded", kept)
     return made
 
 
@@ -196,7 +196,7 @@ def test_devices_that_send_none_are_merged_as_ever(levels, bundle, sends, forwar
     h = levels(FULL, head="closed-form", rounds=2)
     h.go().join("a")
     kind, update, examples = sends(h, "a", "full")
-    h.contribute("a", kind, class_statistics.parted(update)[0], examples)
+    h.contribute("a", kind, class_statistics.split_statistics(update)[0], examples)
     h.wait(1.0)
     assert h.counted == [(1, "site", "full", 90)]
     assert forwarded[-1] == {}
@@ -239,7 +239,7 @@ def test_squares_that_rounding_has_made_smaller_than_the_means_allow_are_sent_as
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     short = Statistics(known, known, np.array([[99.0, 54.0], [54.0, 32.9]]))
     full = class_statistics.asking(make("full"), ClassStatistics(numbers=numbers))
-    sent = statistics.encoded(short, full, 100)
+    sent = forwarding.encoded(short, full, 100)
     assert class_statistics.doubt(sent, 100, 2, (2, 2)) == ""
     assert class_statistics.decode(sent, (2, 2)).moments.diagonal() == pytest.approx([100, 33], rel=1e-3)
 
@@ -248,9 +248,9 @@ def test_what_the_one_above_would_refuse_is_left_out_and_said(caplog):
     known = sums([6, 4], [[1.0, 0.0], [1.0, 0.0]])
     odd = Statistics(known, known, np.array([[10.0, 9.0], [9.0, 0.0]]))
     full = class_statistics.asking(make("full"), ClassStatistics())
-    assert statistics.encoded(odd, full, 10) == {}
+    assert forwarding.encoded(odd, full, 10) == {}
     assert "the one above would refuse them: the moment of features 0 and 1 is 0.8999" in caplog.text
-    assert statistics.encoded(odd, make("full"), 10) == {}
+    assert forwarding.encoded(odd, make("full"), 10) == {}
 
 
 @pytest.mark.parametrize("rich", [FULL, SCALARS])
@@ -303,7 +303,7 @@ def test_more_samples_measured_than_counted_are_sent_as_no_more():
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     moments = np.array([[100.0, 54.0], [54.0, 40.0]])
     full = class_statistics.asking(make("full"), ClassStatistics())
-    sent = statistics.encoded(Statistics(known, known, moments), full, 33)
+    sent = forwarding.encoded(Statistics(known, known, moments), full, 33)
     assert class_statistics.doubt(sent, 33, 2, (2, 2)) == ""
     read = class_statistics.decode(sent, (2, 2))
     assert read.sums.counts.tolist() == read.moment_sums.counts.tolist() == [19, 13]
@@ -313,7 +313,7 @@ def test_more_samples_measured_than_counted_are_sent_as_no_more():
 def test_moments_that_overflow_are_not_sent_and_said(caplog):
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     full = class_statistics.asking(make("full"), ClassStatistics())
-    assert statistics.encoded(Statistics(known, known, np.full((2, 2), 1e45)), full, 100) == {}
+    assert forwarding.encoded(Statistics(known, known, np.full((2, 2), 1e45)), full, 100) == {}
     assert "class statistics of the site are not sent" in caplog.text
 
 
@@ -355,6 +355,6 @@ def test_more_held_out_samples_than_the_one_above_believes_are_sent_as_no_more()
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     full = class_statistics.asking(make("full"), ClassStatistics(hold_out=0.2))
     moments = np.array([[100.0, 54.0], [54.0, 40.0]])
-    sent = statistics.encoded(Statistics(known, known, moments, np.array([25.0, 10, 20])), full, 39)
+    sent = forwarding.encoded(Statistics(known, known, moments, np.array([25.0, 10, 20])), full, 39)
     assert sent[RIGHT].tolist() == [[11, 4, 8]]
     assert held_out.doubt(sent[RIGHT], 0.2, 39) == ""

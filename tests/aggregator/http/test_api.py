@@ -9,11 +9,11 @@ pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[se
 from fastapi import HTTPException
 
 from device_runtime.aggregator.http.api import Api, Guard
-from device_runtime.aggregator.http.hosted import Hosted
 from device_runtime.aggregator.http.metrics import Metrics
-from device_runtime.aggregator.http.tokens import Token
+from device_runtime.aggregator.http.security import Token
+from device_runtime.aggregator.http.watch import Hosted
 from device_runtime.aggregator.rounds.ports import Pulse
-from device_runtime.aggregator.storage import database_place as place
+from device_runtime.aggregator.storage import tables as place
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks.task import Task
 

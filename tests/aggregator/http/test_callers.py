@@ -3,7 +3,7 @@
 import pytest
 from starlette.requests import HTTPConnection
 
-from device_runtime.aggregator.http.callers import counted_as
+from device_runtime.aggregator.http.security import counted_as
 
 
 def asked_by(address):

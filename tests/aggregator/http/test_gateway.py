@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from device_runtime.aggregator.http import connections, gateway
+from device_runtime.aggregator.http import gateway, server
 from device_runtime.aggregator.serving.join_address import Doorway
 from device_runtime.broker.wire.link import Connected, Link, LinkOptions, Received
 from device_runtime.broker.wire.url import BrokerUrl
@@ -188,7 +188,7 @@ def test_when_one_side_ends_so_does_the_other(running, echo, eventually):  # noq
 
 
 def test_a_page_that_says_nothing_for_long_stays(running, echo, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(connections, "IDLE_S", 1.0)
+    monkeypatch.setattr(server, "IDLE_S", 1.0)
     monkeypatch.setattr(gateway, "CONNECT_S", 1.0)
     with device(running(open_to(echo.port))) as one:
         time.sleep(2.5)
@@ -332,7 +332,7 @@ def test_who_does_not_read_is_cut_off_and_what_waits_for_it_is_bounded(
     flooding,
     monkeypatch,
 ):
-    monkeypatch.setattr(connections, "SLOW_S", 1.0)
+    monkeypatch.setattr(server, "SLOW_S", 1.0)
     with unread(running(open_to(flooding.port))) as one:
         one.send(CONNECT)
         assert flooding.ended.wait(600)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.aggregator.http import certificate
-from device_runtime.aggregator.http.site import Site
+from device_runtime.aggregator.http import server
+from device_runtime.aggregator.http.server import Site
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.broker.security.authority import Pair, issue, make_authority
 
@@ -93,7 +93,7 @@ def test_the_dashboard_is_entered_over_https(service, browser):
 @pytest.fixture
 def site(tmp_path, clock, authority, monkeypatch):
     """In this process, with looks at the files that are seconds apart at most."""
-    monkeypatch.setattr(certificate, "LOOK_S", 0)
+    monkeypatch.setattr(server, "LOOK_S", 0)
     cert, key = keep(tmp_path, issue(authority, ["127.0.0.1"], NOW, 1))
     settings = HttpSection(port=0, cert=cert, key=key, min_free_mb=0)
     site = Site(settings, [hosted(tmp_path, clock)])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.aggregator.http.pages import NEEDED, WEB
-from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.aggregator.http.join import NEEDED, WEB
+from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.security.signing import DeviceSigner

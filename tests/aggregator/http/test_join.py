@@ -10,15 +10,15 @@ from datetime import datetime, timezone
 import msgspec
 import pytest
 
-from device_runtime.aggregator.http import armour, join
-from device_runtime.aggregator.http.hosted import Hosted
-from device_runtime.aggregator.http.pages import Pages, policies
-from device_runtime.aggregator.http.site import Site
+from device_runtime.aggregator.http import join, security
+from device_runtime.aggregator.http.join import Pages, policies
+from device_runtime.aggregator.http.server import Site
+from device_runtime.aggregator.http.watch import Hosted
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.serving.join_address import Doorway
 from device_runtime.aggregator.tasks.task import Task, kinds_named
 from device_runtime.aggregator.views.listener import Finished, Started
-from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.security.enrolment import Enrolment
@@ -351,5 +351,5 @@ def test_when_the_answer_is_there_the_broker_knows_the_device_and_a_revoked_one_
 
 def test_the_dashboard_s_own_pages_keep_their_policy(running):
     url = running(Doorway(BrokerUrl("127.0.0.1", 1)))
-    assert ask(url, "/").headers["content-security-policy"] == armour.HEADERS["content-security-policy"]
+    assert ask(url, "/").headers["content-security-policy"] == security.HEADERS["content-security-policy"]
     assert ask(url, "/").headers["permissions-policy"].startswith("camera=()")

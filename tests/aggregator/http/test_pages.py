@@ -7,8 +7,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from device_runtime.aggregator.errors import MissingExtra
-from device_runtime.aggregator.http import pages
-from device_runtime.aggregator.http.pages import WEB, Pages, policies
+from device_runtime.aggregator.http import join
+from device_runtime.aggregator.http.join import WEB, Pages, policies
 
 BROKER = "wss://fl.example.org:8884/mqtt"
 SCRIPT = "export const there = true;\n" * 100
@@ -152,18 +152,18 @@ def test_texts_are_sent_in_few_bytes_to_who_can_read_them(shelf, web):
 
 
 def test_without_the_libraries_it_is_said_what_brings_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages.platformdirs, "user_data_dir", lambda *_, **__: str(tmp_path / "home"))
+    monkeypatch.setattr(join.platformdirs, "user_data_dir", lambda *_, **__: str(tmp_path / "home"))
     web = lay(tmp_path / "web", {"package-lock.json": "{}"})
     with pytest.raises(MissingExtra, match="run `device-runtime web fetch`"):
-        pages.vendor(web)
-    kept = lay(pages.kept_vendor(web), LIBRARIES)
+        join.vendor(web)
+    kept = lay(join.kept_vendor(web), LIBRARIES)
     assert kept.is_relative_to(tmp_path / "home")
-    assert pages.vendor(web) == kept
+    assert join.vendor(web) == kept
     lay(web, {"package-lock.json": '{"of": "another release"}'})
     with pytest.raises(MissingExtra):
-        pages.vendor(web)
+        join.vendor(web)
     lay(web / "vendor", LIBRARIES)
-    assert pages.vendor(web) == web / "vendor"
+    assert join.vendor(web) == web / "vendor"
 
 
 def test_no_page_of_ours_has_script_or_style_of_its_own():

@@ -15,15 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from device_runtime.aggregator.http import connections
-from device_runtime.aggregator.http import site as sites
+from device_runtime.aggregator.http import server
+from device_runtime.aggregator.http import server as sites
 from device_runtime.aggregator.http import watch as watching
-from device_runtime.aggregator.http.health import examine
-from device_runtime.aggregator.http.hosted import Hosted
 from device_runtime.aggregator.http.journal import FILE, GATHER_S, Filter, Journal
 from device_runtime.aggregator.http.metrics import Metrics
 from device_runtime.aggregator.http.shapes import KindFigures
-from device_runtime.aggregator.http.watch import Wanted, Watch
+from device_runtime.aggregator.http.watch import Hosted, Wanted, Watch, examine
 from device_runtime.aggregator.rounds.ports import Pulse
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.tasks.task import Task, kinds_named
@@ -239,7 +237,7 @@ def test_no_device_chooses_a_label_of_a_metric(tmp_path, clock):
 
 
 def test_connections_that_never_begin_tls_do_not_take_all_files(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(connections, "CONNECTIONS", 4)
+    monkeypatch.setattr(server, "CONNECTIONS", 4)
     now = datetime.now(timezone.utc)
     authority = make_authority("test", now, 2)
     pair = issue(authority, ["127.0.0.1"], now, 1)
@@ -269,7 +267,7 @@ def test_a_connection_that_was_answered_makes_room_for_a_new_one_and_others_do_n
     tmp_path, clock, monkeypatch
 ):
     """A browser holds six; where its request is lost, the page has no program."""
-    monkeypatch.setattr(connections, "CONNECTIONS", 4)
+    monkeypatch.setattr(server, "CONNECTIONS", 4)
     site = sites.Site(HttpSection(port=0, min_free_mb=0), [hosted(tmp_path, clock)])
     site.start()
     address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
@@ -281,7 +279,7 @@ def test_a_connection_that_was_answered_makes_room_for_a_new_one_and_others_do_n
                 assert one.getresponse().read()
             for _ in range(4):  # each takes the place of one of those
                 stack.enter_context(socket.create_connection(address, timeout=120)).send(b"GET ")
-            last = stack.enter_context(socket.create_connection(address, timeout=connections.IDLE_S / 2))
+            last = stack.enter_context(socket.create_connection(address, timeout=server.IDLE_S / 2))
             assert last.recv(1) == b""
     finally:
         site.stop()

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from device_runtime.aggregator.intake.device_limit import Crowd
+from device_runtime.aggregator.intake.limits import Crowd
 from device_runtime.aggregator.views.listener import Contributed
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Received

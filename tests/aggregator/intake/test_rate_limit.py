@@ -4,7 +4,7 @@ import queue
 
 import pytest
 
-from device_runtime.aggregator.intake.rate_limit import BURST, Flood, Inbox, cost
+from device_runtime.aggregator.intake.limits import BURST, Flood, Inbox, cost
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import block_count
 from device_runtime.broker.wire.link_events import Connected, Received

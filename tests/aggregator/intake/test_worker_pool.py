@@ -19,8 +19,7 @@ from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.errors import ConfigError, DatabaseError, WorkerError
 from device_runtime.aggregator.intake import worker_main as worker
 from device_runtime.aggregator.intake.check_process import Checked, Checker, checked
-from device_runtime.aggregator.intake.worker_pool import Workers
-from device_runtime.aggregator.intake.worker_protocol import Looked, Order, Ready, Word, read, write
+from device_runtime.aggregator.intake.worker_pool import Looked, Order, Ready, Word, Workers, read, write
 from device_runtime.aggregator.serving.config import LogSection
 from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
 from device_runtime.aggregator.serving.process import Process
@@ -264,7 +263,7 @@ def test_a_worker_that_is_none_is_ended_and_said(tmp_path, monkeypatch, does, wh
 
 TALKER = """
 import sys
-from device_runtime.aggregator.intake.worker_protocol import Looked, Ready, write
+from device_runtime.aggregator.intake.worker_pool import Looked, Ready, write
 out = sys.stdout.buffer
 for word in (*[Ready()] * 20_000, Looked("t", b"", None)):
     write(out, word)

@@ -4,8 +4,8 @@ from math import sqrt
 import pytest
 from rpds import HashTrieMap, HashTrieSet
 
-from device_runtime.aggregator.rounds.cohort import draw
 from device_runtime.aggregator.rounds.events import Invite
+from device_runtime.aggregator.rounds.runner import draw
 from device_runtime.aggregator.rounds.state import Rules, State
 
 NAMES = [f"pi-{i:02d}" for i in range(20)]

@@ -14,7 +14,7 @@ from device_runtime.aggregator.rounds.machine import step
 from device_runtime.aggregator.rounds.run import SERVED
 from device_runtime.aggregator.rounds.state import Rules, Saved, State
 from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.storage import rollback_request as wishes
+from device_runtime.aggregator.storage import model_versions as wishes
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.views.listener import RoundClosed
 

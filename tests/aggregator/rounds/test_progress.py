@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.aggregator.rounds import machine
 from device_runtime.aggregator.rounds.events import Believed, Finish, Present, Update, Worked
-from device_runtime.aggregator.rounds.progress import Progress, score_of
+from device_runtime.aggregator.rounds.pace import Progress, score_of
 from device_runtime.aggregator.rounds.state import Rules, Saved, State
 from device_runtime.broker.wire import step_log as steps
 

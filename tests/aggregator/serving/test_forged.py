@@ -10,9 +10,9 @@ from device_runtime.aggregator.serving.enrolled import Enrolled, devices
 from device_runtime.broker.security.register import Entry
 from device_runtime.broker.security.signing import DeviceSigner, Signer
 from device_runtime.broker.servers.broker_folder import DEVICES, SITE, Opened, Site
+from device_runtime.broker.wire import compact_round as pact
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages, topics
-from device_runtime.broker.wire import session_mac as pact
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import Hello, Receipt
 from device_runtime.client.connection.trust import Trust

@@ -7,10 +7,10 @@ from datetime import datetime, timezone
 import pytest
 
 from device_runtime.aggregator.errors import ConfigError
-from device_runtime.aggregator.serving import config, welcome
+from device_runtime.aggregator.serving import config, join_address
 from device_runtime.aggregator.serving import join_address as doorway
-from device_runtime.aggregator.serving.welcome import Reader
-from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.aggregator.serving.join_address import Reader
+from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.servers import production
 from device_runtime.broker.servers.broker_folder import Site
@@ -158,7 +158,7 @@ def test_where_we_reach_the_broker_over_web_sockets_so_do_pages():
 
 def test_an_enrolment_needs_no_web_sockets_of_the_broker(enrolment):
     door = opened("--web", "--enrolment", enrolment(0), "--http", "192.0.2.7:8443", reached=SECURE)
-    welcome.told(door, "https://192.0.2.7:8443", None)
+    join_address.told(door, "https://192.0.2.7:8443", None)
     _, secret = links.make(door.site, NOW.timestamp(), 900)
     given = links.use(door.site, links.Opening(secret, "c" * 43), NOW.timestamp())
     assert given.url == "mqtts://192.0.2.7:8883"
@@ -168,29 +168,29 @@ def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
     folder = enrolment()
     door = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
     listens = "https://192.0.2.7:8443"
-    logged = welcome.told(door, listens, None)
+    logged = join_address.told(door, listens, None)
     assert logged == f"browsers join at {listens}/join/, by one-time links that the dashboard makes"
     assert link_book.read(door.site).links == ()
     assert link_book.read(door.site).page == f"{listens}/join/"
-    lines = welcome.told(door, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()
+    lines = join_address.told(door, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()
     address = lines[1].rpartition(" ")[2]
     assert address.startswith(f"{listens}/join/#link=")
     assert lines[1].startswith("  one of them, in the next 15 minutes, by")
     assert len(lines) > 15  # the QR code
     [link] = link_book.read(door.site).links
     assert link.ends - link.made == 900
-    plain = welcome.told(door, listens, Reader(NOW.timestamp(), terminal=False))
+    plain = join_address.told(door, listens, Reader(NOW.timestamp(), terminal=False))
     assert len(plain.splitlines()) == 2
 
 
 def test_an_open_broker_needs_no_link_and_without_the_folder_s_files_none_is_made(enrolment):
-    assert welcome.told(opened("--web"), "http://127.0.0.1:1", Reader(0, True)) == (
+    assert join_address.told(opened("--web"), "http://127.0.0.1:1", Reader(0, True)) == (
         "browsers join at http://127.0.0.1:1/join/"
     )
     folder = enrolment()
     (folder / "passwords").unlink()
     door = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
-    said = welcome.told(door, "https://192.0.2.7:8443", Reader(0, True))
+    said = join_address.told(door, "https://192.0.2.7:8443", Reader(0, True))
     assert "device add NAME`, as https://192.0.2.7:8443/join/#TOKEN" in said
 
 
@@ -200,5 +200,5 @@ def test_plain_http_over_a_network_is_refused_and_with_insecure_said_aloud(enrol
         settings("--web", "--http", "192.0.2.7:8443")
     words = ("--web", "--enrolment", folder, "--http", "192.0.2.7:8080", "--insecure")
     assert settings(*words).http.cert is None
-    said = welcome.told(opened(*words, reached=SECURE), "http://192.0.2.7:8080", None)
+    said = join_address.told(opened(*words, reached=SECURE), "http://192.0.2.7:8080", None)
     assert "insecure: links and tokens go over the network in the clear" in said

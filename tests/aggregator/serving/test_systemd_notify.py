@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.aggregator.serving import systemd_notify as notify
-from device_runtime.aggregator.storage import rollback_request as wishes
+from device_runtime.aggregator.serving import process as notify
+from device_runtime.aggregator.storage import model_versions as wishes
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 BEAT_S = 0.5

@@ -17,9 +17,8 @@ from device_runtime.aggregator.rounds import run as rounds_module
 from device_runtime.aggregator.rounds.runner import Conductor
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.storage import rollback_request as wishes
-from device_runtime.aggregator.storage.model_versions import Registry
-from device_runtime.aggregator.storage.stored_versions import versions_in
+from device_runtime.aggregator.storage import model_versions as wishes
+from device_runtime.aggregator.storage.model_versions import Registry, versions_in
 from device_runtime.broker.wire import step_log as log
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors

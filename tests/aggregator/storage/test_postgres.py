@@ -13,11 +13,17 @@ import pytest
 
 from device_runtime import cli
 from device_runtime.aggregator.errors import ConfigError, DatabaseError, RunFolderError
-from device_runtime.aggregator.serving.run_backends import database_for
-from device_runtime.aggregator.storage import database_place as place
+from device_runtime.aggregator.serving.config import database_for
+from device_runtime.aggregator.storage import tables as place
 from device_runtime.aggregator.storage.database import Database
-from device_runtime.aggregator.storage.postgres import PATIENCE_S, Waiting
-from device_runtime.aggregator.storage.postgres_session import Server, connect, schema_for, with_password
+from device_runtime.aggregator.storage.postgres import (
+    PATIENCE_S,
+    Server,
+    Waiting,
+    connect,
+    schema_for,
+    with_password,
+)
 from device_runtime.aggregator.storage.store import Identity, Store
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Received
@@ -240,7 +246,7 @@ def test_a_service_whose_database_is_gone_ends_and_tells_no_device_that_it_was_k
 
 
 def test_only_one_has_a_run_also_from_another_machine(postgres, opened, tmp_path, monkeypatch):
-    monkeypatch.setattr("device_runtime.aggregator.storage.postgres_session.LOCK_S", 0.3)
+    monkeypatch.setattr("device_runtime.aggregator.storage.postgres.LOCK_S", 0.3)
     first = opened(postgres.url)
     with pytest.raises(
         RunFolderError, match=f"run folder {tmp_path}/run: another|another aggregator runs in"
@@ -404,7 +410,7 @@ def test_tables_of_another_version_are_refused_in_words(postgres, opened, tmp_pa
 @pytest.mark.parametrize("content", [b"", b"{}", b"rubbish", b'{"server": 1, "schema": "x"}'])
 def test_a_damaged_word_on_where_a_run_is_begins_no_other(postgres, opened, tmp_path, content):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / place.FILE).write_bytes(content)
+    (tmp_path / "run" / place.PLACE_FILE).write_bytes(content)
     with pytest.raises(RunFolderError, match=r"cannot read .*database\.json"):
         opened(postgres.url)
 

@@ -8,7 +8,7 @@ from math import nan
 import msgspec
 import pytest
 
-from device_runtime.aggregator.storage.records import Records
+from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import Plain, energy_from, size, summary
 from device_runtime.aggregator.views.dashboard_state import Board, sparkline

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from device_runtime.aggregator.storage import database_place as place
+from device_runtime.aggregator.storage import tables as place
 from device_runtime.aggregator.storage.store import Store
 
 TASKS = {"digits": ("full", "few-shot"), "letters": ("zeroth-order", "class-means")}

@@ -80,7 +80,7 @@ def test_an_update_without_statistics_counts_as_ever(bench, task, sends):
     b = bench(task)
     b.join("a", "b")
     content, examples = sends(b, "a")
-    plain = class_statistics.parted(content)[0], examples
+    plain = class_statistics.split_statistics(content)[0], examples
     assert b.contribute("a", b.contribution("full", plain))[0].status == "accepted"
     b.wait(20.0)
     assert b.store.served(1)

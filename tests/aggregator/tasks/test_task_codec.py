@@ -3,8 +3,8 @@ from argparse import ArgumentParser
 import pytest
 
 from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks.shared_settings import coded
 from device_runtime.aggregator.tasks.task import KindSettings, Task, decode
-from device_runtime.aggregator.tasks.task_codec import coded
 from device_runtime.cli import serve as command
 
 

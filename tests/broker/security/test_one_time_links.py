@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.broker.security import one_time_link_file as link_book
+from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.security.enrolment import Enrolment

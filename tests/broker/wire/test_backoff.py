@@ -1,6 +1,6 @@
 """What a link makes of connections that end."""
 
-from device_runtime.broker.wire.backoff import STEADY_S, Patience
+from device_runtime.broker.wire.link_timing import STEADY_S, Patience
 
 
 def test_the_wait_grows_until_a_connection_was_steady() -> None:

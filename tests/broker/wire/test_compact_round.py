@@ -139,8 +139,8 @@ def test_who_does_not_have_the_round_before_has_lost_track(before, number):
 def test_a_word_is_behind_what_it_is_on():
     said = small.encode_next(Next(3, b"abcd", True, (1.0,)))
     sealed = small.with_word(said, b"8 bytes.")
-    assert small.parted(sealed) == (said, b"8 bytes.")
-    assert small.parted(said) == (said, b"")
+    assert small.split_mac(sealed) == (said, b"8 bytes.")
+    assert small.split_mac(said) == (said, b"")
     assert len(sealed) == len(said) + 8
     with pytest.raises(MessageError):
         small.decode_next(sealed)

@@ -5,7 +5,7 @@ import pytest
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.compact_round import Next
-from device_runtime.broker.wire.packets import backoff, packet_bytes, qos_of
+from device_runtime.broker.wire.link_timing import backoff, packet_bytes, qos_of
 
 NEXT = small.encode_next(Next(3, b"abcd", False, (1.0,)))
 

@@ -6,7 +6,7 @@ from hashlib import sha256
 import pytest
 
 from device_runtime.broker.security.signing import NotTrusted, Signer, Verifier
-from device_runtime.broker.wire import session_mac as pact
+from device_runtime.broker.wire import compact_round as pact
 from device_runtime.broker.wire.messages import MessageError
 
 AGGREGATOR = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")

@@ -15,8 +15,7 @@ from device_runtime.client.policy.work_gate import Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.models.bundles import bundle as bundles
-from device_runtime.models.bundles.graph_check import check_graph
-from device_runtime.models.bundles.protobuf import delimited_field, fields, number_field
+from device_runtime.models.bundles.graph_check import check_graph, delimited_field, fields, number_field
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full

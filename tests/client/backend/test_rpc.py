@@ -6,14 +6,24 @@ from pathlib import Path
 import pytest
 
 from device_runtime.broker.wire.messages import Hello
-from device_runtime.client.backend.rpc import LENGTH, Crossing, Gone
-from device_runtime.client.backend.rpc_calls import Asked, Beat, Ended, GoOn, Known, Said, Terms
-from device_runtime.client.personal.wish import Wish
+from device_runtime.client.backend.rpc import (
+    LENGTH,
+    Asked,
+    Beat,
+    Crossing,
+    Ended,
+    Gone,
+    GoOn,
+    Known,
+    Said,
+    Terms,
+)
+from device_runtime.client.personal.kept import Wish
 from device_runtime.client.settings import Settings
-from device_runtime.client.training.emulation import Pretence
-from device_runtime.models.bundles.names import EngineWish
+from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.models.bundles.manifest import EngineWish
 from device_runtime.models.data import Place
-from device_runtime.strategies.privacy.accountant import Limit
+from device_runtime.strategies.terms.accountant import Limit
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from device_runtime.broker.wire.messages import Contribution, Hello, Kind, Metri
 from device_runtime.client.backend import child_process as child
 from device_runtime.client.backend import subprocess as working
 from device_runtime.client.backend.base import Death, in_this_process
-from device_runtime.client.backend.rpc import LENGTH
-from device_runtime.client.backend.rpc_calls import Settle
+from device_runtime.client.backend.rpc import LENGTH, Settle
 from device_runtime.client.backend.subprocess import AGAIN_S, Apart
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.energy import MeterError

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.client.backend.rpc import Crossing
-from device_runtime.client.backend.rpc_calls import After, Asked, Beat, Ended, GoOn, Said, Terms
+from device_runtime.client.backend.rpc import After, Asked, Beat, Crossing, Ended, GoOn, Said, Terms
 from device_runtime.client.backend.worker_main import Worker
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.settings import Settings

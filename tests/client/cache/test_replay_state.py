@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire.messages import Base
-from device_runtime.client.cache.base_route import Stand
-from device_runtime.client.cache.replay_state import Stands
+from device_runtime.client.cache.base_route import Stand, Stands
 
 LINE, OTHER = b"8 bytes.", b"others.."
 WEIGHTS = {"w": np.arange(3, dtype=np.float32)}

@@ -12,11 +12,11 @@ import pytest
 from device_runtime.broker.errors import BrokerRefused, BrokerUnreachable
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.server import BrokerOptions, find_port
-from device_runtime.broker.wire.backoff import Patience
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.link_events import Connected
+from device_runtime.broker.wire.link_timing import Patience
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.client.connection.first_connection import reach
+from device_runtime.client.connection.connecting import reach
 
 FAST_S = (0.01, 0.1)
 

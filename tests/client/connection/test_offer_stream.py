@@ -12,7 +12,7 @@ from device_runtime.broker.wire.messages import Base, Blob, Hello, MessageError,
 from device_runtime.broker.wire.topics import down
 from device_runtime.broker.wire.topics import offer as topic_of
 from device_runtime.client.agent import Agent
-from device_runtime.client.connection.offer_stream import TASKS, Following
+from device_runtime.client.connection.offers import TASKS, Following
 from device_runtime.client.connection.trust import Trust
 from device_runtime.client.settings import Settings
 

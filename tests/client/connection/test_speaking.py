@@ -3,10 +3,10 @@
 import pytest
 
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, name
+from device_runtime.broker.wire.link_timing import packet_bytes
 from device_runtime.broker.wire.messages import Get, Hello, Plan, State, decode
-from device_runtime.broker.wire.packets import packet_bytes
 from device_runtime.broker.wire.topics import block, parse, up
-from device_runtime.client.connection.speaking import Voice
+from device_runtime.client.connection.presence import Voice
 
 REASONS = (
     "full needs 30.0 s of 2.7 s (link)",

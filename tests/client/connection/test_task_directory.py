@@ -1,4 +1,4 @@
-from device_runtime.client.connection.task_directory import TASKS, Elsewhere
+from device_runtime.client.connection.other_tasks import TASKS, Elsewhere
 
 
 def taken(elsewhere):

@@ -7,7 +7,7 @@ import pytest
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt, decode
 from device_runtime.broker.wire.topics import up
-from device_runtime.client.connection.speaking import Voice
+from device_runtime.client.connection.presence import Voice
 from device_runtime.client.delivery.outbox import Outbox
 from device_runtime.client.delivery.sending import Sending
 from device_runtime.models.bundles.tensors import encode

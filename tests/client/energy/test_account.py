@@ -12,8 +12,7 @@ from device_runtime.client.energy import (
     resting,
     together,
 )
-from device_runtime.client.energy.integral import Joules
-from device_runtime.client.energy.polled import Polled
+from device_runtime.client.energy.meter import Joules, Polled
 from device_runtime.client.errors import OutOfMemory, Stopped
 from device_runtime.profiles import Power
 

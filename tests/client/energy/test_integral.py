@@ -2,8 +2,7 @@ from math import sqrt
 
 import pytest
 
-from device_runtime.client.energy.integral import Joules, Watts
-from device_runtime.client.energy.meter import About, Energy, Reading, spent
+from device_runtime.client.energy.meter import About, Energy, Joules, Reading, Watts, spent
 
 
 def added(integral, samples):

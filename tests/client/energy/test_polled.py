@@ -2,9 +2,7 @@ import threading
 
 import pytest
 
-from device_runtime.client.energy.integral import Joules, Watts
-from device_runtime.client.energy.meter import About, MeterError
-from device_runtime.client.energy.polled import Polled
+from device_runtime.client.energy.meter import About, Joules, MeterError, Polled, Watts
 
 
 def polled(look, clock, every_s=3600.0, integral=None):

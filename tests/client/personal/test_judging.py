@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from device_runtime.client.personal.judging import OwnHead, judged
+from device_runtime.client.personal.after_round import OwnHead, judged
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.strategies.training.device_half import LocalData
 
 OWN = OwnHead(3, "a", lambda: 0.0)

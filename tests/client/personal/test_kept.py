@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.client.personal import kept as module
 from device_runtime.client.personal.kept import FOLDER, Judged, Keeper, NothingKept
-from device_runtime.models.training.softmax import Evaluation
+from device_runtime.models.training.heads import Evaluation
 
 
 @pytest.fixture

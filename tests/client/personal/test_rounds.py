@@ -9,9 +9,8 @@ from device_runtime.broker.wire.messages import Base, Contribution, Get, Hello
 from device_runtime.client.agent import Agent
 from device_runtime.client.duty import FINAL_S
 from device_runtime.client.errors import WorkDied
-from device_runtime.client.personal.judging import judged
-from device_runtime.client.personal.kept import Keeper
-from device_runtime.client.personal.wish import Wish
+from device_runtime.client.personal.after_round import judged
+from device_runtime.client.personal.kept import Keeper, Wish
 from device_runtime.client.settings import Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.data import Place

@@ -11,11 +11,10 @@ from device_runtime.broker.wire.messages import Contribution, Get, Plan
 from device_runtime.cli import policy_options
 from device_runtime.cli.join import add_arguments
 from device_runtime.client.agent import Agent
-from device_runtime.client.backend.rpc_calls import Terms
+from device_runtime.client.backend.rpc import Terms
 from device_runtime.client.errors import PolicyError
-from device_runtime.client.policy import owner_rules as owner
-from device_runtime.client.policy.allow_list import AllowList
-from device_runtime.client.policy.rules import Conditions, Policy, judge
+from device_runtime.client.policy import work_gate as owner
+from device_runtime.client.policy.rules import AllowList, Conditions, Policy, judge
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.local_task import allowed_statistics
 from device_runtime.strategies import registry

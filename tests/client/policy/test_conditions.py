@@ -10,7 +10,7 @@ from datetime import datetime
 import psutil
 import pytest
 
-from device_runtime.client.policy import readouts
+from device_runtime.client.policy import conditions
 from device_runtime.client.policy.conditions import (
     COMMANDS_EACH_S,
     NETWORK_MANAGER,
@@ -68,7 +68,7 @@ full avg10=8.25 avg60=2.00 avg300=0.50 total=65432
     ],
 )
 def test_what_network_manager_says_over_d_bus(text, metered):
-    assert readouts.metered_by_busctl(text) is metered
+    assert conditions.metered_by_busctl(text) is metered
 
 
 @pytest.mark.parametrize(
@@ -82,43 +82,43 @@ def test_what_network_manager_says_over_d_bus(text, metered):
     ],
 )
 def test_what_nmcli_says(text, metered):
-    assert readouts.metered_by_nmcli(text) is metered
+    assert conditions.metered_by_nmcli(text) is metered
 
 
 def test_what_termux_says_of_the_battery_and_the_network():
-    assert readouts.charge_by_termux(TERMUX_BATTERY) == Charge(85.0, False)
-    assert readouts.celsius_by_termux(TERMUX_BATTERY) == 22.3
+    assert conditions.charge_by_termux(TERMUX_BATTERY) == Charge(85.0, False)
+    assert conditions.celsius_by_termux(TERMUX_BATTERY) == 22.3
     plugged = TERMUX_BATTERY.replace("UNPLUGGED", "PLUGGED_USB").replace('"22.3"', "29.5")
-    assert readouts.charge_by_termux(plugged) == Charge(85.0, True)
-    assert readouts.celsius_by_termux(plugged) == 29.5
-    assert readouts.wifi_by_termux(TERMUX_WIFI) is True
-    assert readouts.wifi_by_termux(TERMUX_WIFI.replace("COMPLETED", "DISCONNECTED")) is False
-    assert readouts.wifi_by_termux(TERMUX_WIFI.replace("192.168.1.23", "")) is False
+    assert conditions.charge_by_termux(plugged) == Charge(85.0, True)
+    assert conditions.celsius_by_termux(plugged) == 29.5
+    assert conditions.wifi_by_termux(TERMUX_WIFI) is True
+    assert conditions.wifi_by_termux(TERMUX_WIFI.replace("COMPLETED", "DISCONNECTED")) is False
+    assert conditions.wifi_by_termux(TERMUX_WIFI.replace("192.168.1.23", "")) is False
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"percentage": 300}', '{"percentage": "much"}', "[" * 9999]
 )
 def test_what_is_not_the_expected_json_says_nothing(text):
-    assert readouts.charge_by_termux(text) is None
-    assert readouts.celsius_by_termux(text) is None
-    assert readouts.wifi_by_termux(text) is None
+    assert conditions.charge_by_termux(text) is None
+    assert conditions.celsius_by_termux(text) is None
+    assert conditions.wifi_by_termux(text) is None
 
 
 def test_the_default_route_is_the_one_of_the_least_metric():
-    assert readouts.default_interface(ROUTES) == "eth0"
-    assert readouts.default_interface(ROUTES.splitlines()[0]) is None
+    assert conditions.default_interface(ROUTES) == "eth0"
+    assert conditions.default_interface(ROUTES.splitlines()[0]) is None
 
 
 def test_processor_time_that_was_idle_or_stolen_is_not_used():
-    known = readouts.ticks("cpu  100 20 30 800 40 5 5 50 7 0\ncpu0 1 2 3 4\n")
-    assert known == readouts.Ticks(100 + 20 + 30 + 800 + 40 + 5 + 5 + 50, 100 + 20 + 30 + 5 + 5)
-    assert readouts.ticks("intr 1 2 3") is None
+    known = conditions.read_ticks("cpu  100 20 30 800 40 5 5 50 7 0\ncpu0 1 2 3 4\n")
+    assert known == conditions.Ticks(100 + 20 + 30 + 800 + 40 + 5 + 5 + 50, 100 + 20 + 30 + 5 + 5)
+    assert conditions.read_ticks("intr 1 2 3") is None
 
 
 def test_the_time_in_which_all_stood_still_for_memory():
-    assert readouts.stalled(PRESSURE) == 8.25
-    assert readouts.stalled("") == 0.0
+    assert conditions.stalled(PRESSURE) == 8.25
+    assert conditions.stalled("") == 0.0
 
 
 def test_what_a_device_has_started_is_its_own_load_while_it_runs_and_after():
@@ -218,7 +218,7 @@ WATT_HOURS = "POWER_SUPPLY_ENERGY_NOW={}\nPOWER_SUPPLY_ENERGY_FULL={}\n"
     ],
 )
 def test_what_linux_says_of_power_supplies(texts, charge):
-    assert readouts.charge_by_supplies(texts) == charge
+    assert conditions.charge_by_supplies(texts) == charge
 
 
 def test_a_desktop_with_the_battery_of_a_mouse_is_on_mains(clock, tmp_path):

@@ -11,8 +11,8 @@ from device_runtime.client.policy import privacy_budget
 from device_runtime.client.policy.privacy_budget import Budget, Guard, samples
 from device_runtime.models.data import stamp
 from device_runtime.models.errors import DataError
-from device_runtime.strategies.privacy.accountant import Limit, PrivacyError, Spent, spent
-from device_runtime.strategies.privacy.dp_sgd import BudgetExceeded, DpSgd, Ledger
+from device_runtime.strategies.terms.accountant import Limit, PrivacyError, Spent, spent
+from device_runtime.strategies.terms.dp_sgd import BudgetExceeded, DpSgd, Ledger
 
 DELTA = 1e-3
 LIMIT = (Limit(5.0, DELTA),)
@@ -119,7 +119,7 @@ KILLED = """
 import os, signal
 from pathlib import Path
 from device_runtime.client.policy.privacy_budget import Budget
-from device_runtime.strategies.privacy.accountant import Limit, Spent
+from device_runtime.strategies.terms.accountant import Limit, Spent
 Budget(Path({path!r}), frozenset([b"a" * 16])).spend(Spent(8.0, 1.0, 10), [Limit(5.0, 1e-3)])
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -292,7 +292,7 @@ def test_a_damaged_file_keeps_private_kinds_from_being_trained(tmp_path, path):
 
 
 def test_a_guard_without_the_accountant_says_what_to_install(path, monkeypatch):
-    monkeypatch.setattr("device_runtime.strategies.privacy.accountant._accounting", _missing)
+    monkeypatch.setattr("device_runtime.strategies.terms.accountant._accounting", _missing)
     fresh = Kind(DpSgd(epsilon=4.321))
     assert "pip install" in Guard(lambda: budget(path, A)).unfit(fresh, 10)
 

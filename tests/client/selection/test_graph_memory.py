@@ -2,7 +2,7 @@
 
 import pytest
 
-from device_runtime.client.selection.graph_memory import held
+from device_runtime.client.selection.profiling import held
 from device_runtime.client.training.engine_guard import MARGIN, MARGIN_BYTES
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.profiles.cost import session_bytes

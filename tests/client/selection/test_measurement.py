@@ -3,8 +3,7 @@ from math import isnan, nan
 import pytest
 
 from device_runtime.client.energy import MODELLED, About, find
-from device_runtime.client.energy.integral import Joules
-from device_runtime.client.energy.polled import Polled
+from device_runtime.client.energy.meter import Joules, Polled
 from device_runtime.client.selection import measurement as trials
 from device_runtime.client.selection.measure_one import Device, Figures, Order, peak_bytes
 from device_runtime.client.selection.measurement import (

@@ -13,10 +13,10 @@ from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.cli import main
 from device_runtime.client.connection import connecting
 from device_runtime.client.errors import InUse, PolicyError
-from device_runtime.client.policy import owner_rules as owner
-from device_runtime.client.policy.owner_rules import Owner
+from device_runtime.client.policy import work_gate as owner
 from device_runtime.client.policy.process_priority import Manners
 from device_runtime.client.policy.rules import Policy, Window
+from device_runtime.client.policy.work_gate import Owner
 from device_runtime.client.service import instance_lock as guest
 from device_runtime.client.service import uninstall as leaving
 

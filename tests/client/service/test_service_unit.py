@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from device_runtime.client.errors import InstallError
+from device_runtime.client.service import install
 from device_runtime.client.service import install as installing
-from device_runtime.client.service import service_unit
 from device_runtime.client.service import uninstall as leaving
-from device_runtime.client.service.service_unit import Job, service, unit
+from device_runtime.client.service.install import Job, device_service, unit
 
 COMMAND = ("/opt/a b/bin/device-runtime", "join", "--config", "/x/100%/$HOME.toml")
 LIMITED = Job("kitchen-pi", COMMAND, Path("/srv"), 10, True, 50.0, 200_000_000)
@@ -51,18 +51,18 @@ def test_systemd_has_nothing_to_say_against_the_unit(tmp_path):
 
 
 def test_a_user_unit_is_enabled_and_started_and_taken_away_again():
-    made = service(LIMITED, {"HOME": "/home/me"})
+    made = device_service(LIMITED, {"HOME": "/home/me"})
     assert made.files[0].path == Path("/home/me/.config/systemd/user/device-runtime-kitchen-pi.service")
     assert made.start[-1] == ("systemctl", "--user", "restart", "device-runtime-kitchen-pi.service")
     assert made.stop == (("systemctl", "--user", "disable", "--now", "device-runtime-kitchen-pi.service"),)
-    other = service(LIMITED, {"HOME": "/home/me", "XDG_CONFIG_HOME": "/etc/me"})
+    other = device_service(LIMITED, {"HOME": "/home/me", "XDG_CONFIG_HOME": "/etc/me"})
     assert other.files[0].path.parent == Path("/etc/me/systemd/user")
 
 
 @pytest.mark.parametrize("sign", [{"TERMUX_VERSION": "0.118.0"}, {}])
 def test_in_termux_it_is_a_runit_service_and_a_script_at_boot(tmp_path, sign):
     prefix, home = tmp_path / "com.termux" / "usr", tmp_path / "home"
-    made = service(LIMITED, {"PREFIX": str(prefix), "HOME": str(home), **sign})
+    made = device_service(LIMITED, {"PREFIX": str(prefix), "HOME": str(home), **sign})
     installing.put(made)
     run = prefix / "var/service/device-runtime-kitchen-pi/run"
     assert os.access(run, os.X_OK)
@@ -93,7 +93,7 @@ def test_a_service_is_put_started_found_and_removed_with_what_the_system_says(tm
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     for name in ("PREFIX", "TERMUX_VERSION"):
         monkeypatch.delenv(name, raising=False)
-    made = service(LIMITED, os.environ)
+    made = device_service(LIMITED, os.environ)
     assert installing.of("kitchen-pi") is None
     installing.put(made)
     installing.start(made)
@@ -112,7 +112,7 @@ def test_a_service_of_the_same_name_is_left_to_the_device_whose_settings_it_has(
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("PREFIX", "TERMUX_VERSION", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    installing.put(service(LIMITED, os.environ))
+    installing.put(device_service(LIMITED, os.environ))
     mine, other = tmp_path / "mine", tmp_path / "other"
     for folder in (mine, other):
         folder.mkdir()
@@ -138,4 +138,4 @@ def test_a_command_that_is_not_installed_or_fails_is_said():
     assert installing.ran(["sh", "-c", "echo no >&2; exit 3"]) == "no"
     assert installing.ran(["sh", "-c", "exit 3"]) == "exit code 3"
     assert installing.ran(["true"]) == ""
-    assert service_unit.title("a") == "device-runtime-a"
+    assert install.title("a") == "device-runtime-a"

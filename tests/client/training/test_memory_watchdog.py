@@ -12,7 +12,7 @@ from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.training.engine_guard import Watcher
 from device_runtime.client.training.memory_watchdog import STALLED, Watchdog, guarded
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.profiles.machine_memory import MIB, Room
+from device_runtime.profiles.machine import MIB, Room
 
 PLENTY = Room(8000 * MIB, 4000 * MIB)
 ONE = np.zeros((1, 1, 8, 8), np.float32)
@@ -114,7 +114,7 @@ def test_memory_beyond_a_cap_is_refused_and_the_process_lives():
 TIGHT = """
 from device_runtime.client.training import memory_watchdog as watchdog
 from device_runtime.client.training.engine_guard import Watcher
-from device_runtime.profiles.machine_memory import Room
+from device_runtime.profiles.machine import Room
 watchdog.room = lambda: Room(10**9, 0)
 watcher = Watcher(10**12)
 with watchdog.guarded(watcher, lambda: None):

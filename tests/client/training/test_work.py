@@ -12,15 +12,22 @@ from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.policy.privacy_budget import Budget, Guard
 from device_runtime.client.selection.choose import MAIN, Candidate, Plan
 from device_runtime.client.training.engine_guard import Pretence, Time, Watcher
-from device_runtime.client.training.equipment import Equipment
-from device_runtime.client.training.work import Assignment, Outcome, Timing, cheaper, corrected, perform
+from device_runtime.client.training.work import (
+    Assignment,
+    Equipment,
+    Outcome,
+    Timing,
+    cheaper,
+    corrected,
+    perform,
+)
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError, TensorError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, Verdict
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full
-from device_runtime.strategies.privacy.accountant import Limit
+from device_runtime.strategies.terms.accountant import Limit
 from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles import graph_check
-from device_runtime.models.bundles.graph_check import check_graph
+from device_runtime.models.bundles.graph_check import check_graph, delimited_field
 from device_runtime.models.bundles.manifest import Graph
-from device_runtime.models.bundles.protobuf import delimited_field
 from device_runtime.models.engines.onnx_session import SessionSettings, load_session
 from device_runtime.models.errors import BundleError
 

@@ -10,8 +10,8 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Parameter
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import BundleError
+from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.models.training.optimizer import Sgd
-from device_runtime.models.training.softmax import accuracy_and_loss
 
 
 @pytest.fixture

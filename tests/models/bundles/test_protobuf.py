@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.models.bundles.protobuf import (
+from device_runtime.models.bundles.graph_check import (
     DELIMITED,
     VARINT,
     delimited_field,

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.inputs import File, InputSpec
 from device_runtime.models.bundles.manifest import Head, Manifest, Parameter
-from device_runtime.models.bundles.manifest_records import File
 from device_runtime.models.bundles.slices import Slices
 from device_runtime.models.errors import TensorError
 

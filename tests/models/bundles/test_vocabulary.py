@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.models.bundles import vocabulary
 from device_runtime.models.errors import ExportError
+from device_runtime.models.text import vocabulary
 from device_runtime.models.text.file import decode, encode
 
 library = pytest.importorskip("tokenizers")

@@ -2,7 +2,7 @@ import pytest
 
 from device_runtime.models.data import Place
 from device_runtime.models.data.labels import LabelMap
-from device_runtime.models.data.refusal import Refused
+from device_runtime.models.data.source import Refused
 from device_runtime.models.errors import DataError
 
 ANIMALS = ("cat", "dog", "Wild boar")

@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.models.data import Place, opened, raw
 from device_runtime.models.data.listing import listing
-from device_runtime.models.data.refusal import OTHER, REASONS, Skip, Tally
+from device_runtime.models.data.source import OTHER, REASONS, Skip, Tally
 
 
 def strays(found):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from device_runtime.models import data
-from device_runtime.models.data import Keep, Place, arrays, npz, opened
-from device_runtime.models.data.refusal import Refused
+from device_runtime.models.data import Keep, Place, arrays, opened
 from device_runtime.models.data.shelf import Shelf
+from device_runtime.models.data.source import Refused
 from device_runtime.models.errors import DataError
 
 
@@ -78,7 +78,7 @@ def test_samples_that_are_not_of_the_task_are_refused(tmp_path, bundle, x, y, me
 def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, bundle, monkeypatch):
     np.savez_compressed(tmp_path / "d.npz", x=np.zeros((9000, 1, 8, 8)), y=np.zeros(9000, int))
     assert (tmp_path / "d.npz").stat().st_size < 20_000  # of 4.6 MB
-    monkeypatch.setattr(npz, "LARGEST_BYTES", 1 << 20)
+    monkeypatch.setattr(arrays, "LARGEST_BYTES", 1 << 20)
     with pytest.raises(DataError, match="unpacks to too much"):
         data.load(tmp_path, bundle.manifest)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.models.data.log_mel import filters, log_mel, one_clip, samples_of
+from device_runtime.models.data.sound import filters, log_mel, one_clip, samples_of
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 WAVES, FEATURES = SHARED / "speech_commands12_8k_small.npz", SHARED / "speech_commands12_logmel_u8.npz"

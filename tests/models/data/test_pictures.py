@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.data import bmp, netpbm, photo
-from device_runtime.models.data.picture import Picture, white
-from device_runtime.models.data.refusal import Refused
-from device_runtime.models.data.resizing import resized
+from device_runtime.models.data import bmp, netpbm, picture
+from device_runtime.models.data.picture import Picture, resized, white
+from device_runtime.models.data.source import Refused
 
 COLOURS = np.random.default_rng(1).integers(0, 256, (23, 31, 3)).astype(np.uint8)
 BYTES = 0.00392157  # 1 / 255, as it is often written
@@ -66,7 +65,7 @@ def test_a_bmp_that_ends_too_early_is_refused(cut):
         bmp.decode(written("BMP")[:cut])
 
 
-@pytest.mark.parametrize("decode", [bmp.decode, netpbm.decode, photo.decode])
+@pytest.mark.parametrize("decode", [bmp.decode, netpbm.decode, picture.decode])
 @pytest.mark.parametrize("form", ["BMP", "PPM", "JPEG"])
 @settings(max_examples=60)
 @given(cut=st.integers(0, 400), junk=st.binary(max_size=30))
@@ -79,18 +78,18 @@ def test_any_bytes_are_a_picture_or_refused(decode, form, cut, junk):
 
 
 def test_jpeg_is_read_by_pillow_and_its_absence_is_said(monkeypatch):
-    decoded = photo.decode(written("JPEG", quality=95)).pixels
+    decoded = picture.decode(written("JPEG", quality=95)).pixels
     assert decoded.shape == COLOURS.shape
-    assert photo.decode(written("JPEG", COLOURS[:, :, 0])).pixels.shape == (23, 31, 1)
+    assert picture.decode(written("JPEG", COLOURS[:, :, 0])).pixels.shape == (23, 31, 1)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(Refused, match=r"needs Pillow: pip install 'device-runtime\[images\]'"):
-        photo.decode(b"\xff\xd8\xff")
+        picture.decode(b"\xff\xd8\xff")
 
 
 def test_a_jpeg_that_is_too_large_is_refused_before_it_is_decoded(monkeypatch):
     monkeypatch.setattr("device_runtime.models.data.picture.LARGEST_PIXELS", 100)
     with pytest.raises(Refused, match="31x23"):
-        photo.decode(written("JPEG"))
+        picture.decode(written("JPEG"))
 
 
 @pytest.mark.parametrize("height, width", [(8, 8), (46, 62), (12, 40), (40, 12), (23, 31)])
@@ -153,7 +152,7 @@ def test_a_photo_is_turned_as_its_camera_noted():
     noted[0x0112] = 6  # to be turned to the right
     file = io.BytesIO()
     taken.save(file, "TIFF", exif=noted)
-    pixels = photo.decode(file.getvalue()).pixels
+    pixels = picture.decode(file.getvalue()).pixels
     assert pixels.shape == (4, 2, 1)
     assert np.argwhere(pixels).tolist() == [[0, 1, 0]]
 
@@ -161,7 +160,7 @@ def test_a_photo_is_turned_as_its_camera_noted():
 def test_a_photo_of_more_than_8_bits_is_refused_and_not_made_white():
     file = written("TIFF", np.full((3, 3), 700, np.uint16))
     with pytest.raises(Refused, match=r"a picture that is not read: TIFF of mode I;16"):
-        photo.decode(file)
+        picture.decode(file)
 
 
 def test_whatever_pillow_raises_refuses_the_picture(monkeypatch):
@@ -172,7 +171,7 @@ def test_whatever_pillow_raises_refuses_the_picture(monkeypatch):
 
     monkeypatch.setattr(ImageOps, "exif_transpose", broken)
     with pytest.raises(Refused, match="a damaged picture: of EXIF"):
-        photo.decode(written("JPEG"))
+        picture.decode(written("JPEG"))
 
 
 def test_text_that_would_take_much_memory_and_values_below_black_are_refused(monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.models.data import png
-from device_runtime.models.data.refusal import Refused
+from device_runtime.models.data.source import Refused
 
 
 def drawn(shape, dtype=np.uint8, seed=0):

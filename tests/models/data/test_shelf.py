@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.data import Keep, Place, Shelf, database, opened, single, table
-from device_runtime.models.data.held_out import is_held_out
-from device_runtime.models.data.rows import Rows
+from device_runtime.models.data.local_data import Rows, is_held_out
 from device_runtime.models.errors import DataError
 
 

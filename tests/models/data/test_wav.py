@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.data import wav
-from device_runtime.models.data.log_mel import log_mel
-from device_runtime.models.data.refusal import Refused
-from device_runtime.models.data.resampling import needed, resampled
+from device_runtime.models.data import sound as wav
+from device_runtime.models.data.sound import log_mel, needed, resampled
+from device_runtime.models.data.source import Refused
 from device_runtime.simulation.data import speech_commands
 
 SPEECH = InputSpec((1, 61, 40), 1 / 255)

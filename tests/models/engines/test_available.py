@@ -10,17 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.bundle import Bundle, shipped  # noqa: E402
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.bundles.manifest import Source  # noqa: E402
-from device_runtime.models.engines.available import EngineWish, engine_choices, open_model  # noqa: E402
-from device_runtime.models.engines.base import DeviceModel  # noqa: E402
-from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
-from device_runtime.models.engines.ort_training_engine import available  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.networks import build  # noqa: E402
-from device_runtime.models.torch_engine.engine import TorchModel  # noqa: E402
-from device_runtime.models.training.optimizer import Sgd  # noqa: E402
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Source
+from device_runtime.models.engines.available import EngineWish, engine_choices, open_model
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.engines.ort_training_engine import available
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks import build
+from device_runtime.models.torch_engine.engine import TorchModel
+from device_runtime.models.training.optimizer import Sgd
 
 SETS = ("all", "mid", "head", "bias")
 QUICK = ("all", "head")

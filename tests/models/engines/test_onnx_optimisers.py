@@ -1,7 +1,7 @@
 import numpy as np
 
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.engines.onnx_optimisers import left_out
+from device_runtime.models.engines.onnx_session import left_out
 
 
 def test_constants_are_folded_and_laid_out_only_where_kernels_are_frozen():

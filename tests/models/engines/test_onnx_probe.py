@@ -3,11 +3,10 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.tensors import TensorSpec
-from device_runtime.models.engines import onnx_constant_probe, onnx_laid_out
+from device_runtime.models.engines import onnx_constant_probe, onnx_layout
 from device_runtime.models.engines.onnx_constant_probe import ConstantProbe
-from device_runtime.models.engines.onnx_constants import convolves, with_constants
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.engines.onnx_probe import OnnxProbe, fewer_by
+from device_runtime.models.engines.onnx_probe import OnnxProbe, convolves, fewer_by, with_constants
 from device_runtime.models.errors import BundleError
 
 
@@ -34,7 +33,7 @@ def going(monkeypatch):
         flops, remade = WAYS[way]
         monkeypatch.setattr(onnx_constant_probe, "FLOPS_A_TENSOR", flops or 1e-9)
         monkeypatch.setattr(onnx_constant_probe, "REMADE", remade)
-        monkeypatch.setattr(onnx_laid_out, "MOST_BYTES", 0 if way == REMADE else 1 << 30)
+        monkeypatch.setattr(onnx_layout, "MOST_BYTES", 0 if way == REMADE else 1 << 30)
 
     return go
 
@@ -84,7 +83,7 @@ def test_which_way_depends_on_the_number_of_samples(digits, data, monkeypatch):
     flops, tensors = digits.entry("loss.all").flops, len(digits.manifest.stored())
     monkeypatch.setattr(onnx_constant_probe, "FLOPS_A_TENSOR", 10 * flops / tensors)
     monkeypatch.setattr(onnx_constant_probe, "REMADE", 2)
-    monkeypatch.setattr(onnx_laid_out, "MOST_BYTES", 0)
+    monkeypatch.setattr(onnx_layout, "MOST_BYTES", 0)
     loaded = []
 
     class Watch:
@@ -173,5 +172,5 @@ def test_where_no_file_can_be_written_another_way_gives_the_loss(digits, data, g
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(onnx_laid_out.tempfile, "TemporaryDirectory", full)
+    monkeypatch.setattr(onnx_layout.tempfile, "TemporaryDirectory", full)
     assert OnnxModel(digits).probe("all").loss(*data) == expected

@@ -21,8 +21,8 @@ def bundle(tmp_path_factory) -> Bundle:
     """Wide ResNet with GroupNorm; sets all and head, of which all alone has an ort-training graph."""
     torch = pytest.importorskip("torch")
     from device_runtime.models.bundles.inputs import InputSpec
+    from device_runtime.models.export.candidates import training_graph
     from device_runtime.models.export.export import ExportSpec, export
-    from device_runtime.models.export.ort_training import training_graph
     from device_runtime.models.export.subject import Subject
     from device_runtime.models.networks import build
 

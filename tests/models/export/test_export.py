@@ -7,13 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.bundle import Bundle, shipped  # noqa: E402
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.engines.available import EngineWish, open_model  # noqa: E402
-from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
-from device_runtime.models.errors import BundleError, EngineError, ExportError, ParityError  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.training.optimizer import Sgd  # noqa: E402
+from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.available import EngineWish, open_model
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import BundleError, EngineError, ExportError, ParityError
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.training.optimizer import Sgd
 
 nn = torch.nn
 LABELS = ("a", "b", "c")

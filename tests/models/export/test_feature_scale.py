@@ -5,14 +5,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.bundles.manifest import Source  # noqa: E402
-from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.export.feature_scale import scale_features  # noqa: E402
-from device_runtime.models.networks import build  # noqa: E402
-from device_runtime.models.torch_engine.engine import TorchModel  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Source
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.export.tunable_sets import scale_features
+from device_runtime.models.networks import build
+from device_runtime.models.torch_engine.engine import TorchModel
 
 SETTINGS = {"inputs": 5, "hidden": 4, "depth": 1, "classes": 3}
 SCALE = np.array([0.5, 2.0, 1.0, 4.0], np.float32)

@@ -2,8 +2,8 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export.graph_cost import measure_work  # noqa: E402
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.graph_cost import measure_work
 
 FLOAT = onnx.TensorProto.FLOAT
 

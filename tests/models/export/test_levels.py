@@ -2,8 +2,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export.levels import find_head, lay_out  # noqa: E402
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.levels import find_head, lay_out
 
 nn = torch.nn
 

@@ -14,17 +14,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.manifest import Graph  # noqa: E402
-from device_runtime.models.engines.onnx_session import SessionSettings, load_session  # noqa: E402
-from device_runtime.models.engines.ort_training_engine import VERSION, available  # noqa: E402
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export import ort_training as torch_ort_training  # noqa: E402
-from device_runtime.models.export.graph import convert, external_names, part  # noqa: E402
-from device_runtime.models.export.levels import find_head  # noqa: E402
-from device_runtime.models.export.ort_training import training_graph  # noqa: E402
-from device_runtime.models.export.subject import Subject, batch_norms, statistics, stored_tensors, training  # noqa: E402
-from device_runtime.models.export.trace import Inputs, loss_and_gradients, trace_training  # noqa: E402
-from device_runtime.models.networks import build  # noqa: E402
+from device_runtime.models.bundles.manifest import Graph
+from device_runtime.models.engines.onnx_session import SessionSettings, load_session
+from device_runtime.models.engines.ort_training_engine import VERSION, available
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export import candidates as torch_ort_training
+from device_runtime.models.export.candidates import training_graph
+from device_runtime.models.export.graph import convert, external_names, part
+from device_runtime.models.export.levels import find_head
+from device_runtime.models.export.subject import Subject, batch_norms, statistics, stored_tensors, training
+from device_runtime.models.export.trace import Inputs, loss_and_gradients, trace_training
+from device_runtime.models.networks import build
 
 nn = torch.nn
 CLASSES = 5

@@ -9,16 +9,16 @@ import pytest
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.errors import ParityError  # noqa: E402
-from device_runtime.models.export import candidates as torch_candidates  # noqa: E402
-from device_runtime.models.export import graph as torch_graph  # noqa: E402
-from device_runtime.models.export import parity as torch_parity  # noqa: E402
-from device_runtime.models.export.candidates import Wanted, candidates  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.export.parity import BATCHES, MOST_NUDGES, SEEDS, Candidate, check_parity  # noqa: E402
-from device_runtime.models.export.subject import Subject  # noqa: E402
-from device_runtime.models.export.trace import TRACED_BATCH  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.errors import ParityError
+from device_runtime.models.export import candidates as torch_candidates
+from device_runtime.models.export import graph as torch_graph
+from device_runtime.models.export import parity as torch_parity
+from device_runtime.models.export.candidates import Wanted, candidates
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.export.parity import BATCHES, MOST_NUDGES, SEEDS, Candidate, check_parity
+from device_runtime.models.export.subject import Subject
+from device_runtime.models.export.trace import TRACED_BATCH
 
 nn = torch.nn
 SPEC = ExportSpec("twins", InputSpec((8,)), ("a", "b", "c"))

@@ -9,8 +9,8 @@ from device_runtime.models.bundles.bundle import Bundle, write
 from device_runtime.models.bundles.quantised import initialisers
 from device_runtime.models.engines.onnx_session import SessionSettings, load_session
 from device_runtime.models.errors import BundleError, ParityError
-from device_runtime.models.export import precision as torch_precision
-from device_runtime.models.export.precision import lower_forward
+from device_runtime.models.export import quantise as torch_precision
+from device_runtime.models.export.quantise import lower_forward
 
 PRECISIONS = ("int8", "float16")
 

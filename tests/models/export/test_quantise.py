@@ -4,13 +4,13 @@ import pytest
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("torch")
 
-from device_runtime.models.bundles.manifest import Graph  # noqa: E402
-from device_runtime.models.bundles.quantised import initialisers  # noqa: E402
-from device_runtime.models.engines.onnx_session import SessionSettings, load_session  # noqa: E402
-from device_runtime.models.errors import ExportError, ParityError  # noqa: E402
-from device_runtime.models.export import quantise as torch_quantise  # noqa: E402
-from device_runtime.models.export.graph import external_names  # noqa: E402
-from device_runtime.models.export.quantise import lower  # noqa: E402
+from device_runtime.models.bundles.manifest import Graph
+from device_runtime.models.bundles.quantised import initialisers
+from device_runtime.models.engines.onnx_session import SessionSettings, load_session
+from device_runtime.models.errors import ExportError, ParityError
+from device_runtime.models.export import quantise as torch_quantise
+from device_runtime.models.export.graph import external_names
+from device_runtime.models.export.quantise import lower
 
 
 def graph_file(nodes, shapes, x_shape, y_shape, x_type=onnx.TensorProto.FLOAT):

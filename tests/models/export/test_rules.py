@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.export import rules  # noqa: E402
+from device_runtime.models.export import rules
 
 functional = torch.nn.functional
 

@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.cli import export  # noqa: E402
-from device_runtime.content import content  # noqa: E402
-from device_runtime.models.bundles.bundle import Bundle  # noqa: E402
-from device_runtime.models.export.candidates import Wanted, candidates  # noqa: E402
-from device_runtime.models.export.subject import Subject  # noqa: E402
+from device_runtime.cli import export
+from device_runtime.content import content
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.export.candidates import Wanted, candidates
+from device_runtime.models.export.subject import Subject
 
 
 def arguments(out: Path) -> argparse.Namespace:

@@ -6,13 +6,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.export.tunable_sets import changes  # noqa: E402
-from device_runtime.models.networks import build  # noqa: E402
-from device_runtime.models.networks.vit import vit  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.export.tunable_sets import changes
+from device_runtime.models.networks import build
+from device_runtime.models.networks.vit import vit
 
 
 def test_sets_that_change_the_network_are_said_where_they_share_a_bundle():

@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from safetensors.torch import save_file  # noqa: E402
-from torch import nn  # noqa: E402
+from safetensors.torch import save_file
+from torch import nn
 
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export.weights import load_weights, read_weights  # noqa: E402
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.weights import load_weights, read_weights
 
 
 class Small(nn.Module):

@@ -7,12 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export import graph as torch_graph  # noqa: E402
-from device_runtime.models.export.candidates import Wanted, candidates  # noqa: E402
-from device_runtime.models.export.parity import check_parity  # noqa: E402
-from device_runtime.models.export.subject import Subject  # noqa: E402
-from device_runtime.models.export.trace import TRACED_BATCH  # noqa: E402
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export import graph as torch_graph
+from device_runtime.models.export.candidates import Wanted, candidates
+from device_runtime.models.export.parity import check_parity
+from device_runtime.models.export.subject import Subject
+from device_runtime.models.export.trace import TRACED_BATCH
 
 nn = torch.nn
 functional = nn.functional

@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.networks import NETWORKS, build  # noqa: E402
-from device_runtime.models.training.optimizer import Sgd  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks import NETWORKS, build
+from device_runtime.models.training.optimizer import Sgd
 
 pytestmark = pytest.mark.slow
 

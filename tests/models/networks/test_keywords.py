@@ -5,9 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.networks.keywords import keywords  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks.small import keywords
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "speech_commands12_logmel_u8.npz"
 

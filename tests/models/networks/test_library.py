@@ -5,11 +5,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.networks import build  # noqa: E402
-from device_runtime.models.networks.library import PLANS, out_of_place  # noqa: E402
+from device_runtime.models.errors import ExportError
+from device_runtime.models.networks import build
+from device_runtime.models.networks.library import PLANS, out_of_place
 
 
 @pytest.fixture(params=list(PLANS))

@@ -5,8 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.networks import NETWORKS, build  # noqa: E402
+from device_runtime.models.errors import ExportError
+from device_runtime.models.networks import NETWORKS, build
 
 OURS = {
     "wrn": {"classes": 3},

@@ -2,10 +2,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.bundle import Bundle  # noqa: E402
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.networks.small import cnn, linear, mlp  # noqa: E402
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks.small import cnn, linear, mlp
 
 LABELS = ("no", "perhaps", "yes")
 

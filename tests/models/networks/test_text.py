@@ -3,11 +3,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import onnx  # noqa: E402
+import onnx
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.networks.text import gru, lstm  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks.text import gru, lstm
 
 TINY = {"vocabulary": 20, "dim": 5, "hidden": 6, "classes": 3}
 KINDS = [(lstm, torch.nn.LSTM), (gru, torch.nn.GRU)]

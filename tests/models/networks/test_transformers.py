@@ -2,12 +2,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.export.levels import find_head  # noqa: E402
-from device_runtime.models.export.weights import load_weights  # noqa: E402
-from device_runtime.models.networks import transformers as networks  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.export.levels import find_head
+from device_runtime.models.export.weights import load_weights
+from device_runtime.models.networks import transformers as networks
 
 TINY = {"vocabulary": 30, "length": 8, "dim": 16, "depth": 3, "heads": 2}
 KINDS = [("distilbert", 0), ("roberta", 1), ("opt", 1)]

@@ -2,9 +2,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.networks.vit import Attention, PatchEmbed, vit  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks.vit import Attention, PatchEmbed, vit
 
 TINY = {"image": 8, "patch": 4, "depth": 3, "dim": 12, "heads": 2, "classes": 4}
 

@@ -2,8 +2,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.networks.norms import norm_of  # noqa: E402
-from device_runtime.models.networks.wide_resnet import wrn  # noqa: E402
+from device_runtime.models.networks.building_blocks import norm_of
+from device_runtime.models.networks.wide_resnet import wrn
 
 
 @pytest.mark.parametrize("depth", [10, 16, 22, 28, 34, 40])

@@ -4,11 +4,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.nn import functional  # noqa: E402
+from torch.nn import functional
 
-from device_runtime.models import peft as torch_peft  # noqa: E402
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.peft.places import convolutional_blocks  # noqa: E402
+from device_runtime.models import peft as torch_peft
+from device_runtime.models.errors import ExportError
+from device_runtime.models.peft.places import convolutional_blocks
 
 nn = torch.nn
 

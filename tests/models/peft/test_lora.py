@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models import peft as torch_peft  # noqa: E402
-from device_runtime.models.training.low_rank import factors  # noqa: E402
+from device_runtime.models import peft as torch_peft
+from device_runtime.strategies.slora import factors
 
 nn = torch.nn
 

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models import peft as torch_peft  # noqa: E402
+from device_runtime.models import peft as torch_peft
 
 
 def test_every_block_sees_prompts_of_its_own_and_hands_none_on(make, images):

@@ -5,8 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models import peft as torch_peft  # noqa: E402
-from device_runtime.models.peft.sparse import indices  # noqa: E402
+from device_runtime.models import peft as torch_peft
+from device_runtime.models.peft.sparse import indices
 
 nn = torch.nn
 

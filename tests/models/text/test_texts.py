@@ -8,10 +8,10 @@ import pytest
 
 from device_runtime.cli.data_options import add_data
 from device_runtime.models.data import Place, load, opened, raw
-from device_runtime.models.data.refusal import Refused
+from device_runtime.models.data.cells import text_column
 from device_runtime.models.data.report import lines, report
 from device_runtime.models.data.shelf import Shelf
-from device_runtime.models.data.written import text_column
+from device_runtime.models.data.source import Refused
 from device_runtime.models.errors import DataError
 
 GOOD, BAD = "a great film , it was warm .", "a terrible plot , it was dull ."

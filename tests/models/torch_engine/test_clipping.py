@@ -5,13 +5,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
-from device_runtime.models.export.subject import Subject  # noqa: E402
-from device_runtime.models.torch_engine import clipping as torch_clipping  # noqa: E402
-from device_runtime.models.torch_engine.clipping import ClippedSums  # noqa: E402
-from device_runtime.models.torch_engine.engine import TorchGradients, TorchModel  # noqa: E402
-from device_runtime.models.torch_engine.gradients import Inputs, loss_and_gradients  # noqa: E402
-from device_runtime.models.training.clipping import Privacy, PrivateGradients  # noqa: E402
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.export.subject import Subject
+from device_runtime.models.torch_engine import objectives as torch_clipping
+from device_runtime.models.torch_engine.engine import TorchGradients, TorchModel
+from device_runtime.models.torch_engine.objectives import ClippedSums, Inputs, loss_and_gradients
+from device_runtime.models.training.clipping import Privacy, PrivateGradients
 
 
 class Small(torch.nn.Module):

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.torch_engine import convolution as torch_convolution  # noqa: E402
+from device_runtime.models.torch_engine import layers as torch_convolution
 
 functional = torch.nn.functional
 

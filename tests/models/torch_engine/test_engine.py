@@ -9,14 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.bundle import Bundle  # noqa: E402
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.bundles.manifest import Source  # noqa: E402
-from device_runtime.models.engines.base import DeviceModel  # noqa: E402
-from device_runtime.models.errors import BundleError, EngineError, TensorError  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.networks import build  # noqa: E402
-from device_runtime.models.torch_engine.engine import TorchModel  # noqa: E402
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Source
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.errors import BundleError, EngineError, TensorError
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks import build
+from device_runtime.models.torch_engine.engine import TorchModel
 
 SETTINGS = {"depth": 10, "width": 1, "in_channels": 1, "classes": 10}
 

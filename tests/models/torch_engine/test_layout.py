@@ -2,9 +2,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from device_runtime.models.torch_engine.layout import INNERMOST, channels_innermost, keep_layout  # noqa: E402
+from device_runtime.models.torch_engine.place import INNERMOST, channels_innermost, keep_layout
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from device_runtime.models.torch_engine.linear import LARGE, write_gradients  # noqa: E402
+from device_runtime.models.torch_engine.layers import LARGE, write_gradients
 
 
 class Twice(nn.Module):

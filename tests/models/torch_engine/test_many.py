@@ -5,14 +5,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.bundles.manifest import Source  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.models.networks import build  # noqa: E402
-from device_runtime.models.torch_engine.engine import TorchModel  # noqa: E402
-from device_runtime.models.torch_engine.many import Lesson, pays, possible, train_many  # noqa: E402
-from device_runtime.models.training.clipping import clip  # noqa: E402
-from device_runtime.models.training.optimizer import Sgd  # noqa: E402
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Source
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.models.networks import build
+from device_runtime.models.torch_engine.engine import TorchModel
+from device_runtime.models.torch_engine.many import Lesson, pays, possible, train_many
+from device_runtime.models.training.clipping import clip
+from device_runtime.models.training.optimizer import Sgd
 
 LABELS = tuple("abcd")
 NETWORKS = {

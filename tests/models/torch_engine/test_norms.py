@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.torch_engine import norms as torch_norms  # noqa: E402
+from device_runtime.models.torch_engine import layers as torch_norms
 
 functional = torch.nn.functional
 

@@ -5,10 +5,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.errors import ExportError  # noqa: E402
-from device_runtime.models.export.subject import Subject, run, stored_tensors  # noqa: E402
-from device_runtime.models.torch_engine.objectives import OBJECTIVES, Given, measure  # noqa: E402
-from device_runtime.models.training.softmax import cross_entropy, log_softmax  # noqa: E402
+from device_runtime.models.errors import ExportError
+from device_runtime.models.export.subject import Subject, run, stored_tensors
+from device_runtime.models.torch_engine.objectives import OBJECTIVES, Given, measure
+from device_runtime.models.training.heads import cross_entropy, log_softmax
 
 nn = torch.nn
 N, CLASSES, CHANNELS, SIDE = 6, 3, 4, 5

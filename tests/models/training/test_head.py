@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.errors import TensorError
-from device_runtime.models.training.head import SoftmaxHead
+from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 
 torch = pytest.importorskip("torch")

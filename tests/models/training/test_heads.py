@@ -9,8 +9,14 @@ import pytest
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.training.head import SoftmaxHead
-from device_runtime.models.training.heads import Lesson, inputs_of, joined, parted, train_heads
+from device_runtime.models.training.heads import (
+    Lesson,
+    SoftmaxHead,
+    inputs_of,
+    joined,
+    split_heads,
+    train_heads,
+)
 from device_runtime.models.training.optimizer import Sgd
 
 SGDS = (Sgd(0.5), Sgd(0.2, momentum=0.9), Sgd(0.2, weight_decay=0.1), Sgd(0.1, 0.5, 0.01))
@@ -52,7 +58,7 @@ def lessons(manifest: Manifest, epochs: int = 3) -> tuple[list[Lesson], list[np.
 def test_each_head_is_trained_as_if_alone(manifest, weights, sgd):
     given, features = lessons(manifest)
     learnt = train_heads(joined(weights, manifest.head), given, sgd)
-    for k, tensors in enumerate(parted(learnt.heads, manifest.head)):
+    for k, tensors in enumerate(split_heads(learnt.heads, manifest.head)):
         alone = SoftmaxHead(manifest, weights)
         loss = alone.train(features[k], given[k].y, given[k].batches, sgd)
         assert tensors.keys() == alone.params.views.keys()

@@ -5,7 +5,7 @@ from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.engines.blocks import BLOCK
 from device_runtime.models.errors import TensorError
 from device_runtime.models.training.optimizer import Adam, Sgd
-from device_runtime.models.training.proximal import Proximal, fscprox
+from device_runtime.strategies.terms.proximal import Proximal, fscprox
 
 SPECS = [TensorSpec("body", (2, 2)), TensorSpec("head", (3,))]
 

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 
-from device_runtime.models.training.softmax import accuracy_and_loss, cross_entropy, entropy, log_softmax
+from device_runtime.models.training.heads import accuracy_and_loss, cross_entropy, entropy, log_softmax
 
 
 def test_uniform_logits_have_the_entropy_and_loss_of_a_fair_die():

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.profiles import ProfileError, shipped
-from device_runtime.profiles.fleets.drawing import counts
-from device_runtime.profiles.fleets.scenarios import FleetSpec, load, preset_names, read
+from device_runtime.profiles.fleets.fleet import FleetSpec, counts, load, preset_names, read
 
 DAY = 86_400
 

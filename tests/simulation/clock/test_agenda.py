@@ -1,4 +1,4 @@
-from device_runtime.simulation.clock.agenda import Agenda
+from device_runtime.simulation.clock.director import Agenda
 
 
 def test_entries_are_done_in_the_order_of_time_and_then_of_writing():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.clock.devices import Devices
 from device_runtime.simulation.clock.timeline import Asked, Luck

@@ -8,7 +8,7 @@ import pytest
 from device_runtime.profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Power, Speed, Workload
 from device_runtime.simulation.clock.timeline import Asked, Luck, timeline
 from device_runtime.strategies.full import Full
-from device_runtime.strategies.privacy.dp_sgd import DpSgd
+from device_runtime.strategies.terms.dp_sgd import DpSgd
 
 FULL = Full(epochs=2, batch=32)
 DEVICE = DeviceProfile(

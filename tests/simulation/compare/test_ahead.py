@@ -8,7 +8,7 @@ from device_runtime.aggregator.tasks.task import KindSettings
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.ahead import bundle_sha256, check, fit
+from device_runtime.simulation.compare.plan import bundle_sha256, check, fit
 from device_runtime.simulation.compare.run_folder import Name
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import DataSetError, ExecutorError, ScenarioError
@@ -77,6 +77,6 @@ def test_a_policy_is_held_against_the_family_that_the_task_has(tmp_path, monkeyp
     check(mine, (Name("heterofl", 0),), ExecutorWish("plain"))
     kind = KindSettings(name="width-slice", settings={"members": ["other"]})
     other = msgspec.structs.replace(mine, task=msgspec.structs.replace(mine.task, kinds=(kind,)))
-    monkeypatch.setattr("device_runtime.simulation.compare.ahead.of_policy", lambda *_: other)
+    monkeypatch.setattr("device_runtime.simulation.compare.plan.of_policy", lambda *_: other)
     with pytest.raises(ScenarioError, match="heterofl: width-slice cannot be merged: 'other'"):
         check(mine, (Name("heterofl", 0),), ExecutorWish("plain"))

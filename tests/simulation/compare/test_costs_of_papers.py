@@ -7,12 +7,11 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.figures import Terms, figures
+from device_runtime.simulation.compare.figures import Terms, figures, read_run
 from device_runtime.simulation.compare.performing import How, perform
-from device_runtime.simulation.compare.reading import read_run
 from device_runtime.simulation.compare.run_folder import Name
 from device_runtime.simulation.executors.choice import ExecutorWish
-from device_runtime.simulation.watch import Nobody
+from device_runtime.simulation.records import Nobody
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PLAIN = How(ExecutorWish("plain"), probed_rounds=0)

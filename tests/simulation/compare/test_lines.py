@@ -5,7 +5,7 @@ from math import isnan, nan
 
 import pytest
 
-from device_runtime.simulation.compare.lines import Lines, read
+from device_runtime.simulation.compare.run_folder import Lines, read
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.records import Ask, RoundLine
 

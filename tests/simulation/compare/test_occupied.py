@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from device_runtime.simulation.compare.occupied import interruptible, occupied
+from device_runtime.simulation.compare.running import interruptible, occupied
 from device_runtime.simulation.errors import ScenarioError
 
 CHILD = (
-    "from device_runtime.simulation.compare.occupied import end_with_parent as e\n"
+    "from device_runtime.simulation.compare.running import end_with_parent as e\n"
     "e(); print('here', flush=True)\n"
 )
 STAYS = CHILD + "import time; time.sleep(600)"

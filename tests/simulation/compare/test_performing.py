@@ -3,13 +3,13 @@
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare import going_on
+from device_runtime.simulation.compare import run_folder
+from device_runtime.simulation.compare.figures import read_run
 from device_runtime.simulation.compare.performing import How, of_policy, perform
-from device_runtime.simulation.compare.reading import read_run
 from device_runtime.simulation.compare.run_folder import Name, fingerprint, finished, info_of
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorWish
-from device_runtime.simulation.watch import Nobody
+from device_runtime.simulation.records import Nobody
 
 NAME = Name("choose", 0)
 FILES = ("rounds.jsonl", "rounds.csv", "asks.jsonl", "asks.csv", "probes.jsonl", "served.safetensors")
@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_bytes(whole, tmp_path):
 
 
 def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(going_on, "EVERY_S", 0.0)
+    monkeypatch.setattr(run_folder, "EVERY_S", 0.0)
     with pytest.raises(KeyboardInterrupt):
         perform(SMALL, NAME, tmp_path, HOW, Stops())
     with (tmp_path / "asks.jsonl").open("ab") as lines:
@@ -81,7 +81,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
 
 
 def test_what_was_stopped_under_another_scenario_begins_again(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(going_on, "EVERY_S", 0.0)
+    monkeypatch.setattr(run_folder, "EVERY_S", 0.0)
     other = scenario.load("uniform", {"devices": 2, "data": {"max_train": 40, "max_test": 40}})
     with pytest.raises(KeyboardInterrupt):
         perform(other, NAME, tmp_path, HOW, Stops())

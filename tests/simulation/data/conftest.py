@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.simulation.data import cache
+from device_runtime.simulation.data import files
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 
@@ -12,7 +12,7 @@ SHARED = Path(__file__).parents[4] / "shared" / "data"
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
-    monkeypatch.setattr(cache, "folder", lambda: folder)
+    monkeypatch.setattr(files, "folder", lambda: folder)
     return folder
 
 

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.profiles.fleets import scenarios as fleets
+from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSet, DataSpec, among, divide, load
 from device_runtime.simulation.errors import DataSetError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from device_runtime.cli import export
-from device_runtime.simulation.data.sources import SOURCES
+from device_runtime.simulation.data.spec import SOURCES
 
 DOCS = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
 LINES = [

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.simulation.data.word_vectors import matrix, words
+from device_runtime.simulation.data.text import matrix, words
 from device_runtime.simulation.errors import DataSetError
 
 VOCABULARY = ("<padding>", "<unknown>", "cat", "dog", "emu")

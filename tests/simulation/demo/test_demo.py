@@ -14,15 +14,14 @@ from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
 from device_runtime.cli import demo as command
 from device_runtime.cli import main
-from device_runtime.client.training.emulation import Time
+from device_runtime.client.training.engine_guard import Time
 from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.simulation import digits
-from device_runtime.simulation.demo import calibration, fleet_processes, javascript, plot, worth
+from device_runtime.simulation.demo import calibration, plot, processes, worth
 from device_runtime.simulation.demo.figures import kind_costs, parts, recall, summarise
-from device_runtime.simulation.demo.fleet import DROPPED, FLEET, MIXED, Member, beside
-from device_runtime.simulation.demo.fleet_processes import FleetProcesses, Placed
+from device_runtime.simulation.demo.fleet import DROPPED, FLEET, MIXED, Member, beside, divided
+from device_runtime.simulation.demo.processes import FleetProcesses, Placed
 from device_runtime.simulation.demo.runs import BUNDLE, Collected, Run, Setting, _abandoned_if, _late, save
-from device_runtime.simulation.demo.samples import divided
 from device_runtime.simulation.digits import Labelled
 from device_runtime.strategies import registry
 
@@ -216,7 +215,7 @@ def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monk
     script = tmp_path / "fails"
     script.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such broker')\n")
     script.chmod(0o755)
-    monkeypatch.setattr(fleet_processes, "command", lambda: str(script))
+    monkeypatch.setattr(processes, "device_command", lambda: str(script))
     empty = Placed(
         Member("phone-a", "phone-high"), Labelled(np.zeros((0, 1, 8, 8), np.uint8), np.zeros(0, np.int64))
     )
@@ -254,7 +253,7 @@ def test_a_device_in_javascript_is_started_with_its_own_samples(tmp_path, monkey
     script = tmp_path / "node"
     script.write_text(f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:])\n")
     script.chmod(0o755)
-    monkeypatch.setattr(javascript, "command", lambda: (str(script),))
+    monkeypatch.setattr(processes, "node_command", lambda: (str(script),))
     few = Labelled(np.zeros((2, 1, 8, 8), np.uint8), np.zeros(2, np.int64))
     with FleetProcesses([Placed(beside(1)[-1], few)], "mqtt://127.0.0.1:1", tmp_path / "devices") as fleet:
         fleet.wait(600)
@@ -283,9 +282,9 @@ def test_what_devices_in_javascript_lack_is_said_before_anything_is_run(
         if name not in missing:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).touch()
-    monkeypatch.setattr(javascript.shutil, "which", lambda _: found)
-    monkeypatch.setattr(javascript, "RUNS", tmp_path / "node" / "run.js")
-    monkeypatch.setattr(javascript, "NEEDED", (tmp_path / "vendor" / "ort",))
+    monkeypatch.setattr(processes.shutil, "which", lambda _: found)
+    monkeypatch.setattr(processes, "RUNS", tmp_path / "node" / "run.js")
+    monkeypatch.setattr(processes, "NEEDED", (tmp_path / "vendor" / "ort",))
     assert main(["demo", "--javascript", "3", "--run-dir", str(tmp_path / "run")]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -329,7 +328,7 @@ def test_the_machine_is_measured_with_all_boards_at_once():
 
 
 def test_on_a_slow_machine_devices_pretend_to_be_slower_and_their_links_too(tmp_path):
-    words = fleet_processes._arguments(Member("buoy", "jetson-nano", 300.0), "mqtt://b", tmp_path, 4.0)
+    words = processes._arguments(Member("buoy", "jetson-nano", 300.0), "mqtt://b", tmp_path, 4.0)
     assert words[-4:] == ["--slow", "80.0", "--uplink", "75.0"]
 
 

@@ -10,8 +10,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.executors.job import Failed, Job, World, base_key
-from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.executors.job import Failed, Job, Plain, World, base_key
 from device_runtime.strategies import registry
 from device_runtime.strategies.training.tensor_update import FEW_SHOT
 

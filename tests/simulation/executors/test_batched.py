@@ -11,8 +11,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.batched import Batched
-from device_runtime.simulation.executors.job import Failed, Job, Result, World
-from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.executors.job import Failed, Job, Plain, Result, World
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.entropy_subset import EntropySubset
@@ -21,8 +20,8 @@ from device_runtime.strategies.full import Full
 from device_runtime.strategies.full_and_few_shot import FullAndFewShot
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.peft import Peft
-from device_runtime.strategies.privacy.dp_sgd import DpSgd
 from device_runtime.strategies.statistics import class_statistics, held_out
+from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.training.device_half import Contribution, LocalData
 
 SIZES = (23, 1, 40, 7, 64, 0, 12)
@@ -298,7 +297,7 @@ def with_statistics(strategy: AnyStrategy, **settings) -> AnyStrategy:
 def assert_statistics_alike(found: list[Result], expected: list[Result]) -> None:
     """Of the same samples: equal counts; numbers are a step of rounding apart at most."""
     for one, other in zip(found, expected, strict=True):
-        ours, theirs = (class_statistics.parted(result.tensors)[1] for result in (one, other))
+        ours, theirs = (class_statistics.split_statistics(result.tensors)[1] for result in (one, other))
         assert ours.keys() == theirs.keys() != set()
         rows = theirs[class_statistics.ROWS]
         width = 20 if rows.shape[1] == 10 + 2 * 20 else 64
@@ -312,7 +311,9 @@ def assert_statistics_alike(found: list[Result], expected: list[Result]) -> None
 
 
 def without_statistics(results: list[Result]) -> list[Result]:
-    return [replace(result, tensors=class_statistics.parted(result.tensors)[0]) for result in results]
+    return [
+        replace(result, tensors=class_statistics.split_statistics(result.tensors)[0]) for result in results
+    ]
 
 
 @pytest.mark.parametrize(

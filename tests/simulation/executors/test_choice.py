@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.models.errors import EngineError
-from device_runtime.profiles.cores import cpu_quota
+from device_runtime.profiles.machine import cpu_quota
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors import choice

@@ -8,8 +8,7 @@ import pytest
 from device_runtime.models.bundles import tensors
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.executors.job import Failed, Job, run_of
-from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.executors.job import Failed, Job, Plain, run_of
 from device_runtime.strategies import registry
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.training.device_half import Run

@@ -20,8 +20,7 @@ from device_runtime.models.engines.available import EngineWish
 from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.executors.job import Failed, Job
-from device_runtime.simulation.executors.plain import Plain
+from device_runtime.simulation.executors.job import Failed, Job, Plain
 from device_runtime.simulation.executors.processes import Processes
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import ClassStatistics
@@ -106,7 +105,7 @@ def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_b
     kept, kept_plainly, monkeypatch
 ):
     monkeypatch.setattr(
-        "device_runtime.simulation.executors.processes_wave.RESULTS_BYTES", 1
+        "device_runtime.simulation.executors.processes.RESULTS_BYTES", 1
     )  # slots are used again
     executor = Processes(kept.world, 2)
     try:
@@ -136,7 +135,7 @@ def test_the_same_workers_give_the_same_again_in_another_order(executor, bases, 
 
 
 def test_more_jobs_than_there_is_room_for_results_come_in_their_order(world, bases, monkeypatch):
-    monkeypatch.setattr("device_runtime.simulation.executors.processes_wave.RESULTS_BYTES", 1)
+    monkeypatch.setattr("device_runtime.simulation.executors.processes.RESULTS_BYTES", 1)
     jobs = jobs_of("class-means", 40)
     executor = Processes(world, 1)
     try:

@@ -12,11 +12,10 @@ from device_runtime.models.bundles.tensors import TensorError
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.executors.job import Failed, Job
-from device_runtime.simulation.executors.plain import Plain
-from device_runtime.simulation.executors.ray_actor import Opening, RayWorker
+from device_runtime.simulation.executors.job import Failed, Job, Plain
+from device_runtime.simulation.executors.packing import error_of, read_reply
+from device_runtime.simulation.executors.ray_cluster import Opening, RayWorker
 from device_runtime.simulation.executors.ray_executor import RayExecutor
-from device_runtime.simulation.executors.replies import error_of, read_reply
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.zeroth_order import ZerothOrder
 

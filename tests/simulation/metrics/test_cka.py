@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.metrics.cka import gram, linear_cka, mean_over_pairs, pairwise_cka
+from device_runtime.simulation.metrics.probes import gram, linear_cka, mean_over_pairs, pairwise_cka
 
 X = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])  # centred already
 Y = np.array([[1.0], [-1.0], [0.0], [0.0]])

@@ -4,7 +4,7 @@ from math import isnan
 
 import pytest
 
-from device_runtime.simulation.metrics.efficiency import analytic_bytes, learning_efficiency
+from device_runtime.simulation.metrics.tally import analytic_bytes, learning_efficiency
 
 
 def test_the_bytes_of_linear_probing_are_the_thesis_s():

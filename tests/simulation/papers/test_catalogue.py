@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.simulation import policies
+from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.papers import catalogue, resolving
@@ -52,7 +52,7 @@ def test_every_system_is_known_and_takes_its_settings(name):
         assert set(whole.family or ()) <= shared().bundles.keys()
         task = msgspec.convert({"bundle": "any", **whole.task}, Task)
         kinds = resolving._kinds(task, whole, row.system in resolving.MIXED)
-        policies.under(row.system + column.modifier, msgspec.structs.replace(task, kinds=kinds))
+        scenario.under(row.system + column.modifier, msgspec.structs.replace(task, kinds=kinds))
         msgspec.convert({"source": "digits", **whole.data}, DataSpec)
 
 

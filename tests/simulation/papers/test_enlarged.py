@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.simulation.data import DataSpec, cache, load
+from device_runtime.simulation.data import DataSpec, files, load
 from device_runtime.simulation.papers import enlarged
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     """Three images of one colour each, 4x4; the cache is in the test's folder."""
-    monkeypatch.setattr(cache, "folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(files, "folder", lambda: tmp_path / "cache")
     x = np.zeros((3, 3, 4, 4), np.uint8)
     x[0, 0], x[1, 1], x[2, 2] = 200, 100, 50
     file = tmp_path / "small.npz"
@@ -46,7 +46,7 @@ def test_a_copy_of_the_data_is_the_same_data(small, tmp_path):
 
 
 def test_spectra_of_speakers_become_square_and_keep_their_speakers(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(files, "folder", lambda: tmp_path / "cache")
     x = np.full((4, 1, 6, 2), 90, np.uint8)
     file, y = tmp_path / "spoken.npz", np.arange(4)
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y, groups=np.array([5, 5, 6, 7]))

@@ -5,9 +5,8 @@ import os
 import msgspec
 import pytest
 
-from device_runtime.simulation.compare.lines import Lines
 from device_runtime.simulation.compare.performing import of_policy
-from device_runtime.simulation.compare.run_folder import Info, Name, fingerprint
+from device_runtime.simulation.compare.run_folder import Info, Lines, Name, fingerprint
 from device_runtime.simulation.papers import rendering, resolving
 from device_runtime.simulation.papers.outcome import read
 from device_runtime.simulation.papers.places import DataFolder

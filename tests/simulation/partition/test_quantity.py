@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_runtime.simulation.errors import DataSetError
-from device_runtime.simulation.partition.quantity import Sizes, apportioned
+from device_runtime.simulation.partition.methods import Sizes, apportioned
 
 
 def test_the_largest_remainders_get_what_is_left():

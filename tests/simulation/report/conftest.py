@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.lines import Lines
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import Comparison, Plan
-from device_runtime.simulation.compare.run_folder import Info, fingerprint
+from device_runtime.simulation.compare.run_folder import Info, Lines, fingerprint
 from device_runtime.simulation.metrics.probes import Heat, ProbeLine
 from device_runtime.simulation.records import Ask, RoundLine
 

@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from device_runtime.simulation import policies
-from device_runtime.simulation.report.palette import FATES, KINDS, kind_colour, outcomes, stroke
+from device_runtime.simulation import scenario
+from device_runtime.simulation.report.canvas import FATES, KINDS, kind_colour, outcomes, stroke
 from device_runtime.strategies import registry
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
@@ -42,7 +42,7 @@ def test_every_usual_kind_has_a_colour_of_its_own():
 
 
 def test_policies_differ_in_more_than_colour():
-    drawn = [stroke(policy) for policy in policies.POLICIES]
+    drawn = [stroke(policy) for policy in scenario.POLICIES]
     assert len({(look.dashes, look.marker) for look in drawn}) == len(drawn)
 
 

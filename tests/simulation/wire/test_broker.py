@@ -1,5 +1,5 @@
 from device_runtime.broker.wire.link_events import Received, Will
-from device_runtime.simulation.clock.agenda import Agenda
+from device_runtime.simulation.clock.director import Agenda
 from device_runtime.simulation.wire.broker import Broker
 
 

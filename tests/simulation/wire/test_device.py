@@ -1,6 +1,6 @@
 import pytest
 
-from device_runtime.simulation.clock.agenda import Agenda
+from device_runtime.simulation.clock.director import Agenda
 from device_runtime.simulation.wire.device import DeviceTime, Died
 
 

@@ -1,12 +1,11 @@
 import pytest
 
 from device_runtime.broker.wire.link_events import Connected, Disconnected, Received, Will
+from device_runtime.broker.wire.link_timing import packet_bytes
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
-from device_runtime.broker.wire.packets import packet_bytes
-from device_runtime.simulation.clock.agenda import Agenda
-from device_runtime.simulation.wire.broker import Broker
+from device_runtime.simulation.clock.director import Agenda
+from device_runtime.simulation.wire.broker import Broker, Log
 from device_runtime.simulation.wire.link import Ends, Line, Link, Who
-from device_runtime.simulation.wire.log import Log
 
 LATENCY_S = 0.05
 PACKET = packet_bytes("up", bytes(993))

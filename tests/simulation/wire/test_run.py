@@ -15,9 +15,8 @@ from device_runtime.client.selection.choose import MAIN, choose
 from device_runtime.models.bundles import tensors
 from device_runtime.profiles import Bandwidth
 from device_runtime.simulation.errors import ScenarioError, SimulationError
-from device_runtime.simulation.wire.faults import AggregatorKilled, Crash, LinkLost
-from device_runtime.simulation.wire.log import AGGREGATOR
-from device_runtime.simulation.wire.run import Course, run_on_wire
+from device_runtime.simulation.wire.broker import AGGREGATOR
+from device_runtime.simulation.wire.run import AggregatorKilled, Course, Crash, LinkLost, run_on_wire
 from device_runtime.strategies.training.workload import workload
 
 MIDDLE = 0.5

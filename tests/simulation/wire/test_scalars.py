@@ -11,9 +11,8 @@ from device_runtime.client.cache.model_cache import Holdings
 from device_runtime.client.training.engine_guard import Pretence
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.simulation.wire.faults import AggregatorKilled, Crash, LinkLost
 from device_runtime.simulation.wire.host import Host
-from device_runtime.simulation.wire.run import Course, Member, run_on_wire
+from device_runtime.simulation.wire.run import AggregatorKilled, Course, Crash, LinkLost, Member, run_on_wire
 
 DEVICES, SAMPLES, ROUNDS = 10, 8, 12
 WEIGHTS_BYTES = 250_000

@@ -6,11 +6,10 @@ import pytest
 from device_runtime.aggregator.views.listener import RoundOpened
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
+from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.scenario import Scenario
-from device_runtime.simulation.watch import Nobody
-from device_runtime.simulation.wire.run import Course
-from device_runtime.simulation.wire.scenario import members, perform
+from device_runtime.simulation.wire.run import Course, members, perform
 
 KINDS = [{"name": k.name, "settings": dict(k.settings), "from_round": k.from_round} for k in MIXED]
 SEED = 5

@@ -7,8 +7,7 @@ from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.aggregator.views.listener import DeviceSeen, RoundExtended, RoundOpened
 from device_runtime.broker.wire import topics
 from device_runtime.profiles import Bandwidth
-from device_runtime.simulation.wire.faults import AggregatorKilled, LinkLost
-from device_runtime.simulation.wire.run import Course, run_on_wire
+from device_runtime.simulation.wire.run import AggregatorKilled, Course, LinkLost, run_on_wire
 
 KINDS = ("full", "entropy-subset", "few-shot", "zeroth-order")
 

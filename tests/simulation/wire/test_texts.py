@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation import run, scenario
-from device_runtime.simulation.wire.run import Course
-from device_runtime.simulation.wire.scenario import perform
+from device_runtime.simulation.wire.run import Course, perform
 
 KINDS = {
     "bias": {"name": "peft", "settings": {"tunable": "bias", "epochs": 1, "lr": 0.05}},

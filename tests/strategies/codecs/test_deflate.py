@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.codecs.deflate import Deflate
+from device_runtime.strategies.codecs.codec import Deflate
 
 PACKING = Deflate()
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.strategies.merging import few_samples
+from device_runtime.strategies.merging import merge as few_samples
 from device_runtime.strategies.merging.aggregator_half import Carried, Effect, RoundModel
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.merging.tensor_mean import TensorMean

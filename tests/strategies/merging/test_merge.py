@@ -1,6 +1,6 @@
 import numpy as np
 
-from device_runtime.models.training.softmax import accuracy_and_loss
+from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.strategies import registry
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.few_shot import FewShot

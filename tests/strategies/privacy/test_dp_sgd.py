@@ -11,9 +11,9 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.full import Full
-from device_runtime.strategies.privacy import accountant
-from device_runtime.strategies.privacy.accountant import Limit, PrivacyUnavailable, Spent, spent
-from device_runtime.strategies.privacy.dp_sgd import (
+from device_runtime.strategies.terms import accountant
+from device_runtime.strategies.terms.accountant import Limit, PrivacyUnavailable, Spent, spent
+from device_runtime.strategies.terms.dp_sgd import (
     BudgetExceeded,
     DpSgd,
     Ledger,

@@ -6,8 +6,7 @@ import pytest
 from device_runtime.strategies import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import Robust, Screen
-from device_runtime.strategies.robust.median import median, weighted_median
-from device_runtime.strategies.robust.value_clip import bounds
+from device_runtime.strategies.robust.coordinate_wise import bounds, median, weighted_median
 from device_runtime.strategies.training.device_half import Contribution
 
 NUM_Z = 2

@@ -8,7 +8,7 @@ import pytest
 from device_runtime.strategies import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
-from device_runtime.strategies.robust.trimmed_mean import trimmed
+from device_runtime.strategies.robust.coordinate_wise import trimmed
 from device_runtime.strategies.training.device_half import Contribution
 
 HOLDING = [rule for rule in RULES if rule != "none"]

@@ -39,7 +39,7 @@ def kind(name, **statistics):
 def sent(model, digits, run):
     """The class statistics of a full update of all digits."""
     made = class_statistics.train(kind("full"), model, digits, run())
-    return dict(class_statistics.parted(made.tensors)[1])
+    return dict(class_statistics.split_statistics(made.tensors)[1])
 
 
 SHAPE = (10, 64)
@@ -103,7 +103,7 @@ def test_an_update_and_its_statistics_are_as_expected_believed_and_as_large_as_p
     strategy = kind(name, numbers=numbers)
     made = class_statistics.train(strategy, model, digits, run())
     tensors.check(made.tensors, class_statistics.expected(strategy, model.manifest))
-    update, found = class_statistics.parted(made.tensors)
+    update, found = class_statistics.split_statistics(made.tensors)
     assert update.keys() == strategy.train(model, digits, run()).tensors.keys()
     assert class_statistics.doubt_of(strategy.variants()[0], found, made.num_examples, model.manifest) == ""
     assert MOMENTS in found
@@ -199,7 +199,7 @@ def test_statistics_beside_an_entropy_subset_are_of_all_samples(model, digits, r
     made = class_statistics.train(strategy, model, digits, run())
     assert made.num_examples == 120
     np.testing.assert_array_equal(counted(made), np.bincount(digits.y))
-    found = class_statistics.parted(made.tensors)[1]
+    found = class_statistics.split_statistics(made.tensors)[1]
     why = class_statistics.doubt_of(strategy.variants()[0], found, 118, model.manifest)
     assert why == "class counts sum to 240, the device has at most 236 samples"
 
@@ -291,7 +291,7 @@ def test_statistics_of_some_classes_are_those_of_their_samples(moments, model, d
         class_statistics.Measured(model.features(data.x)[of], data.y[of], 10),
         here,
     )
-    sent = class_statistics.parted(made.tensors)[1]
+    sent = class_statistics.split_statistics(made.tensors)[1]
     assert sent.keys() == alone.tensors.keys()
     np.testing.assert_array_equal(sent[class_statistics.ROWS], alone.tensors[class_statistics.ROWS])
     if moments:

@@ -11,8 +11,8 @@ from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.statistics import class_statistics, closed_form
 from device_runtime.strategies.statistics.class_statistics import Statistics
+from device_runtime.strategies.statistics.class_sums import Projection
 from device_runtime.strategies.statistics.closed_form import Pool
-from device_runtime.strategies.statistics.projection import Projection
 from device_runtime.strategies.training.device_half import Contribution, Late, LocalData
 
 

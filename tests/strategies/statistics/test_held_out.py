@@ -18,8 +18,8 @@ from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import NOTHING_CARRIED
 from device_runtime.strategies.statistics import class_statistics, closed_form, held_out
 from device_runtime.strategies.statistics.class_statistics import RIGHT, ROWS, Statistics
+from device_runtime.strategies.statistics.class_sums import Projection
 from device_runtime.strategies.statistics.closed_form import Pool
-from device_runtime.strategies.statistics.projection import Projection
 from device_runtime.strategies.training.device_half import Late, LocalData
 from device_runtime.strategies.training.workload import workload
 
@@ -103,7 +103,7 @@ def test_each_head_is_counted_on_the_features_of_the_base():
 def test_what_is_held_out_is_neither_trained_on_nor_in_the_statistics(name, model, digits, run):
     """The update is to the bit that of a device that has nothing but the rest."""
     asked, plain = kind(name, hold_out=0.2), kind(name)
-    _, rest = held_out.parted(digits, 0.2, "pi-1")
+    _, rest = held_out.split_held_out(digits, 0.2, "pi-1")
     own = class_statistics.train(plain, model, rest, run())
     one = replace(run(), aside=head_of(model.weights))
     made = class_statistics.train(asked, model, digits, one)
@@ -114,7 +114,7 @@ def test_what_is_held_out_is_neither_trained_on_nor_in_the_statistics(name, mode
     assert 0 < right[0, 1] == right[0, 2] <= 48
     accepted = class_statistics.accepted(asked.variants()[0], model.manifest)
     assert {spec.name for spec in class_statistics.expected_of(made.tensors, accepted)} == set(made.tensors)
-    found = class_statistics.parted(made.tensors)[1]
+    found = class_statistics.split_statistics(made.tensors)[1]
     form = asked.variants()[0]
     assert class_statistics.doubt_of(form, found, made.num_examples, model.manifest) == ""
     np.testing.assert_array_equal(class_statistics.decode(found, (10, 64)).right, right[0])
@@ -125,7 +125,7 @@ def test_without_a_head_in_closed_form_nothing_is_counted_and_as_much_is_held_ou
     made = class_statistics.train(asked, model, digits, run())
     assert made.tensors[RIGHT].shape == (0, 3)
     assert made.num_examples == 240 - 48
-    found = class_statistics.parted(made.tensors)[1]
+    found = class_statistics.split_statistics(made.tensors)[1]
     assert class_statistics.doubt_of(asked, found, made.num_examples, model.manifest) == ""
     assert not class_statistics.decode(found, (10, 64)).right.any()
     older = {name: value for name, value in found.items() if name != RIGHT}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.strategies.statistics.projection import Projection
+from device_runtime.strategies.statistics.class_sums import Projection
 
 
 def matrix(made: Projection):

@@ -58,7 +58,7 @@ def test_updates_are_as_expected_believed_and_as_large_as_predicted(wide_model, 
         strategy = kinds(numbers=numbers)["full"]
         made = class_statistics.train(strategy, wide_model, digits, run())
         tensors.check(made.tensors, class_statistics.expected(strategy, wide_model.manifest))
-        _, found = class_statistics.parted(made.tensors)
+        _, found = class_statistics.split_statistics(made.tensors)
         assert found[ROWS].shape == (10, 10 + 512 * (2 if numbers == "float16" else 1))
         assert found[MOMENTS].shape == (1, 512 * 513 // 2)
         assert class_statistics.doubt(found, 240, 2, (10, 512)) == ""

@@ -6,17 +6,17 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
-from device_runtime.models.bundles import tensors  # noqa: E402
-from device_runtime.models.bundles.inputs import InputSpec  # noqa: E402
-from device_runtime.models.engines.onnx_engine import OnnxModel  # noqa: E402
-from device_runtime.models.export.export import ExportSpec, export  # noqa: E402
-from device_runtime.profiles import shipped  # noqa: E402
-from device_runtime.profiles.cost import activation_bytes  # noqa: E402
-from device_runtime.strategies.full import Full  # noqa: E402
-from device_runtime.strategies.peft import Peft  # noqa: E402
-from device_runtime.strategies.training.device_half import LocalData, Run  # noqa: E402
-from device_runtime.strategies.training.local_training import alone  # noqa: E402
-from device_runtime.strategies.training.workload import workload  # noqa: E402
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.engines.onnx_engine import OnnxModel
+from device_runtime.models.export.export import ExportSpec, export
+from device_runtime.profiles import shipped
+from device_runtime.profiles.cost import activation_bytes
+from device_runtime.strategies.full import Full
+from device_runtime.strategies.peft import Peft
+from device_runtime.strategies.training.device_half import LocalData, Run
+from device_runtime.strategies.training.local_training import alone
+from device_runtime.strategies.training.workload import workload
 
 MU, TAU, LR, N = 2.0, 0.5, 0.3, 6
 STEPS = {"epochs": 3, "batch": N, "lr": LR, "momentum": 0.0, "weight_decay": 0.0}

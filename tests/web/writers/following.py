@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 
 from device_runtime.broker.security.signing import DeviceSigner, Signer
+from device_runtime.broker.wire import compact_round as pact
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages as wire
-from device_runtime.broker.wire import session_mac as pact
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.compact_round import Next
@@ -28,7 +28,7 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.broker.wire.topics import down
 from device_runtime.broker.wire.topics import offer as topic_of
-from device_runtime.client.connection.offer_stream import Following
+from device_runtime.client.connection.offers import Following
 from device_runtime.client.connection.trust import Trust
 from device_runtime.models.bundles import tensors
 

@@ -2,8 +2,13 @@
 
 from typing import Any
 
-from device_runtime.models.bundles.graph_check import check_graph
-from device_runtime.models.bundles.protobuf import FIXED32, delimited_field, number_field, varint
+from device_runtime.models.bundles.graph_check import (
+    FIXED32,
+    check_graph,
+    delimited_field,
+    number_field,
+    varint,
+)
 from device_runtime.models.errors import BundleError
 
 FLOAT, INT64, STRING = 1, 7, 8

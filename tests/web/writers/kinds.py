@@ -120,7 +120,7 @@ def _made(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) 
     strategy = registry.make(kind, settings)
     run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=_aside())
     made = class_statistics.train(strategy.variants()[0], OnnxModel(bundle), data, run)
-    update, found = class_statistics.parted(made.tensors)
+    update, found = class_statistics.split_statistics(made.tensors)
     return {
         "kind": kind,
         "settings": settings,

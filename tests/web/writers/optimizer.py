@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.training.optimizer import Sgd
-from device_runtime.models.training.proximal import Proximal
+from device_runtime.strategies.terms.proximal import Proximal
 
 SIZE, STEPS = 37, 4
 SETTINGS = ((0.1, 0.5, 1e-5), (0.01, 0.9, 1e-3), (0.3, 0.0, 0.0), (0.05, 0.0, 0.1), (1e-3, 0.999, 0.0))

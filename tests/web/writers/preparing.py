@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import InputSpec
-from device_runtime.models.data import wav
+from device_runtime.models.data import sound as wav
 from device_runtime.models.data.picture import Picture
 
 DIGITS = InputSpec(shape=(1, 8, 8), scale=0.0625, mean=(0.305,), std=(0.376,))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.models.engines.arguments import batches, check_sizes, copied_weights
+from device_runtime.models.engines.base import batches, check_sizes, copied_weights
 from device_runtime.models.errors import EngineError, TensorError
 
 

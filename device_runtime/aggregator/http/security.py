@@ -1,0 +1,156 @@
+"""Headers that every answer has, and who is answered at all."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import secrets
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fastapi import Response
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from device_runtime.aggregator.errors import ConfigError
+from device_runtime.aggregator.serving.config import HttpSection
+from device_runtime.broker.wire.url import is_loopback
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
+}
+
+
+class Armoured:
+    """Adds HEADERS to every answer. With `anyone`, only those are answered who call us by a local name:
+    a page of another site, whose name leads here, learns nothing (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, anyone: bool) -> None:
+        self._app = app
+        self._anyone = anyone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def armoured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message["headers"]}
+                extra = ((n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in names)
+                message["headers"] = [*message["headers"], *extra]
+            await send(message)
+
+        if scope["type"] == "http" and self._anyone and not _local(dict(scope["headers"]).get(b"host", b"")):
+            refusal = Response("open to this machine only: ask as localhost", 403, media_type="text/plain")
+            await refusal(scope, receive, armoured)
+            return
+        await self._app(scope, receive, armoured)
+
+
+def _local(host: bytes) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host.decode('ascii')}").hostname or "")
+    except ValueError:
+        return False
+
+
+# FROM callers: Who asks: from where, and by which name.
+
+
+def by_local_name(asked: HTTPConnection) -> bool:
+    """Whether who asks calls us by a name of this machine."""
+    return is_loopback(asked.url.hostname or "")
+
+
+def is_here(asked: HTTPConnection) -> bool:
+    """Whether who asks is on this machine; not where a proxy here asks for somebody else."""
+    forwarded = {"forwarded", "x-forwarded-for"} & set(asked.headers)
+    return not forwarded and is_loopback(asked.client.host if asked.client else "")
+
+
+def counted_as(asked: HTTPConnection) -> str:
+    """Of whom is counted: an IPv4 address, `::1`, an IPv6 network. Of a proxy, where it is not trusted."""
+    try:
+        address = ipaddress.ip_address(asked.client.host if asked.client else "")
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    whole = address.version == 4 or address.is_loopback
+    return str(address if whole else ipaddress.ip_network((address, 64), strict=False))
+
+
+# FROM tokens: The token that HTTP asks for: from a file, compared in constant time, never shown.
+
+FILE = "http-token"
+"""In the run folder, where no file is named: made at the first start, readable by its owner only."""
+SHORTEST = 16
+"""Characters; `openssl rand -hex 32` makes 64."""
+
+
+class Token:
+    """What must stand after `Authorization: Bearer`. None that is right exists where the service is open."""
+
+    def __init__(self, text: str) -> None:
+        self._expected = text.encode()
+
+    @property
+    def needed(self) -> bool:
+        """Whether anything is asked for at all."""
+        return bool(self._expected)
+
+    def fits(self, given: str | None) -> bool:
+        """Whether this is it; takes the same time whatever is given."""
+        right = hmac.compare_digest((given or "").encode(errors="replace"), self._expected)
+        return right or not self.needed
+
+    def __repr__(self) -> str:
+        return "Token(***)"
+
+
+def token_for(settings: HttpSection, folder: Path) -> tuple[Token, Path | None]:
+    """The token to ask for, and the file where it stands. Raises ConfigError."""
+    if settings.open:
+        return Token(""), None
+    if settings.token_file:
+        return Token(_read(settings.token_file)), settings.token_file
+    path = folder / FILE
+    if not path.exists():
+        _make(path)
+    return Token(_read(path)), path
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text("ascii").strip()
+    except OSError as error:
+        raise ConfigError(
+            f"http.token_file: cannot read {path}: {(error.strerror or str(error)).lower()}; "
+            "make one with: openssl rand -hex 32"
+        ) from None
+    except UnicodeDecodeError:
+        text = ""
+    if len(text) < SHORTEST or not text.isprintable() or " " in text:
+        raise ConfigError(
+            f"http.token_file: {path} must hold one token of at least {SHORTEST} ASCII characters without "
+            "spaces; make one with: openssl rand -hex 32"
+        )
+    return text
+
+
+def _make(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+    except OSError as error:
+        raise ConfigError(f"http.token_file: cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,157 @@
+"""The figures of a run as files: rounds and contributions, each as JSON lines and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.aggregator.rounds.state import State
+from device_runtime.aggregator.tasks.task import Task, decode
+from device_runtime.aggregator.views.listener import (
+    ContributionRecord,
+    Happening,
+    RoundClosed,
+    RoundRecord,
+    Started,
+)
+
+from .store import Identity, Store
+
+Record = RoundRecord | ContributionRecord
+
+
+class Records:
+    """An observer that writes `rounds` and `contributions`, .jsonl and .csv, into a folder.
+
+    They are written anew from the run's store when the service starts, so that a crash between a commit
+    and its line costs nothing; then lines are appended. Field names are those of RoundRecord and
+    ContributionRecord; nan is null in JSON and empty in CSV.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, happening: Happening) -> None:
+        match happening:
+            case Started():
+                self._begin("rounds", RoundRecord)
+                self._begin("contributions", ContributionRecord)
+                for closed in happening.closed:
+                    self._add(closed)
+            case RoundClosed():
+                self._add(happening)
+
+    def _begin(self, stem: str, kind: type[Record]) -> None:
+        (self._folder / f"{stem}.jsonl").write_bytes(b"")
+        header = _line([field.name for field in fields(kind)])
+        (self._folder / f"{stem}.csv").write_text(header, encoding="utf-8", newline="")
+
+    def _add(self, closed: RoundClosed) -> None:
+        self._append("rounds", [closed.record])
+        self._append("contributions", closed.contributions)
+
+    def _append(self, stem: str, records: Sequence[Record]) -> None:
+        with (self._folder / f"{stem}.jsonl").open("ab") as lines:
+            lines.writelines(msgspec.json.encode(record) + b"\n" for record in records)
+        with (self._folder / f"{stem}.csv").open("a", encoding="utf-8", newline="") as table:
+            table.writelines(_line([_cell(value) for value in asdict(record).values()]) for record in records)
+
+
+def _cell(value: object) -> object:
+    return "" if value != value else value
+
+
+def _line(cells: Sequence[object]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(cells)
+    return out.getvalue()
+
+
+# FROM identity: Whether a run folder is that of this task and these models.
+
+SHA_BYTES = 32
+
+
+def identified(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[str, bool]:
+    """The run's name, and whether it goes on; a new folder becomes this task's.
+
+    `shas` are of the main model's bundle and the smaller ones', in the task's order. Raises RunFolderError
+    for the folder of another task, or one that was begun with other models.
+    """
+    mine = Identity(task.json(), secrets.token_hex(4), b"".join(shas))
+    found = store.identity()
+    if found is None:
+        store.found(mine)
+        (store.folder / "task.json").write_bytes(mine.task + b"\n")
+        return mine.run, False
+    begun = decode(found.task)  # settings that are newer than the run have their defaults
+    if begun.json() != mine.task:
+        changed = ", ".join(_differences(begun, decode(mine.task)))
+        raise RunFolderError(
+            f"run folder {store.folder} belongs to another task ({changed}): give another --run-dir, "
+            "or the settings it was begun with"
+        )
+    begun_with = (found.bundles[at : at + SHA_BYTES] for at in range(0, len(mine.bundles), SHA_BYTES))
+    for path, old, new in zip((task.bundle, *task.family), begun_with, shas, strict=True):
+        if old != new:
+            raise RunFolderError(
+                f"run folder {store.folder} was begun with another bundle {path} "
+                f"({old.hex()[:8]}, now {new.hex()[:8]}): give another --run-dir"
+            )
+    return found.run, True
+
+
+def _differences(old: Task, new: Task) -> list[str]:
+    """Settings that differ, with both values where they are short."""
+    texts = []
+    for field in old.__struct_fields__:
+        before, after = getattr(old, field), getattr(new, field)
+        if before != after:
+            texts.append(field if field == "kinds" else f"{field} {before}, now {after}")
+    return texts
+
+
+# FROM saved_session: Who is here, for the next life of the aggregator: a round may wait for them.
+
+log = logging.getLogger(__name__)
+
+
+class Remembered:
+    """What has changed since it was last on the disk."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._came: set[str] = set()
+        self._forgotten: set[str] = set()
+
+    def attend(self, device: str) -> None:
+        """It came, went, or is ready."""
+        self._came.add(device)
+
+    def forget(self, device: str) -> None:
+        """It is away, and need not be known any longer."""
+        self._forgotten.add(device)
+        self._came.add(device)
+
+    def settle(self, state: State) -> None:
+        """Write it; what the disk refuses is written the next time."""
+        if not self._came:
+            return
+        known = {device: state.devices.get(device) for device in self._came}
+        here = {device: one.boot for device, one in known.items() if one and one.online and one.ready}
+        forgotten = [device for device in self._forgotten if device not in state.asked]
+        try:
+            self._store.attend(here, self._came - here.keys(), forgotten)
+        except RunFolderError as error:
+            log.warning("who is here is not on disk: %s", error)
+        else:
+            self._came.clear()
+            self._forgotten.clear()

@@ -1,0 +1,96 @@
+"""What each piece of work takes: by the meter, or modelled where there is none or it does not tell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from math import nan
+
+from device_runtime.client.errors import Stopped
+from device_runtime.profiles import Power
+
+from .meter import MODELLED, Energy, Meter, MeterError, Reading, spent
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def resting(meter: Meter | None) -> Iterator[None]:
+    """Work that is measured stands still inside: what the device uses then is not the work's.
+
+    Where it is given up (Stopped) the meter stays at rest; else something goes on, if only what is cheaper.
+    """
+    if meter is None:
+        yield
+        return
+    with suppress(MeterError):
+        meter.read()
+    meter.rest()
+    goes_on = True
+    try:
+        yield
+    except Stopped:
+        goes_on = False
+        raise
+    finally:
+        if goes_on:
+            with suppress(MeterError):
+                meter.read()
+
+
+class Account:
+    """One piece of work after another: `begin`, then `end`.
+
+    `cpu` tells the seconds that this process has computed; without it all of a piece's time counts as
+    computing, as on a pretended device. `idle_w`: what the meter showed of the device at rest, where that
+    was measured.
+    """
+
+    def __init__(
+        self, meter: Meter | None = None, cpu: Callable[[], float] | None = None, idle_w: float = nan
+    ) -> None:
+        self._meter, self._cpu, self._idle_w = meter, cpu, idle_w
+        self._start: Reading | None = None
+        self._busy_s = 0.0
+        self._warned = ""
+
+    def begin(self) -> None:
+        self._start = self._read()
+        self._busy_s = self._cpu() if self._cpu else 0.0
+
+    def end(self, power: Power, seconds: float) -> Energy:
+        """Since `begin`, which was `seconds` ago. What a meter is too coarse for is modelled too."""
+        end = None if self._start is None else self._read()
+        if self._meter is not None:
+            self._meter.rest()
+        if self._meter is not None and self._start is not None and end is not None:
+            measured = spent(self._meter.about, self._start, end, seconds * self._idle_w)
+            if measured.uncertainty < 1:
+                return measured
+        return modelled(power, seconds, self._cpu() - self._busy_s if self._cpu else seconds)
+
+    def _read(self) -> Reading | None:
+        if self._meter is None:
+            return None
+        try:
+            return self._meter.read()
+        except MeterError as error:
+            if str(error) != self._warned:
+                log.warning("energy is modelled: %s: %s", self._meter.about.source, error)
+            self._warned = str(error)
+            return None
+
+
+# FROM modelled: Energy where no meter is: from the power figures of a profile and the time that the process
+# computed.
+
+
+def modelled(power: Power, seconds: float, busy_s: float) -> Energy:
+    """Load power for the seconds in which the processor worked for us, idle power for the others.
+
+    `load_w` stands for a device that trains, as in the cost model, however many of its cores that keeps busy.
+    """
+    busy_s = min(max(0.0, busy_s), seconds)
+    above = busy_s * max(0.0, power.load_w - power.idle_w)
+    return Energy(seconds * power.idle_w + above, MODELLED, power.uncertainty, above)

@@ -1,0 +1,146 @@
+"""Which column of a table has the labels, and why."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.text.texts import Texts
+
+from .source import Refused
+
+LABELS = ("label", "labels", "class", "category", "target", "sentiment", "y")
+FILES = ("file", "filename", "file_name", "path", "image", "audio", "wav")
+NONE = "\0"
+"""Asked for where a table has no labels; no option can hold it, and no column is called so."""
+
+
+class LabelColumn(NamedTuple):
+    """The number of a column, from 0, or -1 for none; and why it is taken for the labels."""
+
+    number: int
+    why: str
+
+
+def folded(name: str) -> str:
+    """A name without regard to case and to spaces around it; accents apart (as a Mac has them) are alike."""
+    return unicodedata.normalize("NFC", name.strip().casefold())
+
+
+def label_column(
+    names: Sequence[str] | None,
+    rows: Sequence[Sequence[str]],
+    wanted: str,
+    labels: frozenset[str] = frozenset(),
+) -> LabelColumn:
+    """The one that is asked for; else one with a usual name; else the one whose cells are labels of the task;
+    else the last.
+
+    `names` of the columns, None where they have none; `rows`: the first ones of the table; `labels` of the
+    task, folded, empty where it is not known. Raises Refused for a column that is not there, and where
+    several could be it.
+    """
+    width = len(names) if names is not None else len(rows[0])
+    called = [folded(name) for name in names or ()]
+    if wanted == NONE:
+        return LabelColumn(-1, "it has none")
+    if wanted:
+        return LabelColumn(_asked(names, called, width, wanted), "asked for")
+    usual = next((number for number, name in enumerate(called) if name in LABELS), None)
+    if usual is not None:
+        return LabelColumn(usual, "by its name")
+    columns = list(zip(*[map(folded, row) for row in rows if len(row) == width], strict=True))
+    words = [number for number, cells in enumerate(columns) if _a_word_of(labels, cells)]
+    fits = words or [number for number, cells in enumerate(columns) if labels.issuperset(cells)]
+    if names and len(fits) > 1:  # features are numbered, as in pixel_12
+        fits = [number for number in fits if not any(map(str.isdigit, names[number]))] or fits
+    if len(fits) == 1:
+        return LabelColumn(fits[0], "it holds labels of the task")
+    if names and len(fits) > 1:
+        could = ", ".join(names[number] for number in fits[:8])
+        raise Refused(
+            "which column has the labels? say it by --label-column", f"these hold labels of the task: {could}"
+        )
+    return LabelColumn(width - 1, "it is the last")
+
+
+def _asked(names: Sequence[str] | None, called: Sequence[str], width: int, wanted: str) -> int:
+    if wanted.isdecimal() and int(wanted) < width:
+        return int(wanted)
+    if folded(wanted) in called:
+        return called.index(folded(wanted))
+    there = ", ".join(names[:8]) if names else f"0 to {width - 1}"
+    raise Refused(f"no column {wanted!r} for the labels", f"there are {there}")
+
+
+def _a_word_of(labels: frozenset[str], cells: Sequence[str]) -> bool:
+    """Whether any cell is a label that is no number, which no feature is."""
+    return any(cell in labels and not cell.isdecimal() for cell in cells)
+
+
+# FROM written: Text: a .txt file, a cell of a table, a value of a database; UTF-8.
+
+TEXTS = ("text", "sentence", "review", "comment", "message", "content", "body", "question", "utterance")
+"""Usual names of a column of texts."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """One text."""
+
+    text: str
+
+    @property
+    def form(self) -> str:
+        return "text"
+
+    def raw(self, given: InputSpec) -> NDArray[Any]:
+        """Raises Refused: only a tokenizer makes an input of it."""
+        kind = "token ids, and its bundle has no tokenizer" if given.vocabulary else f"{given.shape}"
+        raise Refused("the task's input is no text", f"it is {kind}")
+
+    def ids(self, texts: Texts) -> NDArray[np.int64]:
+        """(1, length). Raises Refused for a text of spaces alone."""
+        if not self.text.strip():
+            raise Refused("an empty text")
+        return texts.ids([self.text])
+
+
+def decode(data: bytes) -> Written:
+    """Raises Refused for what is no UTF-8."""
+    try:
+        return Written(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise Refused("not a text in UTF-8", f"{error.reason} at byte {error.start}") from None
+
+
+def text_of(cell: object) -> Written:
+    """What a table or a query gives, as a text. Raises Refused."""
+    return decode(cell) if isinstance(cell, bytes) else Written(str(cell))
+
+
+def text_column(names: Sequence[str] | None, width: int, label: int, wanted: str) -> int:
+    """By its name or number, where one is wanted; else by a usual name; else the only one beside the label.
+
+    Raises Refused where that leaves several, or none.
+    """
+    folded = [name.strip().casefold() for name in names or ()]
+    others = [column for column in range(width) if column != label]
+    if wanted.isdecimal() and int(wanted) in others:
+        return int(wanted)
+    if wanted and wanted.strip().casefold() in folded:
+        return folded.index(wanted.strip().casefold())
+    if not wanted:
+        usual = [column for column in others if folded and folded[column] in TEXTS]
+        if len(usual) == 1 or len(others) == 1:
+            return (usual or others)[0]
+    there = ", ".join(names[:8]) if names else f"0 to {width - 1}"
+    raise Refused(
+        f"which column has the texts? no {wanted!r}" if wanted else "which column has the texts?", there
+    )

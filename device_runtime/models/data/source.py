@@ -1,0 +1,222 @@
+"""Where a device's samples are, as `--data` names it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.errors import DataError
+from device_runtime.models.text.texts import Texts
+
+SQLITE = "sqlite:"
+DATABASES = (".db", ".sqlite", ".sqlite3")
+SHAPES = "a folder of class folders, a .npz or .csv file, a folder of those, or sqlite:FILE?QUERY"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or a folder. `query` is for a SQLite file; `labels` is a label map (see `labels.LabelMap`).
+
+    `label_column`: name or number (from 0) of the column of a table that has the labels; empty: see
+    `columns.label_column`. `text_column`: of texts; empty: by its name, else the only other one.
+    `task_labels`: names that stand for a label of the task, folded; empty where no task is known.
+    """
+
+    path: Path
+    query: str = ""
+    labels: Path | None = None
+    label_column: str = ""
+    text_column: str = ""
+    task_labels: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, given: Place | Path | str) -> Place:
+        """`sqlite:FILE?SELECT ..`, or a path. Raises DataError for a database without a query."""
+        if isinstance(given, Place):
+            return given
+        text = str(given)
+        folder, scheme, rest = text.partition(SQLITE)
+        if scheme and folder[-1:] in ("", "/"):  # a path that was made absolute has its folder before it
+            file, _, query = rest.partition("?")
+            if not file or not query.strip():
+                raise DataError(f"{text}: expected sqlite:FILE?QUERY, a query that gives columns and a label")
+            return cls(Path(folder) / file, query.strip())
+        path = Path(given)
+        if path.suffix.lower() in DATABASES:
+            raise DataError(
+                f"{path} is a database: give sqlite:{path}?QUERY, a query that gives columns and a label"
+            )
+        return cls(path)
+
+    def check(self) -> Place:
+        """The same, if there is anything: known before the task is. Raises DataError."""
+        try:
+            there = self.path.exists()
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror}") from None
+        if not there:
+            raise DataError(f"no data at {self.path}: give {SHAPES}")
+        return self
+
+    def absolute(self) -> Place:
+        """The same, named from the root."""
+        return replace(self, path=self.path.absolute(), labels=self.labels and self.labels.absolute())
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+# FROM refusal: What is left out of the local data, and why.
+
+EXAMPLES = 3
+"""Of each reason that are named."""
+REASONS = 30
+OTHER = "other reasons"
+
+
+class Refused(Exception):
+    """A file or a sample that is not taken: `reason` is common to all of its sort, `detail` of this one."""
+
+    def __init__(self, reason: str, detail: object = "") -> None:
+        self.reason, self.detail = reason, " ".join(str(detail).split())
+        super().__init__(f"{reason}: {self.detail}" if self.detail else reason)
+
+
+class Passing(Refused):
+    """What may be otherwise the next time, though its file is the same: it is tried again."""
+
+
+class Skip(NamedTuple):
+    """One sample or file that was left out; `where` names it, and says more of it."""
+
+    reason: str
+    where: str
+
+    @classmethod
+    def of(cls, error: Refused, name: str) -> Skip:
+        return cls(error.reason, f"{name}: {error.detail}" if error.detail else name)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """How many were left out for one reason, and the first few of them."""
+
+    reason: str
+    count: int
+    examples: tuple[str, ...]
+
+    @property
+    def named(self) -> str:
+        """The examples, and whether there are more."""
+        more = ", .." if self.count > len(self.examples) else ""
+        return ", ".join(self.examples) + more
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.count} ({self.named})"
+
+
+class Tally:
+    """Counts by reason; beyond `REASONS` of them the rest are one."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Skipped] = {}
+
+    def add(self, one: Skip | Skipped) -> None:
+        if isinstance(one, Skip):
+            one = Skipped(one.reason, 1, (one.where,))
+        reason = one.reason if one.reason in self._found or len(self._found) < REASONS else OTHER
+        before = self._found.get(reason, Skipped(reason, 0, ()))
+        examples = (*before.examples, *one.examples)[:EXAMPLES]
+        self._found[reason] = Skipped(reason, before.count + one.count, examples)
+
+    def __iter__(self) -> Iterator[Skipped]:
+        """The most frequent first."""
+        return iter(sorted(self._found.values(), key=lambda one: (-one.count, one.reason)))
+
+
+# FROM unit: What is read, and read again when it changes, as one; and what reading it gives.
+
+ONE_SAMPLE_BYTES = 64 << 20
+"""A file of one sample is at most this large, and so is a blob."""
+TOO_LARGE = "too large for one sample"
+
+
+class Batch(NamedTuple):
+    """Some samples: x (n, *input) raw, before `InputSpec.prepare`; their labels as names, or as class numbers
+    int (n,), or None where the unit has one for all. `form` says how they were stored.
+    """
+
+    x: NDArray[Any]
+    labels: Sequence[str] | NDArray[np.integer[Any]] | None
+    form: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a task wants of the samples, how the place stores them, and the bytes that all may take here.
+
+    `texts` makes its input of texts, where it is that.
+    """
+
+    input: InputSpec
+    place: Place
+    room_bytes: int | None = None
+    texts: Texts | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """One way to store samples: `read` may leave out single ones, and raises Refused for the whole unit.
+
+    `stored` gives them as they are stored, one array (n, ..) or several, whatever the task; raises Refused.
+    `grows`: rows that are there are good while others are written behind them.
+    """
+
+    read: Callable[[Unit, Wanted], Iterator[Batch | Skip]]
+    stored: Callable[[Unit, Place], Iterator[NDArray[Any]]]
+    grows: bool = False
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`name` is unique in its place, `stamp` its size in bytes and the time of its last change in ns.
+
+    `label` is that of all its samples, where their folder or a list says it.
+    """
+
+    name: str
+    path: Path
+    stamp: tuple[int, int]
+    source: Source
+    label: str | None = None
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Raises OSError."""
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+def whole(path: Path) -> bytes:
+    """The bytes of a file of one sample. Raises Refused."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size  # as many bytes are set aside as are asked for
+            data = file.read(min(size, ONE_SAMPLE_BYTES) + 1)
+    except OSError as error:
+        raise Passing("cannot be read", error.strerror) from None
+    if len(data) > ONE_SAMPLE_BYTES:
+        raise Refused(TOO_LARGE, f"more than {ONE_SAMPLE_BYTES >> 20} MB")
+    return data
+
+
+def one_stored(data: bytes) -> NDArray[np.uint8]:
+    """The bytes of one sample, as `Source.stored` gives them."""
+    return np.frombuffer(data, np.uint8)[None]

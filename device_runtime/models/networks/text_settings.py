@@ -1,0 +1,70 @@
+"""What each network of texts wants around a text; known without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from device_runtime.models.errors import ExportError
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Special tokens around a text, and the id that fills up behind it.
+
+    causal: each token sees those before it alone, and the network answers at the last; others at a mask.
+    """
+
+    padding: int
+    start: bool = True  # [CLS] or <s>; of a causal network </s>
+    end: bool = True  # [SEP] or </s>
+    causal: bool = False
+
+
+FRAMING: Mapping[str, Framing] = {
+    "lstm": Framing(padding=0, start=False, end=False),
+    "gru": Framing(padding=0, start=False, end=False),
+    "distilbert": Framing(padding=0),
+    "roberta": Framing(padding=1),
+    "opt": Framing(padding=1, end=False, causal=True),
+}
+"""By short name."""
+
+
+# FROM published: Sizes of a network in a folder of the `transformers` library: what config.json says, in
+# our settings.
+
+_LIKE_BERT = {
+    "vocabulary": "vocab_size",
+    "length": "max_position_embeddings",
+    "dim": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "distilbert": {**_LIKE_BERT, "dim": "dim", "depth": "n_layers", "heads": "n_heads"},
+    "roberta": _LIKE_BERT,
+    "opt": _LIKE_BERT,
+}
+"""Our settings and their names in config.json."""
+INNER = {"distilbert": "hidden_dim", "roberta": "intermediate_size", "opt": "ffn_dim"}
+"""The width of the MLP, which is to be four times that of a token."""
+
+
+def sizes_of(name: str, config: Mapping[str, Any]) -> dict[str, int]:
+    """Settings of the network `name`. Raises ExportError for a network of another kind or proportions."""
+    if name not in SETTINGS:
+        raise ExportError(f"{name} is not read from a folder; {', '.join(SETTINGS)} are")
+    if config.get("model_type") != name:
+        raise ExportError(f"config.json is of model_type {config.get('model_type')!r}, expected {name}")
+    names, inner = SETTINGS[name], INNER[name]
+    if missing := [theirs for theirs in (*names.values(), inner) if not isinstance(config.get(theirs), int)]:
+        raise ExportError(f"config.json has no number {missing[0]}")
+    found = {ours: int(config[theirs]) for ours, theirs in names.items()}
+    width = found["dim"]
+    if config[inner] != 4 * width or config.get("word_embed_proj_dim", width) != width:
+        raise ExportError(
+            f"config.json is of a {name} of other proportions: {inner} {config[inner]}, {width} wide"
+        )
+    if name == "roberta":
+        found["length"] -= 2  # positions begin behind that of padding
+    return found

@@ -1,0 +1,142 @@
+"""What memory there is for this process: of the machine, or of its control group, if that is less.
+
+A container or a systemd unit (`MemoryMax`) has a limit below the machine's, of which the kernel tells only in
+files of the control groups, version 1 or 2. Whoever goes over it is killed, however much the machine has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path, PurePosixPath
+
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+NO_LIMIT = 2**60
+"""Version 1 says that there is none by a number beyond any machine."""
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Room:
+    """In bytes: what there is in all, and what can be had of it now besides what this process has."""
+
+    total: int
+    free: int
+
+    @property
+    def reserve(self) -> int:
+        """What is left to others: a fiftieth, 8 to 64 MiB."""
+        return min(max(self.total // 50, 8 * MIB), 64 * MIB)
+
+    @property
+    def usable(self) -> int:
+        """What may be taken now, without the reserve."""
+        return max(0, self.free - self.reserve)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Names of what is read in a group's folder, by version."""
+
+    limits: tuple[str, ...]
+    used: str
+    reclaimable: str
+
+
+_V1 = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
+
+
+def room(root: Path = ROOT, own: Path = OWN) -> Room:
+    """Of the machine, or of the tightest control group around this process."""
+    import psutil  # not needed by a device that waits
+
+    memory = psutil.virtual_memory()
+    rooms = [Room(int(memory.total), int(memory.available)), *_groups(root, own)]
+    return Room(min(one.total for one in rooms), min(one.free for one in rooms))
+
+
+def _groups(root: Path, own: Path) -> Iterator[Room]:
+    """Of each group around this process that has a limit."""
+    paths = own_groups(text_of(own))
+    for mount, controller, files in ((root / "memory", "memory", _V1), (root, "", _V2)):
+        group = PurePosixPath(paths.get(controller, "/"))
+        inside = [str(one).lstrip("/") for one in (group, *group.parents)]
+        for folder in dict.fromkeys(mount / one for one in inside):
+            if found := _room(folder, files):
+                yield found
+
+
+def own_groups(text: str) -> dict[str, str]:
+    """Of /proc/self/cgroup: by controller, "" for version 2. In a container they may lead nowhere: then only
+    the root is there, which is the container's own group.
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        found |= dict.fromkeys(controllers.split(","), path)
+    return found
+
+
+def _room(folder: Path, files: _Files) -> Room | None:
+    known = [_number(text_of(folder / name)) for name in files.limits]
+    limits = [limit for limit in known if limit is not None and limit < NO_LIMIT]
+    used = _number(text_of(folder / files.used))
+    if not limits or used is None:
+        return None
+    stat = re.search(rf"^{files.reclaimable} (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
+    held = used - (int(stat[1]) if stat else 0)
+    return Room(min(limits), max(0, min(limits) - held))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None
+
+
+def text_of(path: Path) -> str:
+    """A file of the system's; empty where it cannot be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+# FROM cores: How many cores this process may use: fewer than the machine has, under a quota or an affinity.
+
+
+def usable_cores() -> int:
+    """At least one. A quota of one and a half cores counts as two."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(ROOT, own_groups(text_of(OWN)))
+    return max(1, allowed if quota is None else min(allowed, ceil(quota)))
+
+
+def cpu_quota(root: Path, groups: dict[str, str]) -> float | None:
+    """The smallest CPU quota, in cores, of the control groups that hold this process; None without one.
+
+    groups: path of each controller's group below `root`; "" is version 2's. A container sees its own group
+    as the root, so what lies above a path that is not there is asked too.
+    """
+    found = [_quota_v2(root / folder) for folder in _upwards(groups.get("", "/"))]
+    found += [_quota_v1(root / "cpu" / folder) for folder in _upwards(groups.get("cpu", "/"))]
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+def _upwards(path: str) -> list[str]:
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return ["/".join(parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _quota_v2(folder: Path) -> float | None:
+    words = text_of(folder / "cpu.max").split()
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = (text_of(folder / f"cpu.cfs_{name}_us").split() for name in ("quota", "period"))
+    return int(quota[0]) / int(period[0]) if quota and period and int(quota[0]) > 0 else None

@@ -1,0 +1,129 @@
+"""Device processes: the same command that people run on their boards, and Node for those in JavaScript."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from device_runtime.aggregator.errors import MissingExtra
+from device_runtime.broker.servers.dependent_process import Dependent
+from device_runtime.content import content
+from device_runtime.simulation.digits import Labelled
+
+from .fleet import SLOW, Member
+
+STOP_S = 5.0
+"""Seconds that a device gets to leave."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A member of the fleet with its samples."""
+
+    member: Member
+    samples: Labelled
+
+
+def device_command() -> str:
+    """The installed `device-runtime`, beside the Python that runs this."""
+    return str(Path(sys.executable).with_name("device-runtime"))
+
+
+class FleetProcesses(AbstractContextManager["FleetProcesses"]):
+    """One `device-runtime join` for each member, or `node`; all end with the `with` block, or this process.
+
+    Each has a folder of its own below `folder`: its data, its state and its log.
+    """
+
+    def __init__(self, fleet: Sequence[Placed], broker_url: str, folder: Path, scale: float = 1.0) -> None:
+        """`scale` as in Setting."""
+        self._processes: list[Dependent] = []
+        self._logs: list[Path] = []
+        for placed in fleet:
+            home = folder / placed.member.name
+            home.mkdir(parents=True)
+            np.savez_compressed(home / "samples.npz", x=placed.samples.x, y=placed.samples.y)
+            self._logs.append(home / "device.log")
+            self._processes.append(
+                Dependent(_arguments(placed.member, broker_url, home, scale), self._logs[-1])
+            )
+
+    def wait(self, timeout_s: float) -> None:
+        """Until all have left by themselves, but no longer than this."""
+        end = time.monotonic() + timeout_s
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+
+    def failed(self) -> str:
+        """What the first device that gave up said last, and where; empty when none did."""
+        for process, log in zip(self._processes, self._logs, strict=True):
+            if process.ended:
+                said = log.read_text("utf-8", "replace").splitlines() or ["nothing"]
+                return f"{log.parent.name} ended: {said[-1]} ({log})"
+        return ""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            process.signal(signal.SIGTERM)
+        for process in self._processes:
+            process.stop(STOP_S)
+
+
+def _arguments(member: Member, broker_url: str, home: Path, scale: float) -> list[str]:
+    mine = (
+        *("--name", member.name),
+        *("--data", str(home / "samples.npz")),
+        *("--state", str(home / "state")),
+        *("--held-out", "0"),  # the demo's evaluation is the aggregator's
+        "--until-done",
+    )
+    if not member.profile:
+        return [*node_command(), *("--broker", broker_url), *mine]
+    narrow = [] if member.uplink is None else ["--uplink", str(member.uplink / scale)]
+    return [
+        device_command(),
+        "join",
+        broker_url,
+        *mine,
+        "--no-keep-model",
+        "--in-process",  # eight on one machine at once, none of which is idle for long
+        *("--as", member.profile, "--slow", str(SLOW * scale), *narrow),
+    ]
+
+
+# FROM javascript: Devices in JavaScript: the browser's modules (web/), run by Node.
+
+WEB = content("web")
+RUNS = WEB / "node" / "run.js"
+NEEDED = (WEB / "vendor" / "ort" / "ort-wasm-simd-threaded.wasm", WEB / "node_modules" / "mqtt")
+FLAGS = ("--liftoff-only",)
+"""WASM is compiled once, quickly: half the memory and a fraction of the processor time to begin with; steps
+take longer."""
+
+
+def node_command() -> tuple[str, ...]:
+    """The words that start one, without its options. Raises MissingExtra."""
+    node = shutil.which("node")
+    if node is None:
+        raise MissingExtra("devices in JavaScript need Node.js 20 or newer: node is not installed")
+    if not RUNS.is_file():
+        raise MissingExtra(f"devices in JavaScript need a checkout of the project: {RUNS} is not there")
+    for path in NEEDED:
+        if not path.exists():
+            raise MissingExtra(
+                f"devices in JavaScript need their libraries: {path} is missing; run `make web`"
+            )
+    return (node, *FLAGS, str(RUNS))

@@ -1,0 +1,324 @@
+"""IID and Dirichlet: each device draws from a mixture of the classes."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.simulation.errors import DataSetError
+
+# FROM quantity: How many samples each device gets.
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is asked for: equal sizes, or skewed ones.
+
+    `each`: samples of a device (its mean, if skewed); None divides all samples. `sigma`: sizes are
+    log-normal with this standard deviation of their logarithm. `alpha`: sizes are a draw of Dirichlet(alpha)
+    over the devices (Li et al. 2022, "NIID-Bench", arXiv:2102.02079, section IV-D). 0 is no skew. `least`:
+    what every device has at least. `reuse`: one sample may be with several devices.
+    """
+
+    each: int | None = None
+    sigma: float = 0.0
+    alpha: float = 0.0
+    least: int = 1
+    reuse: bool = False
+
+    def draw(self, samples: int, devices: int, rng: np.random.Generator) -> Ints:
+        """The size of each device, (devices,). Equal sizes leave the remainder of a division unused.
+
+        Raises DataSetError when there are too few samples.
+        """
+        total = samples if self.each is None else self.each * devices
+        if total > samples and not self.reuse:
+            raise DataSetError(
+                f"{devices} devices of {self.each} samples need {total}, the data has {samples}: "
+                "fewer devices or samples_per_client, or reuse = true"
+            )
+        if total < devices * self.least:
+            raise DataSetError(
+                f"{total} samples do not give each of {devices} devices {self.least} or more: fewer devices"
+            )
+        if self.sigma > 0:
+            weights = np.exp(self.sigma * rng.standard_normal(devices))
+        elif self.alpha > 0:
+            weights = rng.dirichlet(np.full(devices, self.alpha))
+        elif total // devices > samples:
+            raise DataSetError(
+                f"samples_per_client is {self.each}, the data has {samples}: no device has a sample twice"
+            )
+        else:
+            return np.full(devices, total // devices, np.int64)
+        # what one device can hold at most is all samples, which only a reuse could exceed
+        return np.minimum(apportioned(weights, total, self.least), samples)
+
+
+EQUAL = Sizes()
+
+
+def apportioned(weights: NDArray[np.float64], total: int, least: int = 0) -> Ints:
+    """Whole numbers that sum to `total`: `least` each, the rest by weight (largest remainders)."""
+    exact = weights / weights.sum() * (total - least * len(weights))
+    whole: Ints = np.floor(exact).astype(np.int64)
+    missing = total - least * len(weights) - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
+    whole += least
+    return whole
+
+
+Floats = NDArray[np.float64]
+
+LAST_RESORT = 1e-9
+"""Probability that every class has at least: drawn when nothing else is left."""
+
+
+def iid(samples: int, devices: int, rng: np.random.Generator, wanted: Sizes = EQUAL) -> Parts:
+    """A random division of `samples` samples. Raises DataSetError when they are too few."""
+    sizes = wanted.draw(samples, devices, rng)
+    return dealt(np.zeros(samples, np.int64), sizes[:, None], rng, wanted.reuse)
+
+
+def dirichlet(
+    y: NDArray[np.integer],
+    devices: int,
+    alpha: float,
+    rng: np.random.Generator,
+    wanted: Sizes = EQUAL,
+) -> Parts:
+    """Equally many for each device (or as `wanted`), classes mixed by a draw of Dirichlet(alpha).
+
+    As in Hsu et al. 2019 (arXiv:1909.06335), section 3.1: each device draws its own class mixture and then
+    its samples without replacement; a class that has run out is left out of the mixture. The remainder of
+    len(y) / devices stays unused. Raises DataSetError when there are too few samples.
+    """
+    sizes = wanted.draw(len(y), devices, rng)
+    codes = _codes(y)
+    pools = np.bincount(codes)
+    mixtures = rng.dirichlet(np.full(len(pools), alpha), devices) + LAST_RESORT
+    counts = _drawn(mixtures / mixtures.sum(1, keepdims=True), sizes, pools, rng, wanted.reuse)
+    return dealt(codes, counts, rng, wanted.reuse)
+
+
+def dirichlet_by_class(
+    y: NDArray[np.integer], devices: int, alpha: float, rng: np.random.Generator, least: int = 1
+) -> Parts:
+    """Each class is divided among the devices by a draw of Dirichlet(alpha): sizes differ as well.
+
+    Li et al. 2022 ("NIID-Bench", arXiv:2102.02079, section IV-B; Yurochkin et al. 2019). They draw again
+    until every device has enough, which does not end for many devices; here a device with fewer than `least`
+    is given single samples by those who have most. All samples are used; len(y) >= devices * least.
+    """
+    codes = _codes(y)
+    pools = np.bincount(codes)
+    shares = rng.dirichlet(np.full(devices, alpha), len(pools))  # (classes, devices)
+    ends = np.rint(np.cumsum(shares, axis=1) * pools[:, None]).astype(np.int64)
+    ends[:, -1] = pools
+    counts = np.diff(ends, axis=1, prepend=0).T
+    return dealt(codes, repaired(counts, least), rng)
+
+
+def _codes(y: NDArray[np.integer]) -> Ints:
+    codes: Ints = np.unique(y, return_inverse=True)[1].astype(np.int64)
+    return codes
+
+
+def _drawn(mixtures: Floats, sizes: Ints, pools: Ints, rng: np.random.Generator, reuse: bool) -> Ints:
+    """Samples of each class for each device, (devices, classes), within the pools, (classes,).
+
+    Draws of a class that has none left are made again among the others: the same distribution as drawing
+    one by one. With `reuse` each device finds the pools full.
+    """
+    counts: Ints = rng.multinomial(sizes, mixtures)
+    left = pools.copy()
+    for device in range(len(counts)):
+        taken = counts[device]
+        if (taken > left).any():
+            counts[device] = taken = _within(taken, left, mixtures[device], rng)
+        if not reuse:
+            left -= taken
+    return counts
+
+
+def _within(taken: Ints, left: Ints, mixture: Floats, rng: np.random.Generator) -> Ints:
+    size = taken.sum()
+    while (taken > left).any():
+        taken = np.minimum(taken, left)
+        open_ones = mixture * (taken < left)
+        taken = taken + rng.multinomial(size - taken.sum(), open_ones / open_ones.sum())
+    return taken
+
+
+# FROM shards: Few classes for each device: shards of sorted samples, or exactly n classes.
+
+
+def shards(y: NDArray[np.integer], devices: int, each: int, rng: np.random.Generator) -> Parts:
+    """`each` shards for every device, of samples sorted by class (McMahan et al. 2017, section 3).
+
+    All shards are equally large; the remainder, drawn at random, stays unused. A shard across the border of
+    two classes has both. Raises DataSetError when a shard would be empty.
+    """
+    size = len(y) // (devices * each)
+    if not size:
+        raise DataSetError(f"{devices} devices of {each} shards need as many samples, the data has {len(y)}")
+    used = rng.permutation(len(y))[: devices * each * size]
+    order = used[np.argsort(y[used], kind="stable")].astype(np.int64)
+    given = rng.permutation(devices * each).reshape(devices, each)
+    return list(np.sort(order.reshape(devices * each, size)[given].reshape(devices, -1), axis=1))
+
+
+def classes(
+    y: NDArray[np.integer], devices: int, each: int, rng: np.random.Generator, most: int | None = None
+) -> Parts:
+    """Exactly `each` classes for every device, every class with as many devices as any other (within one).
+
+    As in Shi's thesis, table 6.3, and "#C = k" of Li et al. 2022 (arXiv:2102.02079, section IV-B): who has a
+    class shares it equally; the remainder stays unused. With `most`, a device keeps no more than that, in
+    equal parts of its classes. Raises DataSetError when a device would be without one of its classes.
+    """
+    codes = np.unique(y, return_inverse=True)[1].astype(np.int64)
+    pools = np.bincount(codes)
+    if not 1 <= each <= len(pools):
+        raise DataSetError(f"classes_per_client is {each}, the training data has {len(pools)} classes")
+    holds = _holdings(devices, len(pools), each, rng)
+    share = pools // np.maximum(holds.sum(0), 1)
+    if (share[holds.any(0)] == 0).any():
+        label = int(np.flatnonzero((share == 0) & holds.any(0))[0])
+        raise DataSetError(
+            f"class {np.unique(y)[label]} has {pools[label]} samples for {holds[:, label].sum()} devices: "
+            "fewer devices or classes_per_client"
+        )
+    if most is not None:
+        share = np.minimum(share, max(1, most // each))
+    return dealt(codes, holds * share, rng)
+
+
+def _holdings(devices: int, labels: int, each: int, rng: np.random.Generator) -> Ints:
+    """Which classes each device has, 0 or 1, (devices, labels): always those that were given out least."""
+    holds = np.zeros((devices, labels), np.int64)
+    given = np.zeros(labels)
+    ties = rng.random((devices, labels))
+    for device in range(devices):
+        chosen = np.argpartition(given + ties[device], each - 1)[:each]
+        given[chosen] += 1
+        holds[device, chosen] = 1
+    return holds
+
+
+# FROM natural: Natural clients: by who wrote, spoke or sent.
+
+log = logging.getLogger(__name__)
+
+NOBODY = -1
+"""Group of samples that are of nobody, such as clips of silence."""
+
+
+def natural(groups: Ints, devices: int, rng: np.random.Generator, each: int = 0, least: int = 1) -> Parts:
+    """Whole groups for each device, in random order; samples of nobody are dealt to all devices.
+
+    groups: of each sample, (n,). `each`: groups of a device; the others stay unused. 0 gives out all groups,
+    so that devices have equally many (within one). Groups of fewer than `least` samples are left out.
+    Raises DataSetError when there are too few groups.
+    """
+    names, members = np.unique(groups[groups != NOBODY], return_counts=True)
+    enough = rng.permutation(names[members >= least])
+    needed = devices * max(each, 1)
+    if len(enough) < needed:
+        raise DataSetError(
+            f"{devices} devices need {needed} groups, the data has {len(enough)} of {least} samples or more: "
+            "fewer devices, or another partition"
+        )
+    given = enough[:needed] if each else enough
+    _say(len(names), len(enough), len(given), devices)
+    owner_of = dict(zip(given.tolist(), (np.arange(len(given)) % devices).tolist(), strict=True))
+    known, inverse = np.unique(groups, return_inverse=True)
+    owners = np.array([owner_of.get(name, NOBODY) for name in known.tolist()], np.int64)[inverse]
+    free = rng.permutation(np.flatnonzero(groups == NOBODY))
+    owners[free] = np.arange(len(free)) % devices
+    kept = np.flatnonzero(owners != NOBODY)
+    return grouped(kept, owners[kept], devices)
+
+
+def _say(every: int, enough: int, given: int, devices: int) -> None:
+    if given > devices:
+        log.info("%d groups for %d devices: %.3g each", given, devices, given / devices)
+    if given < every:
+        log.info("%d of %d groups stay unused, %d of them too small", every - given, every, every - enough)
+
+
+# FROM dealing: From how many samples of each class a device gets to which ones.
+
+Parts = list[Ints]
+
+
+def dealt(codes: Ints, counts: Ints, rng: np.random.Generator, reuse: bool = False) -> Parts:
+    """Samples of class c, shuffled, go to device k counts[k, c] at a time.
+
+    codes: class of each sample, (n,), from 0; counts: (devices, classes). Without `reuse` no class may be
+    asked for more than it has. With it, a class that does not suffice for the next device is shuffled and
+    dealt again from the start, so that no device has a sample twice; no count may exceed its class.
+    """
+    shuffled = rng.permutation(len(codes))
+    by_class = shuffled[np.argsort(codes[shuffled], kind="stable")].astype(np.int64)
+    pools = np.split(by_class, np.cumsum(np.bincount(codes, minlength=counts.shape[1]))[:-1])
+    taken, owners = [], []
+    for pool, wanted in zip(pools, counts.T, strict=True):
+        begins = np.cumsum(wanted) - wanted
+        if reuse and wanted.sum() > len(pool):
+            begins, rounds = _again(wanted, len(pool))
+            pool = rng.permuted(np.tile(pool, (rounds, 1)), axis=1).ravel()  # noqa: PLW2901
+        within = np.arange(wanted.sum()) - np.repeat(np.cumsum(wanted) - wanted, wanted)
+        taken.append(pool[np.repeat(begins, wanted) + within])
+        owners.append(np.repeat(np.arange(len(wanted)), wanted))
+    return grouped(np.concatenate(taken), np.concatenate(owners), len(counts))
+
+
+def grouped(indices: Ints, owners: Ints, devices: int) -> Parts:
+    """Each device's indices, sorted; owners[i] has indices[i]."""
+    order = np.lexsort((indices, owners))
+    ends = np.cumsum(np.bincount(owners, minlength=devices)).tolist()
+    every = indices[order]
+    return [every[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _again(wanted: Ints, size: int) -> tuple[Ints, int]:
+    """Where each device's samples begin in a pool that is repeated, none across a seam; how many repeats."""
+    ends = np.cumsum(wanted)
+    begins = ends - wanted
+    first, rounds = 0, 0
+    while first < len(wanted):
+        last = int(np.searchsorted(ends, begins[first] + size, side="right"))
+        begins[first:last] += rounds * size - begins[first]
+        first, rounds = last, rounds + 1
+    return begins, rounds
+
+
+def repaired(counts: Ints, least: int) -> Ints:
+    """counts (devices, classes) with `least` samples for all, given one by one by those who have most."""
+    counts = counts.copy()
+    totals = counts.sum(1)
+    rich = [(-int(total), device) for device, total in enumerate(totals) if total > least]
+    heapq.heapify(rich)
+    for poor in np.flatnonzero(totals < least):
+        for _ in range(least - totals[poor]):
+            total, giver = heapq.heappop(rich)
+            label = int(counts[giver].argmax())
+            counts[giver, label] -= 1
+            counts[poor, label] += 1
+            if -total - 1 > least:
+                heapq.heappush(rich, (total + 1, giver))
+    return counts
+
+
+def capped(parts: Parts, most: int | None, rng: np.random.Generator) -> Parts:
+    """At most this many of each device's samples, drawn at random."""
+    if most is None:
+        return parts
+    return [p if len(p) <= most else np.sort(rng.choice(p, most, replace=False)) for p in parts]

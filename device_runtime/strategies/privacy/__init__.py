@@ -1,1 +1,0 @@
-"""Differential privacy of local training: settings and accounting."""
