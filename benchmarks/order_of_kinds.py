@@ -23,10 +23,9 @@ from typing import Any
 import msgspec
 from tabulate import tabulate
 
-from device_runtime.simulation.papers import exporting
-from device_runtime.simulation.papers.places import data_folder
-from device_runtime.simulation.papers.sampling import spec_of
-from device_runtime.simulation.papers.shared import shared
+from benchmarks.papers import exporting
+from benchmarks.papers.places import data_folder, shared
+from benchmarks.papers.sampling import spec_of
 
 ORDERS = {
     "few-shot, scalars, class means": ("few-shot", "zeroth-order", "class-means"),

@@ -180,8 +180,8 @@ COMMANDS = {
     "compare": Command(
         RESEARCHER,
         "device_runtime.cli.compare",
-        "Run a table of a paper, its numbers beside ours; or show finished runs side by side.",
-        "device-runtime compare paper:002-t4.3 --scale smoke",
+        "Show finished comparisons side by side in one table.",
+        "device-runtime compare runs/mixed runs/mixed-2",
         "simulation",
     ),
     "partition": Command(

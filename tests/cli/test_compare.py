@@ -1,170 +1,35 @@
-"""`device-runtime compare` as people use it, on a table that is small."""
+"""`device-runtime compare` as people use it."""
 
 import json
-import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from device_runtime.cli import main
 
-from device_runtime.cli import compare, main
-from device_runtime.cli.table import COMMANDS
-from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.papers import catalogue
-
-COMMAND = Path(sys.executable).with_name("device-runtime")
-CONTENT = {
-    "title": "Few shots",
-    "caption": "Best accuracy.",
-    "paper": "002",
-    "setting": {
-        "bundle": "digits-wrn-10-1",
-        "devices": 3,
-        "deadline": {},
-        "task": {"rounds": 1},
-        "data": {"max_train": 90, "max_test": 40, "alpha": 10.0},
-        "settings": {"full": {"epochs": 1}},
-    },
-    "scales": {"cpu": {"seeds": 1, "differences": ["One round."]}},
-    "columns": [{"id": "even", "title": "Digits", "data": "digits"}],
-    "rows": [{"system": "fedavg", "paper": {"even": "80.00±1.00"}}, {"system": "few-shot"}],
-    "claims": [{"text": "few-shot over FedAvg", "better": "few-shot", "than": "fedavg"}],
-}
+WORDS = "--devices 3 --rounds 1 --deadline 600 --probes 0 --compare kinds=fedavg,few-shot"
+SIMULATE = ["simulate", *WORDS.split()]
 
 
-@pytest.fixture
-def table(monkeypatch, tmp_path):
-    """The only one there is."""
+def test_folders_of_simulations_are_shown_side_by_side(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DEVICE_RUNTIME_DATA", raising=False)
-
-    def only(**changes):
-        made = catalogue.table({**CONTENT, **changes}, "paper:002-t9.9")
-        monkeypatch.setattr(compare.catalogue, "load", lambda name: made)
-
-    only()
-    return only
-
-
-def test_a_table_is_run_shown_and_written_and_then_is_not_run_again(table, capsys, monkeypatch):
-    words = ["compare", "paper:002-t9.9", "--run-dir", "here"]
-    assert main([*words, "--write", "results.md"]) == 0
-    shown = capsys.readouterr().out
-    assert "scale cpu, 1 seed: 2 runs; kept in here/" in shown
-    assert "fedavg in even-0: finished" in shown
-    assert "few-shot over FedAvg" in shown
-    page = Path("results.md").read_text("utf-8")
-    line = "device-runtime compare paper:002-t9.9 --scale cpu --seeds 1 --write results.md"
-    assert page.count(line) == 1
-    assert "<!-- paper:002-t9.9 cpu -->" in page
-    assert "* One round." in page
-
-    def never(*_):
-        raise AssertionError("a run was started again")
-
-    monkeypatch.setattr(compare, "run_jobs", never)
-    assert main([*words, "--format", "json"]) == 0
-    again = capsys.readouterr()
-    assert "2 runs, 2 of them finished before" in again.err
-    assert json.loads(again.out)["columns"][0]["rows"][0]["paper"] == "80.00±1.00"
-    assert main([*words, "--write", "results.md"]) == 0
-    assert Path("results.md").read_text("utf-8") == page
-
-
-def test_what_was_stopped_is_gone_on_with(table, capsys):
-    words = ["compare", "paper:002-t9.9", "--run-dir", "here"]
-    assert main(words) == 0
-    [plan] = Path("here").iterdir()
-    shutil.rmtree(plan / "runs" / "few-shot-0")
-    capsys.readouterr()
-    assert main(words) == 0
-    shown = capsys.readouterr().out
-    assert "2 runs, 1 of them finished before" in shown
-    assert "few-shot in even-0: finished (1 of 1 runs)" in shown
-    assert "fedavg in even-0" not in shown
-
-
-def test_the_others_are_shown_when_a_run_fails(table, capsys, monkeypatch):
-    def fail(jobs, children, view):
-        for name in jobs:
-            view.ended(name, "out of order")
-        raise SimulationError("out of order")
-
-    monkeypatch.setattr(compare, "run_jobs", fail)
-    assert main(["compare", "paper:002-t9.9", "--run-dir", "here", "--seeds", "2"]) == 2
-    said = capsys.readouterr()
-    assert "not run: few-shot in even-1: out of order" in said.out
-    assert "– (0 of 2)" in said.out
-    assert said.err.strip() == "device-runtime: fedavg in even-0: out of order (and 3 more)"
-
-
-def test_folders_of_simulations_are_shown_side_by_side(table, capsys):
-    assert main(["compare", "paper:002-t9.9", "--run-dir", "here"]) == 0
-    [plan] = Path("here").iterdir()
-    shutil.copytree(plan, "copy")
+    assert main([*SIMULATE, "--run-dir", "here"]) == 0
+    shutil.copytree("here", "copy")
     shutil.rmtree(Path("copy") / "runs" / "few-shot-0")
     capsys.readouterr()
-    assert main(["compare", str(plan)]) == 0
+    assert main(["compare", "here"]) == 0
     first = capsys.readouterr().out
     assert first.split()[:2] == ["fedavg", "few-shot"]
-    assert main(["compare", str(plan), "copy"]) == 0
+    assert main(["compare", "here", "copy"]) == 0
     both = capsys.readouterr().out
-    assert both.split()[:3] == [f"{plan.name}/fedavg", f"{plan.name}/few-shot", "copy/fedavg"]
+    assert both.split()[:3] == ["here/fedavg", "here/few-shot", "copy/fedavg"]
     assert "not finished: copy/few-shot" in both
-    assert f"{plan.name}/few-shot − {plan.name}/fedavg" in both
+    assert "here/few-shot − here/fedavg" in both
     assert main(["compare", "copy", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["policies"].keys() == {"fedavg"}
 
 
-def test_alone_it_lists_the_tables_and_what_is_left_out(monkeypatch, tmp_path, capsys):
+def test_a_folder_without_a_comparison_is_said_in_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DEVICE_RUNTIME_DATA", raising=False)
-    assert main(["compare"]) == 0
-    shown = capsys.readouterr().out
-    assert "paper:002-t4.3" in shown
-    assert "7 systems, 4 columns; data for smoke; no CIFAR-10" in shown
-    assert "paper:002-t4.8      averages the few-shot classifier" in shown
-    assert "data: no folder; give --data-dir DIR" in shown
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["paper:002-t0"], "no table 'paper:002-t0'"),
-        (["paper:002-t4.3", "ours:headline"], "one table at a time"),
-        (["paper:002-t4.3"], "no CIFAR-10 for scale cpu without a data folder"),
-        (["paper:002-t4.3", "--data-dir", "nowhere"], "nowhere: no such folder"),
-        (["nowhere"], "nowhere is no folder of a simulation"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line(monkeypatch, tmp_path, capsys, arguments, said):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DEVICE_RUNTIME_DATA", raising=False)
-    assert main(["compare", *arguments]) == 2
+    assert main(["compare", "nowhere"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert said in line
-
-
-@pytest.mark.slow
-def test_the_example_works(tmp_path):
-    _, *words = shlex.split(COMMANDS["compare"].example)
-    ended = subprocess.run(
-        [COMMAND, *words], capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "Scale smoke shows that it works, and claims nothing." in ended.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", catalogue.names())
-def test_every_table_runs_at_scale_smoke(name, tmp_path):
-    ended = subprocess.run(
-        [COMMAND, "compare", name, "--scale", "smoke", "--format", "json"],
-        capture_output=True, text=True, timeout=900, cwd=tmp_path, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    whole = json.loads(ended.stdout)
-    assert not whole["not_run"]
-    assert whole["columns"]
+    assert "nowhere is no folder of a simulation" in line

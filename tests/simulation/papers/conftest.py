@@ -2,7 +2,7 @@
 
 import pytest
 
-from device_runtime.simulation.papers import catalogue
+from benchmarks.papers import catalogue
 
 CONTENT = {
     "title": "Few shots",

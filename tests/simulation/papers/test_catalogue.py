@@ -6,14 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.papers import catalogue, resolving
+from benchmarks.papers.claims import Verdict, verdicts
+from benchmarks.papers.measures import value_of
+from benchmarks.papers.places import shared
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.papers import catalogue, resolving
-from device_runtime.simulation.papers.claims import Verdict, verdicts
-from device_runtime.simulation.papers.printed import value_of
-from device_runtime.simulation.papers.shared import shared
 
 NAMES = catalogue.names()
 PAPERS = Path(__file__).parents[4] / "shared" / "papers"
@@ -90,7 +90,7 @@ def _said(each: Verdict) -> str:
 
 def _size(table, column):
     """Of one in the paper's cell: a percentage is printed as 62.95."""
-    from device_runtime.simulation.papers.measures import MEASURES
+    from benchmarks.papers.measures import MEASURES
 
     return 0.01 if MEASURES[table.measure_of(column)].percent else 1.0
 

@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from device_runtime.simulation.papers.claims import verdicts
+from benchmarks.papers.claims import verdicts
 
 BOTH = {"better": "few-shot", "than": "drop"}
 VALUES = {

@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.papers import exporting
+from benchmarks.papers.exporting import Samples
+from benchmarks.papers.places import BundleEntry, DataEntry, DataFolder, Form, Shared
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.errors import ExportError
 from device_runtime.simulation.errors import DataSetError
-from device_runtime.simulation.papers import exporting
-from device_runtime.simulation.papers.exporting import Samples
-from device_runtime.simulation.papers.places import DataFolder
-from device_runtime.simulation.papers.shared import BundleEntry, DataEntry, Form, Shared
 
 ENTRY = DataEntry(title="dots", classes=2, export="--input {pixels} --labels no,yes")
 SAMPLES = Samples(ENTRY, Form(file="dots.npz", source="npz", pixels=6))

@@ -1,6 +1,6 @@
 """Layers of a setting."""
 
-from device_runtime.simulation.papers.layers import Deadline, Layer, over
+from benchmarks.papers.table import Deadline, Layer, over
 
 
 def test_the_later_stands_over_the_earlier_and_tables_are_joined():

@@ -5,14 +5,13 @@ import os
 import msgspec
 import pytest
 
+from benchmarks.papers import rendering, resolving
+from benchmarks.papers.outcome import read
+from benchmarks.papers.places import DataFolder, shared
+from benchmarks.papers.resolving import Where
+from benchmarks.papers.runs import Wanted, cells, plans
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.run_folder import Info, Lines, Name, fingerprint
-from device_runtime.simulation.papers import rendering, resolving
-from device_runtime.simulation.papers.outcome import read
-from device_runtime.simulation.papers.places import DataFolder
-from device_runtime.simulation.papers.resolving import Where
-from device_runtime.simulation.papers.runs import Wanted, cells, plans
-from device_runtime.simulation.papers.shared import shared
 from device_runtime.simulation.records import Ask, RoundLine
 
 NOON = 1_790_000_000  # in September 2026

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.papers.places import DataEntry, DataFolder, Form, data_folder
 from device_runtime.simulation.errors import DataSetError
-from device_runtime.simulation.papers.places import DataFolder, data_folder
-from device_runtime.simulation.papers.shared import DataEntry, Form
 
 ENTRY = DataEntry(
     title="letters",

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from benchmarks.papers import exporting, pretraining, resolving
+from benchmarks.papers.places import BundleEntry, DataEntry, DataFolder, Pretrain, Shared
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation.papers import exporting, pretraining, resolving
-from device_runtime.simulation.papers.places import DataFolder
-from device_runtime.simulation.papers.shared import BundleEntry, DataEntry, Pretrain, Shared
 
 LINEAR = "linear --set inputs=64 --set classes={classes} --tunable all"
 DIGITS = "--input 1,8,8 --scale 0.0625 --labels 0,1,2,3,4,5,6,7,8,9"

@@ -4,7 +4,7 @@ from math import isnan
 
 import pytest
 
-from device_runtime.simulation.papers.printed import value_of
+from benchmarks.papers.measures import value_of
 
 
 @pytest.mark.parametrize(

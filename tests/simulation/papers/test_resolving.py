@@ -2,12 +2,11 @@
 
 import pytest
 
+from benchmarks.papers import resolving
+from benchmarks.papers.places import DataEntry, DataFolder, Form, Shared, shared
+from benchmarks.papers.resolving import Where
 from device_runtime.profiles import shipped
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.papers import resolving
-from device_runtime.simulation.papers.places import DataFolder
-from device_runtime.simulation.papers.resolving import Where
-from device_runtime.simulation.papers.shared import DataEntry, Form, Shared, shared
 
 WHERE = Where(DataFolder(None), shared())
 

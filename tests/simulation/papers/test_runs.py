@@ -3,14 +3,13 @@
 import msgspec
 import pytest
 
+from benchmarks.papers import resolving
+from benchmarks.papers.places import DataFolder, shared
+from benchmarks.papers.resolving import Where
+from benchmarks.papers.runs import Wanted, cells, jobs, plans
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.run_folder import Info, Name, fingerprint
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.papers import resolving
-from device_runtime.simulation.papers.places import DataFolder
-from device_runtime.simulation.papers.resolving import Where
-from device_runtime.simulation.papers.runs import Wanted, cells, jobs, plans
-from device_runtime.simulation.papers.shared import shared
 
 WHERE = Where(DataFolder(None), shared())
 

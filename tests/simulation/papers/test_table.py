@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.papers.claims import verdicts
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.papers.claims import verdicts
 
 
 def names(rows):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.papers.rendering import put, write
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.papers.page import put, write
 
 
 def test_a_new_page_begins_with_what_it_is():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isnan, nan
@@ -132,3 +133,18 @@ MEASURES: Mapping[str, Measure] = {
     "energy": Measure("energy (modelled)", JOULE, _figure("energy_j")),
     "time": Measure("virtual time", TIMES, _figure("virtual_s")),
 }
+
+
+_NUMBER = re.compile(
+    r"(?P<number>[0-9][0-9,]*(?:\.[0-9]+)?)(?:\s*×\s*10\^?\{?(?P<power>-?[0-9]+)\}?)?\s*(?P<unit>[GMk]B)?"
+)
+_BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, None: 1.0}
+
+
+def value_of(cell: str) -> float:
+    """The first number of a cell such as "62.95±2.84", "4.5×10^8" or "5.49MB"; nan where there is none."""
+    found = _NUMBER.search(cell)
+    if found is None:
+        return nan
+    number = float(found["number"].replace(",", "")) * 10.0 ** int(found["power"] or 0)
+    return number * _BYTES[found["unit"]]

@@ -22,9 +22,8 @@ from device_runtime.strategies.training.device_half import Contribution
 
 from . import exporting
 from .exporting import Samples
-from .places import DataFolder
+from .places import DataFolder, Pretrain, Shared
 from .sampling import spec_of
-from .shared import Pretrain, Shared
 
 NAME = Name(CENTRALISED, 0)
 PATIENCE_S = 600.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isnan
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -12,13 +14,16 @@ from tabulate import tabulate
 
 from device_runtime.simulation.compare.figures import Spread
 from device_runtime.simulation.compare.wording import DASH, decimals, digits, unit_for
+from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.report.table import worded
 
+from . import catalogue
 from .catalogue import PAPERS
 from .claims import Verdict
 from .measures import MEASURES, Measure
 from .outcome import Outcome
-from .table import Column
+from .places import DataFolder, Shared
+from .table import SCALES, Column, Table
 
 Style = Literal["simple", "github"]
 
@@ -209,3 +214,69 @@ def _column_json(outcome: Outcome, column: Column) -> dict[str, object]:
             for row in table.rows_at(outcome.wanted.scale, column)
         ],
     }
+
+
+# FROM page: The page of results: one section for each table and scale, between markers; all else is left as
+# it is.
+
+HEAD = """# Results
+
+Every section is written by the command that stands in it; what is between its markers is replaced when it is
+run again. Numbers of a paper are as printed there; ours are measured by `python -m benchmarks.papers`. A 95%
+interval is that of the mean difference by seed (Student's t); a claim whose bound lies in it is
+not significant.
+"""
+
+
+def put(page: str, mark: str, section: str) -> str:
+    """The page with this section: in the place of the one with this mark, or else at the end."""
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    whole = f"{begin}\n{section}{end}\n"
+    found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}\n?", re.S)
+    if found.search(page):
+        return found.sub(lambda _: whole, page, count=1)
+    return f"{page.rstrip()}\n\n{whole}" if page.strip() else f"{HEAD}\n{whole}"
+
+
+def write(path: Path, mark: str, section: str) -> None:
+    """Into the file, which is made where there is none. Raises SimulationError."""
+    try:
+        page = path.read_text("utf-8") if path.exists() else ""
+        path.write_text(put(page, mark, section), "utf-8")
+    except OSError as error:
+        raise SimulationError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+
+
+# FROM listing: All tables in lines: what each compares, and whether its data is there.
+
+
+def listing(folder: DataFolder, shared: Shared) -> str:
+    """Those of each paper, ours, and those that are left out, with the reason."""
+    lines: list[str] = []
+    tables = [catalogue.load(name) for name in catalogue.names()]
+    for paper in dict.fromkeys(table.paper for table in tables):
+        lines.append(PAPERS.get(paper, "ours"))
+        lines += [_line(table, folder, shared) for table in tables if table.paper == paper]
+    lines.append("left out")
+    lines += [f"  {name:20}{why}" for name, why in catalogue.left_out().items()]
+    lines.append(f"data: {folder.path or 'no folder; give --data-dir DIR'}")
+    return "\n".join(lines)
+
+
+def _line(table: Table, folder: DataFolder, shared: Shared) -> str:
+    rows = f"{len(table.rows)} systems, {len(table.columns)} columns"
+    return f"  {table.id:20}{table.title}; {rows}; {ready(table, folder, shared)}"
+
+
+def ready(table: Table, folder: DataFolder, shared: Shared) -> str:
+    """At which scales it can be run with the data that is there."""
+    there, missing = [], ""
+    for scale in (scale for scale in SCALES if scale in table.scales):
+        entries = [shared.entry(column.data, scale) for column in table.columns_at(scale)]
+        lacking = [entry.title for entry in entries if not folder.has(entry, scale)]
+        if lacking:
+            missing = missing or f"no {lacking[0]}"
+        else:
+            there.append(scale)
+    ready = f"data for {', '.join(there)}" if there else ""
+    return "; ".join(part for part in (ready, missing) if part)

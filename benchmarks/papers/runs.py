@@ -14,6 +14,8 @@ from device_runtime.simulation.scenario import Scenario
 
 from .table import Column, Row, Scale, Table
 
+COMMAND = "python -m benchmarks.papers"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -67,7 +69,7 @@ def _plan(wanted: Wanted, mine: Scenario, column: str, systems: Iterable[str]) -
     comparison = Comparison(
         policies=tuple(systems),
         seeds=wanted.seeds,
-        command=f"device-runtime compare {wanted.table.id} --scale {wanted.scale} --seeds {wanted.seeds}",
+        command=f"{COMMAND} {wanted.table.id} --scale {wanted.scale} --seeds {wanted.seeds}",
         bundle=bundle_sha256(mine.task.bundle),
     )
     return Plan(mine, comparison, wanted.folder / f"{column}-{fingerprint(mine, 0)[:6]}")

@@ -9,8 +9,7 @@ import msgspec
 
 from device_runtime.simulation.data import DataSpec
 
-from .enlarged import enlarged
-from .exporting import Samples
+from .exporting import Samples, enlarged
 from .places import DataFolder
 
 

@@ -8,8 +8,7 @@ from math import isnan, nan
 
 from device_runtime.simulation.compare.figures import Spread, spread
 
-from .measures import MEASURES
-from .printed import value_of
+from .measures import MEASURES, value_of
 from .table import Claim, Column, Row, Scale, Table
 
 Values = Mapping[tuple[str, str], tuple[float, ...]]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
+from importlib import resources
+from importlib.abc import Traversable
 from typing import Any
 
 import msgspec
 
 from device_runtime.simulation.errors import ScenarioError
 
-from . import packaged
 from .table import Table
 
 PAPERS: Mapping[str, str] = {
@@ -26,7 +29,7 @@ def names() -> tuple[str, ...]:
     """As the command takes them, in order; a table of ours has a file that begins with "ours-"."""
     return tuple(
         f"ours:{stem.removeprefix('ours-')}" if stem.startswith("ours-") else f"paper:{stem}"
-        for stem in packaged.stems()
+        for stem in stems()
     )
 
 
@@ -41,7 +44,7 @@ def load(name: str) -> Table:
         raise ScenarioError(f"{name} is not run here: {why}")
     if name not in names():
         raise ScenarioError(f"no table {name!r}; there are {', '.join(names())}")
-    return table(packaged.toml(packaged.TABLES, f"{stem(name)}.toml"), name)
+    return table(toml(TABLES, f"{stem(name)}.toml"), name)
 
 
 def table(content: Mapping[str, object], name: str) -> Table:
@@ -71,4 +74,41 @@ def _written_out(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def left_out() -> Mapping[str, str]:
     """Tables of the papers that are not run here, and why."""
-    return msgspec.convert(packaged.toml("left_out.toml"), dict[str, str])
+    return msgspec.convert(toml("left_out.toml"), dict[str, str])
+
+
+# FROM packaged: TOML files that come with this package.
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TABLES = "tables"
+TEXT = 1 << 31  # after every number
+
+
+def toml(*place: str) -> dict[str, Any]:
+    """The file at this place."""
+    return parsed(_at(*place).read_text("utf-8"))
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Raises ValueError for what is not TOML."""
+    content: dict[str, Any] = tomllib.loads(text)
+    return content
+
+
+def stems() -> tuple[str, ...]:
+    """Of the files of tables."""
+    files = (file.name for file in _at(TABLES).iterdir() if file.name.endswith(".toml"))
+    return tuple(sorted((name.removesuffix(".toml") for name in files), key=_natural))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Numbers in it by their value."""
+    return [(int(part), "") if part.isdigit() else (TEXT, part) for part in re.findall(r"\d+|\D+", name)]
+
+
+def _at(*place: str) -> Traversable:
+    return resources.files(__package__).joinpath(*place)

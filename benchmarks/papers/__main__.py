@@ -1,0 +1,209 @@
+"""Runs the tables of papers: `python -m benchmarks.papers TABLE`, in a clone of the project.
+
+Without a table it lists all of them. What is finished is kept and not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.papers import catalogue, rendering, resolving
+from benchmarks.papers.outcome import Outcome, read
+from benchmarks.papers.places import ENV, data_folder, shared
+from benchmarks.papers.rendering import listing
+from benchmarks.papers.runs import Cell, Wanted, cells, jobs, plans
+from benchmarks.papers.table import SCALES
+from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.cli.options import count
+from device_runtime.models.errors import ModelError
+from device_runtime.profiles.machine import usable_cores
+from device_runtime.simulation.compare.performing import of_policy
+from device_runtime.simulation.compare.plan import check
+from device_runtime.simulation.compare.progress import Bars, Lines, Tick, View, Working
+from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.compare.running import Children, Job, interruptible, occupied, run_jobs
+from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.executors.choice import ExecutorWish
+
+ERRORS = (SimulationError, AggregatorError)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add = parser.add_argument
+    add(
+        "table",
+        nargs="?",
+        metavar="TABLE",
+        help="Run this table, such as paper:002-t4.3 (default: list the tables).",
+    )
+    add(
+        "--scale",
+        choices=SCALES,
+        default="cpu",
+        help="Run at this scale: smoke for a minute, cpu for two cores, full as the paper (default: cpu).",
+    )
+    add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: the table's).")
+    add(
+        "--parallel",
+        type=count,
+        metavar="N",
+        help="Do this many runs at a time (default: as many as usable cores).",
+    )
+    add(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help=f"Read data from this folder (default: ${ENV}, or ../shared/data).",
+    )
+    add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
+    add(
+        "--device",
+        default="cpu",
+        metavar="PLACE",
+        help="Train on cpu or, with torch, on cuda (default: cpu).",
+    )
+    add("--write", type=Path, metavar="FILE.md", help="Put the table into its section of this page.")
+    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 2 if a run fails, after the table of the others."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description=__doc__)
+    add_arguments(parser)
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except (*ERRORS, ModelError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises SimulationError, ModelError; of runs that fail, after what the others came to."""
+    if options.table is None:
+        print(listing(data_folder(options.data_dir, os.environ), shared()))
+        return 0
+    try:
+        return _table(wanted(options), options)
+    except OSError as error:
+        where = error.filename or options.run_dir
+        raise SimulationError(f"{where}: {(error.strerror or str(error)).lower()}") from None
+
+
+def wanted(options: argparse.Namespace) -> Wanted:
+    """Raises ScenarioError."""
+    table = catalogue.load(options.table)
+    usual = Path("runs") / "papers" / f"{catalogue.stem(table.id)}-{options.scale}"
+    seeds = options.seeds or table.scaled(options.scale).seeds
+    return Wanted(table, options.scale, seeds, options.run_dir or usual)
+
+
+def _table(mine: Wanted, options: argparse.Namespace) -> int:
+    place = resolving.Where(data_folder(options.data_dir, os.environ), shared(), options.device)
+    every = cells(mine, lambda cell: resolving.scenario(mine.table, mine.scale, cell, place))
+    failed = _run(mine, every, options)
+    outcome = replace(
+        read(mine, every),
+        notes=resolving.notes(mine.table, mine.scale, place),
+        failed=tuple(f"{name}: {why}" for name, why in failed.items()),
+    )
+    print(rendering.json(outcome) if options.format == "json" else f"\n{rendering.text(outcome)}")
+    if options.write is not None:
+        _write(outcome, options)
+    if failed:
+        name, why = next(iter(failed.items()))
+        raise SimulationError(
+            f"{name}: {why}" + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
+        )
+    return 0
+
+
+def _write(outcome: Outcome, options: argparse.Namespace) -> None:
+    mine = outcome.wanted
+    words = [mine.table.id, "--scale", mine.scale, "--seeds", str(mine.seeds)]
+    if options.device != "cpu":
+        words += ["--device", options.device]
+    command = shlex.join(["python", "-m", "benchmarks.papers", *words, "--write", str(options.write)])
+    rendering.write(options.write, f"{mine.table.id} {mine.scale}", rendering.markdown(outcome, command))
+
+
+def _run(mine: Wanted, every: Sequence[Cell], options: argparse.Namespace) -> dict[Name, str]:
+    """Every run that is missing; those that failed, with the reason."""
+    for plan in plans(every):
+        plan.check_folder()
+    out = sys.stderr if options.format == "json" else sys.stdout
+    mine.folder.mkdir(parents=True, exist_ok=True)
+    with interruptible(), occupied(mine.folder) as held:
+        missing = jobs(every)
+        print(said(mine, every, len(missing)), file=out, flush=True)
+        for plan in plans(every):
+            if lacking := plan.missing():
+                check(plan.scenario, lacking, ExecutorWish())
+            plan.save()
+        if not missing:
+            return {}
+        parallel = min(options.parallel or usable_cores(), len(missing))
+        workers = max(1, usable_cores() // parallel)
+        rounds = {name: _rounds(job) for name, job in missing.items()}
+        bars = options.format == "text" and sys.stdout.isatty()
+        view = Noting(Bars(list(missing), rounds) if bars else Lines(list(missing), rounds, out))
+        try:
+            children = Children(("--probes", "0", "--workers", str(workers)), parallel, workers, (held,))
+            run_jobs(missing, children, view)
+        except KeyboardInterrupt:
+            view.close()
+            print(f"stopped: {len(jobs(every))} runs are left; the same command goes on", file=sys.stderr)
+            raise
+        except SimulationError:
+            if not view.failed:
+                raise
+        finally:
+            view.close()
+        return view.failed
+
+
+def _rounds(job: Job) -> int:
+    """Some systems are done in fewer than the table has."""
+    return of_policy(job.plan.scenario, job.name.policy).task.rounds
+
+
+def said(mine: Wanted, every: Sequence[Cell], missing: int) -> str:
+    """What is run, in the first lines of the output."""
+    runs = sum(len(plan.names) for plan in plans(every))
+    there = f", {runs - missing} of them finished before" if missing < runs else ""
+    seeds = f"{mine.seeds} seed{'s' if mine.seeds > 1 else ''}"
+    about = f"scale {mine.scale}, {seeds}: {runs} runs{there}; kept in {mine.folder}/"
+    return f"{mine.table.id}: {mine.table.title}\n{about}"
+
+
+class Noting:
+    """A view that remembers what failed."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.failed: dict[Name, str] = {}
+
+    def moved(self, name: Name, tick: Tick) -> None:
+        self._view.moved(name, tick)
+
+    def working(self, name: Name, now: Working) -> None:
+        self._view.working(name, now)
+
+    def ended(self, name: Name, why: str) -> None:
+        if why:
+            self.failed[name] = why
+        self._view.ended(name, why)
+
+    def close(self) -> None:
+        self._view.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
