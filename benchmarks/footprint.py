@@ -126,7 +126,7 @@ def main() -> None:
         return
     rows: list[tuple[str, float | str, float]] = [
         ("import numpy", import_ms("import numpy"), rss_mb("import numpy")),
-        ("import the device", *(f("import device_runtime.cli.join") for f in (import_ms, rss_mb))),
+        ("import the device", *(f("import device_runtime.cli.on_device.join") for f in (import_ms, rss_mb))),
         (
             "import what works, and ONNX Runtime",
             *(

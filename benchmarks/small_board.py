@@ -39,7 +39,7 @@ from benchmarks.boards.kinds import COMMAND, Trial
 from benchmarks.boards.rounds import Done, Place
 from benchmarks.control_groups import group
 from benchmarks.predicting import tasks
-from device_runtime.cli import export as export_command
+from device_runtime.cli.research import export as export_command
 from device_runtime.models.bundles.bundle import shipped
 
 MIB = 2**20
@@ -79,7 +79,7 @@ import argparse, json, sys
 from pathlib import Path
 from device_runtime.models import data
 from device_runtime.client.selection.choose import MAIN, priced
-from device_runtime.cli import profile
+from device_runtime.cli.on_device import profile
 from device_runtime.models.bundles.bundle import Bundle, find
 from device_runtime.strategies import registry
 from device_runtime.strategies.training.workload import workload

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.cli.kinds import example
+from device_runtime.cli.research.kinds import example
 from device_runtime.strategies import registry
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.settings import Listed

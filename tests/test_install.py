@@ -34,8 +34,8 @@ def modules_after(statement):
     [
         "import device_runtime",
         "import device_runtime.cli",
-        "import device_runtime.cli.join",
-        "from device_runtime.cli import doctor, explain, join, profile",
+        "import device_runtime.cli.on_device.join",
+        "from device_runtime.cli.on_device import doctor, explain, join, profile",
     ],
 )
 def test_the_device_imports_neither_torch_nor_aggregator_nor_simulation(statement):
@@ -316,7 +316,7 @@ def test_the_wheel_holds_the_page_that_browsers_join_by_and_not_its_libraries(in
 
 def test_the_device_s_image_starts_a_command_that_there_is():
     """Where the samples are is the one option that its default has; the enrolment tells the rest."""
-    from device_runtime.cli import join
+    from device_runtime.cli.on_device import join
 
     said = (ROOT / "deploy" / "device.Dockerfile").read_text()
     [entry], words = (

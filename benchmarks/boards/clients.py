@@ -93,7 +93,7 @@ def _client(name: str, programs: Path, home: Path, stack: ExitStack) -> Client:
     more = ("--min-devices", "2", "--broker", broker.url, "--run-dir", home / "run")
     join = (programs / "device-runtime", "join", broker.url, "--data", data, "--name", "idle")
     return Client(
-        name, "", "import device_runtime.cli.join",
+        name, "", "import device_runtime.cli.on_device.join",
         Program((*serve, *more), "task "),
         Program((*join, "--state", home / "state"), "samples of"),
     )  # fmt: skip

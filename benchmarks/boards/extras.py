@@ -13,7 +13,7 @@ from statistics import median
 from . import wheel
 
 REPEATS = 3
-DEVICE = "import device_runtime.cli.join, onnxruntime"
+DEVICE = "import device_runtime.cli.on_device.join, onnxruntime"
 """What a device imports, before what an extra is for."""
 _PROGRAM = (
     "import time, psutil; {before}; t, m = time.process_time(), psutil.Process().memory_info().rss; {after}; "
@@ -44,7 +44,7 @@ EXTRAS = (
     Extra(
         "ort-training",
         "import onnxruntime",
-        "import device_runtime.cli.join",
+        "import device_runtime.cli.on_device.join",
         (
             ("uninstall", "-y", "onnxruntime"),
             ("install", "--no-deps", "--force-reinstall", "onnxruntime-training-cpu==1.19.2"),

@@ -17,7 +17,7 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
-from device_runtime.cli import export as command
+from device_runtime.cli.research import export as command
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import FORMAT
 from device_runtime.models.errors import ModelError

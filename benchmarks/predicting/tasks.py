@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from device_runtime.broker.wire.messages import Kind
-from device_runtime.cli import export
+from device_runtime.cli.research import export
 from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.strategies import registry
 

@@ -20,7 +20,7 @@ from device_runtime.aggregator.serving import config as backing
 from device_runtime.aggregator.serving.config import BrokerSection
 from device_runtime.aggregator.serving.exit_codes import Exit
 from device_runtime.aggregator.storage.store import Store
-from device_runtime.cli import serve as command
+from device_runtime.cli.operator import serve as command
 from device_runtime.cli.table import COMMANDS
 
 DATABASES = ("sqlite", "postgres")

@@ -3,8 +3,9 @@ from argparse import ArgumentParser
 
 import pytest
 
-from device_runtime.cli import main, simulate
-from device_runtime.cli.asked_options import plan_of
+from device_runtime.cli import main
+from device_runtime.cli.research import simulate
+from device_runtime.cli.research.simulate_options import plan_of
 from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError
 

@@ -1,6 +1,6 @@
 from datetime import date, timedelta
 
-from device_runtime.cli import traffic as command
+from device_runtime.cli.on_device import traffic as command
 from device_runtime.client import traffic
 from device_runtime.client.traffic import FILE, KEPT_DAYS, WRITE_BYTES, WRITE_S, Day, Traffic
 

@@ -30,7 +30,7 @@ from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
 from device_runtime.broker.wire.messages import Metrics
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.cli import serve as command
+from device_runtime.cli.operator import serve as command
 
 DATABASES = ("sqlite", "postgres")
 KINDS = ("full", "few-shot", "zeroth-order", "class-means")

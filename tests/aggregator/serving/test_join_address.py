@@ -15,7 +15,7 @@ from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.servers import production
 from device_runtime.broker.servers.broker_folder import Site
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.cli.serve import add_arguments, server_of
+from device_runtime.cli.operator.serve import add_arguments, server_of
 
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
 HERE = BrokerUrl("127.0.0.1", 1883)

@@ -235,7 +235,7 @@ def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench,
 ASKER = """
 import sys
 from pathlib import Path
-from device_runtime.aggregator.storage import rollback_request as wishes
+from device_runtime.aggregator.storage import model_versions as wishes
 for to in range(1, 301):
     wishes.ask(Path(sys.argv[1]), to)
 """

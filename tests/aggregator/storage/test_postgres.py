@@ -27,7 +27,7 @@ from device_runtime.aggregator.storage.postgres import (
 from device_runtime.aggregator.storage.store import Identity, Store
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Received
-from device_runtime.cli import serve as command
+from device_runtime.cli.operator import serve as command
 
 ASK = "INSERT INTO asked VALUES (?, ?) ON CONFLICT DO NOTHING"
 MINE = Identity(b"{}", "run", bytes(32))

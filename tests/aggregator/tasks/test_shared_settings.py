@@ -6,7 +6,7 @@ import pytest
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.aggregator.tasks.task import Task, kinds_named
-from device_runtime.cli.serve import add_arguments, task_of
+from device_runtime.cli.operator.serve import add_arguments, task_of
 
 KINDS = "full,few-shot,zeroth-order,class-means"
 

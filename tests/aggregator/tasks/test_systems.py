@@ -4,7 +4,7 @@ import pytest
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.cli.serve import add_arguments, task_of
+from device_runtime.cli.operator.serve import add_arguments, task_of
 
 TASK = Task(bundle="digits-wrn-10-1", rounds=10)
 

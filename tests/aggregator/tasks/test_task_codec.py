@@ -5,7 +5,7 @@ import pytest
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.shared_settings import coded
 from device_runtime.aggregator.tasks.task import KindSettings, Task, decode
-from device_runtime.cli import serve as command
+from device_runtime.cli.operator import serve as command
 
 
 def task(*kinds):

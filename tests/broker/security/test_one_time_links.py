@@ -23,7 +23,7 @@ from device_runtime.broker.servers.broker_folder import PASSWORDS, Opened, Site
 from device_runtime.broker.servers.mosquitto import hash_passwords, is_of_password
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.topics import TopicError
-from device_runtime.cli import device as device_command
+from device_runtime.cli.operator import device as device_command
 
 NOW = 1_800_000_000
 MINE, OTHER = "a" * 43, "b" * 43

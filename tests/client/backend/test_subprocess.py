@@ -442,7 +442,7 @@ def _runs(pid):
 
 def test_the_command_of_a_device_imports_nothing_that_only_work_needs():
     program = (
-        "import sys, device_runtime.cli, device_runtime.cli.join; "
+        "import sys, device_runtime.cli, device_runtime.cli.on_device.join; "
         "names = ('numpy', 'onnxruntime', 'safetensors', 'psutil', 'ctypes', "
         "'device_runtime.profiles.cost'); "
         "print([name for name in names if name in sys.modules])"

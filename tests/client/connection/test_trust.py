@@ -219,5 +219,5 @@ def test_an_agent_with_a_key_of_its_own_signs_its_hello_and_takes_no_receipt_wit
 
 
 def test_a_device_that_is_not_enrolled_loads_no_cryptography():
-    code = "import sys, device_runtime.cli.join; assert 'nacl' not in sys.modules"
+    code = "import sys, device_runtime.cli.on_device.join; assert 'nacl' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

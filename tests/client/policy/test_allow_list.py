@@ -8,8 +8,8 @@ import pytest
 
 from device_runtime.broker.wire.link import Connected
 from device_runtime.broker.wire.messages import Contribution, Get, Plan
-from device_runtime.cli import policy_options
-from device_runtime.cli.join import add_arguments
+from device_runtime.cli.on_device import policy_options
+from device_runtime.cli.on_device.join import add_arguments
 from device_runtime.client.agent import Agent
 from device_runtime.client.backend.rpc import Terms
 from device_runtime.client.errors import PolicyError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.cli import join, policy_options
+from device_runtime.cli.on_device import join, policy_options
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy.process_priority import Manners
 from device_runtime.client.policy.rules import Policy, Window

@@ -48,9 +48,9 @@ def test_a_full_disk_and_a_file_system_without_locks_keep_no_device_from_its_wor
 EARLY = """
 import os, signal, sys
 from pathlib import Path
-from device_runtime.client.policy import owner_rules as owner
+from device_runtime.client.policy import work_gate as owner
 from device_runtime.cli import main
-from device_runtime.cli import join
+from device_runtime.cli.on_device import join
 folder = Path(sys.argv[1])
 join.place = lambda *_: os.kill(os.getpid(), signal.SIGUSR1) or print(owner.paused(folder), flush=True)
 main(["join", "mqtt://127.0.0.1:1", "--data", sys.argv[1], "--state", sys.argv[1]])

@@ -4,7 +4,7 @@ import shlex
 import msgspec
 import pytest
 
-from device_runtime.cli import inspect
+from device_runtime.cli.research import inspect
 from device_runtime.cli.table import COMMANDS
 from device_runtime.models.bundles.bundle import write
 from device_runtime.models.bundles.inputs import InputSpec

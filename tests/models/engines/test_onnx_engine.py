@@ -298,8 +298,8 @@ def test_graph_that_is_not_allowed_is_a_bundle_error_of_one_line(digits, monkeyp
 def test_importing_models_loads_neither_torch_nor_onnx_nor_onnxruntime():
     code = (
         "import sys, device_runtime.models.engines.onnx_engine, device_runtime.models.training.heads, "
-        "device_runtime.models.bundles.bundle, device_runtime.cli.inspect, "
-        "device_runtime.cli.export\n"
+        "device_runtime.models.bundles.bundle, device_runtime.cli.research.inspect, "
+        "device_runtime.cli.research.export\n"
         "print([name for name in ('torch', 'onnx', 'onnxruntime') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

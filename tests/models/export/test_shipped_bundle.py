@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.cli import export
+from device_runtime.cli.research import export
 from device_runtime.content import content
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.export.candidates import Wanted, candidates

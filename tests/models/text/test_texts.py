@@ -6,7 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from device_runtime.cli.data_options import add_data
+from device_runtime.cli.options import add_data
 from device_runtime.models.data import Place, load, opened, raw
 from device_runtime.models.data.cells import text_column
 from device_runtime.models.data.report import lines, report

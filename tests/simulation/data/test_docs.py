@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.cli import export
+from device_runtime.cli.research import export
 from device_runtime.simulation.data.spec import SOURCES
 
 DOCS = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")

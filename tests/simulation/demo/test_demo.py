@@ -12,8 +12,8 @@ import pytest
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
-from device_runtime.cli import demo as command
 from device_runtime.cli import main
+from device_runtime.cli.research import demo as command
 from device_runtime.client.training.engine_guard import Time
 from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.simulation import digits

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from device_runtime.cli import export
+from device_runtime.cli.research import export
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Source

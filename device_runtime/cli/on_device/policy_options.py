@@ -7,13 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from device_runtime.cli.options import count, positive
 from device_runtime.client.delivery.downloads import BLOBS, BUNDLES
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy.process_priority import Manners
 from device_runtime.client.policy.rules import SHORTEST, AllowList, Policy, Window
 from device_runtime.client.service import device_file
-
-from .options import count, positive
 
 RULES = frozenset(
     {

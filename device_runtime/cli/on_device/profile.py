@@ -7,7 +7,15 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .options import add_engine, add_meter, add_pretence, engine_wish, memory_bytes, meter, pretence
+from device_runtime.cli.options import (
+    add_engine,
+    add_meter,
+    add_pretence,
+    engine_wish,
+    memory_bytes,
+    meter,
+    pretence,
+)
 
 if TYPE_CHECKING:
     from device_runtime.models.bundles.bundle import Bundle

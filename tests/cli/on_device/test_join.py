@@ -9,7 +9,8 @@ from nacl.signing import SigningKey
 
 from device_runtime.broker.errors import BrokerRefused
 from device_runtime.broker.security.enrolment import Enrolment
-from device_runtime.cli import join, main
+from device_runtime.cli import main
+from device_runtime.cli.on_device import join
 
 
 class Joined(Exception):

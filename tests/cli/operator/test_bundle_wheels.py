@@ -115,7 +115,7 @@ def installed(tmp_path, monkeypatch):
         about.mkdir(parents=True)
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: device-runtime\nVersion: 1.0\n")
         (about / "entry_points.txt").write_text(
-            "[device_runtime.cli]\nbundle-wheels = device_runtime.cli.bundle_wheels\n"
+            "[device_runtime.cli]\nbundle-wheels = device_runtime.cli.operator.bundle_wheels\n"
         )
         if url:
             (about / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {"editable": True}}))

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_runtime.cli.options import add_engine, count, engine_wish
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.models.errors import DataError
 
-from .options import add_engine, count, engine_wish
 from .policy_options import add_place
 
 if TYPE_CHECKING:

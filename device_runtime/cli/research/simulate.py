@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks import shared_settings as training
+from device_runtime.cli.options import count, positive
 from device_runtime.models.engines.available import AUTO, ENGINES
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.compare.performing import How, perform
@@ -30,11 +31,11 @@ from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorWish
 from device_runtime.strategies.robust.settings import RULES
 
-from .asked_options import PRESET, again, plan_of, presets, said
-from .options import count, positive
+from .simulate_options import PRESET, again, plan_of, presets, said
 
 if TYPE_CHECKING:
     from device_runtime.simulation.report.write import Report
+
 
 ERRORS = (SimulationError, AggregatorError)
 

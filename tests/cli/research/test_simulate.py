@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.cli import main, simulate
-from device_runtime.cli.asked_options import plan_of
+from device_runtime.cli import main
+from device_runtime.cli.research import simulate
+from device_runtime.cli.research.simulate_options import plan_of
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.compare.running import occupied
 
@@ -219,7 +220,7 @@ def test_numbers_that_cannot_be_meant_are_refused(wrong, capsys):
 
 
 def test_the_scenario_of_the_docs_is_one(small):
-    docs = Path(simulate.__file__).parents[2] / "docs" / "simulation.md"
+    docs = Path(simulate.__file__).parents[3] / "docs" / "simulation.md"
     [text] = re.findall(r"```toml\n(# clinic\.toml.*?)```", docs.read_text("utf-8"), re.S)
     (small / "clinic.toml").write_text(text)
     mine = asked(str(small / "clinic.toml")).scenario

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.cli.options import memory_bytes
 from device_runtime.client.connection.connecting import Connection
 from device_runtime.client.errors import InstallError
 from device_runtime.client.service import device_file
@@ -16,7 +17,6 @@ from device_runtime.client.service import install as service_unit
 from device_runtime.client.service.install import Job
 from device_runtime.client.service.uninstall import SETTINGS
 
-from .options import memory_bytes
 from .policy_options import RULES
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import add_engine, add_pretence, count, positive
+from device_runtime.cli.options import add_engine, add_pretence, count, positive
 
 if TYPE_CHECKING:
     from device_runtime.client.selection.choose import Candidate, Plan

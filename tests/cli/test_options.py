@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.cli import data_options, join
+from device_runtime.cli import options as data_options
+from device_runtime.cli.on_device import join
 from device_runtime.client.personal.kept import Wish
 from device_runtime.models.data import Place
 from device_runtime.models.errors import DataError

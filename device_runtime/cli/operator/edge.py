@@ -18,10 +18,9 @@ from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
+from device_runtime.cli.options import add_connection, count
 from device_runtime.client.connection.connecting import Connection, connect, reach
 from device_runtime.client.settings import Settings
-
-from .options import add_connection, count
 
 __all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
 

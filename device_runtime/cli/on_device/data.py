@@ -6,13 +6,11 @@ import argparse
 
 import msgspec
 
+from device_runtime.cli.options import DATA, add_data, memory_bytes, place, positive
 from device_runtime.client.training.engine_guard import limit_bytes
 from device_runtime.models.bundles.bundle import Bundle, find
 from device_runtime.models.data import Keep, Shelf
 from device_runtime.models.data.report import lines, report
-
-from .data_options import DATA, add_data, place
-from .options import memory_bytes, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,23 @@ from pathlib import Path
 
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.topics import check_task
+from device_runtime.cli.options import (
+    DATA,
+    add_connection,
+    add_data,
+    add_engine,
+    add_meter,
+    add_personal,
+    add_pretence,
+    engine_wish,
+    memory_bytes,
+    meter,
+    meter_wish,
+    place,
+    positive,
+    pretence,
+    wish,
+)
 from device_runtime.client.agent import Agent
 from device_runtime.client.backend.base import MakePlace, in_this_process
 from device_runtime.client.backend.subprocess import STAYS_S, Apart
@@ -28,19 +45,6 @@ from device_runtime.models.errors import DataError
 from device_runtime.strategies.terms.accountant import Limit
 
 from . import policy_options
-from .data_options import DATA, add_data, add_personal, place, wish
-from .options import (
-    add_connection,
-    add_engine,
-    add_meter,
-    add_pretence,
-    engine_wish,
-    memory_bytes,
-    meter,
-    meter_wish,
-    positive,
-    pretence,
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,16 +11,26 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_runtime.cli.options import (
+    add_engine,
+    add_meter,
+    add_pretence,
+    count,
+    engine_wish,
+    memory_bytes,
+    meter,
+    positive,
+)
 from device_runtime.models import data as local_data
 from device_runtime.models.errors import DataError
 
 from . import profile as profile_command
-from .options import add_engine, add_meter, add_pretence, count, engine_wish, memory_bytes, meter, positive
 
 if TYPE_CHECKING:
     from device_runtime.client.selection.measure_one import Device, Figures, Order
     from device_runtime.client.selection.measurement import Row
     from device_runtime.profiles import Speed
+
 
 log = logging.getLogger(__name__)
 

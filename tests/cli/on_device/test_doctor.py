@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from device_runtime.cli import main
-from device_runtime.cli.doctor import examine
+from device_runtime.cli.on_device.doctor import examine
 from device_runtime.client.doctor import installation as examining
 from device_runtime.client.doctor.installation import energy, rules
 from device_runtime.client.energy import Found, find
@@ -167,7 +167,7 @@ def test_an_extra_that_is_not_installed_is_named_with_its_use(monkeypatch):
 
 def test_examining_imports_neither_torch_nor_aggregator_nor_simulation(tmp_path):
     code = (
-        "import sys\nfrom pathlib import Path\nfrom device_runtime.cli.doctor import examine\n"
+        "import sys\nfrom pathlib import Path\nfrom device_runtime.cli.on_device.doctor import examine\n"
         f"assert len(list(examine({BUNDLE!r}, Path({str(tmp_path)!r})))) > 10\n"
         "print(sorted(sys.modules))"
     )

@@ -7,8 +7,8 @@ import pytest
 
 from device_runtime.aggregator.errors import MissingExtra
 from device_runtime.aggregator.http import join
-from device_runtime.cli import web as web_command
-from device_runtime.cli.web import FetchError
+from device_runtime.cli.operator import web as web_command
+from device_runtime.cli.operator.web import FetchError
 
 NPM = (
     '#!/bin/sh\ntest -f package-lock.json || exit 1\nmkdir -p node_modules\necho "$@" > node_modules/asked\n'

@@ -22,6 +22,7 @@ from device_runtime.broker.wire.partial_blob import replace_file
 if TYPE_CHECKING:
     from device_runtime.aggregator.storage.model_versions import Version
 
+
 ERRORS = (AggregatorError,)
 
 

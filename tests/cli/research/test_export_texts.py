@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.cli import export
+from device_runtime.cli.research import export
 from device_runtime.models.bundles.bundle import Bundle, unpack
 from device_runtime.models.errors import BundleError, ExportError
 

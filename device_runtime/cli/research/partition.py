@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from tabulate import tabulate
 
+from device_runtime.cli.options import count, positive
 from device_runtime.models.export.source import settings
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
@@ -19,8 +20,6 @@ from device_runtime.simulation.data.spec import PARTITIONS, SOURCES
 from device_runtime.simulation.errors import DataSetError, SimulationError
 from device_runtime.simulation.partition.figures import Shape, by_group, shape, table
 from device_runtime.simulation.partition.plot import draw
-
-from .options import count, positive
 
 ERRORS = (SimulationError,)
 

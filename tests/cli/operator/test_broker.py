@@ -11,11 +11,11 @@ import pytest
 from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.wire.link import Connected, Event, Link
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.cli import broker as command
+from device_runtime.cli.operator import broker as command
 
 _RUN = """
 import argparse, sys
-from device_runtime.cli import broker as command
+from device_runtime.cli.operator import broker as command
 parser = argparse.ArgumentParser()
 command.add_arguments(parser)
 sys.exit(command.run(parser.parse_args()))

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.broker.errors import BrokerError
+from device_runtime.cli.options import add_connection
 from device_runtime.client.connection.connecting import connect, is_enrolled
 from device_runtime.models.errors import BundleError
-
-from .options import add_connection
 
 if TYPE_CHECKING:
     from device_runtime.client.doctor.installation import Finding

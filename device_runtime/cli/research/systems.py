@@ -12,6 +12,7 @@ from device_runtime.aggregator.errors import AggregatorError
 if TYPE_CHECKING:
     from device_runtime.aggregator.tasks.task import Task
 
+
 ERRORS = (AggregatorError,)
 
 

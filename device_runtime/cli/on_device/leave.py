@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 from device_runtime.broker.errors import BrokerError
+from device_runtime.cli.options import add_connection
 from device_runtime.client.connection.connecting import connect, folder_of
 from device_runtime.client.errors import InstallError
 from device_runtime.client.service import instance_lock as guest
 from device_runtime.client.service import uninstall as leaving
-
-from .options import add_connection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.views.console_log import Plain, View, percent, size
+from device_runtime.cli.options import count, positive
 from device_runtime.client.selection.profiling import BATCH
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
@@ -34,8 +35,6 @@ from device_runtime.simulation.demo.plot import draw
 from device_runtime.simulation.demo.runs import BUNDLE, Policy, Run, Setting, perform, save
 from device_runtime.simulation.demo.worth import worths
 from device_runtime.strategies.registry import KINDS
-
-from .options import count, positive
 
 ERRORS = (AggregatorError,)
 

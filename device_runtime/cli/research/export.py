@@ -19,10 +19,11 @@ from device_runtime.models.data.reading import inputs
 from device_runtime.models.errors import ExportError, one_line
 from device_runtime.models.export.source import build, once, settings
 
-from .text_options import Reading, add_text_arguments, folder_settings, reading
+from .export_texts import Reading, add_text_arguments, folder_settings, reading
 
 if TYPE_CHECKING:
     from device_runtime.models.export.export import ExportSpec
+
 
 NONE = "none"
 

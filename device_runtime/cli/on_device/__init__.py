@@ -1,0 +1,1 @@
+"""Commands for a device and its owner."""
