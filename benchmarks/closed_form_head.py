@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from device_runtime.simulation import scenario as policies
-from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.scenario import load
@@ -46,7 +46,7 @@ class Rounds:
     def asked(self, ask: Ask) -> None:
         pass
 
-    def trained(self, job: Job, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: Contribution) -> None:
         pass
 
     def closed(self, line: RoundLine) -> None:

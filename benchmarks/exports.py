@@ -39,7 +39,7 @@ from device_runtime.models.training.optimizer import Sgd
 if TYPE_CHECKING:
     from torch import nn
 
-    from device_runtime.models.export.export import Checked
+    from device_runtime.models.export.export import CheckedGraph
 
 SETS = ("all", "mid", "head", "bias")
 SAMPLES = 8
@@ -112,7 +112,7 @@ class Exported:
 
     bundle: Bundle
     seconds: float
-    checked: dict[str, Checked] = field(default_factory=dict)
+    checked: dict[str, CheckedGraph] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
 
 
@@ -150,9 +150,9 @@ def exported(name: str, folder: Path) -> Exported:
     sets: dict[str, dict[str, Any]] = {tunable: {} for tunable in network.sets}
     spec = ExportSpec(name, network.input, labels, sets=sets, batchnorm=network.batchnorm)
     module = built(network)
-    checked: dict[str, Checked] = {}
+    checked: dict[str, CheckedGraph] = {}
 
-    def report(graph: Checked) -> None:
+    def report(graph: CheckedGraph) -> None:
         say(f"  {graph.name}: {graph.bytes / 1e3:.0f} KB, {graph.worst:.1e}")
         checked[graph.name] = graph
 

@@ -21,7 +21,7 @@ from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
 from device_runtime.simulation.records import Ask, Nobody
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.wire.run import Course, perform
+from device_runtime.simulation.wire.run import WireCourse, perform
 
 SEED, ROUNDS = 5, 3
 SHARES = {"phone-high": 0.25, "pi-5": 0.25, "jetson-nano": 0.25, "pi-zero-2w": 0.125}
@@ -66,7 +66,7 @@ def scenario(latency_s: float) -> scenarios.Scenario:
 def compare(latency_s: float) -> None:
     prepared, noted = prepare(scenario(latency_s), SEED), Noted()
     served = simulate(prepared, watch=noted)
-    wire = perform(prepared, Course(SEED, until_s=10_000))
+    wire = perform(prepared, WireCourse(SEED, until_s=10_000))
     opened = {told.round: at for at, told in wire.told if isinstance(told, RoundOpened)}
     records = {(r.round, r.device): (at - opened[r.round], r) for at, r in wire.contributions}
     same = sum(

@@ -25,7 +25,7 @@ sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 from benchmarks.zeroth.on_features import OnFeatures
 from device_runtime.cli import main as device_runtime
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.job import Plain
+from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.records import Nobody, RoundLine
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED
@@ -128,7 +128,7 @@ def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
         },
     }  # fmt: skip
     course = Course(10)
-    executor = OnFeatures if asked.heads else Plain
+    executor = OnFeatures if asked.heads else PlainExecutor
     simulate(prepare(scenario.load("uniform", table), asked.seed), executor, course)
     row = {
         "method": name,

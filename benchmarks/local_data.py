@@ -22,7 +22,7 @@ from tabulate import tabulate
 from device_runtime.models.bundles.bundle import Bundle, find
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.data import Keep, Place, Shelf, png, sound
+from device_runtime.models.data import Place, Selection, Shelf, png, sound
 from device_runtime.models.data.picture import Picture
 
 SPEECH, PHOTO, COLOURS = (
@@ -63,7 +63,7 @@ def _growing(rng: np.random.Generator) -> list[tuple[str, float, float, float]]:
         for number in range(4):
             _save(folder / f"{number}.npz", rng, 2500)
         before = psutil.Process().memory_info().rss
-        shelf = Shelf(Place(folder), given, Keep(0.1))
+        shelf = Shelf(Place(folder), given, Selection(0.1))
         for what in ("10,000 images read", "1,000 more in a new file", "nothing new"):
             began = time.perf_counter()
             shelf.refresh()

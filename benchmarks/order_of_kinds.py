@@ -84,7 +84,7 @@ def scenario(name: str, order: tuple[str, ...]) -> dict[str, Any]:
     one, known = DATA[name], shared()
     folder = data_folder(None, os.environ)
     entry = known.entry(name, "cpu")
-    samples = exporting.Samples(entry, folder.form(entry, "cpu"))
+    samples = exporting.BundleSamples(entry, folder.form(entry, "cpu"))
     made = "digits-wrn-10-1" if name == "digits" else "cnn-quarter"
     kinds = [
         {

@@ -17,7 +17,7 @@ from device_runtime.broker.servers.broker_folder import AGGREGATOR_KEY
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
-from device_runtime.broker.wire.messages import Base, Contribution, Offer, Receipt, decode, encode
+from device_runtime.broker.wire.messages import Base, ContributionMessage, Offer, Receipt, decode, encode
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies import registry
@@ -215,7 +215,7 @@ class ScriptedAggregator:
                     leaf = topics.block(get.blob.sha, index)
                     self.link.publish(topics.down(address.device, leaf), data)
             elif address.leaf == "contribution":
-                return decode(event.payload, Contribution)
+                return decode(event.payload, ContributionMessage)
         pytest.fail("no contribution came")
 
     def receipt(self, device, message, status="accepted"):

@@ -14,7 +14,7 @@ import pytest
 from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.broker.security.signing import Signer
 from device_runtime.broker.servers import mosquitto
-from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
@@ -104,7 +104,9 @@ def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_
             eventually(lambda: "connected" in house.said("pi-1") and "connected" in house.said("pi-2"))
 
             # An offer of somebody else who may speak to all, by the broker's own word, is not acted on.
-            forger = Link(Opened(house.site).for_aggregator, "forger", queue.SimpleQueue(), LinkOptions())
+            forger = Link(
+                BrokerFolder(house.site).for_aggregator, "forger", queue.SimpleQueue(), LinkOptions()
+            )
             forger.connect()
             forged = _offer(b"forged")
             for payload in (Signer(bytes(32)).seal(topics.down("pi-1", "task"), forged, 1), b"\x93\x03"):

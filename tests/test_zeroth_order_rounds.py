@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.job import Job, Plain
+from device_runtime.simulation.executors.job import PlainExecutor, TrainingJob
 from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.merging.folding import Folding
@@ -64,9 +64,9 @@ def test_heads_on_kept_features_measure_what_devices_do(monkeypatch, settings):
     heads = importlib.import_module("benchmarks.zeroth.heads")
     world = prepare(scenario.load("uniform", {"devices": 4, "data": {"samples_per_client": 30}}), 0).world
     kind = ZerothOrder(tunable="head", **settings)
-    jobs = [Job(device, f"device-{device}", kind, 7, "1") for device in range(4)]
+    jobs = [TrainingJob(device, f"device-{device}", kind, 7, "1") for device in range(4)]
     bases = {"1": world.bundle.weights()}
-    plain, kept = ([*executor.run(bases, jobs)] for executor in (Plain(world), heads.Heads(world)))
+    plain, kept = ([*executor.run(bases, jobs)] for executor in (PlainExecutor(world), heads.Heads(world)))
     for one, other in zip(plain, kept, strict=True):
         assert one.num_examples == other.num_examples == 30
         assert one.train_loss == pytest.approx(other.train_loss, rel=1e-6)
@@ -96,7 +96,7 @@ def test_in_a_simulated_fleet_late_scalars_are_steps_along_the_directions_of_the
     fleet = {"name": "two", "groups": groups}
     over = {"fleet": fleet, "devices": 6, "slow": 50.0, "eval_every": 8, "data": data, "task": task}
     watch, made = Asked(), scenario.load("uniform", over)
-    simulate(prepare(made, 0), Plain, watch)
+    simulate(prepare(made, 0), PlainExecutor, watch)
     apart = [[step.round for step in together] for together in steps]
     assert watch.late > 0
     assert all(rounds[-1] == number or number not in rounds for number, rounds in enumerate(apart, 1))

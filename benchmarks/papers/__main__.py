@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.papers import catalogue, rendering, resolving
-from benchmarks.papers.outcome import Outcome, read
+from benchmarks.papers.outcome import TableOutcome, read
 from benchmarks.papers.places import ENV, data_folder, shared
 from benchmarks.papers.rendering import listing
-from benchmarks.papers.runs import Cell, Wanted, cells, jobs, plans
+from benchmarks.papers.runs import Cell, WantedTable, cells, jobs, plans
 from benchmarks.papers.table import SCALES
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.cli.options import count
@@ -25,9 +25,9 @@ from device_runtime.models.errors import ModelError
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import check
-from device_runtime.simulation.compare.progress import Bars, Lines, Tick, View, Working
+from device_runtime.simulation.compare.progress import Bars, ProgressLines, ProgressView, RoundDone, Working
 from device_runtime.simulation.compare.run_folder import Name
-from device_runtime.simulation.compare.running import Children, Job, interruptible, occupied, run_jobs
+from device_runtime.simulation.compare.running import Children, RunJob, interruptible, occupied, run_jobs
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorWish
 
@@ -97,15 +97,15 @@ def run(options: argparse.Namespace) -> int:
         raise SimulationError(f"{where}: {(error.strerror or str(error)).lower()}") from None
 
 
-def wanted(options: argparse.Namespace) -> Wanted:
+def wanted(options: argparse.Namespace) -> WantedTable:
     """Raises ScenarioError."""
     table = catalogue.load(options.table)
     usual = Path("runs") / "papers" / f"{catalogue.stem(table.id)}-{options.scale}"
     seeds = options.seeds or table.scaled(options.scale).seeds
-    return Wanted(table, options.scale, seeds, options.run_dir or usual)
+    return WantedTable(table, options.scale, seeds, options.run_dir or usual)
 
 
-def _table(mine: Wanted, options: argparse.Namespace) -> int:
+def _table(mine: WantedTable, options: argparse.Namespace) -> int:
     place = resolving.Where(data_folder(options.data_dir, os.environ), shared(), options.device)
     every = cells(mine, lambda cell: resolving.scenario(mine.table, mine.scale, cell, place))
     failed = _run(mine, every, options)
@@ -125,7 +125,7 @@ def _table(mine: Wanted, options: argparse.Namespace) -> int:
     return 0
 
 
-def _write(outcome: Outcome, options: argparse.Namespace) -> None:
+def _write(outcome: TableOutcome, options: argparse.Namespace) -> None:
     mine = outcome.wanted
     words = [mine.table.id, "--scale", mine.scale, "--seeds", str(mine.seeds)]
     if options.device != "cpu":
@@ -134,7 +134,7 @@ def _write(outcome: Outcome, options: argparse.Namespace) -> None:
     rendering.write(options.write, f"{mine.table.id} {mine.scale}", rendering.markdown(outcome, command))
 
 
-def _run(mine: Wanted, every: Sequence[Cell], options: argparse.Namespace) -> dict[Name, str]:
+def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) -> dict[Name, str]:
     """Every run that is missing; those that failed, with the reason."""
     for plan in plans(every):
         plan.check_folder()
@@ -153,7 +153,7 @@ def _run(mine: Wanted, every: Sequence[Cell], options: argparse.Namespace) -> di
         workers = max(1, usable_cores() // parallel)
         rounds = {name: _rounds(job) for name, job in missing.items()}
         bars = options.format == "text" and sys.stdout.isatty()
-        view = Noting(Bars(list(missing), rounds) if bars else Lines(list(missing), rounds, out))
+        view = Noting(Bars(list(missing), rounds) if bars else ProgressLines(list(missing), rounds, out))
         try:
             children = Children(("--probes", "0", "--workers", str(workers)), parallel, workers, (held,))
             run_jobs(missing, children, view)
@@ -169,12 +169,12 @@ def _run(mine: Wanted, every: Sequence[Cell], options: argparse.Namespace) -> di
         return view.failed
 
 
-def _rounds(job: Job) -> int:
+def _rounds(job: RunJob) -> int:
     """Some systems are done in fewer than the table has."""
     return of_policy(job.plan.scenario, job.name.policy).task.rounds
 
 
-def said(mine: Wanted, every: Sequence[Cell], missing: int) -> str:
+def said(mine: WantedTable, every: Sequence[Cell], missing: int) -> str:
     """What is run, in the first lines of the output."""
     runs = sum(len(plan.names) for plan in plans(every))
     there = f", {runs - missing} of them finished before" if missing < runs else ""
@@ -186,11 +186,11 @@ def said(mine: Wanted, every: Sequence[Cell], missing: int) -> str:
 class Noting:
     """A view that remembers what failed."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: ProgressView) -> None:
         self._view = view
         self.failed: dict[Name, str] = {}
 
-    def moved(self, name: Name, tick: Tick) -> None:
+    def moved(self, name: Name, tick: RoundDone) -> None:
         self._view.moved(name, tick)
 
     def working(self, name: Name, now: Working) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 
-from device_runtime.simulation.compare.figures import Spread, spread
+from device_runtime.simulation.compare.figures import SeedSpread, spread
 
 from .measures import MEASURES, value_of
-from .table import Claim, Column, Row, Scale, Table
+from .table import Column, Scale, SystemRow, Table, TableClaim
 
 Values = Mapping[tuple[str, str], tuple[float, ...]]
 """By row and column, the measure in plain units, seed by seed; nan: not there."""
@@ -18,17 +18,17 @@ POINT = 0.01
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """Of one claim in one column. `ours` is the difference (with a factor: the ratio) over the seeds.
 
     `printed` is the same of the paper's numbers, nan where they are not printed; `seeds` of `ours.n` hold.
     Differences of percentages are in points.
     """
 
-    claim: Claim
+    claim: TableClaim
     column: str
     points: bool
-    ours: Spread
+    ours: SeedSpread
     printed: float
     seeds: int
     holds: bool
@@ -47,7 +47,7 @@ class Verdict:
         return ("holds" if self.holds else "does not hold") + (", not significant" if unsure else "")
 
 
-def verdicts(table: Table, scale: Scale, values: Values) -> tuple[Verdict, ...]:
+def verdicts(table: Table, scale: Scale, values: Values) -> tuple[ClaimVerdict, ...]:
     """Of every claim in every column that is run at this scale with what the claim compares."""
     columns = {column.id: column for column in table.columns_at(scale)}
     return tuple(
@@ -58,7 +58,7 @@ def verdicts(table: Table, scale: Scale, values: Values) -> tuple[Verdict, ...]:
     )
 
 
-def _columns(table: Table, scale: Scale, claim: Claim) -> tuple[str, ...]:
+def _columns(table: Table, scale: Scale, claim: TableClaim) -> tuple[str, ...]:
     both = _rows(claim)
     there = {
         column.id: table.measure_of(column)
@@ -71,11 +71,11 @@ def _columns(table: Table, scale: Scale, claim: Claim) -> tuple[str, ...]:
     return tuple(name for name, measure in there.items() if measure == table.measure)
 
 
-def _rows(claim: Claim) -> set[str]:
+def _rows(claim: TableClaim) -> set[str]:
     return {claim.better, claim.than, *([claim.towards] if claim.towards else [])}
 
 
-def _verdict(table: Table, claim: Claim, column: Column, values: Values) -> Verdict:
+def _verdict(table: Table, claim: TableClaim, column: Column, values: Values) -> ClaimVerdict:
     measure = MEASURES[table.measure_of(column)]
     points = measure.percent and not claim.factor
     size = POINT if points else 1.0
@@ -83,7 +83,7 @@ def _verdict(table: Table, claim: Claim, column: Column, values: Values) -> Verd
     rows = {row.name: row for row in table.rows}
     printed = _each(claim, column.id, _printed(claim, column.id, rows))
     result = spread(ours)
-    return Verdict(
+    return ClaimVerdict(
         claim=claim,
         column=column.id,
         points=points,
@@ -94,7 +94,7 @@ def _verdict(table: Table, claim: Claim, column: Column, values: Values) -> Verd
     )
 
 
-def _each(claim: Claim, column: str, values: Values) -> list[float]:
+def _each(claim: TableClaim, column: str, values: Values) -> list[float]:
     """The difference or ratio of each seed."""
 
     def pairs(where: str, row: str = claim.better) -> list[tuple[float, float]]:
@@ -117,7 +117,7 @@ def _ratio(more: float, less: float) -> float:
     return more / less if less else nan
 
 
-def _printed(claim: Claim, column: str, rows: Mapping[str, Row]) -> Values:
+def _printed(claim: TableClaim, column: str, rows: Mapping[str, SystemRow]) -> Values:
     wheres = (column, *(claim.fall or ()))
     return {
         (name, where): (value_of(rows[name].paper.get(where, "")),)
@@ -126,12 +126,12 @@ def _printed(claim: Claim, column: str, rows: Mapping[str, Row]) -> Values:
     }
 
 
-def bound(claim: Claim) -> float:
+def bound(claim: TableClaim) -> float:
     """What the difference, or the ratio, must exceed."""
     return claim.factor or claim.margin
 
 
-def _holds(claim: Claim, value: float) -> bool:
+def _holds(claim: TableClaim, value: float) -> bool:
     if isnan(value):
         return False
     if claim.within is not None:

@@ -27,7 +27,7 @@ from device_runtime.simulation.data import files as cache
 from device_runtime.simulation.data.files import told
 from device_runtime.simulation.errors import DataSetError
 
-from .places import BundleEntry, DataEntry, DataFolder, Form, Shared
+from .places import BundleEntry, DataEntry, DataFolder, Form, SharedTables
 
 
 def folder() -> Path:
@@ -36,7 +36,7 @@ def folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Samples:
+class BundleSamples:
     """What a bundle is made for: a data set, in the form that is there."""
 
     entry: DataEntry
@@ -48,7 +48,9 @@ class Samples:
         return self.entry.export.format(pixels=self.form.pixels if self.form else 0)
 
 
-def bundle(name: str, shared: Shared, samples: Samples, where: DataFolder, learnt: Path | None = None) -> str:
+def bundle(
+    name: str, shared: SharedTables, samples: BundleSamples, where: DataFolder, learnt: Path | None = None
+) -> str:
     """The path of the bundle of that name for such samples; what is shipped keeps its name.
 
     `learnt` is a file of weights, for one that has none in the data folder.
@@ -66,7 +68,7 @@ def bundle(name: str, shared: Shared, samples: Samples, where: DataFolder, learn
     return str(path)
 
 
-def _words(name: str, entry: BundleEntry, samples: Samples) -> list[str]:
+def _words(name: str, entry: BundleEntry, samples: BundleSamples) -> list[str]:
     """Of the command line, but for where the weights are and where it goes."""
     network = entry.export.format(channels=samples.entry.channels, classes=samples.entry.classes)
     return [*shlex.split(network), *shlex.split(samples.words), "--name", name]

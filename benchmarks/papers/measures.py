@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 from device_runtime.simulation.compare.equal import LATEST
-from device_runtime.simulation.compare.figures import Ran, Terms, figures
+from device_runtime.simulation.compare.figures import ComparisonTerms, Ran, figures
 from device_runtime.simulation.compare.wording import BYTES, JOULE, TIMES, Units
 from device_runtime.simulation.metrics.curves import (
     CLOSED_FORM_HEAD,
@@ -50,7 +50,7 @@ class Measure:
 
 def _figure(name: str) -> Callable[[Among], float]:
     """A figure of the run alone, as reports have it; none of these depends on the terms."""
-    return lambda among: float(getattr(figures(among.ran, Terms(nan, nan, 1)), name))
+    return lambda among: float(getattr(figures(among.ran, ComparisonTerms(nan, nan, 1)), name))
 
 
 def _late(model: Model) -> Callable[[Among], float]:

@@ -8,27 +8,27 @@ from datetime import datetime, timezone
 from math import nan
 from statistics import mean
 
-from device_runtime.simulation.compare.figures import Ran, Spread, read_run, spread
+from device_runtime.simulation.compare.figures import Ran, SeedSpread, read_run, spread
 from device_runtime.simulation.compare.run_folder import INFO, Name
 from device_runtime.simulation.errors import SimulationError
 
-from .claims import Verdict, verdicts
+from .claims import ClaimVerdict, verdicts
 from .measures import MEASURES, Among
-from .runs import Cell, Wanted, plans
+from .runs import Cell, WantedTable, plans
 from .table import Table
 
 ALIKE = 0.1
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TableOutcome:
     """`values` by row and column, seed by seed; `stragglers` by column, the share of asks to stragglers.
 
     `date` is that of the newest run, UTC; `notes` say what the data is not; `failed` what could not be run,
     and why.
     """
 
-    wanted: Wanted
+    wanted: WantedTable
     values: Mapping[tuple[str, str], tuple[float, ...]]
     stragglers: Mapping[str, float]
     versions: Mapping[str, str]
@@ -37,7 +37,7 @@ class Outcome:
     failed: tuple[str, ...] = ()
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[ClaimVerdict, ...]:
         """Of every claim; none at scale smoke, which shows that it works and no more."""
         if self.wanted.scale == "smoke":
             return ()
@@ -47,11 +47,11 @@ class Outcome:
     def table(self) -> Table:
         return self.wanted.table
 
-    def spread(self, row: str, column: str) -> Spread:
+    def spread(self, row: str, column: str) -> SeedSpread:
         return spread(self.values.get((row, column), ()))
 
 
-def read(wanted: Wanted, cells: Sequence[Cell]) -> Outcome:
+def read(wanted: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
     """Of every run that is finished, without notes. Raises SimulationError for files that are damaged."""
     ran = _ran(cells)
     values = {
@@ -60,7 +60,7 @@ def read(wanted: Wanted, cells: Sequence[Cell]) -> Outcome:
         )
         for cell in cells
     }
-    return Outcome(
+    return TableOutcome(
         wanted=wanted,
         values=values,
         stragglers={column.id: _stragglers(column.id, cells, ran) for column in wanted.table.columns},

@@ -80,7 +80,7 @@ class BundleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError("weights and pretrain are both given, expected one of them")
 
 
-class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SharedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     data: dict[str, DataEntry]
     bundles: dict[str, BundleEntry] = {}
     fleets: dict[str, dict[str, Any]] = {}
@@ -95,9 +95,9 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 @cache
-def shared() -> Shared:
+def shared() -> SharedTables:
     """Read once."""
-    return msgspec.convert(catalogue.toml("shared.toml"), Shared)
+    return msgspec.convert(catalogue.toml("shared.toml"), SharedTables)
 
 
 # FROM places: Where the data of tables is, and which of it.

@@ -15,14 +15,14 @@ from device_runtime.simulation.compare.plan import bundle_sha256
 from device_runtime.simulation.compare.run_folder import SERVED, Name, fingerprint, finished
 from device_runtime.simulation.compare.running import interruptible, occupied
 from device_runtime.simulation.executors.choice import ExecutorWish
-from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario
 from device_runtime.strategies.training.device_half import Contribution
 
 from . import exporting
-from .exporting import Samples
-from .places import DataFolder, Pretrain, Shared
+from .exporting import BundleSamples
+from .places import DataFolder, Pretrain, SharedTables
 from .sampling import spec_of
 
 NAME = Name(CENTRALISED, 0)
@@ -35,7 +35,7 @@ def folder() -> Path:
     return Path(platformdirs.user_cache_dir("device-runtime")) / "pretrained"
 
 
-def weights(wanted: Pretrain, shared: Shared, where: DataFolder) -> Path:
+def weights(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Path:
     """A file of the trained values by name. Training that was stopped goes on.
 
     Raises SimulationError, ModelError.
@@ -52,10 +52,10 @@ def weights(wanted: Pretrain, shared: Shared, where: DataFolder) -> Path:
     return run / SERVED
 
 
-def scenario(wanted: Pretrain, shared: Shared, where: DataFolder) -> Scenario:
+def scenario(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Scenario:
     """All of its data on one computer. Raises ScenarioError, DataSetError, ModelError."""
     entry = shared.entry(wanted.data, "full")
-    samples = Samples(entry, where.form(entry, "full"))
+    samples = BundleSamples(entry, where.form(entry, "full"))
     return Scenario(
         name=f"{wanted.bundle} on {wanted.data}",
         fleet=fleets.load(COMPUTER),
@@ -79,7 +79,7 @@ class Telling:
     def asked(self, ask: Ask) -> None:
         """Not told."""
 
-    def trained(self, job: Job, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: Contribution) -> None:
         """Not told."""
 
     def closed(self, line: RoundLine) -> None:

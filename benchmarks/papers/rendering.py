@@ -12,23 +12,23 @@ from typing import Literal
 import msgspec
 from tabulate import tabulate
 
-from device_runtime.simulation.compare.figures import Spread
+from device_runtime.simulation.compare.figures import SeedSpread
 from device_runtime.simulation.compare.wording import DASH, decimals, digits, unit_for
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.report.table import worded
 
 from . import catalogue
 from .catalogue import PAPERS
-from .claims import Verdict
+from .claims import ClaimVerdict
 from .measures import MEASURES, Measure
-from .outcome import Outcome
-from .places import DataFolder, Shared
+from .outcome import TableOutcome
+from .places import DataFolder, SharedTables
 from .table import SCALES, Column, Table
 
 Style = Literal["simple", "github"]
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: TableOutcome) -> str:
     """For a terminal."""
     parts = [heading(outcome), *_tables(outcome, "simple"), _claims(outcome, "simple")]
     notes = [f"- {sentence}" for sentence in differences(outcome)]
@@ -37,7 +37,7 @@ def text(outcome: Outcome) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def markdown(outcome: Outcome, command: str) -> str:
+def markdown(outcome: TableOutcome, command: str) -> str:
     """A section of a page; `command` is what writes it again."""
     table = outcome.table
     parts = [
@@ -55,7 +55,7 @@ def markdown(outcome: Outcome, command: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def json(outcome: Outcome) -> str:
+def json(outcome: TableOutcome) -> str:
     """In plain units: shares, seconds, bytes, joules; null where not known."""
     table = outcome.table
     whole = {
@@ -83,7 +83,7 @@ def json(outcome: Outcome) -> str:
     return msgspec.json.format(msgspec.json.encode(whole)).decode()
 
 
-def heading(outcome: Outcome) -> str:
+def heading(outcome: TableOutcome) -> str:
     """Which table, and at which scale."""
     table = outcome.table
     number = table.id.partition("-t")[2]
@@ -91,13 +91,13 @@ def heading(outcome: Outcome) -> str:
     return f"{of}: {table.title} (scale {outcome.wanted.scale})"
 
 
-def differences(outcome: Outcome) -> tuple[str, ...]:
+def differences(outcome: TableOutcome) -> tuple[str, ...]:
     """In sentences: those of the data, of every scale, and of this one."""
     table = outcome.table
     return (*outcome.notes, *table.differences, *table.scaled(outcome.wanted.scale).differences)
 
 
-def _made(outcome: Outcome) -> str:
+def _made(outcome: TableOutcome) -> str:
     seeds = outcome.wanted.seeds
     spread = ", mean ± standard deviation" if seeds > 1 else ""
     packages = ", ".join(
@@ -109,11 +109,11 @@ def _made(outcome: Outcome) -> str:
     return f"{seeds} seed{'s' if seeds > 1 else ''}{spread}{when}; {packages}"
 
 
-def _tables(outcome: Outcome, style: Style) -> list[str]:
+def _tables(outcome: TableOutcome, style: Style) -> list[str]:
     return [_column(outcome, column, style) for column in outcome.table.columns_at(outcome.wanted.scale)]
 
 
-def _column(outcome: Outcome, column: Column, style: Style) -> str:
+def _column(outcome: TableOutcome, column: Column, style: Style) -> str:
     table = outcome.table
     measure = MEASURES[table.measure_of(column)]
     cells = table.rows_at(outcome.wanted.scale, column)
@@ -130,17 +130,17 @@ def _column(outcome: Outcome, column: Column, style: Style) -> str:
     return f"{_bold(title, style)}\n\n{_table(rows, heads, (style, sides))}"
 
 
-def _worded(each: Spread, unit: tuple[str, float]) -> str:
+def _worded(each: SeedSpread, unit: tuple[str, float]) -> str:
     """How many seeds are missing is said of a cell without any, too."""
     return worded(each, unit) if each.n else f"{DASH} (0 of {each.of})"
 
 
-def _stragglers(outcome: Outcome, column: Column) -> str:
+def _stragglers(outcome: TableOutcome, column: Column) -> str:
     share = outcome.stragglers[column.id]
     return "" if isnan(share) else f"; {share:.0%} of asks go to stragglers"
 
 
-def _claims(outcome: Outcome, style: Style) -> str:
+def _claims(outcome: TableOutcome, style: Style) -> str:
     if outcome.wanted.scale == "smoke":
         return "Scale smoke shows that it works, and claims nothing."
     if not outcome.verdicts:
@@ -155,18 +155,18 @@ def _claims(outcome: Outcome, style: Style) -> str:
     return f"{_bold('claims', style)}\n\n{_table(rows, heads, (style, sides))}"
 
 
-def _named(column: Column, outcome: Outcome) -> str:
+def _named(column: Column, outcome: TableOutcome) -> str:
     """With what is measured, where other columns have its title."""
     alike = [other for other in outcome.table.columns if other.title == column.title]
     what = MEASURES[outcome.table.measure_of(column)].title
     return column.title if len(alike) == 1 else f"{column.title}: {what}"
 
 
-def _paper(each: Verdict) -> str:
+def _paper(each: ClaimVerdict) -> str:
     return DASH if isnan(each.printed) else _amount(each.printed, each)
 
 
-def _ours(each: Verdict) -> tuple[str, str, str]:
+def _ours(each: ClaimVerdict) -> tuple[str, str, str]:
     """The mean with its standard deviation, the interval of the mean, and how many seeds hold."""
     if not each.known:
         return DASH, DASH, DASH
@@ -176,13 +176,13 @@ def _ours(each: Verdict) -> tuple[str, str, str]:
     return f"{_amount(each.ours.mean, each)}{sd}", between, f"{each.seeds} of {each.ours.n}"
 
 
-def _amount(value: float, each: Verdict) -> str:
+def _amount(value: float, each: ClaimVerdict) -> str:
     if each.claim.factor:
         return f"{digits(value, 2)} times"
     return f"{value:+.2f}" if each.points else f"{value:+,.{decimals(value)}f}"
 
 
-def _unit(measure: Measure, ours: Sequence[Spread]) -> tuple[str, float]:
+def _unit(measure: Measure, ours: Sequence[SeedSpread]) -> tuple[str, float]:
     known = [each.mean for each in ours if not isnan(each.mean)]
     return unit_for(max(known, default=0.0), measure.units)
 
@@ -196,7 +196,7 @@ def _bold(title: str, style: Style) -> str:
     return f"**{title}**" if style == "github" else title
 
 
-def _column_json(outcome: Outcome, column: Column) -> dict[str, object]:
+def _column_json(outcome: TableOutcome, column: Column) -> dict[str, object]:
     table = outcome.table
     return {
         "id": column.id,
@@ -250,7 +250,7 @@ def write(path: Path, mark: str, section: str) -> None:
 # FROM listing: All tables in lines: what each compares, and whether its data is there.
 
 
-def listing(folder: DataFolder, shared: Shared) -> str:
+def listing(folder: DataFolder, shared: SharedTables) -> str:
     """Those of each paper, ours, and those that are left out, with the reason."""
     lines: list[str] = []
     tables = [catalogue.load(name) for name in catalogue.names()]
@@ -263,12 +263,12 @@ def listing(folder: DataFolder, shared: Shared) -> str:
     return "\n".join(lines)
 
 
-def _line(table: Table, folder: DataFolder, shared: Shared) -> str:
+def _line(table: Table, folder: DataFolder, shared: SharedTables) -> str:
     rows = f"{len(table.rows)} systems, {len(table.columns)} columns"
     return f"  {table.id:20}{table.title}; {rows}; {ready(table, folder, shared)}"
 
 
-def ready(table: Table, folder: DataFolder, shared: Shared) -> str:
+def ready(table: Table, folder: DataFolder, shared: SharedTables) -> str:
     """At which scales it can be run with the data that is there."""
     there, missing = [], ""
     for scale in (scale for scale in SCALES if scale in table.scales):

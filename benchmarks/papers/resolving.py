@@ -27,10 +27,10 @@ from device_runtime.strategies.training.workload import workload
 
 from . import exporting, pretraining
 from .catalogue import stem
-from .exporting import Samples
-from .places import DataEntry, DataFolder, Shared
+from .exporting import BundleSamples
+from .places import DataEntry, DataFolder, SharedTables
 from .sampling import spec_of
-from .table import Column, Deadline, Layer, Row, Scale, Table, over
+from .table import Column, Deadline, Layer, Scale, SystemRow, Table, over
 
 MIXED = ("choose", "mixed")
 """Systems whose rounds offer exactly the kinds that the layers name."""
@@ -45,7 +45,7 @@ class Where:
     """What is at hand: data, shared definitions, what trains (`place`: cpu, cuda)."""
 
     folder: DataFolder
-    shared: Shared
+    shared: SharedTables
     place: str = "cpu"
 
 
@@ -62,7 +62,7 @@ def notes(table: Table, scale: Scale, where: Where) -> tuple[str, ...]:
     return tuple(said)
 
 
-def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Row]) -> Layer:
+def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, SystemRow]) -> Layer:
     """Data set, table, scale, column, row, cell: the later over the earlier."""
     column, row = cell
     below_all = WITHOUT_CLIPPING if table.paper else Layer()
@@ -71,7 +71,7 @@ def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Row]
     return over((*below, *column.layers(scale), *row.layers(scale), *mine))
 
 
-def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where) -> Scenario:
+def scenario(table: Table, scale: Scale, cell: tuple[Column, SystemRow], where: Where) -> Scenario:
     """What this row is in this column, before its system changes it.
 
     Trains and exports bundles and enlarges images where that was not done before. Raises SimulationError,
@@ -81,7 +81,7 @@ def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where)
     entry = where.shared.entry(column.data, scale)
     whole = layer(table, scale, entry, cell)
     try:
-        samples = Samples(entry, where.folder.form(entry, scale))
+        samples = BundleSamples(entry, where.folder.form(entry, scale))
         spec = spec_of(samples, whole.data, where.folder)
         task = _task(whole, spec, samples, where)
         kinds = _kinds(task, whole, row.system in MIXED)
@@ -100,7 +100,7 @@ def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where)
         raise ScenarioError(f"{table.id}, {row.name} in {column.id}: {error}") from None
 
 
-def _task(whole: Layer, spec: DataSpec, samples: Samples, where: Where) -> Task:
+def _task(whole: Layer, spec: DataSpec, samples: BundleSamples, where: Where) -> Task:
     def made(name: str) -> str:
         entry = where.shared.bundles.get(name)
         learnt = None
@@ -145,7 +145,7 @@ def _devices(whole: Layer) -> int:
     return whole.devices
 
 
-def _fleet(whole: Layer, shared: Shared) -> FleetSpec:
+def _fleet(whole: Layer, shared: SharedTables) -> FleetSpec:
     name = whole.fleet or "uniform"
     if name in shared.fleets:
         return fleets.read({"name": name, **shared.fleets[name]})

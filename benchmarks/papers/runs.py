@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_runtime.simulation.compare.performing import of_policy
-from device_runtime.simulation.compare.plan import Comparison, Plan, bundle_sha256
+from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, bundle_sha256
 from device_runtime.simulation.compare.run_folder import Name, fingerprint
-from device_runtime.simulation.compare.running import Job
+from device_runtime.simulation.compare.running import RunJob
 from device_runtime.simulation.scenario import Scenario
 
-from .table import Column, Row, Scale, Table
+from .table import Column, Scale, SystemRow, Table
 
 COMMAND = "python -m benchmarks.papers"
 
@@ -21,9 +21,9 @@ COMMAND = "python -m benchmarks.papers"
 class Cell:
     """A row in a column, and the comparison that its runs belong to; `policy` is the row's system there."""
 
-    row: Row
+    row: SystemRow
     column: Column
-    plan: Plan
+    plan: ComparisonPlan
     policy: str
 
     def name(self, seed: int) -> Name:
@@ -31,7 +31,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedTable:
     """What is asked for: a table at a scale, with so many seeds, in this folder."""
 
     table: Table
@@ -40,7 +40,7 @@ class Wanted:
     folder: Path
 
 
-def cells(wanted: Wanted, scenario: Callable[[tuple[Column, Row]], Scenario]) -> tuple[Cell, ...]:
+def cells(wanted: WantedTable, scenario: Callable[[tuple[Column, SystemRow]], Scenario]) -> tuple[Cell, ...]:
     """Every row in every column that has it; `scenario` says what it is.
 
     Raises ScenarioError for a system that there is not, and what `scenario` raises.
@@ -65,32 +65,32 @@ def cells(wanted: Wanted, scenario: Callable[[tuple[Column, Row]], Scenario]) ->
     )
 
 
-def _plan(wanted: Wanted, mine: Scenario, column: str, systems: Iterable[str]) -> Plan:
+def _plan(wanted: WantedTable, mine: Scenario, column: str, systems: Iterable[str]) -> ComparisonPlan:
     comparison = Comparison(
         policies=tuple(systems),
         seeds=wanted.seeds,
         command=f"{COMMAND} {wanted.table.id} --scale {wanted.scale} --seeds {wanted.seeds}",
         bundle=bundle_sha256(mine.task.bundle),
     )
-    return Plan(mine, comparison, wanted.folder / f"{column}-{fingerprint(mine, 0)[:6]}")
+    return ComparisonPlan(mine, comparison, wanted.folder / f"{column}-{fingerprint(mine, 0)[:6]}")
 
 
-def plans(every: Iterable[Cell]) -> tuple[Plan, ...]:
+def plans(every: Iterable[Cell]) -> tuple[ComparisonPlan, ...]:
     """Each once."""
     return tuple({cell.plan.folder: cell.plan for cell in every}.values())
 
 
-def jobs(every: Iterable[Cell]) -> Mapping[Name, Job]:
+def jobs(every: Iterable[Cell]) -> Mapping[Name, RunJob]:
     """The runs that are not there, seed by seed, by the name of the first cell that they are of."""
     missing = {plan.folder: frozenset(plan.missing()) for plan in plans(every)}
-    found: dict[Name, Job] = {}
+    found: dict[Name, RunJob] = {}
     seen: set[tuple[Path, Name]] = set()
     by_seed = sorted(
         ((seed, number, cell) for number, cell in enumerate(every) for seed in range(_seeds(cell))),
         key=lambda each: each[:2],
     )
     for seed, _, cell in by_seed:
-        job = Job(cell.plan, cell.name(seed))
+        job = RunJob(cell.plan, cell.name(seed))
         if cell.name(seed) in missing[cell.plan.folder] and (cell.plan.folder, job.name) not in seen:
             seen.add((cell.plan.folder, job.name))
             found[Name(f"{cell.row.name} in {cell.column.id}", seed)] = job

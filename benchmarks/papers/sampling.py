@@ -9,11 +9,11 @@ import msgspec
 
 from device_runtime.simulation.data import DataSpec
 
-from .exporting import Samples, enlarged
+from .exporting import BundleSamples, enlarged
 from .places import DataFolder
 
 
-def spec_of(samples: Samples, over: Mapping[str, Any], folder: DataFolder) -> DataSpec:
+def spec_of(samples: BundleSamples, over: Mapping[str, Any], folder: DataFolder) -> DataSpec:
     """With `over` laid over what the form says. Enlarges images where that was not done before.
 
     Raises DataSetError, msgspec.ValidationError.

@@ -74,7 +74,7 @@ Scale = Literal["smoke", "cpu", "full"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "full")
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TablePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What sets a column or a row apart: at every scale, and at one."""
 
     setting: Layer = Layer()
@@ -84,7 +84,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return (self.setting, self.at.get(scale, Layer()))
 
 
-class Column(Part, frozen=True, kw_only=True):
+class Column(TablePart, frozen=True, kw_only=True):
     """A data set, how it is divided, and what is measured there (default: what the table measures).
 
     `modifier` is put after the system of every row, as in +dp. `until`: the row at whose end `acc_at_time`
@@ -104,7 +104,7 @@ class Column(Part, frozen=True, kw_only=True):
     cells: dict[Scale, dict[str, Layer]] = {}
 
 
-class Row(Part, frozen=True, kw_only=True):
+class SystemRow(TablePart, frozen=True, kw_only=True):
     """A system. `paper` has the paper's cells by column, as printed; `only`: the columns that have it.
 
     `columns` sets it apart in some columns only; `measure` is its own in the columns of the table's measure.
@@ -137,7 +137,7 @@ class Scaled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     seeds: int = 3
 
 
-class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TableClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An ordering: row `better` is more than row `than`, by more than `margin` (of a percentage: points).
 
     With `factor` it is at least so many times as much; with `within` the two differ by no more than that;
@@ -164,13 +164,13 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     title: str
     caption: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SystemRow, ...]
     scales: dict[Scale, Scaled]
     paper: str = ""  # number of the paper; "" for a table of ours
     measure: str = "best_acc"
     setting: Layer = Layer()
     differences: tuple[str, ...] = ()  # at every scale
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[TableClaim, ...] = ()
 
     def __post_init__(self) -> None:
         columns, rows = [column.id for column in self.columns], [row.name for row in self.rows]
@@ -220,13 +220,13 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         wanted = self.scaled(scale).columns
         return tuple(column for column in self.columns if not wanted or column.id in wanted)
 
-    def rows_at(self, scale: Scale, column: Column) -> tuple[Row, ...]:
+    def rows_at(self, scale: Scale, column: Column) -> tuple[SystemRow, ...]:
         """The rows that are run in this column."""
         every = tuple(row.name for row in self.rows)
         wanted = {*(self.scaled(scale).rows or every)} & {*column.rows.get(scale, every)}
         rows = (row for row in self.rows if row.name in wanted)
         return tuple(row for row in rows if not row.only or column.id in row.only)
 
-    def measure_of(self, column: Column, row: Row | None = None) -> str:
+    def measure_of(self, column: Column, row: SystemRow | None = None) -> str:
         """Of the column, or of a row in it."""
         return column.measure or (row.measure if row else "") or self.measure

@@ -23,7 +23,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.executors.job import Executor, Job, World
+from device_runtime.simulation.executors.job import Executor, TrainingJob, World
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
 
@@ -93,7 +93,7 @@ def measure(row: Row) -> dict[str, Any]:
         for name, wish in (("one at a time", "plain"), ("batched", "batched"))
     }
     bases = {"0": world.bundle.weights()}
-    jobs = [Job(i, f"user-{i:05d}", row.strategy, 1, "0") for i in range(row.clients)]
+    jobs = [TrainingJob(i, f"user-{i:05d}", row.strategy, 1, "0") for i in range(row.clients)]
     seconds: dict[str, list[float]] = {name: [] for name in executors}
     for turn in range(-1, TURNS):
         for name, executor in executors.items():

@@ -10,7 +10,7 @@ from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.strategies import registry
-from device_runtime.strategies.kind import Usual
+from device_runtime.strategies.kind import StrategyDefaults
 from device_runtime.strategies.merging.aggregator_half import Effect, RoundModel
 from device_runtime.strategies.merging.tensor_mean import TensorMean
 from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
@@ -18,7 +18,7 @@ from device_runtime.strategies.training.workload import upload_bytes
 
 
 @dataclass(frozen=True)
-class Echo(Usual):
+class Echo(StrategyDefaults):
     """No computation; one upload of all tensors."""
 
     name: ClassVar[str] = "echo"

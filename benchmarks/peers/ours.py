@@ -30,7 +30,7 @@ from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.executors.choice import ExecutorWish, make
-from device_runtime.simulation.executors.job import Job as Training
+from device_runtime.simulation.executors.job import TrainingJob as Training
 from device_runtime.simulation.executors.job import World
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.run import Prepared, simulate

@@ -15,8 +15,8 @@ from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.selection.choose import MAIN
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.selection.measure_one import peak_bytes
-from device_runtime.client.training.local_task import DeviceTask, Given, Settings
-from device_runtime.client.training.work import Listener, Outcome
+from device_runtime.client.training.local_task import DeviceTask, RoundInputs, Settings
+from device_runtime.client.training.work import Listener, WorkOutcome
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies.training.device_half import NOTHING
 
@@ -62,17 +62,18 @@ def rounds(order: Order) -> list[Seen]:
         return [Seen(name, why=f"does not join: {error}")]
     base = bundle.weights()
     return [
-        _round(task, Given(_offer(order.kind, number), MAIN, base, NOTHING)) for number in range(order.rounds)
+        _round(task, RoundInputs(_offer(order.kind, number), MAIN, base, NOTHING))
+        for number in range(order.rounds)
     ]
 
 
-def _round(task: DeviceTask, given: Given) -> Seen:
+def _round(task: DeviceTask, given: RoundInputs) -> Seen:
     Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak of this process begins anew
     outcome = task.perform(given, inf, Listener(lambda _: None, lambda _: None))
     return seen(outcome, task.watcher.limit_bytes, peak_bytes(Path("/proc/self/status").read_text()))
 
 
-def seen(outcome: Outcome, limit_bytes: int, peak: int) -> Seen:
+def seen(outcome: WorkOutcome, limit_bytes: int, peak: int) -> Seen:
     """Of the form that was made in the end, or else of the first that was thought of."""
     chosen, made = outcome.plan.chosen, outcome.contribution is not None
     candidate = chosen or outcome.plan.candidates[0]

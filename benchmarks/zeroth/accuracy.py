@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.job import Plain
+from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.records import Nobody, RoundLine
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.registry import KINDS
@@ -148,7 +148,7 @@ def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     }
     prepared = prepare(scenario.load("uniform", table), cell.seed)
     curve = Curve(len(prepared.world.clients.y), cell.clients)
-    simulate(prepared, OnFeatures if cell.subset == "head" else Plain, curve)
+    simulate(prepared, OnFeatures if cell.subset == "head" else PlainExecutor, curve)
     return {"cell": asdict(cell), "points": curve.points}
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors
 from device_runtime.models.training.heads import SoftmaxHead, cross_entropy
-from device_runtime.simulation.executors.batched import Features, Known
-from device_runtime.simulation.executors.job import Job, Result, World, run_of
+from device_runtime.simulation.executors.batched import Features, HeadSamples
+from device_runtime.simulation.executors.job import Result, TrainingJob, World, run_of
 from device_runtime.strategies.training.device_half import LocalData
 
 CACHE_BYTES = 256 << 20
@@ -58,7 +58,7 @@ class Heads:
         self._manifest = world.bundle.manifest
         self._features = Features(world, CACHE_BYTES)
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for job in jobs:
             base = bases[job.base]
             [known] = self._features.of(base, [job.device])
@@ -69,5 +69,5 @@ class Heads:
         self._features.forget()
 
 
-def _data(known: Known, manifest: Manifest) -> LocalData:
+def _data(known: HeadSamples, manifest: Manifest) -> LocalData:
     return LocalData(known.inputs[:, : manifest.head.features], known.y)

@@ -21,8 +21,8 @@ from tabulate import tabulate
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.job import Job, base_key
-from device_runtime.simulation.learning import Evaluator
+from device_runtime.simulation.executors.job import TrainingJob, base_key
+from device_runtime.simulation.learning import RoundEvaluator
 from device_runtime.simulation.run import Prepared, prepare
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.folding import Folding
@@ -84,7 +84,7 @@ class Learning:
     def _made(self, number: int, devices: Sequence[int]) -> list[Contribution]:
         """What these devices send of a round."""
         key, seed = base_key(number), self._course.task.round_seed(number)
-        jobs = [Job(one, f"device-{one}", self._course.kind, seed, key) for one in devices]
+        jobs = [TrainingJob(one, f"device-{one}", self._course.kind, seed, key) for one in devices]
         made = self._heads.run({key: self.weights[number - 1]}, jobs)
         return [one for one in made if isinstance(one, Contribution)]
 
@@ -94,7 +94,7 @@ def accuracy(prepared: Prepared, course: Course) -> float:
     for number in range(1, course.rounds + 1):
         learning.round(number)
     served: Tensors = learning.weights[-1]
-    evaluate = Evaluator(prepared.world.bundle, prepared.data, course.rounds, course.rounds)
+    evaluate = RoundEvaluator(prepared.world.bundle, prepared.data, course.rounds, course.rounds)
     return evaluate(course.rounds, served, served).eval_acc
 
 

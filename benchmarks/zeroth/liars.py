@@ -24,7 +24,7 @@ from tabulate import tabulate
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.job import Executor, Failed, Job, Result, World
+from device_runtime.simulation.executors.job import Executor, FailedJob, Result, TrainingJob, World
 from device_runtime.simulation.records import Nobody, RoundLine
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.robust import RULES
@@ -59,9 +59,9 @@ class Lying:
         self._inner, self._liars, self._lie = inner, liars, lie
         self.name = inner.name
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for job, made in zip(jobs, self._inner.run(bases, jobs), strict=True):
-            if isinstance(made, Failed) or job.device >= self._liars:
+            if isinstance(made, FailedJob) or job.device >= self._liars:
                 yield made
             else:
                 yield replace(made, tensors={"g": self._lie(made.tensors["g"])})

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.executors.batched import BatchedHeads, Features
-from device_runtime.simulation.executors.job import Job, Result, World
+from device_runtime.simulation.executors.job import Result, TrainingJob, World
 
 from .heads import CACHE_BYTES, Heads
 
@@ -21,7 +21,7 @@ class OnFeatures:
         self._scalars = Heads(world)
         self._trained = BatchedHeads(world, Features(world, CACHE_BYTES))
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for (strategy, base), alike in groupby(jobs, key=lambda job: (job.strategy, job.base)):
             together = list(alike)
             if not self._trained.takes(strategy):

@@ -25,7 +25,7 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.zeroth.metered import Meter
-from device_runtime.aggregator.rounds.ports import Devices, Ports
+from device_runtime.aggregator.rounds.ports import EnrolledDevices, Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.aggregator.views.listener import Happening, RoundClosed
@@ -55,7 +55,7 @@ KEYS = {name: bytes([number]) * 32 for number, name in enumerate((*THERE, AWAY, 
 """Of each device, its own."""
 
 
-class Enrolled(Devices):
+class Enrolled(EnrolledDevices):
     """All of them, by their keys."""
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ from math import isfinite
 from pathlib import Path
 
 from device_runtime.client.energy import AUTO as AUTO_METER
-from device_runtime.client.energy import MODELLED, WISHES, Found, find
-from device_runtime.client.personal.kept import Wish
+from device_runtime.client.energy import MODELLED, WISHES, FoundMeter, find
+from device_runtime.client.personal.kept import PersonalWish
 from device_runtime.client.training.engine_guard import Pretence
 from device_runtime.models.bundles.manifest import AUTO, ENGINES, PRECISIONS, EngineWish
 from device_runtime.models.data import Place
@@ -87,7 +87,7 @@ def add_meter(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def meter(options: argparse.Namespace) -> Found:
+def meter(options: argparse.Namespace) -> FoundMeter:
     """What tells the energy. Raises MeterError."""
     return find(meter_wish(options))
 
@@ -172,11 +172,11 @@ def add_personal(parser: argparse.ArgumentParser) -> None:
     add("--personal-head", action="store_true", help="Train a head of its own, used where it is better here.")
 
 
-def wish(options: argparse.Namespace) -> Wish:
+def wish(options: argparse.Namespace) -> PersonalWish:
     """What the options of `add_data` and `add_personal` say. Raises DataError where they contradict."""
     if options.personal_head and (not options.keep_model or options.held_out == 0):
         raise DataError("--personal-head is of a model that is kept, and chosen on samples that are held out")
-    return Wish(options.keep_model, options.held_out, options.personal_head)
+    return PersonalWish(options.keep_model, options.held_out, options.personal_head)
 
 
 def place(given: Path | str, options: argparse.Namespace) -> Place:

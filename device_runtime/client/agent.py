@@ -18,10 +18,10 @@ from device_runtime.broker.wire.topics import TopicError
 from .backend.base import MakePlace, in_this_process
 from .connection.offers import Following, Open, opened
 from .connection.other_tasks import Elsewhere
-from .connection.presence import Voice, Wire
+from .connection.presence import DeviceLink, Voice
 from .connection.trust import Trust
-from .duty import Duty, Going
-from .errors import Stopped, WorkDied
+from .duty import Duty, Interruption
+from .errors import WorkDied, WorkStopped
 from .policy.work_gate import Hours
 from .settings import Settings
 
@@ -52,12 +52,12 @@ class Agent:
         `make` makes where its tasks are worked on.
         """
         self.settings = settings
-        self.inbox = Inbox(clock)
+        self.inbox = DeviceInbox(clock)
         self.done = False
         self._voice = Voice(settings.name, boot)
         self.hours = Hours(clock)
         self._duty = Duty(settings, self.hours, self._voice, make)
-        self._going = Going(self.hours, self._duty, self._hear_next, settings.meter)
+        self._going = Interruption(self.hours, self._duty, self._hear_next, settings.meter)
         self._duty.between = self._going.between
         trust = Trust(settings.aggregator, folder=settings.folder, signs=bool(settings.secret))
         self._trust, self._following, self._voice.key = trust, Following(trust), trust.key
@@ -110,7 +110,7 @@ class Agent:
         duty = self._duty
         return duty.open is not None or len(duty.outbox) > 0 or duty.finishing or self._over is not None
 
-    def run(self, link: Wire, stop: threading.Event, until_done: bool = False) -> None:
+    def run(self, link: DeviceLink, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Raises as `step` does."""
         self.begin(link, stop)
         while not stop.is_set() and not (until_done and self.finished):
@@ -120,7 +120,7 @@ class Agent:
         """Say anew who is here, and with what: it has changed."""
         self._duty.hello()
 
-    def begin(self, link: Wire, stop: threading.Event | None = None) -> None:
+    def begin(self, link: DeviceLink, stop: threading.Event | None = None) -> None:
         """What it speaks through from now on; `stop`, where there is one, ends work that is being done."""
         self._voice.link, self._going.stop = link, stop or self._going.stop
 
@@ -137,7 +137,7 @@ class Agent:
                 self._duty.due(self._go_on)
         except BlobError as error:
             self._duty.warn(str(error))
-        except Stopped as error:
+        except WorkStopped as error:
             log.info("%s", error)
         return heard
 
@@ -300,7 +300,7 @@ class Agent:
 _WAKE = Received("", b"")
 
 
-class Inbox(queue.SimpleQueue[Event]):
+class DeviceInbox(queue.SimpleQueue[Event]):
     """Events in order. An offer that came while the device trained has been running since it came."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -10,12 +10,20 @@ from dataclasses import replace
 import msgspec
 
 from device_runtime.broker.errors import BlobError, NoRoom
-from device_runtime.broker.wire.messages import Blob, Get, Offer, Plan, Receipt
+from device_runtime.broker.wire.messages import Blob, Get, Offer, PlanMessage, Receipt
 from device_runtime.client.energy import Meter, resting
-from device_runtime.client.errors import RoundOver, Stopped
+from device_runtime.client.errors import RoundOver, WorkStopped
 from device_runtime.client.training.engine_guard import rest
 
-from .backend.base import Bundles, Ears, Look, Made, MakePlace, bundles_of, in_this_process
+from .backend.base import (
+    BackendListener,
+    Bundles,
+    MakePlace,
+    RoundPreview,
+    WorkResult,
+    bundles_of,
+    in_this_process,
+)
 from .connection.hello_retry import Greeting
 from .connection.offers import EXTENDED_S, Open
 from .connection.presence import Standing, Voice
@@ -52,7 +60,7 @@ class Duty:
         self._link_speed = LinkSpeed()
         self.place = make(settings, hours, self._link_speed)
         self._ready_for: Bundles = ()
-        self._seen: tuple[Open, Look] | None = None
+        self._seen: tuple[Open, RoundPreview] | None = None
         self._pruned: Offer | None = None
         self._worked_on: Open | None = None
         self._fetched_for: Offer | None = None
@@ -214,7 +222,7 @@ class Duty:
         elif not look.missing and self.open is not None:
             self._work(self.open, progress)
 
-    def _look(self, current: Open) -> Look:
+    def _look(self, current: Open) -> RoundPreview:
         """What there is to do for it; looked at again when something has come."""
         if self._seen is not None and self._seen[0] is current:
             return self._seen[1]
@@ -236,7 +244,7 @@ class Duty:
             self._prune(offer)
             self._pruned = offer
         if offer.round > 0 and not self._has_answered(offer):
-            ears = Ears(
+            ears = BackendListener(
                 progress,
                 self.between,
                 self._hours.lost,
@@ -266,11 +274,11 @@ class Duty:
         """Whether this round was worked on already, in this life or an earlier one."""
         return (offer.run, offer.round) == self._answered or self.outbox.answered(offer.run, offer.round)
 
-    def _decided(self, offer: Offer, plan: Plan, room_bytes: float) -> None:
+    def _decided(self, offer: Offer, plan: PlanMessage, room_bytes: float) -> None:
         """Tell what is tried now, so that the word travels while the device computes."""
         self._standing.plan(plan, room_bytes)
 
-    def _made(self, made: Made) -> None:
+    def _made(self, made: WorkResult) -> None:
         """Keep and send what came of a round's work. After that it is not done again."""
         if made.message is None and not made.trouble:
             log.warning("round %d: sitting out: %s", made.round, "; ".join(made.reasons))
@@ -324,7 +332,7 @@ class Duty:
 # not be done.
 
 
-class Going:
+class Interruption:
     """Of what `duty` does, in its `hours`. `hear` takes what comes within so many seconds.
 
     `meter` tells the energy of the work: not of what is used while it stands still.
@@ -363,13 +371,13 @@ class Going:
 
     def _heed_stop(self) -> None:
         if self.stop.is_set():
-            raise Stopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
+            raise WorkStopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
 
     def _still_wanted(self, current: Open) -> None:
         """Whether work that stands still is to go on one day. Raises as `between` does."""
         newest, mine = self._duty.open, current.offer
         if newest is None or (newest.offer.run, newest.offer.round) != (mine.run, mine.round):
-            raise Stopped(f"round {mine.round} given up, {self._share:.0%} done: {self._hours.reason}")
+            raise WorkStopped(f"round {mine.round} given up, {self._share:.0%} done: {self._hours.reason}")
         if self._hours.clock() >= newest.closes:
             raise RoundOver(f"{self._share:.0%} done when the round closed; {self._hours.reason}")
         self._duty.place.heed()

@@ -31,7 +31,7 @@ class WorkDied(DeviceError):
     """The process that did the work has ended, and not because it was told to."""
 
 
-class Stopped(DeviceError):
+class WorkStopped(DeviceError):
     """The device was told to stop while it trained: what it was at is given up."""
 
 

@@ -13,11 +13,11 @@ from device_runtime.strategies.training.device_half import Contribution
 
 from .selection.link_speed import LinkSpeed
 from .training.engine_guard import Watcher
-from .training.work import Listener, Outcome
+from .training.work import Listener, WorkOutcome
 
 if TYPE_CHECKING:
     from .settings import Settings
-    from .training.local_task import Given
+    from .training.local_task import RoundInputs
 
 
 class OneTask(Protocol):
@@ -34,14 +34,14 @@ class OneTask(Protocol):
     def member(self, offer: Offer, remaining_s: float) -> str:
         """Which model a round would be worked on with."""
 
-    def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome | None:
+    def perform(self, given: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
         """The round's work. None: it goes on elsewhere, and `perform` is to be called again soon."""
 
-    def unsent(self, offer: Offer) -> tuple[Given, Outcome] | None:
+    def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:
         """What has come of an earlier round's work, where it went on elsewhere and this offer ends it."""
         return None
 
-    def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
+    def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """An update as it is sent, with what was left out of those before.
 
         Raises ValueError for an outcome without contribution, TensorError.
@@ -50,11 +50,11 @@ class OneTask(Protocol):
     def keep(self, offer: Offer, made: Contribution) -> None:
         """What the kind keeps of a round's update for the next. Raises OSError."""
 
-    def final(self, given: Given, between: Callable[[], None]) -> None:
+    def final(self, given: RoundInputs, between: Callable[[], None]) -> None:
         """What there is to do for oneself with what came of a task that is done."""
         return
 
-    def after(self, given: Given, between: Callable[[], None]) -> None:
+    def after(self, given: RoundInputs, between: Callable[[], None]) -> None:
         """What there is to do for oneself, once nothing waits to be sent."""
         return
 

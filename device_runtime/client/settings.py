@@ -10,7 +10,7 @@ from device_runtime.models.data import Place
 from device_runtime.strategies.terms.accountant import Limit
 
 from .energy import Meter
-from .personal.kept import Wish
+from .personal.kept import PersonalWish
 from .policy.rules import ANYTHING, AllowList
 from .training.engine_guard import Pretence
 
@@ -38,7 +38,7 @@ class Settings:
     aggregator: bytes = b""
     task: str = ""
     meter: Meter | None = None
-    personal: Wish = field(default_factory=Wish)
+    personal: PersonalWish = field(default_factory=PersonalWish)
     disk_bytes: int | None = None
     secret: bytes = field(default=b"", repr=False)
     allowed: AllowList = ANYTHING

@@ -29,7 +29,7 @@ class Day(msgspec.Struct, frozen=True):
     down: int = 0
 
 
-class Traffic:
+class TrafficLog:
     """What a link counts, by day. A file that cannot be read or written costs the count, not the device."""
 
     def __init__(

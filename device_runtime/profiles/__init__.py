@@ -7,7 +7,7 @@ from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
 from .shipped import ProfileError, shipped, shipped_names
 
 if TYPE_CHECKING:
-    from .cost import Cost, GraphWork, Pass, Verdict, Work, Workload, classify, predict
+    from .cost import Cost, GraphPass, GraphWork, StragglerVerdict, Work, Workload, classify, predict
     from .fleets.fleet import BatterySpec, Fleet, FleetSpec
     from .fleets.groups import Chances
     from .measure import host_profile, measure_speed
@@ -21,13 +21,13 @@ __all__ = [
     "DeviceProfile",
     "Fleet",
     "FleetSpec",
+    "GraphPass",
     "GraphWork",
     "Memory",
-    "Pass",
     "Power",
     "ProfileError",
     "Speed",
-    "Verdict",
+    "StragglerVerdict",
     "Work",
     "Workload",
     "classify",
@@ -40,7 +40,16 @@ __all__ = [
 
 _WHERE = {
     ".fleets.groups": ("Chances",),
-    ".cost": ("Cost", "GraphWork", "Pass", "Verdict", "Work", "Workload", "classify", "predict"),
+    ".cost": (
+        "Cost",
+        "GraphWork",
+        "GraphPass",
+        "StragglerVerdict",
+        "Work",
+        "Workload",
+        "classify",
+        "predict",
+    ),
     ".fleets.fleet": ("BatterySpec", "Fleet", "FleetSpec"),
     ".measure": ("host_profile", "measure_speed"),
 }

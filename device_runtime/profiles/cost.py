@@ -112,7 +112,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Pass:
+class GraphPass:
     """`samples` samples through the graph of this name, at `flops` operations each.
 
     `slowdown`: seconds over those that as many operations in whole batches take. `steps`: of the classifier
@@ -130,7 +130,7 @@ class Pass:
 class Work:
     """What one update does. `peak_bytes` is what it adds to the idle process; the wire counts payloads."""
 
-    passes: tuple[Pass, ...]
+    passes: tuple[GraphPass, ...]
     peak_bytes: int
     bytes_up: int
     bytes_down: int
@@ -224,17 +224,17 @@ def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StragglerVerdict:
     """Whether a full update does not fit, and in what respect; no reasons for a device that keeps up."""
 
     straggler: bool
     reasons: tuple[str, ...]
 
 
-def classify(full: Cost, memory: Memory, deadline_s: float) -> Verdict:
+def classify(full: Cost, memory: Memory, deadline_s: float) -> StragglerVerdict:
     """Judge the predicted cost of a *full* update against the deadline and the device's memory."""
     reasons = misfits(full, memory, deadline_s)
-    return Verdict(bool(reasons), reasons)
+    return StragglerVerdict(bool(reasons), reasons)
 
 
 def misfits(cost: Cost, memory: Memory, deadline_s: float) -> tuple[str, ...]:

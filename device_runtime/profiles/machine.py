@@ -21,7 +21,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Room:
+class MachineMemory:
     """In bytes: what there is in all, and what can be had of it now besides what this process has."""
 
     total: int
@@ -51,16 +51,16 @@ _V1 = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactiv
 _V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
 
 
-def room(root: Path = ROOT, own: Path = OWN) -> Room:
+def room(root: Path = ROOT, own: Path = OWN) -> MachineMemory:
     """Of the machine, or of the tightest control group around this process."""
     import psutil  # not needed by a device that waits
 
     memory = psutil.virtual_memory()
-    rooms = [Room(int(memory.total), int(memory.available)), *_groups(root, own)]
-    return Room(min(one.total for one in rooms), min(one.free for one in rooms))
+    rooms = [MachineMemory(int(memory.total), int(memory.available)), *_groups(root, own)]
+    return MachineMemory(min(one.total for one in rooms), min(one.free for one in rooms))
 
 
-def _groups(root: Path, own: Path) -> Iterator[Room]:
+def _groups(root: Path, own: Path) -> Iterator[MachineMemory]:
     """Of each group around this process that has a limit."""
     paths = own_groups(text_of(own))
     for mount, controller, files in ((root / "memory", "memory", _V1), (root, "", _V2)):
@@ -83,7 +83,7 @@ def own_groups(text: str) -> dict[str, str]:
     return found
 
 
-def _room(folder: Path, files: _Files) -> Room | None:
+def _room(folder: Path, files: _Files) -> MachineMemory | None:
     known = [_number(text_of(folder / name)) for name in files.limits]
     limits = [limit for limit in known if limit is not None and limit < NO_LIMIT]
     used = _number(text_of(folder / files.used))
@@ -91,7 +91,7 @@ def _room(folder: Path, files: _Files) -> Room | None:
         return None
     stat = re.search(rf"^{files.reclaimable} (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
     held = used - (int(stat[1]) if stat else 0)
-    return Room(min(limits), max(0, min(limits) - held))
+    return MachineMemory(min(limits), max(0, min(limits) - held))
 
 
 def _number(text: str) -> int | None:

@@ -35,7 +35,7 @@ class Clocks:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SpeedTrial:
     """A graph to time: `run()` puts `samples` samples through it, at `flops` operations each.
 
     The first run opens it. `close()` is called when it has been timed, whatever came of it.
@@ -48,7 +48,7 @@ class Trial:
 
 
 def measure_speed(
-    trials: Mapping[str, Trial],
+    trials: Mapping[str, SpeedTrial],
     clocks: Clocks,
     budget_s: float = 2.5,
     left_out: type[Exception] | tuple[()] = (),
@@ -96,7 +96,7 @@ class _Took:
     opening_busy: float
 
 
-def _speed(trials: Mapping[str, Trial], took: Mapping[str, _Took], stretch: float) -> Speed:
+def _speed(trials: Mapping[str, SpeedTrial], took: Mapping[str, _Took], stretch: float) -> Speed:
     """`stretch`: seconds that passed for each of computing."""
     squeezed = stretch > SQUEEZED
     runs = {name: stretch * one.busy if squeezed else one.passed for name, one in took.items()}
@@ -109,7 +109,7 @@ def _speed(trials: Mapping[str, Trial], took: Mapping[str, _Took], stretch: floa
     return Speed(rate, seconds, source="measured on this bundle", opening=opening)
 
 
-def _time(trial: Trial, clocks: Clocks, end: float, repeats: int = 5) -> _Took:
+def _time(trial: SpeedTrial, clocks: Clocks, end: float, repeats: int = 5) -> _Took:
     runs = [_once(trial, clocks)]
     while len(runs) <= repeats and (len(runs) == 1 or clocks.passed() + runs[-1][0] < end):
         runs.append(_once(trial, clocks))
@@ -117,7 +117,7 @@ def _time(trial: Trial, clocks: Clocks, end: float, repeats: int = 5) -> _Took:
     return _Took(passed, busy, max(0.0, runs[0][0] - passed), max(0.0, runs[0][1] - busy))
 
 
-def _once(trial: Trial, clocks: Clocks) -> tuple[float, float]:
+def _once(trial: SpeedTrial, clocks: Clocks) -> tuple[float, float]:
     passed, busy = clocks.passed(), clocks.busy()
     trial.run()
     return clocks.passed() - passed, clocks.busy() - busy

@@ -49,7 +49,7 @@ class Shipped:
 
 
 @dataclass(frozen=True)
-class Version:
+class BaseVersion:
     """What a round distributes, in few words.
 
     parts: of each model, the main one's by "", the round in which each part of its checkpoint was new (0: it
@@ -71,7 +71,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Base:
+class RoundBase:
     """What round `number` distributes: the main model, smaller ones by name, and what is beside them.
 
     `rare` as in an offer.
@@ -117,31 +117,33 @@ class Bases:
     def __init__(self, shipped: Mapping[str, Shipped], first: Tensors, carried: Carried) -> None:
         """`shipped` by member; round 1 distributes `first`, and what `carried` has."""
         self._shipped = shipped
-        self._kept = {1: Base(1, first, carried.family, carried.aside)}
+        self._kept = {1: RoundBase(1, first, carried.family, carried.aside)}
         begun = {member: (0,) * len(model.parts) for member, model in shipped.items()}
-        bundled = Base(0, shipped[MAIN].weights, {m: s.weights for m, s in shipped.items() if m})
-        self._history = [self._next(Version(begun), bundled, self._kept[1], None)]
+        bundled = RoundBase(0, shipped[MAIN].weights, {m: s.weights for m, s in shipped.items() if m})
+        self._history = [self._next(BaseVersion(begun), bundled, self._kept[1], None)]
         self._common = (0, MAIN), NOTHING_HELD  # one for all who never fetched another model
 
-    def of(self, number: int) -> Base:
+    def of(self, number: int) -> RoundBase:
         return self._kept[number]
 
     def tensors(self) -> dict[str, Tensors]:
         """Everything that is kept, as jobs name it."""
         return dict(named for base in self._kept.values() for named in base.named())
 
-    def advance(self, number: int, merged: Merged) -> Base:
+    def advance(self, number: int, merged: Merged) -> RoundBase:
         """What the round after `number` distributes."""
         old, version = self._kept[number], self._history[number - 1]
         carried = merged.carried
         rare = closed_form.rare(carried.memory.get(closed_form.MEMORY, NOTHING))
-        new = Base(number + 1, merged.base, carried.family, carried.aside, rare)
+        new = RoundBase(number + 1, merged.base, carried.family, carried.aside, rare)
         steps = merged.steps if merged.replayable else None
         self._kept[number + 1] = new
         self._history.append(self._next(version, old, new, steps))
         return new
 
-    def _next(self, version: Version, old: Base, new: Base, steps: tuple[Step, ...] | None) -> Version:
+    def _next(
+        self, version: BaseVersion, old: RoundBase, new: RoundBase, steps: tuple[Step, ...] | None
+    ) -> BaseVersion:
         """Of `new`, after `old`; None: it is not made by steps, and what is not as it was begins a line.
 
         There is a new checkpoint whenever a segment of the log is full.
@@ -167,24 +169,24 @@ class Bases:
         if not _equal(old.aside, new.aside):
             aside, size = (new.number, len(tensors.encode(new.aside))) if new.aside else (0, 0)
         width = len(steps[-1].scalars) if steps else version.width
-        return Version(
+        return BaseVersion(
             {**version.parts, **parts, MAIN: main}, line, at, log, since, moved, aside, size, width
         )
 
-    def replay(self, number: int, then: Version) -> None:
+    def replay(self, number: int, then: BaseVersion) -> None:
         """What round `number` made, without the weights."""
-        self._kept[number + 1] = Base(number + 1, NOTHING)
+        self._kept[number + 1] = RoundBase(number + 1, NOTHING)
         self._history.append(then)
 
-    def restore(self, bases: Iterable[Base]) -> None:
+    def restore(self, bases: Iterable[RoundBase]) -> None:
         """These, and no others, with their weights."""
         self._kept = {base.number: base for base in bases}
 
-    def kept(self) -> tuple[Base, ...]:
+    def kept(self) -> tuple[RoundBase, ...]:
         return tuple(self._kept.values())
 
     @property
-    def history(self) -> tuple[Version, ...]:
+    def history(self) -> tuple[BaseVersion, ...]:
         """Of what each round so far distributes."""
         return tuple(self._history)
 
@@ -211,7 +213,7 @@ class Bases:
             size = self._by_steps(version, held, size + (self._log(version, version.steps) or 0))
         return size + (version.aside_bytes if version.aside != held.aside else 0)
 
-    def _by_steps(self, version: Version, held: Held, anew: int) -> int:
+    def _by_steps(self, version: BaseVersion, held: Held, anew: int) -> int:
         """The main model's base by the cheaper way; `anew`: bytes of that from its checkpoint on."""
         latest = self._history[held.rounds.get(MAIN, 1) - 1]
         stands = held.at >= 0 and latest.line == version.line
@@ -225,7 +227,7 @@ class Bases:
         too_long = lacking * version.width * elements > MOST_REPLAYED
         return anew if too_long and lacking > version.steps else min(anew, by_steps)
 
-    def _log(self, version: Version, lacking: int) -> int | None:
+    def _log(self, version: BaseVersion, lacking: int) -> int | None:
         """Bytes of the last so many steps: of the offer, or of the segments that have them, if there are."""
         if lacking <= self._tail(version):
             return version.log - self._before(version, version.at - lacking).log
@@ -236,14 +238,14 @@ class Bases:
         segments = SEGMENT_BYTES * (last - first + 1)
         return segments + version.log - self._before(version, first * SEGMENT).log
 
-    def _tail(self, version: Version) -> int:
+    def _tail(self, version: BaseVersion) -> int:
         """Steps that stand in an offer."""
         count = min(TAIL, version.at)
         while count and version.log - self._before(version, version.at - count).log > TAIL_BYTES:
             count -= 1
         return count
 
-    def _before(self, version: Version, at: int) -> Version:
+    def _before(self, version: BaseVersion, at: int) -> BaseVersion:
         """The latest on its line that is no further."""
         history = self._history
         end = bisect_right(history, (version.line, at), key=lambda one: (one.line, one.at))
@@ -265,7 +267,7 @@ class Bases:
         return self._history[number - 1].parts[member] if number else (0,) * len(self._shipped[member].parts)
 
 
-def _renewed(parts: tuple[int, ...], changed: Changed, new: Base) -> tuple[int, ...]:
+def _renewed(parts: tuple[int, ...], changed: Changed, new: RoundBase) -> tuple[int, ...]:
     """A checkpoint is made anew: its parts that are not what they were are this round's."""
     return tuple(new.number if other else old for old, other in zip(parts, changed, strict=True))
 

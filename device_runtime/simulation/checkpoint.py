@@ -22,7 +22,7 @@ from device_runtime.models.errors import ModelError
 from device_runtime.strategies.merging.aggregator_half import ALONE
 from device_runtime.strategies.training.device_half import NOTHING
 
-from .bases import Base, Version
+from .bases import BaseVersion, RoundBase
 from .errors import SimulationError
 
 FILE = "checkpoint.safetensors"
@@ -30,7 +30,7 @@ CONTENTS = "contents"
 
 
 @dataclass(frozen=True)
-class Kept:
+class StrategyStates:
     """What kinds of update keep for the next time: on the aggregator, and on devices by number and kind."""
 
     aggregator: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
@@ -46,10 +46,10 @@ class Checkpoint:
     """
 
     round: int
-    bases: tuple[Base, ...]
-    history: tuple[Version, ...]
+    bases: tuple[RoundBase, ...]
+    history: tuple[BaseVersion, ...]
     served: Tensors
-    kept: Kept = field(default_factory=Kept)
+    kept: StrategyStates = field(default_factory=StrategyStates)
     scores: tuple[float, ...] = ()
     best: Tensors = field(default_factory=lambda: NOTHING)
 
@@ -66,7 +66,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
 class _Contents(msgspec.Struct, frozen=True, array_like=True):
     """The table of contents of a checkpoint's file."""
 
-    history: tuple[Version, ...]
+    history: tuple[BaseVersion, ...]
     places: tuple[_Place, ...]
     scores: tuple[float, ...] = ()
 
@@ -134,12 +134,14 @@ def _read(content: Tensors) -> Checkpoint:
         ),
         contents.history,
         of["served"][0, ""],
-        Kept({kind: memory for (_, kind), memory in of.get("aggregator", {}).items()}, of.get("device", {})),
+        StrategyStates(
+            {kind: memory for (_, kind), memory in of.get("aggregator", {}).items()}, of.get("device", {})
+        ),
         contents.scores,
         of.get("best", {}).get((0, ""), NOTHING),
     )
 
 
-def _base(number: int, weights: Tensors, of: Mapping[str, Mapping[tuple[int, str], Tensors]]) -> Base:
+def _base(number: int, weights: Tensors, of: Mapping[str, Mapping[tuple[int, str], Tensors]]) -> RoundBase:
     family = {name: mine for (round_, name), mine in of.get("member", {}).items() if round_ == number}
-    return Base(number, weights, family, of["aside"][number, ""])
+    return RoundBase(number, weights, family, of["aside"][number, ""])

@@ -27,29 +27,29 @@ from device_runtime.strategies.robust import Screen
 from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
 
 from .bases import Bases
-from .checkpoint import Checkpoint, Kept
+from .checkpoint import Checkpoint, StrategyStates
 from .clock.asking import Flight
 from .data import DataSet
 from .errors import ScenarioError
-from .executors.job import Executor, Failed, Job, aside_key, base_key
-from .ledger import Figures, Ledger
-from .records import Watch
+from .executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
+from .ledger import RoundFigures, RunLedger
+from .records import RunWatch
 
 log = logging.getLogger(__name__)
 
-Evaluate = Callable[[int, Tensors, Tensors], Figures]
+Evaluate = Callable[[int, Tensors, Tensors], RoundFigures]
 """The figures of (round, served model, new base)."""
 
 
 @dataclass(frozen=True)
-class Tools:
+class LearningTools:
     """What the learning works with; `server` is what kinds of update use on the aggregator."""
 
     server: ServerTools
     executor: Executor
     evaluate: Evaluate
-    ledger: Ledger
-    watch: Watch
+    ledger: RunLedger
+    watch: RunWatch
     keep: Callable[[Checkpoint], None] = lambda _: None
 
 
@@ -61,7 +61,12 @@ class Learning:
     """
 
     def __init__(
-        self, task: Task, bases: Bases, carried: Carried, tools: Tools, resume: Checkpoint | None = None
+        self,
+        task: Task,
+        bases: Bases,
+        carried: Carried,
+        tools: LearningTools,
+        resume: Checkpoint | None = None,
     ) -> None:
         """`carried` comes with round 1's base. With `resume` its rounds are gone through without training."""
         self._task, self._bases, self._carried, self._tools = task, bases, carried, tools
@@ -72,7 +77,7 @@ class Learning:
         self._resume = resume
         self._kept: list[Flight] = []
         self._counted: dict[str, int] = {}
-        self._figures = Figures()
+        self._figures = RoundFigures()
         self._closed_form: Tensors = NOTHING
         self._scores: tuple[float, ...] = ()
         self._progress = Progress()
@@ -133,7 +138,7 @@ class Learning:
             jobs = [self._job(flight, seeds[flight.round]) for flight in together]
             results = self._tools.executor.run(self._bases.tensors(), jobs)
             for flight, job, result in zip(together, jobs, results, strict=True):
-                if isinstance(result, Failed):
+                if isinstance(result, FailedJob):
                     self._tools.ledger.ended(flight, "refused", now, why=result.why)
                     continue
                 if result.memory is not None:
@@ -161,11 +166,11 @@ class Learning:
         written = codec.rounded(made.tensors, base, self._memories.get(key, NOTHING))
         return replace(made, tensors=written.read), {key: written.left}
 
-    def _job(self, flight: Flight, seed: int) -> Job:
+    def _job(self, flight: Flight, seed: int) -> TrainingJob:
         strategy, number = flight.strategy, flight.round
         if strategy is None:
             raise ValueError(f"{flight.device} sits out round {number}: there is nothing to train")
-        return Job(
+        return TrainingJob(
             flight.index,
             flight.device,
             strategy,
@@ -200,13 +205,13 @@ class Learning:
         if self.served is not compared:
             self._figures = self._figures.serving(self._tools.evaluate(number, base, base))
 
-    def publish(self, number: int, in_use: Iterable[int]) -> Figures:
+    def publish(self, number: int, in_use: Iterable[int]) -> RoundFigures:
         """The round is over: only the bases that `in_use` names, and the newest, are needed any more."""
         self._bases.keep((*in_use, number + 1))
         trained = self._resume is None or number > self._resume.round
         self._take_score(number, trained)
         if trained:
-            kept = Kept(self._carried.memory, dict(self._memories))
+            kept = StrategyStates(self._carried.memory, dict(self._memories))
             bases = self._bases
             self._tools.keep(
                 Checkpoint(number, bases.kept(), bases.history, self.served, kept, self._scores, self._best)
@@ -250,7 +255,7 @@ def _without_repeats(flights: list[Flight]) -> Iterator[list[Flight]]:
 # FROM evaluating: What the model of a round is worth on the data set's test part.
 
 
-class Evaluator:
+class RoundEvaluator:
     """Figures of every `every`-th round and of the last; see `learning.Evaluate`. 0: of none."""
 
     def __init__(self, bundle: Bundle, data: DataSet, every: int, rounds: int) -> None:
@@ -265,12 +270,14 @@ class Evaluator:
         self._x, self._y = manifest.input.prepare(data.test_x), data.test_y
         self._classes = len(manifest.labels)
 
-    def __call__(self, number: int, served: Tensors, base: Tensors) -> Figures:
+    def __call__(self, number: int, served: Tensors, base: Tensors) -> RoundFigures:
         if not self._every or (number % self._every and number != self._rounds):
-            return Figures()
+            return RoundFigures()
         of_served, by_class = self._of(served)
         of_base, base_by_class = (of_served, by_class) if base is served else self._of(base)
-        return Figures(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc, by_class, base_by_class)
+        return RoundFigures(
+            of_served.eval_acc, of_served.eval_loss, of_base.eval_acc, by_class, base_by_class
+        )
 
     def _of(self, weights: Tensors) -> tuple[Evaluation, tuple[float, ...]]:
         """Accuracy and loss with these weights, and the share of each class that is recognised."""

@@ -8,11 +8,11 @@ from math import isfinite, nan
 from device_runtime.strategies.training.device_half import Contribution
 
 from .clock.asking import Flight
-from .records import Ask, Fate, RoundLine, Watch
+from .records import Ask, Fate, RoundLine, RunWatch
 
 
 @dataclass(frozen=True)
-class Figures:
+class RoundFigures:
     """Of a round's models, nan and () where they were not evaluated; see `RoundLine`."""
 
     eval_acc: float = nan
@@ -23,7 +23,7 @@ class Figures:
     closed_form_eval_acc: float = nan
     closed_form_eval_acc_by_class: tuple[float, ...] = ()
 
-    def as_closed_form(self) -> Figures:
+    def as_closed_form(self) -> RoundFigures:
         """The same, where what is served has the closed-form head."""
         return replace(
             self,
@@ -31,7 +31,7 @@ class Figures:
             closed_form_eval_acc_by_class=self.eval_acc_by_class,
         )
 
-    def serving(self, other: Figures) -> Figures:
+    def serving(self, other: RoundFigures) -> RoundFigures:
         """Those of `other`, which is served instead, beside what is known of the closed-form head."""
         return replace(
             other,
@@ -40,10 +40,10 @@ class Figures:
         )
 
 
-class Ledger:
+class RunLedger:
     """Tells `watch` of everything. Sums are of the asks that ended since the last round was closed."""
 
-    def __init__(self, watch: Watch, forward_flops: float, replayed: int = 0) -> None:
+    def __init__(self, watch: RunWatch, forward_flops: float, replayed: int = 0) -> None:
         """`forward_flops` of one forward pass of one sample: the F that compute is counted in.
 
         Of the first `replayed` rounds nothing is told: it was, in an earlier life of the run.
@@ -99,14 +99,14 @@ class Ledger:
         self._ended.append(ask)
         self._watch.asked(ask)
 
-    def closed(self, number: int, now: float, figures: Figures) -> None:
+    def closed(self, number: int, now: float, figures: RoundFigures) -> None:
         """The round is over; what ends from now on belongs to the next."""
         if number > self._replayed:
             asks, self._ended = self._ended, []
             self._watch.closed(summarise(number, (self._opened_s, now), asks, figures))
 
 
-def summarise(number: int, times: tuple[float, float], asks: list[Ask], figures: Figures) -> RoundLine:
+def summarise(number: int, times: tuple[float, float], asks: list[Ask], figures: RoundFigures) -> RoundLine:
     """A round's line from the asks that ended in it; `times`: when it opened, when it closed."""
     counted = [ask for ask in asks if ask.fate == "counted"]
     told = [ask for ask in counted if isfinite(ask.train_loss)]

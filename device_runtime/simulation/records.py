@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from device_runtime.strategies.training.device_half import Contribution
 
-from .executors.job import Job
+from .executors.job import TrainingJob
 
 Lost = Literal["crashed", "dropped out", "sat out"]
 Fate = Lost | Literal["counted", "late", "refused", "unheard"]
@@ -94,13 +94,13 @@ class RoundLine:
 # FROM watch: Who is told of a simulated run as it goes: files, a progress bar, what gathers local models.
 
 
-class Watch(Protocol):
+class RunWatch(Protocol):
     """Called in the order of virtual time. What it raises ends the run."""
 
     def asked(self, ask: Ask) -> None:
         """A device's part in a round is over."""
 
-    def trained(self, job: Job, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: Contribution) -> None:
         """An update that counts; its tensors are valid during the call only."""
 
     def closed(self, line: RoundLine) -> None:
@@ -113,7 +113,7 @@ class Nobody:
     def asked(self, ask: Ask) -> None:
         pass
 
-    def trained(self, job: Job, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: Contribution) -> None:
         pass
 
     def closed(self, line: RoundLine) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from device_runtime.aggregator.errors import AggregatorError, TaskError
-from device_runtime.aggregator.merging.merge_round import Tools as ServerSide
+from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
 from device_runtime.aggregator.merging.merge_round import open_family, samples
 from device_runtime.aggregator.rounds.run import first
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
@@ -25,14 +25,14 @@ from .bases import Bases, Shipped
 from .checkpoint import Checkpoint
 from .clients import Clients
 from .clock.asking import Asking, Stock
-from .clock.devices import Devices
-from .clock.director import Director, Parts
+from .clock.devices import FleetState
+from .clock.director import Director, DirectorParts
 from .data import DataSet
 from .errors import ScenarioError
-from .executors.job import Executor, Plain, World
-from .learning import Evaluator, Learning, Tools
-from .ledger import Ledger
-from .records import Nobody, Watch
+from .executors.job import Executor, PlainExecutor, World
+from .learning import Learning, LearningTools, RoundEvaluator
+from .ledger import RunLedger
+from .records import Nobody, RunWatch
 from .scenario import Scenario
 
 
@@ -89,8 +89,8 @@ def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | N
 
 def simulate(
     prepared: Prepared,
-    executor: Callable[[World], Executor] = Plain,
-    watch: Watch | None = None,
+    executor: Callable[[World], Executor] = PlainExecutor,
+    watch: RunWatch | None = None,
     keeping: Keeping | None = None,
 ) -> Tensors:
     """All rounds; the model that the last one serves. The same scenario and seed give the same bytes.
@@ -107,16 +107,16 @@ def simulate(
     server = ServerSide(models, prepared.generic, world.engine)
     weights, carried = first(task, models, server)
     bases = Bases({member: Shipped.of(bundle) for member, bundle in models.items()}, weights, carried)
-    devices = Devices(scenario.fleet.draw(scenario.devices, seed), world.clients, manifests, scenario.slow)
-    ledger = Ledger(watch, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
-    evaluate = Evaluator(world.bundle, prepared.data, scenario.eval_every, task.rounds)
+    devices = FleetState(scenario.fleet.draw(scenario.devices, seed), world.clients, manifests, scenario.slow)
+    ledger = RunLedger(watch, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
+    evaluate = RoundEvaluator(world.bundle, prepared.data, scenario.eval_every, task.rounds)
     trains = executor(world)
     try:
-        tools = Tools(server, trains, evaluate, ledger, watch, keeping.keep)
+        tools = LearningTools(server, trains, evaluate, ledger, watch, keeping.keep)
         learning = Learning(task, bases, carried, tools, resume)
         bundled = sum(len(bundle.packed()) for bundle in models.values())
         asking = Asking(task, Stock(devices, bases, bundled), seed)
-        Director(task, devices.names(), Parts(asking, learning, ledger)).run()
+        Director(task, devices.names(), DirectorParts(asking, learning, ledger)).run()
     finally:
         trains.close()
     return learning.served

@@ -20,7 +20,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
-from .kind import About, formed
+from .kind import KindInfo, formed
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
@@ -36,7 +36,7 @@ from .settings import (
 from .training import local_training, members, teaching
 from .training.device_half import Contribution, LocalData, Run
 from .training.members import OfFamily
-from .training.teaching import Attention, Lesson, Rows
+from .training.teaching import Lesson, Rows, TeacherAttention
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class AttentionTransfer(OfFamily):
     own_round: ClassVar[bool] = True
     of_single_samples: ClassVar[bool] = True
     generic: ClassVar[bool] = True
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "a smaller network of its own",
         "its parameters, and feature maps of some samples",
         "FedAT (attention transfer): Shi 2025 (PhD thesis, Sheffield), section 5.3",
@@ -191,7 +191,7 @@ class AttentionTransfer(OfFamily):
 
     def _lesson(self, maps: Rows, levels: tuple[str, ...]) -> Lesson:
         """After a teacher with these attention maps, of which those of `levels` count."""
-        given = Attention.of(maps, self.beta, levels)
+        given = TeacherAttention.of(maps, self.beta, levels)
         sgd = Sgd(self.server_lr)
         return Lesson(sgd, self.server_epochs, self.server_batch, objective="attention", extras=given)
 

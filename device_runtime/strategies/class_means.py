@@ -17,7 +17,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
 from . import settings as ranges
-from .kind import About, Usual
+from .kind import KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, Setting, SmallestCount
@@ -31,7 +31,7 @@ MASKED = -1e9
 
 
 @dataclass(frozen=True)
-class ClassMeans(Usual):
+class ClassMeans(StrategyDefaults):
     """One forward pass; per class, the sum of the features and the count. Exact for any partition.
 
     `head="normalised-means"` is FedNCM: rows l_c / ||l_c||, bias 0 (section 3.1.2), served on the distributed
@@ -56,7 +56,7 @@ class ClassMeans(Usual):
     """
 
     name: ClassVar[str] = "class-means"
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "nothing: one forward pass of each sample",
         "sums of features and counts, by class",
         "FedNCM: Legate et al. 2023",

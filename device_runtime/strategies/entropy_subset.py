@@ -14,7 +14,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.heads import entropy
 from device_runtime.profiles import Work, Workload
 
-from .kind import About
+from .kind import KindInfo
 from .settings import MOST, LocalEpochs, Setting, TunableSet, WeightDecay
 from .training.device_half import Contribution, LocalData, Run
 from .training.tensor_update import TensorUpdate
@@ -36,7 +36,7 @@ class EntropySubset(TensorUpdate):
     """
 
     name: ClassVar[str] = "entropy-subset"
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "the upper part, on the samples that the model is least sure of",
         "the upper part",
         "FedFT-EDS: Shi 2025 (PhD thesis, Sheffield), section 6.4",

@@ -15,10 +15,10 @@ from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
-from device_runtime.profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
+from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
 
 from . import settings as ranges
-from .kind import About, Coded, Usual
+from .kind import Coded, KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, BatchSize, LearningRate, LocalEpochs, Momentum, Setting, WeightDecay
@@ -37,7 +37,7 @@ class HeadMeans:
 
 
 @dataclass(frozen=True)
-class FewShot(Coded, Usual):
+class FewShot(Coded, StrategyDefaults):
     """Train the classifier alone: each epoch draws anew `shots` samples of each class here (equation 4.1).
 
     The served model is {theta_fs, phi^t}: the plain mean of the classifiers (equation 4.2) on the extractor
@@ -50,7 +50,7 @@ class FewShot(Coded, Usual):
     """
 
     name: ClassVar[str] = "few-shot"
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "the classifier, on a few samples of each class",
         "the classifier",
         "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
@@ -96,7 +96,7 @@ class FewShot(Coded, Usual):
         work = forward_work(workload, workload.samples, values, self.codec)
         drawn = sum(min(self.shots, count) for count in workload.class_counts)
         batches = self.epochs * ceil(drawn / self.batch)
-        steps = Pass("head", 3 * self.epochs * drawn, workload.head_flops, steps=batches)
+        steps = GraphPass("head", 3 * self.epochs * drawn, workload.head_flops, steps=batches)
         return replace(work, passes=(*work.passes, steps))
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:

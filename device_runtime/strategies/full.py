@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Work, Workload
 
-from .kind import About
+from .kind import KindInfo
 from .settings import MOST, Setting
 from .training import local_training
 from .training.device_half import LocalData, Run
@@ -56,7 +56,7 @@ class Full(TensorUpdate):
     """
 
     name: ClassVar[str] = "full"
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "everything (with settings for FedProx, MOON, or fewer epochs on slow devices)",
         "all parameters",
         "FedAvg: McMahan et al. 2017; FedProx: Li et al. 2020; MOON: Li et al. 2021",

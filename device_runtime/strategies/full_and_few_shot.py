@@ -16,7 +16,7 @@ from device_runtime.profiles.cost import activation_bytes
 
 from .few_shot import FewShot
 from .full import Full, Graded, LeastEpochs, ReducedEpochs
-from .kind import About, Usual
+from .kind import KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import Setting
@@ -34,7 +34,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class FullAndFewShot(TrainingSettings, Usual):
+class FullAndFewShot(TrainingSettings, StrategyDefaults):
     """Both updates of the *distributed* model, on each device.
 
     The mean of the full updates, by samples, is the base; served is {theta_fs^t, phi^t} (lines 14 to 16): the
@@ -48,7 +48,7 @@ class FullAndFewShot(TrainingSettings, Usual):
 
     name: ClassVar[str] = "full+few-shot"
     trains_extractor: ClassVar[bool] = True
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "everything, and the classifier on a few samples of each class",
         "all parameters, and the classifier",
         "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",

@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class About:
+class KindInfo:
     """A kind of update in a few words: what a device does, what it sends, whose method it is."""
 
     trains: str
@@ -105,7 +105,7 @@ class Strategy(Protocol[S]):
     """
 
     name: ClassVar[str]
-    about: ClassVar[About]
+    about: ClassVar[KindInfo]
     refused: ClassVar[tuple[str, ...]]
     """Settings that it has from a class that it builds on, and does not take; dotted within a table."""
     own_round: ClassVar[bool]
@@ -204,7 +204,7 @@ class Coded:
 
 
 @dataclass(frozen=True)
-class Usual:
+class StrategyDefaults:
     """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round, no codec,
     counted by the samples trained on.
     """

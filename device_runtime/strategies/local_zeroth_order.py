@@ -10,13 +10,13 @@ import numpy as np
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
+from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
 from device_runtime.profiles.cost import activation_bytes
 
 from . import settings as ranges
 from .directions import directions
 from .directions.replaying import Along, move, perturb
-from .kind import About, Coded
+from .kind import Coded, KindInfo
 from .settings import Directions, Distance, Setting, TunableSet
 from .training.device_half import Contribution, LocalData, Run
 from .training.tensor_update import Averaged
@@ -32,7 +32,7 @@ class LocalZerothOrder(Coded, Averaged):
     """
 
     name: ClassVar[str] = "local-zeroth-order"
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "everything, by zeroth-order steps along random directions of its own",
         "all parameters",
         "DistMeZO: Bernier 2024 (MSc thesis, Concordia), section 4.1.2",
@@ -53,7 +53,7 @@ class LocalZerothOrder(Coded, Averaged):
         values, samples = workload.values(self.tunable), workload.samples
         held = 2 * workload.weights_bytes + 2 * 4 * values + samples * workload.sample_bytes
         work = Work(
-            passes=(Pass(name, 2.0 * self.num_z * self.steps * samples, workload.graph(name).flops),),
+            passes=(GraphPass(name, 2.0 * self.num_z * self.steps * samples, workload.graph(name).flops),),
             peak_bytes=held + activation_bytes(workload, name),
             bytes_up=upload_bytes(values, workload.tensors[self.tunable], self.codec),
             bytes_down=workload.download_bytes,

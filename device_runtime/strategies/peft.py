@@ -13,9 +13,9 @@ import numpy as np
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.clipping import clip
 from device_runtime.models.training.heads import SoftmaxHead
-from device_runtime.profiles import Pass, Work, Workload
+from device_runtime.profiles import GraphPass, Work, Workload
 
-from .kind import About
+from .kind import KindInfo
 from .settings import Momentum, Setting, WeightDecay
 from .training.device_half import Contribution, LocalData, Run
 from .training.tensor_update import TensorUpdate
@@ -46,7 +46,7 @@ class Peft(TensorUpdate):
     """
 
     name: ClassVar[str] = "peft"
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "a few parameters: head, bias, adapter, prompt, prefix or LoRA",
         "these, and the classifier",
         "FedPEFT: Sun et al. 2022",
@@ -101,7 +101,7 @@ class Peft(TensorUpdate):
         n = workload.samples
         work = forward_work(workload, n, workload.values("head"), self.codec)
         batches = self.epochs * ceil(n / self.batch)
-        steps = Pass("head", 3 * n * self.epochs, workload.head_flops, steps=batches)
+        steps = GraphPass("head", 3 * n * self.epochs, workload.head_flops, steps=batches)
         return replace(work, passes=(*work.passes, steps))
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:

@@ -19,7 +19,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
-from .kind import About, formed
+from .kind import KindInfo, formed
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
@@ -43,7 +43,7 @@ PROTOTYPES, COUNTS = "prototypes", "counts"
 
 
 @dataclass(frozen=True)
-class Known:
+class Consensus:
     """What the clients of a round know: sums of their logits on the `drawn` generic samples float64
     (n, classes), of their prototypes (classes, *map) and of how many have each (classes,); their updates.
     """
@@ -74,7 +74,7 @@ class Prototypes(OfFamily):
     name: ClassVar[str] = "prototypes"
     own_round: ClassVar[bool] = True
     generic: ClassVar[bool] = True
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "a smaller network of its own",
         "its parameters, and a mean feature map of each class",
         "FedKAD: Shi 2025 (PhD thesis, Sheffield), section 5.5; FedMD: Li and Wang 2019",
@@ -150,7 +150,7 @@ class Prototypes(OfFamily):
     def _objective(self) -> str:
         return "prototype" if self.beta else "distil"
 
-    def start(self, model: RoundModel) -> Known:
+    def start(self, model: RoundModel) -> Consensus:
         """Raises ValueError without a generic set, and as `lacks`."""
         tools, data = members.tools_of(model, self.name)
         self.lacks({name: tools.manifest(name) for name in ("", *self.members)})
@@ -158,7 +158,7 @@ class Prototypes(OfFamily):
         chosen = rng.choice(len(data), most, replace=False)
         labels = len(model.manifest.labels)
         shape = teaching.map_shape(model.manifest, LEVEL) if self.beta else ()
-        return Known(
+        return Consensus(
             model,
             LocalData(data.x[chosen], data.y[chosen]),
             np.zeros((most, labels)),
@@ -167,7 +167,7 @@ class Prototypes(OfFamily):
             {},
         )
 
-    def fold(self, state: Known, contribution: Contribution, weight: float) -> Known:
+    def fold(self, state: Consensus, contribution: Contribution, weight: float) -> Consensus:
         """Consensus and prototypes are plain means over the clients; `weight` is of their updates' mean."""
         tools, _ = members.tools_of(state.model, self.name)
         member = formed(self, contribution.form).member
@@ -188,7 +188,7 @@ class Prototypes(OfFamily):
             clients=state.clients + 1,
         )
 
-    def finish(self, state: Known, model: RoundModel) -> Effect:
+    def finish(self, state: Consensus, model: RoundModel) -> Effect:
         if not state.clients:
             return Effect()
         lesson, family = self._lesson(state), {}
@@ -197,7 +197,7 @@ class Prototypes(OfFamily):
             family[name] = self._taught(state, name, {**model.family[name], **mean}, lesson)
         return Effect(refine=partial(self._refined, state, lesson), family=family)
 
-    def _lesson(self, state: Known) -> Lesson:
+    def _lesson(self, state: Consensus) -> Lesson:
         target = (state.logits / state.clients).astype(np.float32)
         fixed: Tensors = {}
         if self.beta:
@@ -210,13 +210,13 @@ class Prototypes(OfFamily):
             lambda batch: {"target": target[batch], **fixed},
         )  # fmt: skip
 
-    def _taught(self, state: Known, member: str, weights: Tensors, lesson: Lesson) -> Tensors:
+    def _taught(self, state: Consensus, member: str, weights: Tensors, lesson: Lesson) -> Tensors:
         """After the lesson; as it was where that diverges."""
         tools, _ = members.tools_of(state.model, self.name)
         rng = teaching.generator(state.model.seed, f"{self.name}:{member}", 1)
         return teaching.taught_or_same(tools.model(member), weights, state.drawn, lesson, rng)
 
-    def _refined(self, state: Known, lesson: Lesson, base: Tensors) -> Tensors:
+    def _refined(self, state: Consensus, lesson: Lesson, base: Tensors) -> Tensors:
         """The global model: from the merged base to what the lesson makes of it, by `share`."""
         after = self._taught(state, "", base, lesson)
         share, names = np.float32(self.share), [spec.name for spec in members.whole(state.model.manifest)]

@@ -15,12 +15,12 @@ from device_runtime.models.bundles.manifest import ABOVE, Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
-from device_runtime.profiles import Cost, DeviceProfile, Pass, Workload, predict
+from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Workload, predict
 from device_runtime.profiles.cost import activation_bytes
 
 from . import settings as ranges
 from .full import Full
-from .kind import About, Coded, Usual
+from .kind import Coded, KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
@@ -48,7 +48,7 @@ MAPS, COUNTS = "representatives.maps", "representatives.counts"
 
 
 @dataclass(frozen=True)
-class Pool:
+class MapPool:
     """Feature maps of a round, and the class of each: at most `most`, as likely each of the `seen` ones."""
 
     most: int
@@ -76,12 +76,12 @@ class Gathered:
     """The mean of the updates, and the maps that came with them."""
 
     mean: TensorMean
-    pool: Pool
+    pool: MapPool
     seen: int = 0
 
 
 @dataclass(frozen=True)
-class Representatives(Coded, Usual):
+class Representatives(Coded, StrategyDefaults):
     """A full update, and feature maps at `level` by the *distributed* extractor, with their classes.
 
     Per class, maps are reduced to `components` principal components and grouped into `clusters` by k-means;
@@ -96,7 +96,7 @@ class Representatives(Coded, Usual):
     trains_extractor: ClassVar[bool] = True
     own_round: ClassVar[bool] = True
     of_single_samples: ClassVar[bool] = True
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "everything",
         "all parameters, and feature maps that stand for many",
         "FedSplit: Shi 2025 (PhD thesis, Sheffield), section 6.2",
@@ -165,10 +165,10 @@ class Representatives(Coded, Usual):
         if self.select == "clusters":
             flops = sum(clustering.flops(n, values, self.components, self.clusters) for n in counts)
             choosing += 8 * largest * (3 * min(largest, values) + self.components)
-        selection = Pass("clusters", workload.samples, flops / max(workload.samples, 1))
+        selection = GraphPass("clusters", workload.samples, flops / max(workload.samples, 1))
         work = replace(
             work,
-            passes=(*work.passes, Pass(graph, workload.samples, workload.graph(graph).flops), selection),
+            passes=(*work.passes, GraphPass(graph, workload.samples, workload.graph(graph).flops), selection),
             peak_bytes=max(work.peak_bytes + activation_bytes(workload, graph), choosing) + 4 * rows * values,
             bytes_up=upload_bytes(
                 workload.values("all"),
@@ -231,7 +231,7 @@ class Representatives(Coded, Usual):
     def start(self, model: RoundModel) -> Gathered:
         """Raises as `lacks`."""
         self.lacks({"": model.manifest})
-        return Gathered(TensorMean(), Pool(self.pool_maps, teaching.generator(model.seed, self.name, 0)))
+        return Gathered(TensorMean(), MapPool(self.pool_maps, teaching.generator(model.seed, self.name, 0)))
 
     def fold(self, state: Gathered, contribution: Contribution, weight: float) -> Gathered:
         sent = dict(contribution.tensors)
@@ -242,7 +242,7 @@ class Representatives(Coded, Usual):
         served = self.upper_part(state.pool, model) if state.seen else None
         return Effect(mean=state.mean, num_examples=state.mean.most, served=served)
 
-    def upper_part(self, pool: Pool, model: RoundModel) -> dict[str, NDArray[Any]] | None:
+    def upper_part(self, pool: MapPool, model: RoundModel) -> dict[str, NDArray[Any]] | None:
         """theta_meta: the tensors above the level, trained on the maps; None should that diverge.
 
         Raises ValueError without an engine, and as `lacks`.

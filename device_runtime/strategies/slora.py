@@ -14,7 +14,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import TensorError
 from device_runtime.profiles import Work, Workload
 
-from .kind import About
+from .kind import KindInfo
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, LearningRate, Momentum, Setting, WeightDecay
@@ -34,7 +34,7 @@ class SparseStage(TensorUpdate):
     """
 
     name: ClassVar[str] = "sparse"
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "one random tenth of the parameters",
         "these, and the classifier",
         "SLoRA: Babakniya et al. 2023",

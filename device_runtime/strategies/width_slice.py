@@ -11,7 +11,7 @@ from device_runtime.models.bundles.slices import Slices
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
 
-from .kind import About
+from .kind import KindInfo
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import Members
@@ -41,7 +41,7 @@ class WidthSlice(TensorUpdate):
     """
 
     name: ClassVar[str] = "width-slice"
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "a narrower part of the network", "that part", "HeteroFL: Diao et al. 2021"
     )
     members: Members = ()

@@ -21,7 +21,7 @@ from .directions import directions
 from .directions.mean_scalars import Mean, MeanScalars, Scalars
 from .directions.replaying import Along, perturb
 from .directions.step_size import GRID, Moment, Sizing, relative, unit
-from .kind import About, Usual
+from .kind import KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .settings import Directions, Distance, Setting, TunableSet
 from .training.device_half import MOST_LOSS, Contribution, Late, LocalData, Run
@@ -47,7 +47,7 @@ DRAWN = 2e-3
 
 
 @dataclass(frozen=True)
-class ZerothOrder(Usual):
+class ZerothOrder(StrategyDefaults):
     """Projected gradients along `num_z` directions that devices of the round share; u is the unit of length.
 
     `sides` = 2: g_p = (L(w + eps u z_p) - L(w - eps u z_p)) / (2 eps) (equation 3), 2 num_z losses. `sides` =
@@ -68,7 +68,7 @@ class ZerothOrder(Usual):
     """
 
     name: ClassVar[str] = "zeroth-order"
-    about: ClassVar[About] = About(
+    about: ClassVar[KindInfo] = KindInfo(
         "nothing: measures the loss at the base and along random directions",
         "a few scalars",
         "FedMeZO: Bernier 2024 (MSc thesis, Concordia), chapter 4",

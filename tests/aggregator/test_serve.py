@@ -216,9 +216,9 @@ def test_a_run_to_which_no_device_contributes_ends_with_a_status_of_its_own(
 
 def test_a_run_folder_of_another_task_is_refused_with_what_differs(broker, tmp_path):
     options = f"--bundle digits-wrn-10-1 --run-dir {tmp_path / 'run'} --broker {broker.url} --rounds".split()
-    from device_runtime.aggregator.rounds.run import Rounds
+    from device_runtime.aggregator.rounds.run import OpenRun
 
-    rounds = Rounds(command.task_of(parsed(*options, 2)), tmp_path / "run")
+    rounds = OpenRun(command.task_of(parsed(*options, 2)), tmp_path / "run")
     with pytest.raises(RunFolderError, match="another aggregator runs in"):
         command.run(parsed(*options, 2))
     rounds.store.close()

@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.cli import options as data_options
 from device_runtime.cli.on_device import join
-from device_runtime.client.personal.kept import Wish
+from device_runtime.client.personal.kept import PersonalWish
 from device_runtime.models.data import Place
 from device_runtime.models.errors import DataError
 
@@ -37,9 +37,9 @@ def test_nothing_there_is_known_before_anything_else(tmp_path):
 
 
 def test_a_tenth_is_held_out_and_the_model_is_kept_unless_said_otherwise():
-    assert data_options.wish(parsed()) == Wish(True, None, False)
-    assert data_options.wish(parsed("--no-keep-model", "--held-out", "0")) == Wish(False, 0.0, False)
-    assert data_options.wish(parsed("--held-out", "0.3", "--personal-head")) == Wish(True, 0.3, True)
+    assert data_options.wish(parsed()) == PersonalWish(True, None, False)
+    assert data_options.wish(parsed("--no-keep-model", "--held-out", "0")) == PersonalWish(False, 0.0, False)
+    assert data_options.wish(parsed("--held-out", "0.3", "--personal-head")) == PersonalWish(True, 0.3, True)
 
 
 @pytest.mark.parametrize("other", [("--no-keep-model",), ("--held-out", "0")])

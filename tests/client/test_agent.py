@@ -13,11 +13,11 @@ from device_runtime.broker.wire.link import Connected
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
-    Contribution,
+    ContributionMessage,
+    DeviceState,
     Get,
     Hello,
-    Plan,
-    State,
+    PlanMessage,
     Stretch,
     decode,
     encode,
@@ -76,7 +76,7 @@ def test_a_device_that_sat_out_two_rounds_measures_anew_in_the_third_and_takes_p
         assert stage.contributions == []
         stage.link.announce(stage.offer(number))
         stage.go()
-    assert [plan.kind for plan in stage.link.of(Plan)] == ["", "", "", "class-means"]
+    assert [plan.kind for plan in stage.link.of(PlanMessage)] == ["", "", "", "class-means"]
     assert [made.round for made in stage.contributions] == [3]
 
 
@@ -139,7 +139,7 @@ def test_an_offer_that_waited_while_the_device_was_busy_has_been_running_since_i
     stage.clock.now += 59.9999
     stage.go()
     assert stage.contributions == []
-    assert stage.link.of(Plan)[-1].kind == ""
+    assert stage.link.of(PlanMessage)[-1].kind == ""
 
 
 def test_of_two_offers_that_wait_only_the_newest_is_worked_on(stage):
@@ -246,11 +246,11 @@ def test_a_plan_is_told_anew_to_an_aggregator_that_restarted(stage):
     stage.go()
     stage.link.announce(stage.offer(2))
     stage.go()
-    told = len(stage.link.of(Plan))
+    told = len(stage.link.of(PlanMessage))
     stage.link.announce(stage.offer(2))  # heard again: a new life of the aggregator
     stage.link.announce(stage.offer(3))
     stage.go()
-    assert len(stage.link.of(Plan)) == told + 1
+    assert len(stage.link.of(PlanMessage)) == told + 1
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_the_plan_is_told_before_the_work_begins(stage):
     pace = stage.agent._go_on
 
     def note(done):
-        told.append([(plan.round, plan.kind) for plan in stage.link.of(Plan)])
+        told.append([(plan.round, plan.kind) for plan in stage.link.of(PlanMessage)])
         pace(done)
 
     stage.agent._go_on = note
@@ -362,8 +362,8 @@ def test_presence_is_the_link_s_to_tell(stage):
     )
     stage.go()
     assert states == []
-    assert decode(stage.agent.greeting().payload, State) == State(boot=1, online=True)
-    assert decode(stage.agent.will().payload, State) == State(boot=1, online=False)
+    assert decode(stage.agent.greeting().payload, DeviceState) == DeviceState(boot=1, online=True)
+    assert decode(stage.agent.will().payload, DeviceState) == DeviceState(boot=1, online=False)
 
 
 def test_the_bundle_written_for_these_tests_is_another_one(bundle, another):
@@ -475,7 +475,7 @@ def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothi
         pass
     forward_s = 40 * stage.bundle.manifest.graphs["forward"].flops / profile.speed.flops_per_s
     assert stage.clock.now == pytest.approx(forward_s, rel=1e-9)
-    [contribution] = link.of(Contribution)
+    [contribution] = link.of(ContributionMessage)
     assert contribution.metrics.train_time_ms == round(1e3 * forward_s)
     assert not (stage.folder / "speed.json").exists()
 

@@ -3,11 +3,11 @@
 import signal
 
 from device_runtime.broker.wire.link_events import Connected, Disconnected
-from device_runtime.client.agent import Inbox
+from device_runtime.client.agent import DeviceInbox
 
 
 def test_events_come_in_order_each_with_its_moment(clock):
-    inbox = Inbox(clock)
+    inbox = DeviceInbox(clock)
     inbox.put(Connected(first=True))
     clock.now = 3.0
     inbox.put(Disconnected("gone"))
@@ -18,7 +18,7 @@ def test_events_come_in_order_each_with_its_moment(clock):
 
 
 def test_a_wait_that_is_ended_by_a_wake_takes_no_event_and_moves_no_moment(clock):
-    inbox = Inbox(clock)
+    inbox = DeviceInbox(clock)
     inbox.wake()
     clock.now = 2.0
     inbox.put(Connected(first=True))
@@ -27,7 +27,7 @@ def test_a_wait_that_is_ended_by_a_wake_takes_no_event_and_moves_no_moment(clock
 
 
 def test_a_signal_ends_a_wait_that_has_no_end(clock):
-    inbox = Inbox(clock)
+    inbox = DeviceInbox(clock)
     before = signal.signal(signal.SIGALRM, lambda *_: inbox.wake())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)

@@ -2,7 +2,7 @@ from datetime import date, timedelta
 
 from device_runtime.cli.on_device import traffic as command
 from device_runtime.client import traffic
-from device_runtime.client.traffic import FILE, KEPT_DAYS, WRITE_BYTES, WRITE_S, Day, Traffic
+from device_runtime.client.traffic import FILE, KEPT_DAYS, WRITE_BYTES, WRITE_S, Day, TrafficLog
 
 MONDAY = date(2026, 11, 23)
 
@@ -19,7 +19,7 @@ class Days:
 
 def test_what_a_link_counts_is_added_to_the_day_it_came_on(tmp_path, clock):
     today = Days()
-    counted = Traffic(tmp_path, today, clock)
+    counted = TrafficLog(tmp_path, today, clock)
     counted.saw(100, 1000)
     counted.saw(150, 1000)
     assert counted.bytes_today == 1150
@@ -30,16 +30,16 @@ def test_what_a_link_counts_is_added_to_the_day_it_came_on(tmp_path, clock):
 
 
 def test_the_next_life_of_the_process_goes_on_counting(tmp_path, clock):
-    first = Traffic(tmp_path, Days(), clock)
+    first = TrafficLog(tmp_path, Days(), clock)
     first.saw(100, 200)
     first.write()
-    again = Traffic(tmp_path, Days(), clock)
+    again = TrafficLog(tmp_path, Days(), clock)
     again.saw(1, 2)
     assert again.bytes_today == 303
 
 
 def test_it_is_written_after_a_minute_or_a_quarter_of_a_megabyte_and_not_at_each_message(tmp_path, clock):
-    counted = Traffic(tmp_path, Days(), clock)
+    counted = TrafficLog(tmp_path, Days(), clock)
     counted.saw(100, 0)
     assert not (tmp_path / FILE).exists()
     counted.saw(100, WRITE_BYTES)
@@ -53,7 +53,7 @@ def test_it_is_written_after_a_minute_or_a_quarter_of_a_megabyte_and_not_at_each
 
 def test_two_months_are_kept(tmp_path, clock):
     today = Days()
-    counted = Traffic(tmp_path, today, clock)
+    counted = TrafficLog(tmp_path, today, clock)
     for day in range(100):
         today.day = MONDAY + timedelta(day)
         counted.saw(day + 1, 0)
@@ -64,8 +64,8 @@ def test_two_months_are_kept(tmp_path, clock):
 
 def test_a_damaged_file_or_a_full_disk_costs_the_count_and_not_the_device(tmp_path, clock, caplog):
     (tmp_path / FILE).write_text("{")
-    counted = Traffic(tmp_path / "nowhere", Days(), clock)
-    assert Traffic(tmp_path, Days(), clock).days == {}
+    counted = TrafficLog(tmp_path / "nowhere", Days(), clock)
+    assert TrafficLog(tmp_path, Days(), clock).days == {}
     assert "begun anew" in caplog.text
     counted.saw(1, 1)
     counted.write()
@@ -75,7 +75,7 @@ def test_a_damaged_file_or_a_full_disk_costs_the_count_and_not_the_device(tmp_pa
 def test_the_command_shows_each_day_and_all(tmp_path, capsys, clock):
     import argparse
 
-    counted = Traffic(tmp_path, Days(), clock)
+    counted = TrafficLog(tmp_path, Days(), clock)
     counted.saw(1500, 250_000)
     counted.write()
     parser = argparse.ArgumentParser()

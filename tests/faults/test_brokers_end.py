@@ -8,7 +8,7 @@ import pytest
 
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Link, LinkOptions
-from device_runtime.broker.wire.messages import Hello, State
+from device_runtime.broker.wire.messages import DeviceState, Hello
 from device_runtime.broker.wire.url import BrokerUrl
 
 
@@ -96,7 +96,7 @@ def test_what_others_retain_leaks_into_no_round(site, eventually):
     stray.connect()
     hello = Hello(boot=1, num_examples=9, profile="x", memory_bytes=1, engine="x")
     stray.publish(topics.up("ghost", "hello"), messages.encode(hello), retain=True)
-    stray.publish(topics.up("shade", "state"), messages.encode(State(boot=3, online=True)), retain=True)
+    stray.publish(topics.up("shade", "state"), messages.encode(DeviceState(boot=3, online=True)), retain=True)
     stray.publish(topics.down("pi", "task"), b"\x93rubbish", retain=True)
     stray.publish(topics.down("pi", "receipt"), b"\x93rubbish", retain=True)
     stray.publish(topics.offer("task"), b"\x93rubbish", retain=True)

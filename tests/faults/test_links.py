@@ -9,7 +9,7 @@ import pytest
 
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Disconnected, Link, LinkOptions
-from device_runtime.broker.wire.messages import State
+from device_runtime.broker.wire.messages import DeviceState
 from device_runtime.broker.wire.url import BrokerUrl
 
 FAST_S = (0.05, 0.4)
@@ -177,7 +177,7 @@ def test_the_last_will_of_an_earlier_life_does_not_end_this_one(site, eventually
     stray = Link(BrokerUrl.parse(broker.url), "stray", queue.SimpleQueue(), LinkOptions())
     stray.connect()
     assert eventually(lambda: "pi" in aggregator.service.state.ready)
-    stray.publish(topics.up("pi", "state"), messages.encode(State(boot=1, online=False)))
+    stray.publish(topics.up("pi", "state"), messages.encode(DeviceState(boot=1, online=False)))
     assert eventually(lambda: not stray.under_way())
     stray.close()
     other = site.device("other", broker.url)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from device_runtime.broker.wire import messages
-from device_runtime.broker.wire.messages import Contribution
+from device_runtime.broker.wire.messages import ContributionMessage
 
 
 def the_first(number, what):
@@ -177,7 +177,7 @@ def test_a_contribution_changed_on_its_way_is_refused_or_not_read_and_counts_now
 
     def cut(up, topic, payload):
         if up and topic.endswith("/contribution") and not sent:
-            sent.append(messages.decode(payload, Contribution))
+            sent.append(messages.decode(payload, ContributionMessage))
             body = sent[0].body
             bad = messages.encode(msgspec.structs.replace(sent[0], body=body[: len(body) // 2]))
             return [(topic, payload[:-3]), (topic, bad)]

@@ -7,7 +7,7 @@ from device_runtime.profiles import (
     DeviceProfile,
     GraphWork,
     Memory,
-    Pass,
+    GraphPass,
     Power,
     Speed,
     Work,
@@ -39,7 +39,7 @@ def device(**changes):
 
 
 WORK = Work(
-    (Pass("forward", 4, 10.0), Pass("train.all", 8, 25.0)), peak_bytes=300, bytes_up=30, bytes_down=40
+    (GraphPass("forward", 4, 10.0), GraphPass("train.all", 8, 25.0)), peak_bytes=300, bytes_up=30, bytes_down=40
 )
 
 
@@ -52,7 +52,7 @@ def test_time_is_measured_graphs_and_flops_and_the_link():
 def test_each_graph_is_opened_once_and_steps_of_the_classifier_take_time_beside_their_operations():
     """1 + 2 s to open, 2 * 4 * 0.5 s measured, 8 * 25 / 100 s by FLOPs, 5 steps of 0.1 s."""
     speed = Speed(100.0, {"forward": 0.5}, opening={"forward": 1.0, "train.all": 2.0}, step_s=0.1)
-    twice = replace(WORK, passes=(WORK.passes[0], *WORK.passes, Pass("head", 0, 1.0, steps=5)))
+    twice = replace(WORK, passes=(WORK.passes[0], *WORK.passes, GraphPass("head", 0, 1.0, steps=5)))
     assert predict(device(speed=speed), twice, "full").compute_s == pytest.approx(9.5)
 
 

@@ -1,7 +1,7 @@
 import psutil
 import pytest
 
-from device_runtime.profiles.measure import Clocks, Trial, host_profile, load, measure_speed
+from device_runtime.profiles.measure import Clocks, SpeedTrial, host_profile, load, measure_speed
 
 
 def by(clock):
@@ -15,7 +15,7 @@ def trial(clock, seconds, samples=10, flops=100.0, calls=None):
             calls.append(clock.now)
         clock.sleep(seconds)
 
-    return Trial(run, samples, flops)
+    return SpeedTrial(run, samples, flops)
 
 
 def test_seconds_are_per_sample_and_the_rate_is_the_first_graph_s(clock):
@@ -38,7 +38,7 @@ def test_a_slow_device_stays_within_the_budget_and_predicts_the_rest(clock):
 
 def test_the_median_of_several_runs_counts(clock):
     durations = iter([9.0, 0.1, 0.1, 0.5, 0.1, 0.1])  # the first is the warm-up
-    trials = {"forward": Trial(lambda: clock.sleep(next(durations)), 1, 1.0)}
+    trials = {"forward": SpeedTrial(lambda: clock.sleep(next(durations)), 1, 1.0)}
     assert measure_speed(trials, by(clock), budget_s=60).seconds["forward"] == pytest.approx(0.1)
 
 
@@ -64,7 +64,7 @@ def test_a_process_held_to_part_of_a_core_is_predicted_to_take_what_it_takes_in_
     """Runs of 4 ms fall between two pauses, and would look as fast as on the whole core."""
     core = Held(clock, quota_s)
     trials = {
-        name: Trial(lambda: core.compute(0.004), 1, 1.0) for name in ("forward", "train.all", "loss.all")
+        name: SpeedTrial(lambda: core.compute(0.004), 1, 1.0) for name in ("forward", "train.all", "loss.all")
     }
     speed = measure_speed(trials, Clocks(clock, lambda: core.busy))
     began = clock.now
@@ -75,7 +75,7 @@ def test_a_process_held_to_part_of_a_core_is_predicted_to_take_what_it_takes_in_
 
 def test_what_the_first_run_takes_beyond_the_others_is_for_opening(clock):
     durations = iter([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
-    trials = {"forward": Trial(lambda: clock.sleep(next(durations)), 10, 1.0)}
+    trials = {"forward": SpeedTrial(lambda: clock.sleep(next(durations)), 10, 1.0)}
     speed = measure_speed(trials, by(clock), budget_s=60)
     assert speed.opening["forward"] == pytest.approx(0.4)
     assert speed.seconds["forward"] == pytest.approx(0.01)
@@ -91,7 +91,7 @@ def test_each_graph_is_closed_before_the_next_is_opened_and_what_does_not_fit_is
             if error is not None:
                 raise error
 
-        return Trial(run, 1, 1.0, lambda: events.append(f"{name} closed"))
+        return SpeedTrial(run, 1, 1.0, lambda: events.append(f"{name} closed"))
 
     trials = {"forward": made("forward"), "large": made("large", MemoryError()), "small": made("small")}
     speed = measure_speed(trials, by(clock), budget_s=60, left_out=MemoryError)

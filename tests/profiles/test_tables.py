@@ -10,13 +10,13 @@ from device_runtime.profiles.tables import refreshed
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleets.md"
 FIELDS = {
-    "": groups.Group,
-    "speed.": groups.Spread,
-    "link.": groups.Link,
-    "memory.": groups.Room,
-    "windows[].": groups.Window,
+    "": groups.FleetGroup,
+    "speed.": groups.SpeedSpread,
+    "link.": groups.LinkSpread,
+    "memory.": groups.MemoryLimit,
+    "windows[].": groups.AvailabilityWindow,
     "failures.": groups.Failures,
-    "battery.": groups.Cell,
+    "battery.": groups.BatteryPack,
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 from device_runtime.aggregator.tasks import systems
 from device_runtime.models.bundles import tensors
 from device_runtime.simulation import checkpoint, scenario
-from device_runtime.simulation.bases import Base, Version
-from device_runtime.simulation.checkpoint import Checkpoint, Kept
+from device_runtime.simulation.bases import BaseVersion, RoundBase
+from device_runtime.simulation.checkpoint import Checkpoint, StrategyStates
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.run import Keeping, prepare, simulate
 
@@ -119,15 +119,15 @@ def test_what_was_saved_is_read_back(tmp_path):
         return {"head.weight": np.full((2, 3), value, np.float32)}
 
     history = (
-        Version({"": (0, 0), "small": (0,)}),
-        Version({"": (0, 2), "small": (2,)}, 0, 1, 8, 1, (False, True)),
-        Version({"": (0, 2), "small": (2,)}, 0, 4, 32, 4, (True, True), aside=3, aside_bytes=88),
+        BaseVersion({"": (0, 0), "small": (0,)}),
+        BaseVersion({"": (0, 2), "small": (2,)}, 0, 1, 8, 1, (False, True)),
+        BaseVersion({"": (0, 2), "small": (2,)}, 0, 4, 32, 4, (True, True), aside=3, aside_bytes=88),
     )
     bases = (
-        Base(2, weights(2), {"small": weights(5)}),
-        Base(3, weights(3), {"small": weights(6)}, {"sums": np.ones(1)}, rare=(4, 1)),
+        RoundBase(2, weights(2), {"small": weights(5)}),
+        RoundBase(3, weights(3), {"small": weights(6)}, {"sums": np.ones(1)}, rare=(4, 1)),
     )
-    kept = Kept({"fedat": weights(8)}, {(7, "full"): weights(9), (11, "full"): {}})
+    kept = StrategyStates({"fedat": weights(8)}, {(7, "full"): weights(9), (11, "full"): {}})
     checkpoint.save(Checkpoint(2, bases, history, weights(7), kept), tmp_path)
     found = checkpoint.load(tmp_path)
     assert (found.round, found.history) == (2, history)
@@ -145,8 +145,8 @@ def test_what_was_saved_is_read_back(tmp_path):
 
 def test_nothing_saved_is_nothing_and_a_damaged_file_is_said_to_be(tmp_path):
     assert checkpoint.load(tmp_path) is None
-    base = Base(1, {"w": np.ones(2, np.float32)})
-    checkpoint.save(Checkpoint(0, (base,), (Version({"": (0,)}),), base.weights), tmp_path)
+    base = RoundBase(1, {"w": np.ones(2, np.float32)})
+    checkpoint.save(Checkpoint(0, (base,), (BaseVersion({"": (0,)}),), base.weights), tmp_path)
     whole = tensors.decode((tmp_path / checkpoint.FILE).read_bytes())
     for content in (
         b"not at all",

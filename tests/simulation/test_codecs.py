@@ -6,7 +6,7 @@ import pytest
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.simulation.wire.run import Course, perform
+from device_runtime.simulation.wire.run import WireCourse, perform
 
 SEED, WORD = 5, "delta+int8+deflate"
 QUICK = {"epochs": 2, "lr": 0.05}
@@ -43,7 +43,7 @@ def both(made):
     """(fast: asks, weights), (wire: finished)."""
     prepared, noted = prepare(made, SEED), Noted()
     served = simulate(prepared, watch=noted)
-    return noted.asks, served, perform(prepared, Course(SEED, until_s=10_000))
+    return noted.asks, served, perform(prepared, WireCourse(SEED, until_s=10_000))
 
 
 @pytest.mark.parametrize("word", [WORD, "half", "delta+half", "delta", "int8+deflate"])

@@ -6,13 +6,13 @@ from math import nan
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.merging.merge_round import Tools as ServerSide
+from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.simulation.bases import Bases, Shipped
 from device_runtime.simulation.clock.asking import Flight
-from device_runtime.simulation.executors.job import Failed, Job
-from device_runtime.simulation.learning import Learning, Tools
-from device_runtime.simulation.ledger import Figures
+from device_runtime.simulation.executors.job import FailedJob, TrainingJob
+from device_runtime.simulation.learning import Learning, LearningTools
+from device_runtime.simulation.ledger import RoundFigures
 from device_runtime.strategies.merging.aggregator_half import Carried
 from device_runtime.strategies.registry import make
 from device_runtime.strategies.training.device_half import Contribution
@@ -26,7 +26,7 @@ class Answers:
 
     weights: dict[str, np.ndarray]
     failing: set[str] = field(default_factory=set)
-    runs: list[list[Job]] = field(default_factory=list)
+    runs: list[list[TrainingJob]] = field(default_factory=list)
     done: int = 0
     name: str = "answers"
 
@@ -35,7 +35,7 @@ class Answers:
         for job in jobs:
             assert job.base in bases
             if job.name in self.failing:
-                yield Failed("it diverged")
+                yield FailedJob("it diverged")
                 continue
             tensors = {name: np.ones_like(value) for name, value in self.weights.items()}
             self.done += 1
@@ -84,7 +84,7 @@ def run(bundle) -> Run:
     executor, told, kept = Answers(weights), Told(), []
     bases = Bases({"": Shipped.of(bundle)}, weights, Carried())
     server = ServerSide({"": bundle})
-    tools = Tools(server, executor, lambda *_: Figures(nan), told, told, kept.append)
+    tools = LearningTools(server, executor, lambda *_: RoundFigures(nan), told, told, kept.append)
     return Run(Learning(task, bases, Carried(), tools), executor, told, bases, kept)
 
 
@@ -133,7 +133,7 @@ def test_a_late_update_of_a_member_counts_as_a_change_of_its_own_base(bundle):
     newer = replace(bases.of(1), number=2, family={"small": tens})
     bases.restore([bases.of(1), newer])
     task = Task(bundle="digits-wrn-10-1", late="count", kinds=(KindSettings(name="full"),))
-    learning = Learning(task, bases, Carried(), Tools(ServerSide({"": bundle}), *[None] * 4))
+    learning = Learning(task, bases, Carried(), LearningTools(ServerSide({"": bundle}), *[None] * 4))
     strategy = make("width-slice", {"members": ["small"]})
     flight = Flight(0, "0", "all", 1, 0.0, "width-slice", strategy, None)
     made = Contribution("width-slice", {"head.bias": np.full(10, 3, np.float32)}, 9, 1.0)
@@ -143,7 +143,7 @@ def test_a_late_update_of_a_member_counts_as_a_change_of_its_own_base(bundle):
 
 
 def test_the_closed_form_head_keeps_its_figures_where_the_trained_one_is_served():
-    closed = Figures(0.5, 1.0, 0.7, (0.4, 0.6), (0.8, 0.6)).as_closed_form()
-    kept = closed.serving(Figures(0.7, 0.9, 0.7, (0.8, 0.6), (0.8, 0.6)))
+    closed = RoundFigures(0.5, 1.0, 0.7, (0.4, 0.6), (0.8, 0.6)).as_closed_form()
+    kept = closed.serving(RoundFigures(0.7, 0.9, 0.7, (0.8, 0.6), (0.8, 0.6)))
     assert (kept.eval_acc, kept.eval_acc_by_class) == (0.7, (0.8, 0.6))
     assert (kept.closed_form_eval_acc, kept.closed_form_eval_acc_by_class) == (0.5, (0.4, 0.6))

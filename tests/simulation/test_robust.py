@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.job import Plain
+from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.robust import RULES
@@ -63,7 +63,7 @@ def accuracy(rule, scale, liars=LIARS):
     prepared = prepare(made, 0)
     names = sorted(prepared.scenario.fleet.draw(10, 0).name(i) for i in range(10))[:liars]
     last = Last()
-    simulate(prepared, lambda world: Lying(Plain(world), names, scale), last)
+    simulate(prepared, lambda world: Lying(PlainExecutor(world), names, scale), last)
     return last.line.eval_acc
 
 

@@ -11,7 +11,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError, SimulationError
-from device_runtime.simulation.executors.job import Plain
+from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies import registry
 
@@ -178,7 +178,7 @@ def test_an_update_that_diverged_is_refused_and_the_base_stays_as_it_was():
 def test_the_executor_is_closed_whatever_happens():
     closed = []
 
-    class Watched(Plain):
+    class Watched(PlainExecutor):
         def close(self):
             closed.append(True)
             super().close()

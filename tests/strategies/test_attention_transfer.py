@@ -16,7 +16,7 @@ from device_runtime.strategies.merging.aggregator_half import Carried
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.training import local_training, teaching
 from device_runtime.strategies.training.device_half import Contribution, LocalData
-from device_runtime.strategies.training.teaching import Attention, Lesson
+from device_runtime.strategies.training.teaching import Lesson, TeacherAttention
 from device_runtime.strategies.training.workload import workload
 
 KIND = AttentionTransfer(members=("small",), epochs=2, lr=0.1, batch=16, server_batch=32, beta=960.0)
@@ -111,7 +111,7 @@ def steps_written_out(family, generic, sent: Contribution, seed: int):
 
     def lesson(levels, **more):
         beta = {level: 60 / n if level in levels else 0.0 for level, n in places.items()}
-        return Lesson(Sgd(0.1), 2, 32, objective="attention", extras=Attention(maps, beta), **more)
+        return Lesson(Sgd(0.1), 2, 32, objective="attention", extras=TeacherAttention(maps, beta), **more)
 
     first = teaching.teach(main, family.bundles[""].weights(), generic, lesson(maps), rng)
     rows, counts = sent.tensors["metadata.maps"], sent.tensors["metadata.counts"]
@@ -183,7 +183,7 @@ def test_members_pay_attention_to_the_new_global_model(family, generic, client, 
         level: np.square(main.level_features(generic.x, level)).sum(1).reshape(96, -1)
         for level in ("low", "mid", "up")
     }
-    given = Attention(maps, {"low": 60 / 64, "mid": 60 / 16, "up": 60 / 16})
+    given = TeacherAttention(maps, {"low": 60 / 64, "mid": 60 / 16, "up": 60 / 16})
     lesson = Lesson(Sgd(0.1), 2, 32, objective="attention", extras=given)
     start = {name: sent.tensors[name] for name in small.manifest.names()}
     rng = teaching.generator(model.seed, "attention-transfer:members", 0)

@@ -16,7 +16,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.merge import merge
-from device_runtime.strategies.representatives import COUNTS, MAPS, Pool, Representatives
+from device_runtime.strategies.representatives import COUNTS, MAPS, MapPool, Representatives
 from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
 
@@ -208,7 +208,7 @@ def test_a_pool_holds_at_most_so_many_each_as_likely():
     """Of 10 maps 2 are kept: each in a fifth of all pools; the standard error of 2000 is 0.009."""
     kept = np.zeros(10)
     for seed in range(2000):
-        pool, seen = Pool(2, np.random.default_rng(seed)), 0
+        pool, seen = MapPool(2, np.random.default_rng(seed)), 0
         for start in (0, 5):
             maps = np.arange(start, start + 5, dtype=np.float32)[:, None]
             seen = pool.add(maps, np.eye(10, dtype=int)[start : start + 5].sum(axis=0), seen)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.broker.wire.messages import Contribution as ContributionMessage
+from device_runtime.broker.wire.messages import ContributionMessage as ContributionMessage
 from device_runtime.broker.wire.messages import Metrics, Step
 from device_runtime.broker.wire.messages import encode as encode_message
 from device_runtime.models.bundles.tensors import encode

@@ -148,7 +148,7 @@ def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(se
     with closing(Store(run, reading=True)) as store:
         kept = tensors.decode(store.models.get(store.carried(3).memory[closed_form.MEMORY]))
         assert [store.closed(number)[0].note for number in (1, 2)] == ["", ""]
-    known = closed_form.Pool.of(kept, 10, ClassStatistics().projection(64))
+    known = closed_form.StatisticsPool.of(kept, 10, ClassStatistics().projection(64))
     assert (known.rounds, known.samples) == (2, sum(sent) / 2)
 
 

@@ -14,7 +14,7 @@ import pytest
 from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import register
 from device_runtime.broker.servers import mosquitto
-from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire.url import is_loopback
 
@@ -49,7 +49,7 @@ class House:
         where = ["--name", self.host, "--port", find_port(BrokerOptions()), *user]
         init = ["broker", "init", folder / "enrolment", *where]
         subprocess.run([program, *map(str, init)], check=True, capture_output=True)
-        self.opened = Opened(folder / "enrolment")
+        self.opened = BrokerFolder(folder / "enrolment")
         http = f'port = 0\nhost = "{self.host}"\n'
         if is_loopback(self.host):  # elsewhere it has these by itself
             http += 'cert = "enrolment/server.pem"\nkey = "enrolment/server.key"\n'

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from device_runtime.aggregator.rounds.run import Rounds
+from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.state import State
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.broker.wire import compact_round as small
@@ -25,7 +25,7 @@ class Offering:
     The retained offer is the open round's or, where rounds ask only some, the lobby: nobody works unasked.
     """
 
-    def __init__(self, rounds: Rounds, out: Outbound, clock: Callable[[], float]) -> None:
+    def __init__(self, rounds: OpenRun, out: Outbound, clock: Callable[[], float]) -> None:
         self._rounds = rounds
         self._out = out
         self._clock = clock

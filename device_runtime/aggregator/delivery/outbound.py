@@ -26,7 +26,7 @@ class Outbound:
     Blocks are sent when there is room.
     """
 
-    def __init__(self, ports: Ports, traffic: Traffic) -> None:
+    def __init__(self, ports: Ports, traffic: RoundTraffic) -> None:
         self._link = ports.link
         self._traffic = traffic
         self._seal, self._agree = ports.seal, ports.agree
@@ -132,7 +132,7 @@ class Outbound:
 # FROM traffic: Bytes of each device in the open round, exactly as MQTT PUBLISH packets.
 
 
-class Traffic:
+class RoundTraffic:
     """Counts until the next round begins. What reaches nobody, or a device not heard of, is not counted."""
 
     def __init__(self, mqtt5: bool = False) -> None:

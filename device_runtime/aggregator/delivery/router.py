@@ -12,11 +12,22 @@ from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event, Received
-from device_runtime.broker.wire.messages import Contribution, Hello, Plan, State, decode, encode, said_in
+from device_runtime.broker.wire.messages import (
+    ContributionMessage,
+    DeviceState,
+    Hello,
+    PlanMessage,
+    decode,
+    encode,
+    said_in,
+)
 
 log = logging.getLogger(__name__)
 
-OWN: Mapping[str, type[Plan] | type[Contribution]] = {"plan": Plan, "contribution": Contribution}
+OWN: Mapping[str, type[PlanMessage] | type[ContributionMessage]] = {
+    "plan": PlanMessage,
+    "contribution": ContributionMessage,
+}
 """Leaves whose messages name their task themselves: a device may still answer for one that it has left."""
 MOST_BLOBS = 8
 """Contributions of a device of which it is known for which task they are pulled."""
@@ -34,7 +45,7 @@ class _Known:
     blobs: dict[bytes, str] = field(default_factory=dict)
 
 
-class Inbox(Protocol):
+class EventQueue(Protocol):
     """The part of `queue.SimpleQueue` that is used here."""
 
     def put(self, item: Event, /) -> None: ...
@@ -50,7 +61,7 @@ class Router:
 
     def __init__(
         self,
-        inboxes: Mapping[str, Inbox],
+        inboxes: Mapping[str, EventQueue],
         over: Callable[[str], bool] = lambda _: False,
         most: int = MOST_DEVICES,
     ) -> None:
@@ -85,7 +96,7 @@ class Router:
         elif address.leaf == "block" and address.sha in known.blobs:
             self._put([known.blobs[address.sha]], event)
         elif address.leaf == "state" and event.payload:  # else it is cleared
-            known.online = decode(event.payload, State).online
+            known.online = decode(event.payload, DeviceState).online
             if known.task:
                 self._put([known.task], event)
             else:
@@ -93,9 +104,9 @@ class Router:
         elif known.task:
             self._put([known.task], event)
 
-    def _own(self, known: _Known, message: Plan | Contribution) -> str:
+    def _own(self, known: _Known, message: PlanMessage | ContributionMessage) -> str:
         """The task that a message names; of its blob, if it has one, too."""
-        if isinstance(message, Contribution) and message.blob:
+        if isinstance(message, ContributionMessage) and message.blob:
             blobs = known.blobs
             blobs.pop(message.blob.sha, None)
             while len(blobs) >= MOST_BLOBS:
@@ -113,7 +124,7 @@ class Router:
         known = self._known[device]
         before, known.task, known.online = known.task, wanted, True
         if before not in ("", wanted):
-            gone = State(boot=hello.boot, online=False, leaving=True)
+            gone = DeviceState(boot=hello.boot, online=False, leaving=True)
             self._put([before], Received(topics.up(device, "state"), encode(gone), False))
         if known.held:
             self._put([wanted], known.held)

@@ -8,12 +8,12 @@ from functools import partial
 
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.client.agent import Agent
-from device_runtime.client.backend.in_process import Here
-from device_runtime.client.connection.presence import Wire
+from device_runtime.client.backend.in_process import InProcess
+from device_runtime.client.connection.presence import DeviceLink
 from device_runtime.client.settings import Settings
 
 from .site_manager import Ground, SiteRules
-from .site_task import EdgeTask
+from .site_task import SiteTask
 
 TICK_S = 0.05
 """Seconds between looks at the clock."""
@@ -33,7 +33,9 @@ class Edge:
         self._clock: Callable[[], float] = ports.clock
         self._rules = rules
         self.ground = Ground(settings.folder / "site", rules, ports)
-        self.agent = Agent(settings, boot, ports.clock, partial(Here, make=partial(EdgeTask, self.ground)))
+        self.agent = Agent(
+            settings, boot, ports.clock, partial(InProcess, make=partial(SiteTask, self.ground))
+        )
         self._said, self._said_s = 0, 0.0
         self._over_s: float | None = None
 
@@ -44,7 +46,7 @@ class Edge:
             return False
         return self._clock() - self._over_s >= LINGER_S
 
-    def run(self, link: Wire, stop: threading.Event, until_done: bool = False) -> None:
+    def run(self, link: DeviceLink, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished; either way all is on disk.
 
         Raises what `step` raises.

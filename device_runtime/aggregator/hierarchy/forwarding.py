@@ -38,7 +38,7 @@ from device_runtime.strategies.statistics.class_statistics import (
     wished,
 )
 from device_runtime.strategies.statistics.class_sums import ClassSums
-from device_runtime.strategies.statistics.closed_form import Pool
+from device_runtime.strategies.statistics.closed_form import StatisticsPool
 from device_runtime.strategies.statistics.feature_scale import scale_in
 from device_runtime.strategies.training.device_half import NOTHING
 from device_runtime.strategies.zeroth_order import ZerothOrder
@@ -219,7 +219,7 @@ def of_round(memory: Tensors, base: Tensors, manifest: Manifest, asked: ClassSta
     without what was pooled before.
     """
     projection = asked.projection(manifest.head.features)
-    pooled = Pool.of(memory, len(manifest.labels), projection).statistics
+    pooled = StatisticsPool.of(memory, len(manifest.labels), projection).statistics
     return pooled if manifest.scale is None else pooled.times(scale_in(manifest, base))
 
 

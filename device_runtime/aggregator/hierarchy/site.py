@@ -18,7 +18,7 @@ from device_runtime.aggregator.rounds.given_rounds import GivenRound
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.storage.bases import Line
+from device_runtime.aggregator.storage.bases import StepLine
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import size, who
@@ -36,7 +36,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.messages import Base, Offer, Step, decode, encode
 from device_runtime.client.energy import Energy, together
-from device_runtime.client.training.local_task import Given
+from device_runtime.client.training.local_task import RoundInputs
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError
@@ -85,7 +85,7 @@ class Site:
             return "open"
         return "merged" if self._service.state.round == self._number else "other"
 
-    def give(self, given: Given, seconds: float) -> None:
+    def give(self, given: RoundInputs, seconds: float) -> None:
         """Offer the site's devices a round from above, with so many seconds; the open one has them anew."""
         rounds, latest = self._service.rounds, self._latest
         if self.standing(given.offer) == "open" and latest:
@@ -107,7 +107,7 @@ class Site:
             )
         )
 
-    def _leads(self, given: Given, steps: Sequence[Step]) -> bool:
+    def _leads(self, given: RoundInputs, steps: Sequence[Step]) -> bool:
         """Whether these, taken from the base of the round that was given last, make that of this one. Those
         that cannot be taken here do not: the base has come whole.
         """
@@ -118,7 +118,7 @@ class Site:
             return False
         return tensors.encode(made) == tensors.encode(given.base)
 
-    def _base(self, given: Given, steps: tuple[Step, ...] | None) -> Base:
+    def _base(self, given: RoundInputs, steps: tuple[Step, ...] | None) -> Base:
         """What the site's devices are told of a base: that it is so many steps further than the last, on a
         line of the site's own; else a checkpoint, at which another line begins.
         """
@@ -127,7 +127,7 @@ class Site:
             return bases.checkpoint(given.base, rounds.store.models, rounds.manifest)
         seed = next((one.seeds for one in given.offer.base.tail if isinstance(one.seeds, int)), None)
         led = Merged(given.base, given.base, steps, replayable=True)
-        return bases.next_base(rounds.store, self._number, led, Line(rounds.manifest, seed))
+        return bases.next_base(rounds.store, self._number, led, StepLine(rounds.manifest, seed))
 
     @property
     def contributions(self) -> int:
@@ -145,7 +145,7 @@ class Site:
         """Merge what the open round has."""
         self._timed(self._service.close_round)
 
-    def end(self, offer: Offer) -> Given | None:
+    def end(self, offer: Offer) -> RoundInputs | None:
         """End the round that was given last, unless it is of this offer: merge what it has.
 
         Returns what it was given with, but for what came beside the base; None when there is no other round.
@@ -157,9 +157,9 @@ class Site:
             self.close_round()
         if self.standing(source) != "merged":
             return None
-        return Given(source, "", self._service.rounds.weights(self._number), NOTHING)
+        return RoundInputs(source, "", self._service.rounds.weights(self._number), NOTHING)
 
-    def made(self) -> Made | str:
+    def made(self) -> SiteResult | str:
         """What the round that was given last came to, or why that is nothing to forward."""
         rounds, number = self._service.rounds, self._number
         closed = rounds.store.closed(number)[0]
@@ -226,7 +226,7 @@ class Site:
 # service.
 
 
-class Roll:
+class Roster:
     """An observer of the site's service."""
 
     def __init__(self) -> None:
@@ -308,7 +308,7 @@ def _again(resumed: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Made:
+class SiteResult:
     """What a round of the site came to, in the units of people. `weights` is all of the merged base, `steps`
     what was taken along directions to it, `statistics` the class statistics of all devices, if any were asked
     for.
@@ -338,14 +338,14 @@ def _energy(one: ContributionRecord) -> Energy:
 
 def made_of(
     closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...], statistics: Statistics | None
-) -> Made:
+) -> SiteResult:
     """Of a closed round, the base that it made, the steps that it took to it, and its class statistics."""
     sent = closed.contributions
     devices = len({one.device for one in sent})
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
     told = [one for one in sent if isfinite(one.train_loss)]
     examples = sum(one.num_examples for one in told)
-    return Made(
+    return SiteResult(
         weights=weights,
         steps=steps,
         statistics=statistics,

@@ -16,11 +16,11 @@ from device_runtime.client.selection.choose import MAIN, MARGIN, Candidate, Plan
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.engine_guard import limit_bytes, watcher
-from device_runtime.client.training.local_task import Given
-from device_runtime.client.training.work import Decision, Listener, Outcome
+from device_runtime.client.training.local_task import RoundInputs
+from device_runtime.client.training.work import Decision, Listener, WorkOutcome
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
-from device_runtime.profiles import Verdict
+from device_runtime.profiles import StragglerVerdict
 from device_runtime.profiles.measure import UNMEASURED_LINK
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Encoded
@@ -31,7 +31,7 @@ from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import forwarding
 from .forwarding import NothingToForward, SiteKinds, site_kinds, usual_kinds
-from .site import Made, Site
+from .site import Site, SiteResult
 from .site_manager import Ground
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ MOST_SPARE_S = 30.0
 longer."""
 NEW_DEADLINE_S = 1.0
 """Seconds by which a deadline above must have moved for the site to be told of it."""
-NO_STRAGGLER = Verdict(False, ())
+NO_STRAGGLER = StragglerVerdict(False, ())
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Given:
     until_s: float
 
 
-class EdgeTask(OneTask):
+class SiteTask(OneTask):
     """See OneTask. The site works in a loop of its own (`Ground.step`): `perform` looks how far it is."""
 
     def __init__(
@@ -103,7 +103,7 @@ class EdgeTask(OneTask):
             log.warning("the site cannot get ready: %s", error)
         return MAIN
 
-    def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
+    def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """What the site forwards, by the codec that full updates have above; scalars have none."""
         made, chosen = outcome.contribution, outcome.plan.chosen
         if made is None or chosen is None:
@@ -113,7 +113,7 @@ class EdgeTask(OneTask):
     def keep(self, offer: Offer, made: Contribution) -> None:
         """What is forwarded keeps nothing here: the site's devices do."""
 
-    def unsent(self, offer: Offer) -> tuple[Given, Outcome] | None:
+    def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:
         """What the site has of the round before, where another is offered: it ends, and may count late.
 
         Raises RunFolderError, KindError.
@@ -129,7 +129,7 @@ class EdgeTask(OneTask):
         bundle = self._bundles[MAIN]
         return given, _outcome(made, site_kinds(given.offer, bundle.manifest, given.base), bundle)
 
-    def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome | None:
+    def perform(self, given: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
         """How far the site is: None while it works, else what it made, or why it sits out.
 
         Raises RunFolderError when the site's disk fails, KindError for an offer of unknown kinds.
@@ -159,7 +159,7 @@ class EdgeTask(OneTask):
         return outcome
 
     def _advance(
-        self, site: Site, given: Given, deadline: float, forwarded: Sequence[TensorSpec]
+        self, site: Site, given: RoundInputs, deadline: float, forwarded: Sequence[TensorSpec]
     ) -> str | None:
         """Give the site the round, or another deadline for it; why the site sits out, if so."""
         now, standing = self._clock(), site.standing(given.offer)
@@ -215,7 +215,7 @@ def _specs(forwarded: AnyStrategy, bundle: Bundle) -> Sequence[TensorSpec]:
     return forwarded.expected(bundle.manifest)
 
 
-def _outcome(made: Made, kinds: SiteKinds, bundle: Bundle) -> Outcome:
+def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
     """What the site forwards."""
     forwarded: AnyStrategy = kinds.forwarded
     content = made.weights
@@ -227,8 +227,8 @@ def _outcome(made: Made, kinds: SiteKinds, bundle: Bundle) -> Outcome:
     if made.statistics is not None:
         tensors |= forwarding.encoded(made.statistics, forwarded, made.num_examples)
     if not tensors:
-        return Outcome(Plan(None, (), NO_STRAGGLER), None, gave_up=("no class of the site may be sent",))
-    return Outcome(
+        return WorkOutcome(Plan(None, (), NO_STRAGGLER), None, gave_up=("no class of the site may be sent",))
+    return WorkOutcome(
         plan=Plan(Candidate(forwarded, None, ()), (), NO_STRAGGLER),
         contribution=Contribution(
             forwarded.name,
@@ -245,8 +245,8 @@ def _outcome(made: Made, kinds: SiteKinds, bundle: Bundle) -> Outcome:
     )
 
 
-def _sits_out(why: str, listener: Listener) -> Outcome:
+def _sits_out(why: str, listener: Listener) -> WorkOutcome:
     """The aggregator above is told, so that it does not wait."""
     plan = Plan(None, (), NO_STRAGGLER)
     listener.decided(Decision(plan, (why,), inf))
-    return Outcome(plan, None, gave_up=(why,))
+    return WorkOutcome(plan, None, gave_up=(why,))

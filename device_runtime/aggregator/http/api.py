@@ -20,10 +20,10 @@ from device_runtime.aggregator.storage.model_versions import check_rollback, ver
 from device_runtime.broker.wire.messages import Status
 
 from .journal import Filter
-from .metrics import Metrics
+from .metrics import ProcessMetrics
 from .security import Token
-from .shapes import Asked, Devices, Entries, Rounds, TaskInfo, Version, measured
-from .watch import ENOUGH, Hosted, Wanted
+from .shapes import DevicePage, Entries, ModelVersion, RollbackAnswer, RoundPage, TaskInfo, measured
+from .watch import ENOUGH, DeviceFilter, Hosted
 
 STREAMS = 32
 """Live views at one time; more are asked to come back later."""
@@ -42,7 +42,7 @@ Text = Annotated[str | None, Query(max_length=200)]
 Number = Annotated[int, Query(ge=0, lt=2**63)]
 
 
-class Guard:
+class TokenGuard:
     """Lets those in who have the token."""
 
     def __init__(self, token: Token) -> None:
@@ -66,7 +66,7 @@ class Guard:
 class Api:
     """The answers about tasks. `closing` becomes true when the service stops: live views end then."""
 
-    def __init__(self, hosted: list[Hosted], guard: Guard, metrics: Metrics) -> None:
+    def __init__(self, hosted: list[Hosted], guard: TokenGuard, metrics: ProcessMetrics) -> None:
         self._hosted = {one.task.name: one for one in hosted}
         self._guard = guard
         self._metrics = metrics
@@ -116,17 +116,17 @@ class Api:
     def task(self, name: Name) -> TaskInfo:
         return _info(self._of(name))
 
-    def rounds(self, name: Name, after: Number = 0, limit: Limit = ENOUGH) -> Rounds:
+    def rounds(self, name: Name, after: Number = 0, limit: Limit = ENOUGH) -> RoundPage:
         return self._of(name).watch.rounds(after, limit)
 
-    def versions(self, name: Name) -> list[Version]:
+    def versions(self, name: Name) -> list[ModelVersion]:
         hosted = self._of(name)
         try:
             return [_version(one) for one in versions_in(hosted.folder, hosted.database)]
         except (RunFolderError, DatabaseError) as error:
             raise HTTPException(503, str(error)) from None
 
-    def rollback(self, name: Name, round: Number) -> Asked:  # noqa: A002 - its name in the URL
+    def rollback(self, name: Name, round: Number) -> RollbackAnswer:  # noqa: A002 - its name in the URL
         hosted = self._of(name)
         if self._guard.open:
             raise HTTPException(403, "going back needs a token: set http.token_file")
@@ -141,7 +141,7 @@ class Api:
             raise HTTPException(409, str(error)) from None
         except (RunFolderError, DatabaseError) as error:
             raise HTTPException(503, str(error)) from None
-        return Asked(round)
+        return RollbackAnswer(round)
 
     def devices(
         self,
@@ -150,8 +150,8 @@ class Api:
         online: bool | None = None,
         offset: Number = 0,
         limit: Limit = 100,
-    ) -> Devices:
-        return self._of(name).watch.devices(Wanted(search, online, offset, limit))
+    ) -> DevicePage:
+        return self._of(name).watch.devices(DeviceFilter(search, online, offset, limit))
 
     def contributions(
         self,
@@ -219,8 +219,8 @@ def _info(hosted: Hosted) -> TaskInfo:
     return TaskInfo(task.name, task.bundle, str(hosted.folder), settings, hosted.watch.live())
 
 
-def _version(made: Made) -> Version:
-    return Version(
+def _version(made: Made) -> ModelVersion:
+    return ModelVersion(
         round=made.round,
         since=measured(made.published_s),
         accuracy=measured(made.eval_acc),

@@ -15,11 +15,11 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
-from device_runtime.broker.security.one_time_links import Link, State
-from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.security.one_time_links import OneTimeLink, State
+from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.broker.wire.topics import TopicError
 
-from .api import Guard
+from .api import TokenGuard
 
 Device = Annotated[str, Query(max_length=64, description="Its name; empty: one is drawn.")]
 Minutes = Annotated[float | None, Query(gt=0, le=7 * 24 * 60, description="That it is good for.")]
@@ -39,7 +39,7 @@ class Invitation:
 
 
 @dataclass(frozen=True)
-class Made:
+class NewLink:
     """A new link; only this answer has its address. `qr`: rows of its QR code, 1 for dark."""
 
     link: Invitation
@@ -66,7 +66,7 @@ class Inviting:
     def __init__(
         self,
         doorway: Doorway | None,
-        guard: Guard,
+        guard: TokenGuard,
         listens: Callable[[], str],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -108,7 +108,7 @@ class Inviting:
         makes = doorway.writable and not self._guard.open
         return Invitations(self.page, makes=makes, links=[_told(link, now) for link in known])
 
-    def make(self, device: Device = "", minutes: Minutes = None) -> Made:
+    def make(self, device: Device = "", minutes: Minutes = None) -> NewLink:
         site, doorway = self._site(), self._doorway
         lasts_s = 60 * minutes if minutes else doorway.link_s if doorway else 0
         now = self._clock()
@@ -117,7 +117,7 @@ class Inviting:
         except (BrokerError, TopicError) as error:
             raise HTTPException(409, str(error)) from None
         url = links.address(self.page, secret)
-        return Made(_told(link, now), url, rows_of(url))
+        return NewLink(_told(link, now), url, rows_of(url))
 
     def revoke(self, name: Annotated[str, InPath(max_length=64)]) -> Invitation:
         site, now = self._site(), self._clock()
@@ -132,7 +132,7 @@ class Inviting:
             raise HTTPException(503, str(error)) from None
         return _told(link, now)
 
-    def _site(self) -> Opened:
+    def _site(self) -> BrokerFolder:
         """Where links are kept. Raises HTTPException 403."""
         if self._guard.open:
             raise HTTPException(403, "links need a token: set http.token_file")
@@ -151,7 +151,7 @@ def rows_of(text: str) -> list[str]:
     return ["".join("1" if module else "0" for module in row) for row in code.matrix]
 
 
-def _told(link: Link, now: float) -> Invitation:
+def _told(link: OneTimeLink, now: float) -> Invitation:
     return Invitation(
         id=link.id,
         device=link.device,

@@ -29,8 +29,8 @@ from device_runtime.broker.errors import BrokerError, BrokerRefused
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.security.enrolment import Enrolment
-from device_runtime.broker.security.one_time_links import LinkError, NameTaken, Opening
-from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.security.one_time_links import LinkError, LinkRequest, NameTaken
+from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.messages import VERSION
 from device_runtime.broker.wire.topics import TopicError
@@ -52,7 +52,7 @@ TOLD_S, LOOK_S = 5.0, 0.1
 
 
 @dataclass(frozen=True)
-class Learnt:
+class JoinableTask:
     """A task, as the page shows it before it has joined. `over`: there is nothing to do in it any more."""
 
     name: str
@@ -118,7 +118,7 @@ class Join:
         enrolment = await run_in_threadpool(self._exchange, site, await _posted(request))
         return {"token": enrolment.token, "name": enrolment.name}
 
-    def _exchange(self, site: Opened, opening: Opening) -> Enrolment:
+    def _exchange(self, site: BrokerFolder, opening: LinkRequest) -> Enrolment:
         try:
             enrolment = links.use(site, opening, self._clock())
         except (NameTaken, TopicError) as error:
@@ -153,18 +153,18 @@ class Join:
         log.warning("the broker does not know %s yet: have it read its passwords", enrolment.name)
 
 
-def _learnt(hosted: Hosted) -> Learnt:
+def _learnt(hosted: Hosted) -> JoinableTask:
     """What the service goes by; what its bundle is about is not told before that runs."""
     task, over = hosted.task, hosted.watch.live().phase == "finished"
     kinds = tuple(kind.name for kind in task.kinds)
-    known = Learnt(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds, over=over)
+    known = JoinableTask(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds, over=over)
     manifest = hosted.watch.manifest
     if manifest is None:
         return known
     return replace(known, labels=manifest.labels, input=msgspec.to_builtins(manifest.input))
 
 
-async def _posted(request: Request) -> Opening:
+async def _posted(request: Request) -> LinkRequest:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "expected application/json")
     body = b""
@@ -173,7 +173,7 @@ async def _posted(request: Request) -> Opening:
         if len(body) > MOST_BYTES:
             raise HTTPException(413, f"expected at most {MOST_BYTES} bytes")
     try:
-        return msgspec.json.decode(body, type=Opening)
+        return msgspec.json.decode(body, type=LinkRequest)
     except (msgspec.DecodeError, RecursionError):
         raise HTTPException(400, 'expected {"secret": "...", "claim": "...", "name": "..."}') from None
 
@@ -230,7 +230,7 @@ def vendor(web: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFile:
     """A file to be sent; `etag` is another when it has changed."""
 
     path: Path
@@ -263,7 +263,7 @@ class Pages:
             return Response("there is no such file", 404, media_type="text/plain")
         return self._sent(found, headers, self._policies[computes(path)])
 
-    def find(self, path: str) -> Found | None:
+    def find(self, path: str) -> FoundFile | None:
         """None for what is not there, or is not for browsers."""
         parts = path.split("/")
         if not all(_PART.fullmatch(part) for part in parts):
@@ -277,9 +277,9 @@ class Pages:
         if kind is None or not file.is_file() or not file.resolve().is_relative_to(within):
             return None
         state = file.stat()
-        return Found(file, kind, state.st_size, f"{state.st_mtime_ns:x}-{state.st_size:x}")
+        return FoundFile(file, kind, state.st_size, f"{state.st_mtime_ns:x}-{state.st_size:x}")
 
-    def _sent(self, found: Found, headers: Headers, policy: str) -> Response:
+    def _sent(self, found: FoundFile, headers: Headers, policy: str) -> Response:
         taken = {word.partition(";")[0].strip() for word in headers.get("accept-encoding", "").split(",")}
         brotli = found.path.with_name(found.path.name + ".br")
         form = "br" if "br" in taken and brotli.is_file() else ""
@@ -301,7 +301,7 @@ class Pages:
             return Response(self._gzip(found), headers=told, media_type=found.type)
         return FileResponse(brotli if form else found.path, headers=told, media_type=found.type)
 
-    def _gzip(self, found: Found) -> bytes:
+    def _gzip(self, found: FoundFile) -> bytes:
         """Made once for each state of a file."""
         key = f"{found.path} {found.etag}"
         with self._lock:

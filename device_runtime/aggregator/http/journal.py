@@ -21,13 +21,13 @@ from pathlib import Path
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
+    ContributionRefused,
     Happening,
-    Refused,
     RoundClosed,
     Started,
 )
 
-from .shapes import Entries, Entry, measured
+from .shapes import Entries, LogEntry, measured
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Journal:
                     self._put(closed)
             case Contributed(record=record):
                 self._put(_counted(record, self._clock()))
-            case Refused():
+            case ContributionRefused():
                 number = min(happening.round, LARGEST)  # of a round that never was, it may be any
                 line = (number, happening.device, happening.kind, happening.status, happening.reason)
                 self._put((self._clock(), *line, *(None,) * 6))
@@ -141,7 +141,7 @@ class Journal:
             if str(error).startswith("no such table"):  # it is being made at this moment
                 return Entries([], None)
             raise OSError(f"cannot read {self._path}: {error}") from None
-        entries = [Entry(*row) for row in rows]
+        entries = [LogEntry(*row) for row in rows]
         return Entries(entries, entries[-1].id if len(entries) == wanted.limit else None)
 
     def _put(self, item: Line | RoundClosed) -> None:

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from device_runtime.aggregator.views.listener import (
     Contributed,
+    ContributionRefused,
     Happening,
     Observer,
-    Refused,
     RoundClosed,
     RoundExtended,
     Started,
@@ -28,7 +28,7 @@ _SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, float("inf"))
 _P = "device_runtime_"
 
 
-class Metrics:
+class ProcessMetrics:
     """The counters of this process's life: they begin at 0 with it."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Metrics:
                 case Contributed(record=record):
                     self.contributions.labels(task, known(record.kind), "accepted").inc()
                     self.train.labels(task, known(record.kind)).observe(record.train_time_s)
-                case Refused():
+                case ContributionRefused():
                     self.contributions.labels(task, known(happening.kind), happening.status).inc()
                 case RoundExtended():
                     self.extensions.labels(task).inc()

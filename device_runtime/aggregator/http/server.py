@@ -28,10 +28,10 @@ from device_runtime.aggregator.serving.join_address import Doorway
 from device_runtime.aggregator.views.listener import Observer
 from device_runtime.broker.servers.mosquitto import MESSAGE_BYTES
 
-from .api import Api, Credentials, Guard
+from .api import Api, Credentials, TokenGuard
 from .invitations import Inviting
 from .join import Join, Pages
-from .metrics import Metrics
+from .metrics import ProcessMetrics
 from .security import Armoured, token_for
 from .shapes import Health
 from .watch import Hosted, examine, without_details
@@ -44,7 +44,7 @@ LOOK_S = 30
 """Seconds between looks at the files."""
 
 
-class Certificate:
+class ServerCertificate:
     """Keeps `context` at what is in `cert` and `key`: connections from then on get the new one."""
 
     def __init__(self, cert: Path, key: Path, context: ssl.SSLContext) -> None:
@@ -82,7 +82,7 @@ STOP_S = 3
 """Seconds that answers under way have when the service stops."""
 
 
-class Site:
+class HttpServer:
     """HTTP for these tasks. Listens from the start, answers from `start`, and ends with `stop`.
 
     Raises ConfigError for a token or certificate that cannot be used, AddressError for the address.
@@ -92,10 +92,10 @@ class Site:
         """`doorway`: where browsers come in, if they may; then MissingExtra for a page that is not here."""
         self._settings = settings
         self._hosted = {one.task.name: one for one in hosted}
-        self._metrics = Metrics()
+        self._metrics = ProcessMetrics()
         self._counted = {name: self._metrics.observe(one) for name, one in self._hosted.items()}
         token, self._token_file = token_for(settings, hosted[0].folder)
-        guard = Guard(token)
+        guard = TokenGuard(token)
         self._api = Api(hosted, guard, self._metrics)
         routers = [self._api.router, Inviting(doorway, guard, lambda: self.url).router]
         if doorway:
@@ -128,7 +128,7 @@ class Site:
             files = f"{settings.cert}, {settings.key}"
             raise ConfigError(f"http.cert, http.key: cannot use {files}: {error}") from None
         if settings.cert and settings.key and config.ssl:
-            config.callback_notify = Certificate(settings.cert, settings.key, config.ssl).look
+            config.callback_notify = ServerCertificate(settings.cert, settings.key, config.ssl).look
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
@@ -176,7 +176,7 @@ def _listen(settings: HttpSection) -> socket.socket:
         ) from None
 
 
-def _app(routers: list[APIRouter], guard: Guard, look: Callable[[], Health]) -> FastAPI:
+def _app(routers: list[APIRouter], guard: TokenGuard, look: Callable[[], Health]) -> FastAPI:
     app = FastAPI(
         title="device-runtime",
         summary="The aggregator of a federated learning task.",

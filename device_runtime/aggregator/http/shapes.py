@@ -19,7 +19,7 @@ def measured(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceStatus:
     """One device of the fleet.
 
     `kind` and `why` are of its latest plan, contribution or refusal, in round `round`; `kind` is empty when
@@ -65,7 +65,7 @@ class KindFigures:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundStatus:
     """A closed round. `accuracy` and `loss` are of the served model, `base_accuracy` of the distributed one.
 
     `closed_at` is null for rounds of earlier lives of the run.
@@ -88,7 +88,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Live:
+class TaskStatus:
     """Where a task is now. `version` grows with everything that happens.
 
     `closes_at` is when the open round's deadline passes; `extended` counts how often that has been put off.
@@ -123,7 +123,7 @@ class Live:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """A contribution in the log, counted or not. `id` grows; `at` is null where it was not seen to come.
 
     `round` is the round that it counted in, or was made for when it did not count. `why` is the device's
@@ -146,7 +146,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Version:
+class ModelVersion:
     """The model that a round served. `kept`: it is there, and can be gone back to; `served`: deployed now."""
 
     round: int
@@ -161,7 +161,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RollbackAnswer:
     """The aggregator has been asked to go back to the model of this round; `versions` tells when it has."""
 
     round: int
@@ -175,30 +175,30 @@ class TaskInfo:
     bundle: str
     folder: str
     settings: dict[str, object]
-    live: Live
+    live: TaskStatus
 
 
 @dataclass(frozen=True)
-class Devices:
+class DevicePage:
     """A page of devices, those online first, then by name. `total` is how many match."""
 
     total: int
-    devices: list[Device]
+    devices: list[DeviceStatus]
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundPage:
     """A page of closed rounds, in order."""
 
     total: int
-    rounds: list[Round]
+    rounds: list[RoundStatus]
 
 
 @dataclass(frozen=True)
 class Entries:
     """A page of the log, the latest first. `next` is `before` of the page after it; null at the end."""
 
-    entries: list[Entry]
+    entries: list[LogEntry]
     next: int | None
 
 

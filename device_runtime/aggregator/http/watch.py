@@ -18,12 +18,12 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
+    ContributionRefused,
     DeviceSeen,
     Finished,
     Happening,
     Observer,
     PlanMade,
-    Refused,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -32,7 +32,18 @@ from device_runtime.aggregator.views.listener import (
 from device_runtime.models.bundles.manifest import Manifest
 
 from .journal import Journal
-from .shapes import Check, Device, Devices, Doing, Health, KindFigures, Live, Round, Rounds, measured
+from .shapes import (
+    Check,
+    DevicePage,
+    DeviceStatus,
+    Doing,
+    Health,
+    KindFigures,
+    RoundPage,
+    RoundStatus,
+    TaskStatus,
+    measured,
+)
 
 MOST_DEVICES = 200_000
 """Devices that are remembered; beyond that the one that was seen first is forgotten."""
@@ -41,7 +52,7 @@ ENOUGH = 1000
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DeviceFilter:
     """Which devices: whose name, profile, kind or reason has `search` in it; only those that are online."""
 
     search: str = ""
@@ -50,7 +61,7 @@ class Wanted:
     limit: int = 100
 
 
-class Watch:
+class TaskWatch:
     """Told by the loop, read by any thread. `clock` gives seconds since 1970.
 
     Everything that is handed out is frozen or a copy; the lock is never held for longer than it takes to
@@ -60,12 +71,12 @@ class Watch:
     def __init__(self, task: str, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._devices: dict[str, Device] = {}
-        self._rounds: list[Round] = []
+        self._devices: dict[str, DeviceStatus] = {}
+        self._rounds: list[RoundStatus] = []
         self._counts: dict[str, int] = {}
         self._sitting_out: set[str] = set()
         self._online = 0
-        self._live = Live(task)
+        self._live = TaskStatus(task)
         self.manifest: Manifest | None = None
         """What the service goes by, from when it runs."""
 
@@ -79,7 +90,7 @@ class Watch:
         """Grows with everything that happens."""
         return self._live.version
 
-    def live(self) -> Live:
+    def live(self) -> TaskStatus:
         with self._lock:
             return replace(
                 self._live,
@@ -90,7 +101,7 @@ class Watch:
                 closed_rounds=len(self._rounds),
             )
 
-    def devices(self, wanted: Wanted) -> Devices:
+    def devices(self, wanted: DeviceFilter) -> DevicePage:
         with self._lock:
             known = list(self._devices.values())
         words = wanted.search.casefold()
@@ -101,13 +112,13 @@ class Watch:
             and any(words in text.casefold() for text in _texts(device))
         ]
         found.sort(key=lambda device: (not device.online, device.device))
-        return Devices(len(found), found[wanted.offset : wanted.offset + wanted.limit])
+        return DevicePage(len(found), found[wanted.offset : wanted.offset + wanted.limit])
 
-    def rounds(self, after: int = 0, limit: int = ENOUGH) -> Rounds:
+    def rounds(self, after: int = 0, limit: int = ENOUGH) -> RoundPage:
         """Those after round number `after`."""
         with self._lock:
             known = self._rounds[:]
-        return Rounds(len(known), [one for one in known if one.round > after][:limit])
+        return RoundPage(len(known), [one for one in known if one.round > after][:limit])
 
     def _take(self, happening: Happening, now: float) -> None:
         match happening:
@@ -123,7 +134,7 @@ class Watch:
                 self._planned(happening, now)
             case Contributed(record=record):
                 self._contributed(record, now)
-            case Refused():
+            case ContributionRefused():
                 self._refused(happening, now)
             case RoundClosed():
                 self._close(happening, now)
@@ -191,7 +202,7 @@ class Watch:
         self._counts[record.kind] = self._counts.get(record.kind, 0) + 1
         self._change(moved_at=now)
 
-    def _refused(self, refused: Refused, now: float) -> None:
+    def _refused(self, refused: ContributionRefused, now: float) -> None:
         self._change(not_counted=self._live.not_counted + 1)
         before = self._device(refused.device)
         told: dict[str, object] = {"last_seen": now, "not_counted": before.not_counted + 1}
@@ -203,7 +214,7 @@ class Watch:
     def _close(self, closed: RoundClosed, now: float | None) -> None:
         record = closed.record
         self._rounds.append(
-            Round(
+            RoundStatus(
                 round=record.round,
                 closed_at=now,
                 accuracy=measured(record.eval_acc),
@@ -231,10 +242,10 @@ class Watch:
             note=closed.note,
         )
 
-    def _device(self, name: str) -> Device:
-        return self._devices.get(name) or Device(name, online=False)
+    def _device(self, name: str) -> DeviceStatus:
+        return self._devices.get(name) or DeviceStatus(name, online=False)
 
-    def _set(self, before: Device, told: Mapping[str, object]) -> None:
+    def _set(self, before: DeviceStatus, told: Mapping[str, object]) -> None:
         known = before.device in self._devices
         if not known and len(self._devices) >= MOST_DEVICES:
             gone = self._devices.pop(next(iter(self._devices)))
@@ -278,14 +289,14 @@ def _costs(record: ContributionRecord) -> dict[str, object]:
     }
 
 
-def _texts(device: Device) -> tuple[str, ...]:
+def _texts(device: DeviceStatus) -> tuple[str, ...]:
     return (device.device, device.profile, device.kind, device.why, device.doing)
 
 
 # FROM hosted: What HTTP knows of one task: who tells it of it, and what it may look at.
 
 
-class Wire(Protocol):
+class LinkCounters(Protocol):
     """The part of `broker.wire.link.Link` that is used here; read from any thread."""
 
     bytes_up: int
@@ -303,7 +314,7 @@ class Hosted:
         self,
         task: Task,
         folder: Path,
-        link: Wire,
+        link: LinkCounters,
         pulse: Pulse,
         clock: Callable[[], float] = time.time,
         database: str = "",
@@ -314,7 +325,7 @@ class Hosted:
         self.link = link
         self.pulse = pulse
         self.clock = clock
-        self.watch = Watch(task.name, clock)
+        self.watch = TaskWatch(task.name, clock)
         self.journal = Journal(folder, clock)
 
     @property
@@ -371,7 +382,7 @@ def _disk(one: Hosted, min_free_mb: int) -> Check:
     return Check("disk", one.task.name, free_mb >= min_free_mb, text)
 
 
-def _round(live: Live, now: float, stalled_s: float) -> Check:
+def _round(live: TaskStatus, now: float, stalled_s: float) -> Check:
     """Moving: it opened, or a contribution came, not too long ago."""
     where = f"round {live.round} of {live.rounds}"
     if live.phase != "collecting" or live.moved_at is None:

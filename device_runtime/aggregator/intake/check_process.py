@@ -19,7 +19,7 @@ from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.broker.errors import BlobError, BrokerError
 from device_runtime.broker.wire.link_events import Received
-from device_runtime.broker.wire.messages import Contribution, decode, said_in
+from device_runtime.broker.wire.messages import ContributionMessage, decode, said_in
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Checked(Received):
+class CheckedMessage(Received):
     """A message whose content was looked at. `refusal` says why it is not to be believed: empty where it is,
     None where that could not be said.
     """
@@ -61,7 +61,7 @@ class Checker:
     def close(self) -> None:
         self._store.close()
 
-    def refusal(self, message: Contribution) -> str | None:
+    def refusal(self, message: ContributionMessage) -> str | None:
         """As in Checked. Raises DatabaseError: then nothing can be said any more."""
         if message.run != self._run or message.blob or not 1 <= message.round <= self.task.rounds:
             return None
@@ -79,11 +79,11 @@ class Checker:
         return ""
 
 
-def checked(event: Received, checkers: Mapping[str, Checker]) -> Checked:
+def checked(event: Received, checkers: Mapping[str, Checker]) -> CheckedMessage:
     """The same message, looked at by the checker of its task. Raises DatabaseError."""
     refusal = None
     try:
-        message = decode(said_in(event.payload), Contribution)
+        message = decode(said_in(event.payload), ContributionMessage)
         if message.task in checkers:
             refusal = checkers[message.task].refusal(message)
     except BrokerError:
@@ -92,4 +92,4 @@ def checked(event: Received, checkers: Mapping[str, Checker]) -> Checked:
         raise
     except Exception as error:  # whatever it is, the others must be served
         log.warning("message on %s is not checked here: %s: %s", event.topic, type(error).__name__, error)
-    return Checked(event.topic, event.payload, event.retain, refusal)
+    return CheckedMessage(event.topic, event.payload, event.retain, refusal)

@@ -8,7 +8,7 @@ from math import inf, nan
 
 import msgspec
 
-from device_runtime.aggregator.storage.database import Database, Row
+from device_runtime.aggregator.storage.database import Database, DatabaseRow
 from device_runtime.aggregator.views.listener import MODELLED, ContributionRecord
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Blob, Metrics
@@ -36,7 +36,7 @@ SET up = excluded.up, down = excluded.down"""
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredContribution:
     """A counted contribution. `round` is the one it was made for, `into` the one it counts in."""
 
     device: str
@@ -65,7 +65,7 @@ class Contributions:
     def __init__(self, db: Database, updates: Blobs) -> None:
         self._db = db
         self._updates = updates
-        self._kept: list[tuple[Stored, Bytes]] = []
+        self._kept: list[tuple[StoredContribution, Bytes]] = []
         self._kept_kinds: dict[tuple[int, str], str] = {}
         self._known: dict[int, dict[str, str]] = {}
 
@@ -84,7 +84,7 @@ class Contributions:
             self._known[number] = {row["device"]: row["kind"] for row in rows}
         return self._known[number]
 
-    def keep(self, stored: Stored, moved: Bytes) -> None:
+    def keep(self, stored: StoredContribution, moved: Bytes) -> None:
         """Count a contribution, with what its device has moved in the round that it counts in.
 
         It is on the disk after `settle`. Its blob, if it has one, is in `updates` already. Again: only the
@@ -118,7 +118,7 @@ class Contributions:
         """Forget what was kept: it is written, or cannot be."""
         self._kept, self._kept_kinds = [], {}
 
-    def of_round(self, number: int) -> Iterator[Stored]:
+    def of_round(self, number: int) -> Iterator[StoredContribution]:
         """Those that count in a round, by kind, device, and the round they were made for; a few in memory."""
         last: tuple[str, str, int] = ("", "", 0)
         while rows := self._db.rows(_SOME, number, *last, AT_ONCE):
@@ -132,7 +132,7 @@ class Contributions:
         rows = self._db.rows(_SINCE, number, number, first, number, number)
         return {row["device"]: (number - (row["before"] or first - 1)) / row["updates"] for row in rows}
 
-    def content(self, stored: Stored) -> bytes:
+    def content(self, stored: StoredContribution) -> bytes:
         """The safetensors of a contribution whose round is not closed. Raises BlobError."""
         return self._updates.get(stored.blob) if stored.blob else stored.body
 
@@ -172,8 +172,8 @@ class Contributions:
             db.executemany(_SAVE_TRAFFIC, rows)
 
 
-def _stored(row: Row) -> Stored:
-    return Stored(
+def _stored(row: DatabaseRow) -> StoredContribution:
+    return StoredContribution(
         device=row["device"],
         round=row["round"],
         into=row["into_round"],
@@ -187,7 +187,7 @@ def _stored(row: Row) -> Stored:
     )
 
 
-def _row(stored: Stored) -> tuple[object, ...]:
+def _row(stored: StoredContribution) -> tuple[object, ...]:
     """A contribution as it stands in the table."""
     return (
         stored.round,
@@ -203,7 +203,7 @@ def _row(stored: Stored) -> tuple[object, ...]:
     )
 
 
-def record_of(stored: Stored, moved: Bytes) -> ContributionRecord:
+def record_of(stored: StoredContribution, moved: Bytes) -> ContributionRecord:
     """A stored contribution in the units of people."""
     metrics = stored.metrics
     return ContributionRecord(

@@ -135,7 +135,7 @@ def cost(leaf: str, size: int) -> float:
     return (GET if leaf == "get" else 1.0) + size // COUNTED_BYTES
 
 
-class Inbox(queue.SimpleQueue[Event]):
+class BoundedInbox(queue.SimpleQueue[Event]):
     """Events that wait to be heard. Messages beyond `most` bytes in all, or `most_of_one` of one device, are
     dropped: their devices send again.
     """

@@ -9,7 +9,7 @@ from math import inf
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.rounds import events as moves
 from device_runtime.aggregator.rounds.state import State
-from device_runtime.aggregator.views.listener import Happening, Refused
+from device_runtime.aggregator.views.listener import ContributionRefused, Happening
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.wire.messages import Receipt
 
@@ -55,7 +55,7 @@ class Receipts:
             self._say_full(state)
         if reply.status != "accepted":
             kind, reason = printable(update.kind), printable(reply.reason)
-            self._tell(Refused(update.device, update.round, kind, reply.status, reason))
+            self._tell(ContributionRefused(update.device, update.round, kind, reply.status, reason))
 
     def pay(self) -> None:
         """Send those that are owed for too long."""

@@ -27,8 +27,8 @@ from device_runtime.broker.wire.link_events import Disconnected, Received
 from device_runtime.models.errors import ModelError
 
 from .check_process import Checker, checked
-from .limits import RATE, Flood, Inbox, cost
-from .worker_pool import Failed, Looked, Order, Ready, read, write
+from .limits import RATE, BoundedInbox, Flood, cost
+from .worker_pool import Looked, WorkerFailed, WorkerOrder, WorkerReady, read, write
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the aggregator, which ends us
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    order = read(sys.stdin.buffer, Order)
+    order = read(sys.stdin.buffer, WorkerOrder)
     if order is None:
         return
     logs.configure(order.log)
@@ -47,21 +47,21 @@ def main() -> None:
     try:
         _serve(order, out)
     except (AggregatorError, BrokerError, ModelError) as error:
-        _say(out, Failed(str(error), exit_code(error)))
+        _say(out, WorkerFailed(str(error), exit_code(error)))
     except BrokenPipeError:
         os._exit(0)  # nobody is there to hear of it
 
 
-def _serve(order: Order, out: IO[bytes]) -> None:
+def _serve(order: WorkerOrder, out: IO[bytes]) -> None:
     """Until the process ends."""
     checkers = {checker.task.name: checker for checker in (Checker(f, order.database) for f in order.folders)}
-    inbox = Inbox()
+    inbox = BoundedInbox()
     name, options = f"aggregator-{secrets.token_hex(4)}", LinkOptions(subscriptions=(order.topic,))
     link = Link(replace(order.broker, mqtt5=True), name, inbox, options)
     threading.Thread(target=_leave_at_the_end, args=(link,), daemon=True).start()
     link.connect()
     flood = Flood()
-    _say(out, Ready())
+    _say(out, WorkerReady())
     while True:
         event = inbox.get()
         if isinstance(event, Disconnected):
@@ -93,6 +93,6 @@ def _taken(event: Received, flood: Flood) -> bool:
     return False
 
 
-def _say(out: IO[bytes], word: Ready | Failed) -> None:
+def _say(out: IO[bytes], word: WorkerReady | WorkerFailed) -> None:
     write(out, word)
     out.flush()

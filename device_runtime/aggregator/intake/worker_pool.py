@@ -20,10 +20,10 @@ from device_runtime.aggregator.errors import WorkerError
 from device_runtime.aggregator.serving.config import LogSection
 from device_runtime.aggregator.serving.exit_codes import Exit
 from device_runtime.broker.wire.link_events import Event
-from device_runtime.broker.wire.link_timing import Patience
+from device_runtime.broker.wire.link_timing import ReconnectDelay
 from device_runtime.broker.wire.url import BrokerUrl
 
-from .check_process import Checked
+from .check_process import CheckedMessage
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Workers:
     all are at work when it is entered, and gone when it is left. Raises WorkerError.
     """
 
-    def __init__(self, count: int, order: Order, inbox: queue.SimpleQueue[Event]) -> None:
+    def __init__(self, count: int, order: WorkerOrder, inbox: queue.SimpleQueue[Event]) -> None:
         self._workers = [_Worker(number, order, inbox) for number in range(1, count + 1)]
 
     def __enter__(self) -> Workers:
@@ -66,7 +66,7 @@ class Workers:
 
 
 class _Worker:
-    def __init__(self, number: int, order: Order, inbox: queue.SimpleQueue[Event]) -> None:
+    def __init__(self, number: int, order: WorkerOrder, inbox: queue.SimpleQueue[Event]) -> None:
         self._number, self._order, self._inbox = number, order, inbox
         self._begun: Future[None] = Future()
         self._stop = threading.Event()
@@ -80,7 +80,7 @@ class _Worker:
     def wait(self) -> None:
         """Until it is at work. Raises WorkerError."""
         if not wait((self._begun,), START_S).done:
-            raise self._error(Failed(f"it is not ready after {START_S:g} s", Exit.MISTAKE))
+            raise self._error(WorkerFailed(f"it is not ready after {START_S:g} s", Exit.MISTAKE))
         self._begun.result()
 
     def leave(self) -> None:
@@ -102,7 +102,7 @@ class _Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        patience = Patience(AGAIN_S)
+        patience = ReconnectDelay(AGAIN_S)
         while not self._stop.is_set():
             since = time.monotonic()
             failed = self._life()
@@ -115,15 +115,15 @@ class _Worker:
             self._stop.wait(patience.wait_s())
             patience.failed()
 
-    def _error(self, failed: Failed) -> WorkerError:
+    def _error(self, failed: WorkerFailed) -> WorkerError:
         return WorkerError(f"worker {self._number} cannot work: {failed.why}", failed.code)
 
-    def _life(self) -> Failed | None:
+    def _life(self) -> WorkerFailed | None:
         """From its start to its end; why that came. None where none was started, as all is over."""
         try:
             process = self._launched()
         except OSError as error:
-            return Failed(f"it does not start: {error}", Exit.MISTAKE)
+            return WorkerFailed(f"it does not start: {error}", Exit.MISTAKE)
         if process is None:
             return None
         failed = self._hear(process)
@@ -131,7 +131,7 @@ class _Worker:
         if process.stdin:
             with suppress(OSError):
                 process.stdin.close()
-        return failed or Failed(f"status {code}", Exit.MISTAKE)
+        return failed or WorkerFailed(f"status {code}", Exit.MISTAKE)
 
     def _launched(self) -> subprocess.Popen[bytes] | None:
         """A new process with its order; None when all is over."""
@@ -149,7 +149,7 @@ class _Worker:
                     self._process.stdin.flush()
             return self._process
 
-    def _hear(self, process: subprocess.Popen[bytes]) -> Failed | None:
+    def _hear(self, process: subprocess.Popen[bytes]) -> WorkerFailed | None:
         """Until it ends; why, if it says so."""
         if not process.stdout:
             return None
@@ -158,15 +158,15 @@ class _Worker:
                 while word := read(out, Word):  # type: ignore[arg-type]  # a union is no type
                     match word:
                         case Looked():
-                            self._inbox.put(Checked(word.topic, word.payload, False, word.refusal))
-                        case Ready():
+                            self._inbox.put(CheckedMessage(word.topic, word.payload, False, word.refusal))
+                        case WorkerReady():
                             if not self._begun.done():
                                 self._begun.set_result(None)
-                        case Failed():
+                        case WorkerFailed():
                             return word
         except msgspec.MsgspecError as error:
             process.kill()
-            return Failed(f"what it says is no word: {error}", Exit.MISTAKE)
+            return WorkerFailed(f"what it says is no word: {error}", Exit.MISTAKE)
         return None
 
 
@@ -179,7 +179,7 @@ _LENGTH = 4
 """Bytes."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class WorkerOrder(msgspec.Struct, frozen=True):
     """What a worker is for: contributions that come by `topic`, for the runs in `folders`."""
 
     broker: BrokerUrl
@@ -189,11 +189,11 @@ class Order(msgspec.Struct, frozen=True):
     log: LogSection
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The broker has taken its subscription."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """It cannot work, and ends; `code` as in WorkerError."""
 
     why: str
@@ -208,7 +208,7 @@ class Looked(msgspec.Struct, frozen=True, tag=True, array_like=True):
     refusal: str | None
 
 
-Word = Ready | Failed | Looked
+Word = WorkerReady | WorkerFailed | Looked
 
 
 def write(stream: IO[bytes], struct: object) -> None:

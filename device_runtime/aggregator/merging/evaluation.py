@@ -7,7 +7,7 @@ from math import isfinite, nan
 from typing import Protocol
 
 from device_runtime.aggregator.intake.contributions import Bytes
-from device_runtime.aggregator.storage.store import Figures
+from device_runtime.aggregator.storage.store import ModelEvaluation
 from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
@@ -33,10 +33,10 @@ class Evaluator:
         self._model.load(weights)
         return accuracy_and_loss(self._model.logits(self._data.x), self._data.y)
 
-    def figures(self, served: Tensors, base: Tensors) -> Figures:
+    def figures(self, served: Tensors, base: Tensors) -> ModelEvaluation:
         """Of a round's two models."""
         of_served, of_base = self.evaluate(served), self.evaluate(base)
-        return Figures(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc)
+        return ModelEvaluation(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc)
 
 
 class TwoModels(Protocol):
@@ -59,7 +59,7 @@ def trained_is_better(figures: TwoModels) -> str:
 
 
 def summarise(
-    figures: Figures,
+    figures: ModelEvaluation,
     contributions: Sequence[ContributionRecord],
     traffic: Mapping[str, Bytes],
     lasted: tuple[int, float],

@@ -15,8 +15,8 @@ import numpy as np
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.intake.check import codec_of
-from device_runtime.aggregator.intake.contributions import Stored
-from device_runtime.aggregator.storage.bases import Line, base_weights, checkpoint, next_base
+from device_runtime.aggregator.intake.contributions import StoredContribution
+from device_runtime.aggregator.storage.bases import StepLine, base_weights, checkpoint, next_base
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, Store
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.errors import BlobError
@@ -45,7 +45,7 @@ Seeds = Callable[[int], int]
 """That all devices of a round of this number share."""
 
 
-def merge_round(store: Store, task: Task, tools: Tools, number: int, seed: Seeds) -> MergeResult:
+def merge_round(store: Store, task: Task, tools: MergeTools, number: int, seed: Seeds) -> MergeResult:
     """What the contributions of a round make; its blobs are durable, nothing is committed yet."""
     manifest = tools.manifest()
     weights = base_weights(store, number, manifest)
@@ -59,12 +59,12 @@ def merge_round(store: Store, task: Task, tools: Tools, number: int, seed: Seeds
     notes = [f"content of {name} was damaged on disk and is left out" for name in lost]
     note = "; ".join([*notes, odd] if odd else notes)
     served = store.models.put(tensors.encode(merged.served))
-    base = next_base(store, number, merged, Line(manifest, task.seed))
+    base = next_base(store, number, merged, StepLine(manifest, task.seed))
     carried = keep(merged.carried, store, tools)
     return MergeResult(base, served, carried, merged.steps, note)
 
 
-def keep(carried: Carried, store: Store, tools: Tools) -> CarriedBlobs:
+def keep(carried: Carried, store: Store, tools: MergeTools) -> CarriedBlobs:
     """What goes to the next round, kept as blobs. Raises BlobError."""
     models = store.models
     return CarriedBlobs(
@@ -77,7 +77,7 @@ def keep(carried: Carried, store: Store, tools: Tools) -> CarriedBlobs:
     )
 
 
-def _carried(store: Store, number: int, tools: Tools) -> Carried:
+def _carried(store: Store, number: int, tools: MergeTools) -> Carried:
     """What round `number` was handed beside its base."""
     blobs = store.carried(number)
     return Carried(
@@ -125,7 +125,7 @@ class _Earlier:
         late = Late(number, self._seed(number), self.task.late_share(now - number), times)
         return brought_forward(update, late, now, lambda one: self._base(one, member))
 
-    def read(self, stored: Stored) -> Contribution:
+    def read(self, stored: StoredContribution) -> Contribution:
         """A contribution from disk, decoded against the base of its own round.
 
         Raises BlobError, RunFolderError, and TensorError where the disk does not hold what was checked.
@@ -152,7 +152,7 @@ class _Earlier:
 # that are nobody's own.
 
 
-class Tools:
+class MergeTools:
     """See `strategies.kind.ServerTools`."""
 
     def __init__(

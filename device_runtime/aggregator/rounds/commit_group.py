@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from device_runtime.aggregator.intake.contributions import Bytes, Contributions, Stored
+from device_runtime.aggregator.intake.contributions import Bytes, Contributions, StoredContribution
 
 from .events import Update
 
 log = logging.getLogger(__name__)
 
 
-class Group:
+class CommitGroup:
     """What counts already and is not on the disk yet."""
 
     def __init__(self, contributions: Contributions) -> None:
@@ -25,7 +25,7 @@ class Group:
         self._updates: list[Update] = []
         self._said: list[Callable[[], None]] = []
 
-    def keep(self, update: Update, stored: Stored, moved: Bytes) -> None:
+    def keep(self, update: Update, stored: StoredContribution, moved: Bytes) -> None:
         """One more, to be committed with the others."""
         self._contributions.keep(stored, moved)
         self._updates.append(update)

@@ -34,7 +34,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Present:
+class DevicePresent:
     """A device came, went, or was said to have gone by the last will of its life `boot`.
 
     `ready`: it has the task and its data; rounds do not wait for one that still fetches them.
@@ -77,7 +77,7 @@ class Announced:
 
 
 @dataclass(frozen=True)
-class Believed:
+class Validated:
     """A contribution's content is here and has passed the checks. `sent` as in Announced."""
 
     now: float
@@ -86,7 +86,7 @@ class Believed:
 
 
 @dataclass(frozen=True)
-class Disbelieved:
+class Rejected:
     """A contribution has failed a check."""
 
     now: float
@@ -95,7 +95,7 @@ class Disbelieved:
 
 
 @dataclass(frozen=True)
-class Unkept:
+class CommitFailed:
     """The disk refused these, which were counted in the open round: they are as if they had never come."""
 
     now: float
@@ -103,7 +103,7 @@ class Unkept:
 
 
 @dataclass(frozen=True)
-class Worked:
+class PhaseDone:
     """The work of a phase is done, and durable.
 
     After `publish`: `score` says what the round's model is worth, the higher the better, nan where nobody
@@ -144,7 +144,7 @@ class Close:
 
 
 @dataclass(frozen=True)
-class GivenUp:
+class RolledBack:
     """The run went back to an earlier model: `rounds` are all that have been given up so far."""
 
     now: float
@@ -153,18 +153,18 @@ class GivenUp:
 
 Event = (
     Tick
-    | Present
+    | DevicePresent
     | Forgotten
     | Planned
     | Announced
-    | Believed
-    | Disbelieved
-    | Unkept
-    | Worked
+    | Validated
+    | Rejected
+    | CommitFailed
+    | PhaseDone
     | Invited
     | Give
     | Close
-    | GivenUp
+    | RolledBack
 )
 
 
@@ -220,7 +220,7 @@ class Fetch:
 
 
 @dataclass(frozen=True)
-class Keep:
+class StoreContribution:
     """Store it durably, counted in round `into`. Only then may the commands after it be done."""
 
     update: Update
@@ -238,7 +238,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Work:
+class DoPhase:
     """Do this phase's work on the round, and answer with Worked.
 
     `durations` goes with `merge` where deadlines are learnt, or rounds wait for the fast: classes of `pace`
@@ -258,4 +258,4 @@ class Finish:
     best: int = 0
 
 
-Command = Announce | Extend | GiveUp | Invite | Fetch | Keep | Reply | Work | Finish
+Command = Announce | Extend | GiveUp | Invite | Fetch | StoreContribution | Reply | DoPhase | Finish

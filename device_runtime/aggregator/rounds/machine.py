@@ -23,34 +23,34 @@ from . import participation as attendance
 from .events import (
     Announce,
     Announced,
-    Believed,
     Close,
     Command,
-    Disbelieved,
+    CommitFailed,
+    DevicePresent,
+    DoPhase,
     Event,
     Extend,
     Fetch,
     Finish,
     Forgotten,
     Give,
-    GivenUp,
     GiveUp,
     Invite,
     Invited,
-    Keep,
+    PhaseDone,
     Planned,
-    Present,
+    Rejected,
     Reply,
-    Unkept,
+    RolledBack,
+    StoreContribution,
     Update,
-    Work,
-    Worked,
+    Validated,
     WorkPhase,
 )
 from .state import MAX_RETRY_S, RETRY_S, SETTLE_S, Rules, Saved, State
 
 Result = tuple[State, tuple[Command, ...]]
-_TIMELESS = (Announced, Unkept, Worked)
+_TIMELESS = (Announced, CommitFailed, PhaseDone)
 """They bring no time about: an announcement at the deadline is in time."""
 
 
@@ -82,7 +82,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
         )
         opened = opened.but(closes_s=now + opened.deadline_s(opened.round))
         return opened, (Announce(saved.round, again=True),)
-    return state.but(phase=saved.phase), (Work(saved.phase, saved.round),)
+    return state.but(phase=saved.phase), (DoPhase(saved.phase, saved.round),)
 
 
 def step(state: State, event: Event) -> Result:
@@ -91,9 +91,9 @@ def step(state: State, event: Event) -> Result:
     match event:
         case Announced():
             state, commands = _announced(attendance.heard(state, event.update.device), event)
-        case Believed():
+        case Validated():
             state, commands = _believed(state, event)
-        case Present():
+        case DevicePresent():
             state = attendance.present(state, event)
         case Forgotten():
             state = attendance.forgotten(state, event.device)
@@ -101,18 +101,18 @@ def step(state: State, event: Event) -> Result:
             state = attendance.planned(attendance.heard(state, event.device), event)
         case Invited():
             state = attendance.invited(state, event)
-        case Disbelieved():
+        case Rejected():
             reply = Reply(event.update, "refused", event.reason)
             state, commands = attendance.answered(state, event.update), (reply,)
-        case Unkept():
+        case CommitFailed():
             state = attendance.unkept(state, event)
-        case Worked():
+        case PhaseDone():
             state, commands = _worked(state, event)
         case Give():
             state, commands = _given(state, event)
         case Close():
             state, commands = _closed(state)
-        case GivenUp():
+        case RolledBack():
             state = state.but(given_up=event.rounds)
     if not isinstance(event, _TIMELESS):
         state, more = _advance(state, event.now)
@@ -161,7 +161,7 @@ def _unasked(update: Update) -> str:
     return f"{update.device} was not asked for round {update.round}"
 
 
-def _verdict(state: State, event: Announced | Believed) -> Reply:
+def _verdict(state: State, event: Announced | Validated) -> Reply:
     """What its device is told if its content is sound. Where there is no room for it, it may come again."""
     status, reason = _judge(state, event.update, event.sent)
     if status != "accepted" or not state.full:
@@ -178,7 +178,7 @@ def _announced(state: State, event: Announced) -> Result:
     return _replied(state, reply, event.now)
 
 
-def _believed(state: State, event: Believed) -> Result:
+def _believed(state: State, event: Validated) -> Result:
     update, reply = event.update, _verdict(state, event)
     if reply.status != "accepted":
         return _replied(state, reply, event.now)
@@ -186,7 +186,7 @@ def _believed(state: State, event: Believed) -> Result:
     state = attendance.delivered(state, update, event.now)
     if update.round == state.round:
         state = attendance.needed(state, update, event.now)
-    return state, (Keep(update, state.round), reply)
+    return state, (StoreContribution(update, state.round), reply)
 
 
 def _replied(state: State, reply: Reply, now: float) -> Result:
@@ -198,7 +198,7 @@ def _replied(state: State, reply: Reply, now: float) -> Result:
     return state, (reply,)
 
 
-def _worked(state: State, event: Worked) -> Result:
+def _worked(state: State, event: PhaseDone) -> Result:
     if event.phase != state.phase:
         return state, ()
     if event.phase == "publish":
@@ -207,7 +207,7 @@ def _worked(state: State, event: Worked) -> Result:
         after = before.after(state.round, event.score, state.rules.stop_gain, anew)
         return _next(state.but(progress=after), event.now)
     following: WorkPhase = "evaluate" if event.phase == "merge" else "publish"
-    return state.but(phase=following), (Work(following, state.round),)
+    return state.but(phase=following), (DoPhase(following, state.round),)
 
 
 def _given(state: State, event: Give) -> Result:
@@ -223,7 +223,7 @@ def _given(state: State, event: Give) -> Result:
 def _closed(state: State) -> Result:
     if state.phase != "collect":
         return state, ()
-    return state.but(phase="merge"), (Work("merge", state.round),)
+    return state.but(phase="merge"), (DoPhase("merge", state.round),)
 
 
 def _next(state: State, now: float) -> Result:
@@ -247,7 +247,9 @@ def _advance(state: State, now: float) -> Result:
     if _complete(state, now, overdue):
         state = attendance.collected(state)
         durations = tuple(sorted(state.durations.items()))
-        return state.but(phase="merge"), (Work("merge", state.round, durations, _closed_early(state, now)),)
+        return state.but(phase="merge"), (
+            DoPhase("merge", state.round, durations, _closed_early(state, now)),
+        )
     return _extended(state, now) if overdue else (state, ())
 
 

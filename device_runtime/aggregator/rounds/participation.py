@@ -14,12 +14,12 @@ from math import inf
 
 from rpds import HashTrieMap, HashTrieSet
 
-from .events import Invited, Planned, Present, Unkept, Update
+from .events import CommitFailed, DevicePresent, Invited, Planned, Update
 from .pace import WINDOW, Durations, class_of
 from .state import SILENT, Presence, Saved, State
 
 
-def present(state: State, event: Present) -> State:
+def present(state: State, event: DevicePresent) -> State:
     """A will of an earlier life than the known one says nothing about this one."""
     device, known = event.device, state.devices.get(event.device)
     if not event.online and (known is None or known.boot != event.boot):
@@ -112,7 +112,7 @@ def counted(state: State, device: str) -> State:
     return state.but(contributions=state.contributions + 1, counted=state.counted.insert(device, number))
 
 
-def unkept(state: State, event: Unkept) -> State:
+def unkept(state: State, event: CommitFailed) -> State:
     """What was counted is not on the disk, and nobody was told that it is: its devices owe it again."""
     answered, waiting, counted = state.answered, state.waiting, state.counted
     for update in event.updates:

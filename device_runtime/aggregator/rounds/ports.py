@@ -16,7 +16,7 @@ from device_runtime.broker.wire.link import Event
 from device_runtime.broker.wire.messages import Offer, encode
 
 
-class Wire(Protocol):
+class AggregatorLink(Protocol):
     """The part of `broker.wire.link.Link` that is used here."""
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
@@ -49,7 +49,7 @@ Agree = Callable[[bytes], Pact]
 """With a device, by what its hello says. Raises MessageError."""
 
 
-class Devices(Protocol):
+class EnrolledDevices(Protocol):
     """Which devices are enrolled, and their keys."""
 
     def knows(self, device: str) -> bool:
@@ -77,7 +77,7 @@ class Ports:
     `backlog`: the bytes that wait in `link` to be sent.
     """
 
-    link: Wire
+    link: AggregatorLink
     inbox: queue.SimpleQueue[Event]
     observers: tuple[Observer, ...] = ()
     clock: Callable[[], float] = time.monotonic
@@ -85,7 +85,7 @@ class Ports:
     seal: Seal = unsigned
     agree: Agree | None = None
     """None: nobody knows the key; what is said in few bytes goes to all, unsigned."""
-    devices: Devices | None = None
+    devices: EnrolledDevices | None = None
     """None: nobody is enrolled, and what comes under a name is taken for that device's."""
     will_grace_s: float = GRACE_S
     max_devices: int = MOST_DEVICES

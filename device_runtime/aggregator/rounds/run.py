@@ -14,15 +14,15 @@ from device_runtime.aggregator.errors import RollbackError, RunFolderError
 from device_runtime.aggregator.intake.contributions import Bytes
 from device_runtime.aggregator.merging import merge_round as merging
 from device_runtime.aggregator.merging.evaluation import Evaluator, summarise, trained_is_better
-from device_runtime.aggregator.merging.merge_round import Tools, open_family, samples
+from device_runtime.aggregator.merging.merge_round import MergeTools, open_family, samples
 from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.storage.model_versions import Registry
+from device_runtime.aggregator.storage.model_versions import ModelVersions
 from device_runtime.aggregator.storage.run_files import identified
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, Store
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import RoundClosed
-from device_runtime.broker.wire.blobs import Room
+from device_runtime.broker.wire.blobs import BlobRoom
 from device_runtime.broker.wire.messages import Base, Blob, Member, Offer
 from device_runtime.broker.wire.partial_blob import replace_file
 from device_runtime.broker.wire.step_log import SEGMENT, TAIL
@@ -49,7 +49,7 @@ MERGED, SPARE_BYTES = 4, 16 * 1024**2
 """Uploads leave this much of the disk free for merging a round: MERGED times the bundles, and SPARE_BYTES."""
 
 
-class Rounds:
+class OpenRun:
     """An open run. Raises RunFolderError, BlobError when the disk fails, ModelError for a bad bundle."""
 
     def __init__(self, task: Task, folder: Path, given: bool = False, database: str = "") -> None:
@@ -67,20 +67,20 @@ class Rounds:
         check_kinds(task, self.manifest, {name: bundle.manifest for name, bundle in family.items()})
         self._evaluator = Evaluator(self.bundle, task.eval_data)
         generic = samples(task.generic, self.bundle, "generic set") if task.generic else None
-        self._tools = Tools({"": self.bundle, **family}, generic)
+        self._tools = MergeTools({"": self.bundle, **family}, generic)
         self.store = Store(folder, database=database)
         try:
             put = self.store.models.put
             self._packed = put(self.bundle.packed())
             self._family = {name: put(bundle.packed()) for name, bundle in family.items()}
             models = sum(blob.size for blob in (self._packed, *self._family.values()))
-            self.store.updates.room = Room(spare=MERGED * models + SPARE_BYTES)
+            self.store.updates.room = BlobRoom(spare=MERGED * models + SPARE_BYTES)
             weights, carried = first(task, {"": self.bundle, **family}, self._tools)
             self._first_base = bases.checkpoint(weights, self.store.models, self.manifest)
             self._first_carried = merging.keep(carried, self.store, self._tools)
             shas = tuple(blob.sha for blob in (self._packed, *self._family.values()))
             self.run, self.resumed = identified(self.store, task, shas)
-            self.registry = Registry(self.store, task.keep_versions)
+            self.registry = ModelVersions(self.store, task.keep_versions)
             self.outside = Outside(folder) if given else None
             self._served = self._first_base
             self._known_rare: tuple[int, tuple[int, ...]] = (0, ())
@@ -369,7 +369,7 @@ FRESH = 3
 """Purpose of the draws of fresh parameters."""
 
 
-def first(task: Task, models: Mapping[str, Bundle], tools: Tools) -> tuple[Tensors, Carried]:
+def first(task: Task, models: Mapping[str, Bundle], tools: MergeTools) -> tuple[Tensors, Carried]:
     """The bundles' weights, or fresh ones, of the main model and its family."""
     weights = {member: started(bundle, task, place) for place, (member, bundle) in enumerate(models.items())}
     main = weights.pop("")

@@ -11,13 +11,13 @@ from typing import TypeVar
 import numpy as np
 
 from device_runtime.aggregator.delivery.offering import Offering
-from device_runtime.aggregator.delivery.outbound import Outbound, Traffic
+from device_runtime.aggregator.delivery.outbound import Outbound, RoundTraffic
 from device_runtime.aggregator.errors import AggregatorError, DatabaseError, RollbackError, RunFolderError
-from device_runtime.aggregator.intake.contributions import Stored, record_of
+from device_runtime.aggregator.intake.contributions import StoredContribution, record_of
 from device_runtime.aggregator.intake.receipts import Receipts
 from device_runtime.aggregator.intake.reception import Desk, Reception
 from device_runtime.aggregator.storage import model_versions as wishes
-from device_runtime.aggregator.storage.run_files import Remembered
+from device_runtime.aggregator.storage.run_files import SavedSession
 from device_runtime.aggregator.views.listener import (
     Contributed,
     Finished,
@@ -32,17 +32,17 @@ from device_runtime.strategies.kind import formed
 
 from . import events as moves
 from . import machine
-from .commit_group import Group
+from .commit_group import CommitGroup
 from .events import Invite
 from .ports import Ports
-from .run import Rounds
+from .run import OpenRun
 from .state import Rules, State
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_OF_ONE = (moves.Keep, moves.Fetch, moves.Reply)
+_OF_ONE = (moves.StoreContribution, moves.Fetch, moves.Reply)
 """Commands about one contribution: what goes wrong with it does not stop the run."""
 
 
@@ -52,9 +52,9 @@ class Conductor:
     `plans` are the latest by device: the kind, and why. `gave_up` says why the run was given up, if it was.
     """
 
-    def __init__(self, rounds: Rounds, ports: Ports, tell: Callable[[Happening], None]) -> None:
+    def __init__(self, rounds: OpenRun, ports: Ports, tell: Callable[[Happening], None]) -> None:
         self.rounds = rounds
-        self.traffic = Traffic(ports.mqtt5)
+        self.traffic = RoundTraffic(ports.mqtt5)
         self.out = Outbound(ports, self.traffic)
         self.plans: dict[str, tuple[str, str]] = {}
         self.gave_up = ""
@@ -64,14 +64,14 @@ class Conductor:
         self.reception = Reception(
             rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
         )
-        self._group = Group(rounds.store.contributions)
+        self._group = CommitGroup(rounds.store.contributions)
         self._strategies = {kind.name: kind.strategy for kind in rounds.task.kinds}
         self._offering = Offering(rounds, self.out, ports.clock)
         self._clock = ports.clock
         self._tell = tell
         self._events: deque[moves.Event] = deque()
         self._busy = False
-        self._remembered = Remembered(rounds.store)
+        self._remembered = SavedSession(rounds.store)
         self._receipts = Receipts(self.reception, self.out, ports.clock, tell)
 
     @property
@@ -134,7 +134,7 @@ class Conductor:
         """
         self.settle()
         self.rounds.go_back(to)
-        self.feed(moves.GivenUp(self._clock(), self.rounds.given_up()))
+        self.feed(moves.RolledBack(self._clock(), self.rounds.given_up()))
 
     def heed(self) -> None:
         """Do what the owner of the machine has asked for in the run folder; what cannot be done is said."""
@@ -185,7 +185,7 @@ class Conductor:
             except Exception as error:
                 if not isinstance(command, _OF_ONE):
                     raise _stuck(command, error) from error
-                if isinstance(command, moves.Keep):
+                if isinstance(command, moves.StoreContribution):
                     self._undo(before, event, error)
                     return
                 log.warning("update from %s: %s: %s", command.update.device, type(error).__name__, error)
@@ -194,7 +194,7 @@ class Conductor:
     def _undo(self, before: State, event: moves.Event | None, error: Exception) -> None:
         """The disk has refused what was counted, with or without what this event has added to it."""
         self.state = before
-        mine = event.update if isinstance(event, moves.Believed) else None
+        mine = event.update if isinstance(event, moves.Validated) else None
         if event is not None and mine is None:
             self._events.appendleft(event)
         self._lost(error, mine)
@@ -206,7 +206,7 @@ class Conductor:
             log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
             self.reception.release(update)
         counted = tuple(update for update in lost if update != uncounted)
-        self._events.appendleft(moves.Unkept(self._clock(), counted))
+        self._events.appendleft(moves.CommitFailed(self._clock(), counted))
 
     def _one(self, command: moves.Command) -> None:
         match command:
@@ -220,11 +220,11 @@ class Conductor:
                 self._invite(command)
             case moves.Fetch():
                 self.reception.fetch(command.update, self.state.round)
-            case moves.Keep():
+            case moves.StoreContribution():
                 self._keep(command)
             case moves.Reply():
                 self._group.then(lambda: self.reply(command))
-            case moves.Work():
+            case moves.DoPhase():
                 self._work(command)
             case moves.Finish():
                 self.rounds.finish(command.best)
@@ -275,11 +275,11 @@ class Conductor:
             self._offering.each(self.state, devices)
         self._events.appendleft(moves.Invited(self._clock(), command.round, devices))
 
-    def _keep(self, command: moves.Keep) -> None:
+    def _keep(self, command: moves.StoreContribution) -> None:
         """Content is durable already; the commit and then the receipt come with those of the group."""
         device = command.update.device
         message, moved = self.reception.message(command.update), self.traffic.of(device)
-        stored = Stored(
+        stored = StoredContribution(
             device=device,
             round=message.round,
             into=command.into,
@@ -299,9 +299,9 @@ class Conductor:
         kind, why = self.plans.get(update.device, ("", ""))
         return why if kind.split(" ")[0] == update.kind else ""
 
-    def _work(self, command: moves.Work) -> None:
+    def _work(self, command: moves.DoPhase) -> None:
         number, rounds = command.round, self.rounds
-        worked = moves.Worked(self._clock(), command.phase)
+        worked = moves.PhaseDone(self._clock(), command.phase)
         match command.phase:
             case "merge":
                 self._with_room(lambda: rounds.merge(number, command.durations, command.early))

@@ -11,9 +11,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from device_runtime.aggregator.delivery.last_will import Wills
+from device_runtime.aggregator.delivery.last_will import LastWills
 from device_runtime.aggregator.errors import DatabaseError, NoContributions, RunFolderError, UpdateRefused
-from device_runtime.aggregator.intake.check_process import Checked
+from device_runtime.aggregator.intake.check_process import CheckedMessage
 from device_runtime.aggregator.intake.limits import RATE, Crowd, Flood, cost
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import DeviceSeen, Happening, PlanMade, Started
@@ -27,7 +27,7 @@ from device_runtime.broker.wire import messages as wire
 from . import events as moves
 from .given_rounds import GivenRound
 from .ports import Ports
-from .run import Rounds
+from .run import OpenRun
 from .runner import Conductor
 from .state import State
 
@@ -56,14 +56,14 @@ class Service:
 
     def __init__(self, task: Task, folder: Path, ports: Ports, given: bool = False) -> None:
         """`given`: rounds begin when they are given, by `give`, and at no other time."""
-        self._rounds = Rounds(task, folder, given, ports.database)
+        self._rounds = OpenRun(task, folder, given, ports.database)
         self._ports = ports
         self._run = Conductor(self._rounds, ports, self._tell)
         self._done_s: float | None = None
         self._until_s = 0.0
-        self._wills = Wills(ports.will_grace_s)
+        self._wills = LastWills(ports.will_grace_s)
         self._flood, self._forged = Flood(), Flood()
-        self._whole: dict[str, wire.Contribution] = {}
+        self._whole: dict[str, wire.ContributionMessage] = {}
         self._crowd = Crowd(self._is_away, self._forget, ports.max_devices)
 
     @property
@@ -91,7 +91,7 @@ class Service:
         return not self.state.online or now >= min(self._until_s, self._done_s + MOST_LINGER_S)
 
     @property
-    def rounds(self) -> Rounds:
+    def rounds(self) -> OpenRun:
         """What is on the disk."""
         return self._rounds
 
@@ -212,14 +212,14 @@ class Service:
         match address.leaf:
             case "state":
                 if payload:  # else it is cleared, by us
-                    self._on_state(device, wire.decode(payload, wire.State), event.retain)
+                    self._on_state(device, wire.decode(payload, wire.DeviceState), event.retain)
             case "hello":
                 self._on_hello(device, wire.decode(payload, wire.Hello), is_signed)
             case "plan":
-                self._on_plan(device, wire.decode(payload, wire.Plan))
+                self._on_plan(device, wire.decode(payload, wire.PlanMessage))
             case "contribution":
-                refusal = event.refusal if isinstance(event, Checked) else None
-                message = wire.decode(payload, wire.Contribution)
+                refusal = event.refusal if isinstance(event, CheckedMessage) else None
+                message = wire.decode(payload, wire.ContributionMessage)
                 self._remember(device, message, len(payload))
                 self._on_contribution(device, message, refusal)
             case "c":
@@ -273,7 +273,7 @@ class Service:
             log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
         return False
 
-    def _on_state(self, device: str, state: wire.State, retain: bool) -> None:
+    def _on_state(self, device: str, state: wire.DeviceState, retain: bool) -> None:
         """Presence that the broker kept is of a device that came before we did: we were away, it was not."""
         before = self.state.devices.get(device)
         self._wills.heard(device)
@@ -282,12 +282,12 @@ class Service:
             return
         self._on_presence(device, state, retain)
 
-    def _on_presence(self, device: str, state: wire.State, retain: bool) -> None:
+    def _on_presence(self, device: str, state: wire.DeviceState, retain: bool) -> None:
         before = self.state.devices.get(device)
         known = before is not None and before.boot == state.boot
         ready = before.ready if before and known else retain and self.state.round > 0
         ready = ready and not state.paused  # until it says hello
-        self._run.feed(moves.Present(self._ports.clock(), device, state.boot, state.online, ready))
+        self._run.feed(moves.DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
         self._run.attend(device)
         if self.state.devices.get(device) != before:
             self._tell(DeviceSeen(device, state.online))
@@ -316,11 +316,13 @@ class Service:
         profile, engine = printable(hello.profile), printable(hello.engine)
         battery = hello.battery_percent if 0 <= hello.battery_percent <= 100 else None
         self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery))
-        self._run.feed(moves.Present(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0))
+        self._run.feed(
+            moves.DevicePresent(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0)
+        )
         self._run.attend(device)
         self._run.answer(device)
 
-    def _on_plan(self, device: str, plan: wire.Plan) -> None:
+    def _on_plan(self, device: str, plan: wire.PlanMessage) -> None:
         if plan.task != self._rounds.task.name:
             return
         kind, reasons = printable(plan.kind), tuple(map(printable, plan.reasons[:MOST_REASONS]))
@@ -338,7 +340,7 @@ class Service:
         )
         self._run.feed(moves.Planned(self._ports.clock(), device, plan.round, plan.kind))
 
-    def _remember(self, device: str, message: wire.Contribution, size: int) -> None:
+    def _remember(self, device: str, message: wire.ContributionMessage, size: int) -> None:
         """What the next ones may be like: short ones have no number themselves."""
         self._whole.pop(device, None)
         if message.seq and message.body and size <= small.MOST_BYTES:
@@ -356,7 +358,7 @@ class Service:
             return
         self._on_contribution(device, small.long_of(said, like), None)
 
-    def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
+    def _on_contribution(self, device: str, message: wire.ContributionMessage, refusal: str | None) -> None:
         key = device, message.round, message.kind, message.boot, message.seq
         update = moves.Update(*key, samples=message.num_examples, form=message.form)
         try:
@@ -365,7 +367,7 @@ class Service:
             self._run.reply(moves.Reply(update, "refused", str(error)))
             return
         if device not in self.state.devices:
-            self._run.feed(moves.Present(self._ports.clock(), device, message.boot, True))
+            self._run.feed(moves.DevicePresent(self._ports.clock(), device, message.boot, True))
             self._run.attend(device)
         self._run.reception.announce(update, message, refusal)
 

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 
 from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.errors import NoContributions
-from device_runtime.aggregator.intake.limits import MOST_DEVICES, Inbox
+from device_runtime.aggregator.intake.limits import MOST_DEVICES, BoundedInbox
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.link_events import Connected, Event, Will
 
@@ -33,7 +33,7 @@ class Lodger:
 
     def __init__(self, task: Task, stop: threading.Event) -> None:
         self.task = task
-        self.inbox = Inbox()
+        self.inbox = BoundedInbox()
         self.pulse = Pulse()
         self.farewell: Will | None = None
         self.gave_up: NoContributions | None = None
@@ -94,7 +94,7 @@ class Lodger:
 
 def inbox_of(lodgers: Sequence[Lodger]) -> queue.SimpleQueue[Event]:
     """What the link is to fill: that of a task alone needs no routing."""
-    return lodgers[0].inbox if len(lodgers) == 1 else Inbox()
+    return lodgers[0].inbox if len(lodgers) == 1 else BoundedInbox()
 
 
 def serve(

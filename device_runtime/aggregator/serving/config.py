@@ -163,7 +163,7 @@ class LogSection(Section, frozen=True):
     level: LogLevel = "info"
 
 
-class Server(Section, frozen=True):
+class ServerConfig(Section, frozen=True):
     """All of a server file. `tasks` are task files. `run_dir` is where the run is kept (None: runs/NAME); of
     several tasks, each in a folder of its name there (None: runs). `workers` are processes that take small
     contributions and check them. `max_devices` as in Ports.
@@ -189,7 +189,7 @@ _SECTIONS: Mapping[str, type[Section]] = {
 }
 
 
-def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server:
+def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> ServerConfig:
     """A server file, if any, with `flags` over it (section to key to value; "" for the top level).
 
     Paths in the file are relative to the file. Raises ConfigError with the file and the key.
@@ -204,10 +204,10 @@ def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server
         settings["http"] = _for_pages(settings.get("http", {}), settings.get("broker", {}))
     where = f"{path}: " if path else ""
     try:
-        return msgspec.convert(settings, Server, dec_hook=_path)
+        return msgspec.convert(settings, ServerConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
         cause = error.__cause__
-        text = str(cause) if isinstance(cause, ConfigError) else explained(error, Server)
+        text = str(cause) if isinstance(cause, ConfigError) else explained(error, ServerConfig)
         raise ConfigError(where + text) from None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from device_runtime.aggregator.rounds.ports import Agree, Devices, Seal
+from device_runtime.aggregator.rounds.ports import Agree, EnrolledDevices, Seal
 from device_runtime.broker.security import register
 from device_runtime.broker.security.signing import NotTrusted, Signer, said_by
 from device_runtime.broker.servers.broker_folder import (
@@ -17,7 +17,7 @@ from device_runtime.broker.servers.broker_folder import (
     DEVICES,
     ISSUED,
     SHOWN_S,
-    Opened,
+    BrokerFolder,
     SiteError,
     write,
 )
@@ -35,7 +35,7 @@ def address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
 
     What `given` has of its own stands. Raises SiteError.
     """
-    url = Opened(enrolment).for_aggregator
+    url = BrokerFolder(enrolment).for_aggregator
     if given is None:
         return url
     tls = given.tls if given.tls.ca else replace(given.tls, ca=url.tls.ca)
@@ -84,7 +84,7 @@ def sealing(enrolment: Path | None, run_folder: Path, clock: Callable[[], float]
 
     `clock` gives seconds since 1970. Raises SiteError, KeyFileError; what it returns raises both at first.
     """
-    opened = Opened(enrolment) if enrolment is not None else None
+    opened = BrokerFolder(enrolment) if enrolment is not None else None
     keys = [opened.signer] if opened else []
     changes = [one for one in opened.successions if one.made + SHOWN_S > clock()] if opened else []
     successions = tuple(changes)
@@ -103,13 +103,13 @@ def sealing(enrolment: Path | None, run_folder: Path, clock: Callable[[], float]
 
 def agreeing(enrolment: Path | None) -> Agree | None:
     """For `Ports`: by the key of the enrolment; without one no device knows a key. Raises SiteError."""
-    return Opened(enrolment).signer.agree if enrolment is not None else None
+    return BrokerFolder(enrolment).signer.agree if enrolment is not None else None
 
 
-class Enrolled(Devices):
+class Enrolled(EnrolledDevices):
     """The devices in `devices.json` of an enrolment, read again whenever that changes."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: BrokerFolder) -> None:
         """Raises SiteError for a list that cannot be read."""
         self._opened, self._path = opened, opened.folder / DEVICES
         self._state: tuple[int, int, int] | None = None
@@ -164,11 +164,11 @@ class Enrolled(Devices):
         return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def devices(enrolment: Path | None) -> Devices | None:
+def devices(enrolment: Path | None) -> EnrolledDevices | None:
     """For `Ports`: who may speak, and by which keys; None without an enrolment. Raises SiteError."""
     if enrolment is None:
         return None
-    opened = Opened(enrolment)
+    opened = BrokerFolder(enrolment)
     if not (opened.folder / DEVICES).exists():
         log.warning(
             "%s has no %s: whoever runs the broker can send updates in the name of any device. Copy it from "

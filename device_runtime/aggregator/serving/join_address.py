@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from device_runtime.aggregator.errors import ConfigError
 from device_runtime.broker.errors import UrlError
 from device_runtime.broker.security import one_time_links as links
-from device_runtime.broker.servers.broker_folder import DEVICES, PASSWORDS, Opened
+from device_runtime.broker.servers.broker_folder import DEVICES, PASSWORDS, BrokerFolder
 from device_runtime.broker.wire.url import BrokerUrl, is_loopback
 
-from .config import HttpSection, Server
+from .config import HttpSection, ServerConfig
 
 WILD = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
@@ -27,7 +27,7 @@ class Doorway:
 
     reached: BrokerUrl
     broker: str = ""
-    site: Opened | None = None
+    site: BrokerFolder | None = None
     address: str = ""
     link_s: float = 900.0
 
@@ -48,7 +48,7 @@ class Doorway:
         return f"{(self.address or listens).rstrip('/')}/join/"
 
 
-def open_to(server: Server, reached: BrokerUrl) -> Doorway | None:
+def open_to(server: ServerConfig, reached: BrokerUrl) -> Doorway | None:
     """Where browsers come in, if they are to. `reached` as in Doorway.
 
     Raises ConfigError for what no browser could reach, SiteError for an enrolment that is none.
@@ -56,7 +56,7 @@ def open_to(server: Server, reached: BrokerUrl) -> Doorway | None:
     web, http = server.web, server.http
     if web is None or http is None:
         return None
-    site = Opened(server.broker.enrolment) if server.broker.enrolment else None
+    site = BrokerFolder(server.broker.enrolment) if server.broker.enrolment else None
     direct = web.broker or (str(reached) if reached.path else "")
     address = web.address or _address(http, site)
     page = address or f"{'https' if http.cert else 'http'}://{http.host}"
@@ -81,7 +81,7 @@ def _direct(page: str, given: str, insecure: bool) -> str:
     return str(url)
 
 
-def _address(http: HttpSection, site: Opened | None) -> str:
+def _address(http: HttpSection, site: BrokerFolder | None) -> str:
     """Where HTTP listens everywhere, the host that devices are told. Raises ConfigError."""
     if http.host not in WILD:
         return ""

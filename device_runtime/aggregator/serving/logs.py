@@ -11,11 +11,11 @@ import msgspec
 
 from device_runtime.aggregator.views.listener import (
     Contributed,
+    ContributionRefused,
     DeviceSeen,
     Finished,
     Happening,
     PlanMade,
-    Refused,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -40,7 +40,7 @@ def configure(settings: LogSection) -> None:
     limit()
     if settings.format:
         for handler in logging.root.handlers:
-            handler.setFormatter(Lines(settings.format))
+            handler.setFormatter(LogFormatter(settings.format))
 
 
 def limit() -> None:
@@ -74,7 +74,7 @@ class Limited(logging.Filter):
         return over or count < WARNINGS
 
 
-class Lines(logging.Formatter):
+class LogFormatter(logging.Formatter):
     """Records as lines. What `fields` an event has beside its text stand after it.
 
     JSON has `time` (UTC, RFC 3339), `level`, `logger`, `event`, the fields, and `exception`.
@@ -138,7 +138,7 @@ class Events:
                 self._log("task finished", run=happening.run, rounds=happening.rounds)
             case Contributed():
                 self._log("contribution", logging.DEBUG, **asdict(happening.record))
-            case Refused():
+            case ContributionRefused():
                 self._log("contribution not counted", logging.DEBUG, **asdict(happening))
             case DeviceSeen() | PlanMade():
                 event = "device" if isinstance(happening, DeviceSeen) else "plan"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import ConfigError, MissingExtra, NoContributions
-from device_runtime.aggregator.intake.worker_pool import Order, Workers
+from device_runtime.aggregator.intake.worker_pool import WorkerOrder, Workers
 from device_runtime.aggregator.rounds import task_thread as lodger
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
@@ -25,7 +25,7 @@ from device_runtime.aggregator.rounds.task_thread import Lodger
 from device_runtime.aggregator.storage.database import begun
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.console_log import Plain, View
+from device_runtime.aggregator.views.console_log import ConsoleLog, PeopleView
 from device_runtime.aggregator.views.listener import Observer
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import RunningBroker
@@ -35,12 +35,12 @@ from device_runtime.broker.wire.url import BrokerUrl
 
 from . import enrolled, join_address
 from . import join_address as doorway
-from .config import Server, broker_for, database_for, keep_port
+from .config import ServerConfig, broker_for, database_for, keep_port
 from .join_address import Doorway, Reader
 from .logs import Events
 
 if TYPE_CHECKING:
-    from device_runtime.aggregator.http.server import Site
+    from device_runtime.aggregator.http.server import HttpServer
 
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ QUEUE_BYTES = 256 * 1024**2
 class Process:
     """The service with these settings. `quiet`: only the tables at the end."""
 
-    def __init__(self, server: Server, tasks: Sequence[Task], quiet: bool = False) -> None:
+    def __init__(self, server: ServerConfig, tasks: Sequence[Task], quiet: bool = False) -> None:
         """Raises ConfigError for two tasks of one name, for several where one alone has its run, and for one
         that wants more devices than there may be.
         """
@@ -114,7 +114,7 @@ class Process:
             link.connect()
             at_work = stack.enter_context(ExitStack())
             at_work.enter_context(Workers(self._server.workers, self._order(url), inbox))
-            with Watchdog(lambda: lodger.silence_s(self._lodgers)):
+            with SystemdWatchdog(lambda: lodger.silence_s(self._lodgers)):
                 lodger.serve(self._lodgers, inbox, link.publish, self._server.max_devices)
                 self._leave(link)
                 at_work.close()
@@ -126,13 +126,13 @@ class Process:
         if vain := [f"{self._label(one.task.name)}{one.gave_up}" for one in self._lodgers if one.gave_up]:
             raise NoContributions("; ".join(vain))
 
-    def _welcome(self, site: Site, door: Doorway) -> None:
+    def _welcome(self, site: HttpServer, door: Doorway) -> None:
         """Say how browsers come in; a link is for the terminal alone, a log keeps it for too many."""
         shown = not (self._structured or self._quiet)
         reader = Reader(time.time(), sys.stdout.isatty()) if shown else None
         self._say(join_address.told(door, site.url, reader))
 
-    def _open(self, url: BrokerUrl, link: Link, told: tuple[Sequence[View], Site | None]) -> None:
+    def _open(self, url: BrokerUrl, link: Link, told: tuple[Sequence[PeopleView], HttpServer | None]) -> None:
         """Every run folder, or none. Raises what Service raises."""
         views, site = told
         database = database_for(self._server.database)
@@ -157,11 +157,11 @@ class Process:
             one.open(partial(Service, one.task, folder, ports))
             keep_port(folder, url)
 
-    def _order(self, url: BrokerUrl) -> Order:
+    def _order(self, url: BrokerUrl) -> WorkerOrder:
         """For workers. The name of their group is secret: any device might join it."""
         topic = topics.shared(secrets.token_hex(16), topics.CONTRIBUTIONS)
         database = database_for(self._server.database)
-        return Order(url, topic, tuple(self._folders), database, self._server.log)
+        return WorkerOrder(url, topic, tuple(self._folders), database, self._server.log)
 
     def _end(self) -> None:
         """Whatever happened, nothing goes on in the background."""
@@ -187,13 +187,13 @@ class Process:
                 time.sleep(lodger.LOOK_S)  # not by the event, whose lock a signal's handler may then wait for
 
     @contextmanager
-    def _site(self, link: Link) -> Iterator[Site | None]:
+    def _site(self, link: Link) -> Iterator[HttpServer | None]:
         """HTTP, if it is asked for. Raises MissingExtra, AddressError, ConfigError."""
         if self._server.http is None:
             yield None
             return
         try:
-            from device_runtime.aggregator.http.server import Site
+            from device_runtime.aggregator.http.server import HttpServer
             from device_runtime.aggregator.http.watch import Hosted
         except ModuleNotFoundError as error:
             raise MissingExtra(
@@ -204,7 +204,7 @@ class Process:
             Hosted(one.task, folder, link, one.pulse, database=database)
             for one, folder in zip(self._lodgers, self._folders, strict=True)
         ]
-        site = Site(self._server.http, hosted, self._doorway)
+        site = HttpServer(self._server.http, hosted, self._doorway)
         try:
             yield site
         finally:
@@ -216,14 +216,14 @@ class Process:
         elif not self._quiet:
             print(text, flush=True)
 
-    def _view(self, broker: BrokerUrl, task: str) -> View:
+    def _view(self, broker: BrokerUrl, task: str) -> PeopleView:
         if self._structured:
             return Events(task)
         if self._quiet or not sys.stdout.isatty() or len(self._lodgers) > 1:
-            return Plain(sys.stdout, self._quiet, self._label(task))
-        from device_runtime.aggregator.views.terminal import Live
+            return ConsoleLog(sys.stdout, self._quiet, self._label(task))
+        from device_runtime.aggregator.views.terminal import TerminalView
 
-        return Live(str(broker))
+        return TerminalView(str(broker))
 
     def _label(self, task: str) -> str:
         """What stands before a line that is of one task of several."""
@@ -272,7 +272,7 @@ def watchdog_s() -> float | None:
         return None
 
 
-class Watchdog:
+class SystemdWatchdog:
     """Says that we still work for as long as the loop does; a context manager.
 
     `silence_s` gives the seconds since the loop last looked at the clock.
@@ -284,7 +284,7 @@ class Watchdog:
         self._limit_s = watchdog_s()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
-    def __enter__(self) -> Watchdog:
+    def __enter__(self) -> SystemdWatchdog:
         tell("READY=1")
         if self._limit_s:
             self._thread.start()

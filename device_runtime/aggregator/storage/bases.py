@@ -24,7 +24,7 @@ from .store import Store
 
 
 @dataclass(frozen=True)
-class Line:
+class StepLine:
     """What steps are taken on: a model, by the rounds of a task with this seed (None: of any)."""
 
     manifest: Manifest
@@ -77,7 +77,7 @@ def _joined(store: Store, base: Base) -> dict[str, NDArray[Any]]:
     return weights
 
 
-def next_base(store: Store, number: int, merged: Merged, line: Line) -> Base:
+def next_base(store: Store, number: int, merged: Merged, line: StepLine) -> Base:
     """The base of the round after `number`: more steps on its line, or the beginning of another line.
 
     Raises BlobError.
@@ -93,7 +93,7 @@ def next_base(store: Store, number: int, merged: Merged, line: Line) -> Base:
     return base
 
 
-def _further(store: Store, number: int, merged: Merged, line: Line) -> Base:
+def _further(store: Store, number: int, merged: Merged, line: StepLine) -> Base:
     """On the line. Whenever a segment of the log is full there is a new checkpoint: from none that is
     offered is it further than that.
     """

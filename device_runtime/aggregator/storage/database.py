@@ -21,7 +21,7 @@ from . import tables as place
 from .tables import SQLITE, VERSION, Statement, wrong_version
 
 
-class Row(Protocol):
+class DatabaseRow(Protocol):
     """Its columns by place or by name."""
 
     def __getitem__(self, key: int | str, /) -> Any: ...
@@ -34,13 +34,13 @@ class Backend(Protocol):
     def apply(self, statements: Sequence[Statement]) -> None:
         """All or nothing, and on the disk when this returns."""
 
-    def rows(self, sql: str, values: Sequence[object]) -> Sequence[Row]: ...
+    def rows(self, sql: str, values: Sequence[object]) -> Sequence[DatabaseRow]: ...
 
     def close(self) -> None:
         """May be called twice."""
 
 
-class Batch:
+class Commit:
     """What one commit is to write."""
 
     def __init__(self) -> None:
@@ -90,14 +90,14 @@ class Database:
             self._lock = -1
 
     @contextmanager
-    def commit(self) -> Iterator[Batch]:
+    def commit(self) -> Iterator[Commit]:
         """All that is written in it or nothing, and on the disk when it ends."""
-        batch = Batch()
+        batch = Commit()
         yield batch
         if batch.statements:
             self._backend.apply(batch.statements)
 
-    def rows(self, sql: str, *values: object) -> Sequence[Row]:
+    def rows(self, sql: str, *values: object) -> Sequence[DatabaseRow]:
         """All rows of a query."""
         return self._backend.rows(sql, values)
 

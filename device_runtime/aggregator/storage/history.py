@@ -13,7 +13,7 @@ from device_runtime.broker.wire.messages import Step
 from .database import Database
 
 
-class Taken:
+class StepHistory:
     """In an open database. Raises what Database does."""
 
     def __init__(self, db: Database) -> None:
@@ -68,7 +68,7 @@ class Rollback:
     instead: bool
 
 
-class History:
+class ServingHistory:
     """In an open database. Raises what Database does."""
 
     def __init__(self, db: Database) -> None:

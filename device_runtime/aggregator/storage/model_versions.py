@@ -56,7 +56,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Made:
+class RoundModels:
     """What a round made: the base of the next and what goes beside it, and the served model."""
 
     base: Base
@@ -69,7 +69,7 @@ class Made:
         return (*self.base.checkpoint, *self.carried.blobs, self.served)
 
 
-class Registry:
+class ModelVersions:
     """The versions of a run folder. `keep` is how many of the latest are kept, 0 for all.
 
     Raises RunFolderError as Store does.
@@ -79,10 +79,10 @@ class Registry:
         """`wall` gives the seconds since 1970."""
         self._store, self._keep, self._wall = store, keep, wall
 
-    def made(self, number: int) -> Made:
+    def made(self, number: int) -> RoundModels:
         """By a merged round."""
         base, carried = self._store.made(number)
-        return Made(base, carried, self._store.served(number))
+        return RoundModels(base, carried, self._store.served(number))
 
     def published(self, number: int) -> None:
         """The model of a round is out."""
@@ -107,7 +107,7 @@ class Registry:
             note=closed.note,
         )
 
-    def _is_kept(self, number: int, made: Made) -> bool:
+    def _is_kept(self, number: int, made: RoundModels) -> bool:
         here = all(self._store.models.has(blob) for blob in made.blobs)
         return here and self._store.taken.has(number + 1, made.base.steps)
 
@@ -173,7 +173,7 @@ class Registry:
             return
         raise RollbackError("no model that was served is kept and sound")
 
-    def kept(self, best: int) -> tuple[tuple[int, Made], ...]:
+    def kept(self, best: int) -> tuple[tuple[int, RoundModels], ...]:
         """All versions that are to be kept, by their rounds: the latest, that of round `best`, and the served
         one.
         """
@@ -191,7 +191,7 @@ class Registry:
 def versions_in(folder: Path, database: str = "") -> tuple[Version, ...]:
     """In the order of their rounds; `database` as in Ports. Raises RunFolderError, DatabaseError."""
     with closing(Store(folder, True, database)) as store:
-        return Registry(store, 0).versions()
+        return ModelVersions(store, 0).versions()
 
 
 def check_rollback(folder: Path, to: int, database: str = "") -> None:
@@ -211,7 +211,7 @@ def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
     """
     with closing(Store(folder, True, database)) as store:
         identity = store.identity()
-        version = next((one for one in Registry(store, 0).versions() if one.served), None)
+        version = next((one for one in ModelVersions(store, 0).versions() if one.served), None)
         if identity is None or version is None:
             raise RunFolderError(f"{folder} serves no model yet: its first round is not closed")
         bundle = Bundle.open(store.models.path(identity.bundles[:SHA_BYTES]))

@@ -20,7 +20,7 @@ from device_runtime.aggregator.errors import AggregatorError, ConfigError, Datab
 from device_runtime.aggregator.views.text import printable
 
 from . import tables as place
-from .tables import POSTGRES, VERSION, Place, Statement, wrong_version
+from .tables import POSTGRES, VERSION, DatabasePlace, Statement, wrong_version
 
 # FROM postgres_session: One connection to PostgreSQL for a run: how it is set, and that the run is ours
 # while it lasts.
@@ -82,13 +82,13 @@ def _rows(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], Columns]:
 
 
 @dataclass(frozen=True)
-class Server:
+class PostgresServer:
     """Where PostgreSQL is: `parameters` for libpq. Its text holds no password."""
 
     parameters: tuple[tuple[str, str], ...]
 
     @classmethod
-    def parse(cls, url: str) -> Server:
+    def parse(cls, url: str) -> PostgresServer:
         """`postgresql://user@host:5432/database`, or as libpq has it. Raises ConfigError without the URL."""
         try:
             given = conninfo_to_dict(url)
@@ -112,20 +112,20 @@ class Server:
 
 def with_password(url: str, password: str) -> str:
     """A URL as libpq has it, with a password in place of its own. Raises ConfigError."""
-    return make_conninfo("", **{**dict(Server.parse(url).parameters), "password": password})
+    return make_conninfo("", **{**dict(PostgresServer.parse(url).parameters), "password": password})
 
 
 @dataclass(frozen=True)
-class Claim:
+class RunClaim:
     """What a process wants of a server: the run in `schema`, as `life`; an empty `life` only reads."""
 
     schema: str
     life: str
 
 
-def claim(schema: str) -> Claim:
+def claim(schema: str) -> RunClaim:
     """As a new owner."""
-    return Claim(schema, secrets.token_hex(8))
+    return RunClaim(schema, secrets.token_hex(8))
 
 
 def schema_for(name: str) -> str:
@@ -134,7 +134,7 @@ def schema_for(name: str) -> str:
     return f"{plain if plain[0].isalpha() else f'run_{plain}'}_{secrets.token_hex(4)}"
 
 
-def connect(server: Server, wanted: Claim) -> Connection:
+def connect(server: PostgresServer, wanted: RunClaim) -> Connection:
     """A session in the schema. Raises psycopg.Error."""
     owning = {"target_session_attrs": "read-write"} if wanted.life else {}
     parameters: dict[str, Any] = {**DEFAULTS, **owning, **dict(server.parameters)}
@@ -150,7 +150,7 @@ def connect(server: Server, wanted: Claim) -> Connection:
     return connection
 
 
-def begin(connection: Connection, wanted: Claim) -> None:
+def begin(connection: Connection, wanted: RunClaim) -> None:
     """Make the run's schema, and own it. Raises psycopg.Error."""
     _lock(connection, wanted, clear=False)
     with connection.transaction():
@@ -161,7 +161,7 @@ def begin(connection: Connection, wanted: Claim) -> None:
     _warn(connection)
 
 
-def take(connection: Connection, wanted: Claim) -> None:
+def take(connection: Connection, wanted: RunClaim) -> None:
     """Own a run that was begun. Raises psycopg.Error, RunFolderError when another owns it."""
     check(connection, wanted)
     _lock(connection, wanted, clear=False)
@@ -171,7 +171,7 @@ def take(connection: Connection, wanted: Claim) -> None:
     _warn(connection)
 
 
-def take_again(connection: Connection, wanted: Claim) -> None:
+def take_again(connection: Connection, wanted: RunClaim) -> None:
     """Go on owning it after a lost connection. Raises psycopg.Error, DatabaseError if another had it."""
     try:
         _lock(connection, wanted, clear=True)
@@ -182,7 +182,7 @@ def take_again(connection: Connection, wanted: Claim) -> None:
         raise DatabaseError(f"another aggregator has had run {wanted.schema} since the connection was lost")
 
 
-def check(connection: Connection, wanted: Claim) -> None:
+def check(connection: Connection, wanted: RunClaim) -> None:
     """Whether the schema is there, and of this version. Raises psycopg.Error, RunFolderError."""
     there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted.schema,)).fetchone()
     if there is None:
@@ -193,7 +193,7 @@ def check(connection: Connection, wanted: Claim) -> None:
         raise RunFolderError(f"schema {wanted.schema} has {wrong_version(version)}")
 
 
-def _lock(connection: Connection, wanted: Claim, clear: bool) -> None:
+def _lock(connection: Connection, wanted: RunClaim, clear: bool) -> None:
     """`clear`: an earlier connection of ours may hold it still, cut off from us, and is ended."""
     key = int.from_bytes(
         hashlib.sha256(f"device-runtime {wanted.schema}".encode()).digest()[:8], "big", signed=True
@@ -251,7 +251,7 @@ class Postgres:
         known = place.of(folder)
         if known is None and (reading or not url):
             raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
-        self._server = Server.parse(url or (known.server if known else ""))
+        self._server = PostgresServer.parse(url or (known.server if known else ""))
         self._claim = self._opened(folder, known, reading)
 
     def close(self) -> None:
@@ -272,9 +272,9 @@ class Postgres:
 
         return self._do(work)
 
-    def _opened(self, folder: Path, known: Place | None, reading: bool) -> Claim:
+    def _opened(self, folder: Path, known: DatabasePlace | None, reading: bool) -> RunClaim:
         schema = known.schema if known else schema_for(folder.resolve().name)
-        wanted = Claim(schema, "") if reading else claim(schema)
+        wanted = RunClaim(schema, "") if reading else claim(schema)
         try:
             connection = self._connection = connect(self._server, wanted)
             if reading:
@@ -283,7 +283,7 @@ class Postgres:
                 take(connection, wanted)
             else:
                 begin(connection, wanted)
-            now = Place(self._server.public, schema)
+            now = DatabasePlace(self._server.public, schema)
             if not reading and now != known:
                 place.keep(folder, now)
         except psycopg.Error as error:

@@ -124,7 +124,7 @@ def _differences(old: Task, new: Task) -> list[str]:
 log = logging.getLogger(__name__)
 
 
-class Remembered:
+class SavedSession:
     """What has changed since it was last on the disk."""
 
     def __init__(self, store: Store) -> None:

@@ -30,7 +30,7 @@ from device_runtime.broker.wire.messages import Base, Blob, Step
 from device_runtime.models.bundles.tensors import Tensors
 
 from .database import Database
-from .history import History, Taken
+from .history import ServingHistory, StepHistory
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Figures:
+class ModelEvaluation:
     """Evaluation of a round: of the served model, and the accuracy of the next base; nan without data."""
 
     eval_acc: float
@@ -113,7 +113,7 @@ class Store:
         self._db = Database(folder, reading, database)
         self.models, self.updates = Blobs(folder / "models"), Blobs(folder / "updates")
         self.contributions = Contributions(self._db, self.updates)
-        self.history, self.taken = History(self._db), Taken(self._db)
+        self.history, self.taken = ServingHistory(self._db), StepHistory(self._db)
         self.latest: Latest | None = None
         if not reading:
             self.tidy(time.time() - LEFT_S)
@@ -237,7 +237,7 @@ class Store:
                 ),
             )
 
-    def evaluated(self, number: int, figures: Figures, served: Blob | None = None) -> None:
+    def evaluated(self, number: int, figures: ModelEvaluation, served: Blob | None = None) -> None:
         """`served`: the model that is served instead of the one that was merged."""
         with self._db.commit() as db:
             if served is not None:
@@ -263,13 +263,15 @@ class Store:
         """The number of the latest closed round; 0 before there is one."""
         return int(self._db.rows("SELECT coalesce(max(round), 0) FROM rounds WHERE phase = 'closed'")[0][0])
 
-    def every_figures(self) -> tuple[tuple[int, Figures], ...]:
+    def every_figures(self) -> tuple[tuple[int, ModelEvaluation], ...]:
         """Of every closed round, in order."""
         sql = (
             "SELECT round, figures FROM rounds WHERE phase = 'closed' AND figures IS NOT NULL ORDER BY round"
         )
         decode = msgspec.msgpack.decode
-        return tuple((row["round"], decode(row["figures"], type=Figures)) for row in self._db.rows(sql))
+        return tuple(
+            (row["round"], decode(row["figures"], type=ModelEvaluation)) for row in self._db.rows(sql)
+        )
 
     def made(self, number: int) -> tuple[Base, CarriedBlobs]:
         """What a merged round made for the next, whatever that was opened with."""
@@ -287,9 +289,9 @@ class Store:
         """The served model of a merged round."""
         return self._read(number, "served", Blob)
 
-    def figures(self, number: int) -> Figures:
+    def figures(self, number: int) -> ModelEvaluation:
         """Of an evaluated round."""
-        return self._read(number, "figures", Figures)
+        return self._read(number, "figures", ModelEvaluation)
 
     def closed(self, number: int | None = None) -> tuple[RoundClosed, ...]:
         """Every closed round in order, or the one of this number."""

@@ -84,24 +84,24 @@ PLACE_FILE = "database.json"
 """In the run folder; it holds no password."""
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DatabasePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`server` as libpq has it ("host=db dbname=fl user=aggregator"), `schema` a name in its database."""
 
     server: str
     schema: str
 
 
-def of(folder: Path) -> Place | None:
+def of(folder: Path) -> DatabasePlace | None:
     """Of a run that was begun; None where it is in the folder itself. Raises RunFolderError."""
     try:
-        return msgspec.json.decode((folder / PLACE_FILE).read_bytes(), type=Place)
+        return msgspec.json.decode((folder / PLACE_FILE).read_bytes(), type=DatabasePlace)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise RunFolderError(f"cannot read {folder / PLACE_FILE}: {error}") from None
 
 
-def keep(folder: Path, place: Place) -> None:
+def keep(folder: Path, place: DatabasePlace) -> None:
     """Durable on return. Raises RunFolderError."""
     try:
         replace_file(folder / PLACE_FILE, msgspec.json.encode(place) + b"\n")

@@ -31,7 +31,7 @@ WHOLE = ("full+few-shot", "width-slice", "attention-transfer", "prototypes", "re
 
 
 @dataclass(frozen=True)
-class Part:
+class SystemKind:
     """One kind of a system. `usual` are settings that a task may change, `fixed` those that it may not.
 
     It is offered after the part `after` of the rounds, and until that number of rounds, which it is told
@@ -73,12 +73,12 @@ class System:
 
     says: str
     source: str
-    parts: tuple[Part, ...]
+    parts: tuple[SystemKind, ...]
     server: str = "fedavg"
     start: Start = "bundle"
     rounds: int | None = None
     untimed: Rounds = lambda rounds: 0
-    drawn: tuple[Part, ...] = ()
+    drawn: tuple[SystemKind, ...] = ()
 
     def of(self, task: Task) -> Task:
         """The task as this system does it. Raises TaskError."""
@@ -143,34 +143,34 @@ def _share(share: float) -> Rounds:
     return lambda rounds: ceil(share * rounds)
 
 
-FULL = Part("full")
+FULL = SystemKind("full")
 AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
 """Class means of FedNCM: of every class that a device has, also one of a single sample."""
 ONE_EPOCH = {"reduced_epochs": 1}
 FIFTH = _share(0.2)
-FULL_ONCE = Part("full", until=_first)
+FULL_ONCE = SystemKind("full", until=_first)
 
 
 def _fedft(says: str, **fixed: Any) -> System:
     """Pre-trained; one round of full updates without a deadline, then the upper part on a selection."""
-    parts = (FULL_ONCE, Part("entropy-subset", fixed, after=_first))
+    parts = (FULL_ONCE, SystemKind("entropy-subset", fixed, after=_first))
     return System(says, "Shi 2025 (PhD thesis, Sheffield), section 6.4", parts, untimed=_first)
 
 
 def _fedpeft(tunable: str) -> System:
     says = f"the tunable set {tunable} and the head alone are trained and sent"
-    return System(says, "Sun et al. 2022", (Part("peft", {"tunable": tunable, "tunables": ()}),))
+    return System(says, "Sun et al. 2022", (SystemKind("peft", {"tunable": tunable, "tunables": ()}),))
 
 
 SYSTEMS: dict[str, System] = {
     "fedavg": System("full updates; stragglers are dropped", "McMahan et al. 2017", (FULL,)),
     "fedprox": System(
-        "full updates that stay near the base", "Li et al. 2020", (Part("full", usual={"mu": 0.01}),)
+        "full updates that stay near the base", "Li et al. 2020", (SystemKind("full", usual={"mu": 0.01}),)
     ),
     "moon": System(
         "full updates, contrasted with the device's last",
         "Li et al. 2021",
-        (Part("full", usual={"moon": 1.0}),),
+        (SystemKind("full", usual={"moon": 1.0}),),
     ),
     "fedadam": System("full updates, Adam on the aggregator", "Reddi et al. 2021", (FULL,), "fedadam"),
     "fedyogi": System("full updates, Yogi on the aggregator", "Reddi et al. 2021", (FULL,), "fedyogi"),
@@ -193,7 +193,7 @@ SYSTEMS: dict[str, System] = {
     "lp": System(
         "the linear head alone (linear probing, head-tuning)",
         "Bernier 2024 (MSc thesis, Concordia), chapter 3",
-        (Part("peft", {"tunable": "head", "tunables": ()}),),
+        (SystemKind("peft", {"tunable": "head", "tunables": ()}),),
     ),
     "ft": System(
         "FedAvg from the bundle's pre-trained parameters",
@@ -203,56 +203,62 @@ SYSTEMS: dict[str, System] = {
     "lp+ft": System(
         "the linear head for five rounds, then everything",
         "Bernier 2024 (MSc thesis, Concordia), section 3.1.3",
-        (Part("peft", {"tunable": "head", "tunables": ()}, until=_probing), Part("full", after=_probing)),
+        (
+            SystemKind("peft", {"tunable": "head", "tunables": ()}, until=_probing),
+            SystemKind("full", after=_probing),
+        ),
     ),
     "fedfsc": System(
         "every device sends a full and a few-shot update",
         "Shi 2025 (PhD thesis, Sheffield), algorithm 1",
-        (FULL_ONCE, Part("full+few-shot", {"reduced_epochs": 0}, after=_first)),
+        (FULL_ONCE, SystemKind("full+few-shot", {"reduced_epochs": 0}, after=_first)),
     ),
     "fedfsc+": System(
         "full updates; stragglers send few-shot updates",
         "Shi 2025 (PhD thesis, Sheffield), section 4.4",
-        (FULL, Part("few-shot", after=_first)),
+        (FULL, SystemKind("few-shot", after=_first)),
     ),
     "fedfsc+(fedavg+)": System(
         "a straggler trains what it can, falls back to few-shot, and sends both",
         "Shi 2025 (PhD thesis, Sheffield), section 4.4",
         (
-            Part("full", {**ONE_EPOCH}, until=_first),
-            Part("full+few-shot", {**ONE_EPOCH}, after=_first),
-            Part("few-shot", after=_first),
+            SystemKind("full", {**ONE_EPOCH}, until=_first),
+            SystemKind("full+few-shot", {**ONE_EPOCH}, after=_first),
+            SystemKind("few-shot", after=_first),
         ),
     ),
     "fscprox": System(
         "FedFSC whose full updates stay near the few-shot classifier",
         "Shi 2025 (PhD thesis, Sheffield), equation 4.3",
-        (FULL_ONCE, Part("full+few-shot", {"head_anchor": "few-shot"}, {"mu_head": 0.01}, after=_first)),
+        (
+            FULL_ONCE,
+            SystemKind("full+few-shot", {"head_anchor": "few-shot"}, {"mu_head": 0.01}, after=_first),
+        ),
     ),
     "baseprox": System(
         "FedFSC whose full updates stay near the base's classifier",
         "Shi 2025 (PhD thesis, Sheffield), section 4.4",
-        (FULL_ONCE, Part("full+few-shot", {"head_anchor": "base"}, {"mu_head": 0.01}, after=_first)),
+        (FULL_ONCE, SystemKind("full+few-shot", {"head_anchor": "base"}, {"mu_head": 0.01}, after=_first)),
     ),
     "fedat": System(
         "custom-size models and metadata, joined by attention transfer",
         "Shi 2025 (PhD thesis, Sheffield), section 5.3",
-        (Part("attention-transfer"),),
+        (SystemKind("attention-transfer"),),
     ),
     "fedmd": System(
         "custom-size models, joined by distillation",
         "Shi 2025 (PhD thesis, Sheffield), section 5.5",
-        (Part("prototypes", {"beta": 0.0}),),
+        (SystemKind("prototypes", {"beta": 0.0}),),
     ),
     "fedkad": System(
         "custom-size models, joined by distillation and prototypes",
         "Shi 2025 (PhD thesis, Sheffield), section 5.5",
-        (Part("prototypes", {"smallest_count": 1}),),
+        (SystemKind("prototypes", {"smallest_count": 1}),),
     ),
     "fedsplit": System(
         "representative feature maps train an upper part anew",
         "Shi 2025 (PhD thesis, Sheffield), section 6.2",
-        (Part("representatives"),),
+        (SystemKind("representatives"),),
     ),
     "fedft-all": _fedft("the upper part on all local samples", shares=(1.0,), select="entropy"),
     "fedft-rds": _fedft("the upper part on samples drawn at random", select="random"),
@@ -260,45 +266,48 @@ SYSTEMS: dict[str, System] = {
     "fedncm": System(
         "class means make the classifier, in one round",
         "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), algorithm 1",
-        (Part("class-means", AS_PUBLISHED),),
+        (SystemKind("class-means", AS_PUBLISHED),),
         rounds=1,
     ),
     "fedncm+ft": System(
         "that classifier first, then everything",
         "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), section 3.1.3",
-        (Part("class-means", AS_PUBLISHED, until=_first), Part("full", after=_first)),
+        (SystemKind("class-means", AS_PUBLISHED, until=_first), SystemKind("full", after=_first)),
     ),
     "fedmezo": System(
         "scalars along directions that all share",
         "Bernier 2024 (MSc thesis, Concordia), chapter 4",
-        (Part("zeroth-order", FEDMEZO),),
+        (SystemKind("zeroth-order", FEDMEZO),),
     ),
     "fedncm+mezo": System(
         "the classifier of class means first, then scalars, by relative steps",
         "ours, on Legate et al. 2023 and Bernier 2024",
         (
-            Part("class-means", AS_PUBLISHED, until=_first),
-            Part("zeroth-order", usual={**MEASURED, "tunable": "head"}, after=_first),
+            SystemKind("class-means", AS_PUBLISHED, until=_first),
+            SystemKind("zeroth-order", usual={**MEASURED, "tunable": "head"}, after=_first),
         ),
         drawn=(
-            Part("class-means", {**AS_PUBLISHED, "gathered": True}, until=_gathering),
-            Part("zeroth-order", usual={**MEASURED, "lr": DRAWN, "tunable": "head"}, after=_gathering),
+            SystemKind("class-means", {**AS_PUBLISHED, "gathered": True}, until=_gathering),
+            SystemKind("zeroth-order", usual={**MEASURED, "lr": DRAWN, "tunable": "head"}, after=_gathering),
         ),
     ),
     "distmezo-naive": System(
         "zeroth-order steps by each device's own seeds, averaged weights",
         "Bernier 2024 (MSc thesis, Concordia), chapter 4",
-        (Part("local-zeroth-order"),),
+        (SystemKind("local-zeroth-order"),),
     ),
     "slora": System(
         "a sparse set first, then LoRA that begins with what it learnt",
         "Babakniya et al. 2023",
-        (Part("sparse", until=FIFTH), Part("peft", {"tunable": "lora", "tunables": ()}, after=FIFTH)),
+        (
+            SystemKind("sparse", until=FIFTH),
+            SystemKind("peft", {"tunable": "lora", "tunables": ()}, after=FIFTH),
+        ),
     ),
     **{f"fedpeft-{name}": _fedpeft(name) for name in ("head", "bias", "adapter", "prompt", "prefix", "lora")},
     "heterofl": System(
         "stragglers train a narrower part of the model",
         "Diao et al. 2021",
-        (FULL, Part("width-slice")),
+        (FULL, SystemKind("width-slice")),
     ),
 }

@@ -16,7 +16,7 @@ import msgspec
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.strategies.registry import KINDS
 
-from .known_systems import AS_PUBLISHED, SYSTEMS, Part, Settings, System, server_of, takes
+from .known_systems import AS_PUBLISHED, SYSTEMS, Settings, System, SystemKind, server_of, takes
 from .task import KindSettings, Task
 
 ALIASES = {"fedfsc+(baseline+)": "fedfsc+(fedavg+)", "drop": "fedavg", "reduced": "fedavg+"}
@@ -97,7 +97,7 @@ def _instead(name: str) -> str:
 def _alone(kind: str) -> System:
     """One kind for every device, as published."""
     fixed = AS_PUBLISHED if kind == "class-means" else {}
-    return System(f"{kind} alone, for every device", "as published", (Part(kind, fixed),))
+    return System(f"{kind} alone, for every device", "as published", (SystemKind(kind, fixed),))
 
 
 def _modified(task: Task, modifier: str, given: Task) -> Task:

@@ -22,14 +22,14 @@ from .listener import (
 )
 
 
-class View(Observer, Protocol):
+class PeopleView(Observer, Protocol):
     """An observer for people."""
 
     def close(self) -> None:
         """Leave the terminal as it was. May be called twice."""
 
 
-class Plain:
+class ConsoleLog:
     """Writes lines as rounds close; `quiet`: only the table at the end. `label` stands before each line."""
 
     def __init__(self, out: TextIO, quiet: bool = False, label: str = "") -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from .listener import (
     Contributed,
+    ContributionRefused,
     DeviceSeen,
     Finished,
     Happening,
     PlanMade,
-    Refused,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -22,7 +22,7 @@ MOST_DEVICES = 10_000
 
 
 @dataclass(frozen=True)
-class Row:
+class DeviceRow:
     """One device. `doing` is its kind in this round, `why` its reason or that of a refusal."""
 
     device: str
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass
-class Board:
+class Dashboard:
     """The state of the display. `closes_s` is by the clock whose `now` comes with each happening."""
 
     title: str = ""
@@ -47,7 +47,7 @@ class Board:
     round: int = 0
     closes_s: float = 0.0
     note: str = "waiting for devices"
-    devices: dict[str, Row] = field(default_factory=dict)
+    devices: dict[str, DeviceRow] = field(default_factory=dict)
     closed: list[RoundClosed] = field(default_factory=list)
 
     def take(self, happening: Happening, now: float) -> None:
@@ -72,9 +72,9 @@ class Board:
                 self._set(happening.device, doing=doing, why=why, energy_j=happening.energy_j)
             case Contributed():
                 self._contributed(happening)
-            case Refused(status="duplicate"):
+            case ContributionRefused(status="duplicate"):
                 pass
-            case Refused():
+            case ContributionRefused():
                 self._set(happening.device, doing=happening.status, why=happening.reason)
             case RoundClosed():
                 self.closed.append(happening)
@@ -110,8 +110,8 @@ class Board:
             sent=True,
         )
 
-    def _row(self, device: str) -> Row:
-        return self.devices.get(device) or Row(device)
+    def _row(self, device: str) -> DeviceRow:
+        return self.devices.get(device) or DeviceRow(device)
 
     def _set(self, device: str, **changes: object) -> None:
         if device not in self.devices and len(self.devices) >= MOST_DEVICES:

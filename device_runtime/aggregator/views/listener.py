@@ -158,7 +158,7 @@ class Contributed:
 
 
 @dataclass(frozen=True)
-class Refused:
+class ContributionRefused:
     """A contribution does not count: refused, late, or a duplicate of one that does."""
 
     device: str
@@ -183,7 +183,7 @@ Happening = (
     | DeviceSeen
     | PlanMade
     | Contributed
-    | Refused
+    | ContributionRefused
     | RoundClosed
     | Finished
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from device_runtime.aggregator.errors import MissingExtra
 
 from .console_log import number, percent, size, table, who
-from .dashboard_state import Board, Row, sparkline
+from .dashboard_state import Dashboard, DeviceRow, sparkline
 from .listener import Finished, Happening
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ WHY_WIDTH = 40
 """Characters of a reason."""
 
 
-class Live:
+class TerminalView:
     """An observer that draws. Log lines stand below while it is open.
 
     Raises MissingExtra where rich is not installed.
@@ -38,7 +38,7 @@ class Live:
         except ImportError:
             raise MissingExtra("the live view needs rich: pip install 'device-runtime[aggregator]'") from None
         self._broker = broker
-        self._board = Board()
+        self._board = Dashboard()
         self._lock = threading.Lock()  # rich draws in a thread of its own
         self._log = _LastLines()
         self._handlers = logging.root.handlers[:]
@@ -74,7 +74,7 @@ class Live:
             parts += [Text(line, style="yellow") for line in self._log.lines]
             return Group(*parts)
 
-    def _header(self, board: Board) -> str:
+    def _header(self, board: Dashboard) -> str:
         left = max(0.0, board.closes_s - time.monotonic())
         parts = [board.title, f"round {board.round} of {board.rounds}"]
         if board.round and board.note != "finished":
@@ -94,7 +94,7 @@ class _LastLines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _devices(board: Board) -> Table:
+def _devices(board: Dashboard) -> Table:
     grid = _grid("device", "profile", "this round", "why", "samples", "time", "up", "energy", "rounds")
     rows = sorted(board.devices.values(), key=lambda row: (not row.online, row.device))
     for row in rows[:MOST_DEVICES]:
@@ -104,13 +104,13 @@ def _devices(board: Board) -> Table:
     return grid
 
 
-def _cells(row: Row) -> Iterator[Text]:
+def _cells(row: DeviceRow) -> Iterator[Text]:
     from rich.text import Text  # never markup: some of it comes from devices
 
     return (Text(cell) for cell in _texts(row))
 
 
-def _texts(row: Row) -> tuple[str, ...]:
+def _texts(row: DeviceRow) -> tuple[str, ...]:
     doing = f"{row.doing} ✓" if row.sent else row.doing
     return (
         row.device,
@@ -125,7 +125,7 @@ def _texts(row: Row) -> tuple[str, ...]:
     )
 
 
-def _rounds(board: Board) -> Table:
+def _rounds(board: Dashboard) -> Table:
     grid = _grid("round", "accuracy", "loss", "updates", "up", "down", "energy", "time")
     for closed in board.closed[-MOST_ROUNDS:]:
         record = closed.record

@@ -28,7 +28,7 @@ class Answer:
     known: bool = True
 
 
-class Trial:
+class AccessTrial:
     """A connection for a look around: reads `filters`, publishes what it is told to, keeps what it hears.
 
     Tries MQTT 5, and 3.1.1 where the broker does not speak it (`version`). Raises BrokerUnreachable,

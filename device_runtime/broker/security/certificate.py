@@ -22,7 +22,7 @@ class CertificateRefused(BrokerUnreachable):
 
 
 @dataclass(frozen=True)
-class Certificate:
+class PeerCertificate:
     """Times in seconds since 1970. `subject` and `issuer` are common names, `protocol` is "TLSv1.3"."""
 
     subject: str
@@ -32,7 +32,7 @@ class Certificate:
     protocol: str
 
 
-def examine(url: BrokerUrl, timeout_s: float = 5.0) -> Certificate:
+def examine(url: BrokerUrl, timeout_s: float = 5.0) -> PeerCertificate:
     """Shake hands with the broker as `Link` would. Raises CertificateRefused, OSError, UrlError."""
     context = url.tls.context()
     with socket.create_connection((url.host, url.port), timeout=timeout_s) as plain:
@@ -43,7 +43,7 @@ def examine(url: BrokerUrl, timeout_s: float = 5.0) -> Certificate:
             raise CertificateRefused(error.verify_message, error.verify_code) from None
         except ssl.SSLError as error:
             raise CertificateRefused(error.reason or str(error)) from None
-    return Certificate(
+    return PeerCertificate(
         subject=_common_name(seen.get("subject")),
         issuer=_common_name(seen.get("issuer")),
         begins=ssl.cert_time_to_seconds(str(seen["notBefore"])),

@@ -22,12 +22,12 @@ from typing import Literal
 import msgspec
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.servers.broker_folder import LINKS, Opened, SiteError
+from device_runtime.broker.servers.broker_folder import LINKS, BrokerFolder, SiteError
 from device_runtime.broker.wire.topics import check_device
 
 from . import register
 from .enrolment import Enrolment
-from .register import Entry, RegisterError
+from .register import RegisteredDevice, RegisterError
 
 SECRET_BYTES = 24
 """Random ones: nobody guesses 192 bits."""
@@ -49,13 +49,13 @@ class NameTaken(LinkError):
     """Another name is to be given; the link is as it was."""
 
 
-def offered_at(opened: Opened, page: str, broker: str) -> None:
+def offered_at(opened: BrokerFolder, page: str, broker: str) -> None:
     """Remember the address of the page and of its broker, as in Book, for links. Raises SiteError."""
     with alone(opened):
         keep(opened, msgspec.structs.replace(read(opened), page=page, broker=broker))
 
 
-def make(opened: Opened, now: float, lasts_s: float, device: str = "") -> tuple[Link, str]:
+def make(opened: BrokerFolder, now: float, lasts_s: float, device: str = "") -> tuple[OneTimeLink, str]:
     """A link for a device of this name, or of one that it chooses, and its secret: it can be told only now.
 
     Raises LinkError, TopicError, SiteError.
@@ -67,7 +67,7 @@ def make(opened: Opened, now: float, lasts_s: float, device: str = "") -> tuple[
         if device:
             _check_free(opened, book, device, now)
         secret = secrets.token_urlsafe(SECRET_BYTES)
-        link = Link(
+        link = OneTimeLink(
             id=secrets.token_hex(4),
             device=device,
             secret=_hash(secret),
@@ -84,7 +84,7 @@ def address(page: str, secret: str) -> str:
     return f"{page}#link={secret}"
 
 
-class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What who opens a link says: its secret, a claim of their own, and the name that they would have."""
 
     secret: str
@@ -95,7 +95,7 @@ class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"Opening({self.name!r})"
 
 
-def use(opened: Opened, opening: Opening, now: float) -> Enrolment:
+def use(opened: BrokerFolder, opening: LinkRequest, now: float) -> Enrolment:
     """The credential of who says this claim first, or again. Mosquitto is to be told: see `register.tell`.
 
     On the disk first is whose the link is, then the device: whatever ends this half-way, the same claim may
@@ -122,7 +122,7 @@ def use(opened: Opened, opening: Opening, now: float) -> Enrolment:
             raise LinkError(str(error), over=True) from None
 
 
-def revoke(opened: Opened, name: str, now: float) -> Link:
+def revoke(opened: BrokerFolder, name: str, now: float) -> OneTimeLink:
     """Make link `name` void; of one that was used, the device is let in no more. It may be done again.
 
     Raises LinkError, SiteError.
@@ -139,7 +139,7 @@ def revoke(opened: Opened, name: str, now: float) -> Link:
     return void
 
 
-def _found(book: Book, secret: str) -> Link:
+def _found(book: Book, secret: str) -> OneTimeLink:
     wanted = _hash(secret)
     found = [link for link in book.links if hmac.compare_digest(link.secret, wanted)]
     if not found:
@@ -147,7 +147,7 @@ def _found(book: Book, secret: str) -> Link:
     return found[0]
 
 
-def _claimed(link: Link, claim: str, now: float) -> Link:
+def _claimed(link: OneTimeLink, claim: str, now: float) -> OneTimeLink:
     """Whose it is may ask again whenever: an answer that was lost may be missed late."""
     if link.revoked:
         raise LinkError("this link was revoked: ask for a new one", over=True)
@@ -160,23 +160,23 @@ def _claimed(link: Link, claim: str, now: float) -> Link:
     return msgspec.structs.replace(link, claim=claim, used=int(now))
 
 
-def _kept(opened: Opened, book: Book, now: float) -> list[Link]:
+def _kept(opened: BrokerFolder, book: Book, now: float) -> list[OneTimeLink]:
     """Those that are not long over, and those whose device is enrolled still."""
     enrolled = _enrolled(opened)
     return [link for link in book.links if link.recent(now) or _has_device(link, enrolled)]
 
 
-def _has_device(link: Link, enrolled: Mapping[str, Entry]) -> bool:
+def _has_device(link: OneTimeLink, enrolled: Mapping[str, RegisteredDevice]) -> bool:
     """Whether it was used, and its device, not another of that name after it, is among these."""
     entry = enrolled.get(link.device)
     return bool(link.used) and entry is not None and entry.revocation <= link.after
 
 
-def _enrolled(opened: Opened) -> Mapping[str, Entry]:
+def _enrolled(opened: BrokerFolder) -> Mapping[str, RegisteredDevice]:
     return {entry.name: entry for entry in register.entries(opened) if not entry.revoked}
 
 
-def _check_free(opened: Opened, book: Book, name: str, now: float) -> None:
+def _check_free(opened: BrokerFolder, book: Book, name: str, now: float) -> None:
     """Raises LinkError for a name that somebody has or is to have, TopicError for one that is none."""
     check_device(name)
     waiting = {link.device for link in book.links if link.state(now) == "open"}
@@ -184,12 +184,12 @@ def _check_free(opened: Opened, book: Book, name: str, now: float) -> None:
         raise NameTaken(f"{name!r} is enrolled, or has a link that is open: give another name")
 
 
-def _password(opening: Opening) -> str:
+def _password(opening: LinkRequest) -> str:
     key = hmac.digest(opening.secret.encode(), b"device-runtime/link/1" + opening.claim.encode(), "sha256")
     return base64.urlsafe_b64encode(key[: register.PASSWORD_BYTES]).decode()
 
 
-def _secret(opening: Opening) -> bytes:
+def _secret(opening: LinkRequest) -> bytes:
     """The device's own key: made of both secrets too, and not to be had from the password."""
     return hmac.digest(
         opening.secret.encode(), b"device-runtime/link-key/1" + opening.claim.encode(), "sha256"
@@ -209,7 +209,7 @@ KEPT_S = 7 * 86400
 State = Literal["open", "used", "expired", "revoked"]
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class OneTimeLink(msgspec.Struct, frozen=True, kw_only=True):
     """Times are in seconds since 1970, 0 for never. `secret` and `claim` are hashes (SHA-256, hex). `device`
     is empty until the link is used where who uses it may choose the name. `after`: the last revocation of a
     device that there was when it was made (register.Entry).
@@ -244,19 +244,19 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
 
     page: str = ""
     broker: str = ""
-    links: tuple[Link, ...] = ()
+    links: tuple[OneTimeLink, ...] = ()
 
-    def recent(self, now: float) -> list[Link]:
+    def recent(self, now: float) -> list[OneTimeLink]:
         """Links that are not long over. Others are kept for their devices, which may ask again."""
         return [link for link in self.links if link.recent(now)]
 
-    def with_link(self, link: Link) -> Book:
+    def with_link(self, link: OneTimeLink) -> Book:
         """With this one in place of its own earlier state."""
         links = tuple(link if one.id == link.id else one for one in self.links)
         return msgspec.structs.replace(self, links=links)
 
 
-def read(opened: Opened) -> Book:
+def read(opened: BrokerFolder) -> Book:
     """Raises SiteError."""
     if not (opened.folder / LINKS).exists():
         return Book()
@@ -266,13 +266,13 @@ def read(opened: Opened) -> Book:
         raise SiteError(f"{opened.folder / LINKS} cannot be read: {error}") from None
 
 
-def keep(opened: Opened, book: Book) -> None:
+def keep(opened: BrokerFolder, book: Book) -> None:
     """Durably. Raises SiteError."""
     opened.write(LINKS, msgspec.json.format(msgspec.json.encode(book)).decode() + "\n")
 
 
 @contextmanager
-def alone(opened: Opened) -> Iterator[None]:
+def alone(opened: BrokerFolder) -> Iterator[None]:
     """Two that use a link at once are one after the other, in one process or several."""
     folder = os.open(opened.folder, os.O_RDONLY)
     try:

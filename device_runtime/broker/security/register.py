@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.servers.broker_folder import DATA, DEVICES, PASSWORDS, PID, Opened, SiteError
+from device_runtime.broker.servers.broker_folder import DATA, DEVICES, PASSWORDS, PID, BrokerFolder, SiteError
 from device_runtime.broker.servers.mosquitto import hash_passwords, is_of_password
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.topics import check_device
@@ -34,7 +34,7 @@ class RegisterError(BrokerError):
     """A device that cannot be enrolled or revoked, and why."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class RegisteredDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device in the list; times are in ISO 8601. `revoked` is empty while it may connect. `revocation`: the
     how manyeth of all revocations here its last one was, 0 for none; two of one second are in order so.
     `key` is its public key in hex digits, empty where an earlier version enrolled it: it signs nothing.
@@ -51,21 +51,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return "revoked" if self.revoked else "enrolled"
 
 
-def entries(opened: Opened) -> list[Entry]:
+def entries(opened: BrokerFolder) -> list[RegisteredDevice]:
     """All that were ever enrolled, by name. Raises SiteError."""
     try:
-        found = msgspec.json.decode(opened.read(DEVICES), type=list[Entry])
+        found = msgspec.json.decode(opened.read(DEVICES), type=list[RegisteredDevice])
     except msgspec.DecodeError as error:
         raise SiteError(f"{opened.folder / DEVICES} cannot be read: {error}") from None
     return sorted(found, key=lambda entry: entry.name)
 
 
-def revocations(opened: Opened) -> int:
+def revocations(opened: BrokerFolder) -> int:
     """How many there were so far, of any device. Raises SiteError."""
     return _revocations(entries(opened))
 
 
-def add(opened: Opened, name: str, now: datetime, web: bool = False, again: bool = False) -> Enrolment:
+def add(opened: BrokerFolder, name: str, now: datetime, web: bool = False, again: bool = False) -> Enrolment:
     """Enrol a device; with `web` it connects over WebSockets. Mosquitto is to be told: see `tell`.
 
     Raises RegisterError for a name that is enrolled, unless `again`: its password so far is then void.
@@ -100,7 +100,7 @@ class Agreed:
     after: int = 0
 
 
-def settle(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
+def settle(opened: BrokerFolder, who: Agreed, now: datetime) -> Enrolment:
     """Enrol a device with this password. Once it is done, doing it again changes nothing.
 
     Raises RegisterError for a name that is enrolled with another password, or was revoked since.
@@ -127,7 +127,7 @@ def settle(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
     return enrolment
 
 
-def revoke(opened: Opened, name: str, now: datetime) -> None:
+def revoke(opened: BrokerFolder, name: str, now: datetime) -> None:
     """Let a device in no more. Raises RegisterError for one that is not enrolled."""
     with opened.alone():
         known = {entry.name: entry for entry in entries(opened)}
@@ -142,37 +142,41 @@ def revoke(opened: Opened, name: str, now: datetime) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class BrokerReload:
     """Whether Mosquitto was told to read its files again. `text`: what was done, or what is to be done."""
 
     reached: bool
     text: str
 
 
-def tell(opened: Opened) -> Told:
+def tell(opened: BrokerFolder) -> BrokerReload:
     """Have a Mosquitto that runs on this machine read its files again."""
     by_hand = "have Mosquitto read its files anew: kill -HUP its process, or `systemctl reload mosquitto`"
-    nobody = Told(False, f"no Mosquitto runs on this machine by {opened.folder}; where it does, {by_hand}")
+    nobody = BrokerReload(
+        False, f"no Mosquitto runs on this machine by {opened.folder}; where it does, {by_hand}"
+    )
     try:
         number = int((opened.folder / DATA / PID).read_text())
         if psutil.Process(number).name() != "mosquitto":
             return nobody
         os.kill(number, signal.SIGHUP)
     except (PermissionError, psutil.AccessDenied):
-        return Told(False, f"the Mosquitto of {opened.folder} may not be told by this user; {by_hand}")
+        return BrokerReload(
+            False, f"the Mosquitto of {opened.folder} may not be told by this user; {by_hand}"
+        )
     except (OSError, ValueError, psutil.NoSuchProcess):
         return nobody
-    return Told(True, f"Mosquitto (process {number}) has been told")
+    return BrokerReload(True, f"Mosquitto (process {number}) has been told")
 
 
-def tell_of_revoked(opened: Opened, name: str) -> Told:
+def tell_of_revoked(opened: BrokerFolder, name: str) -> BrokerReload:
     """As `tell`. Raises what `check_told` does."""
     told = tell(opened)
     check_told(opened, name, told)
     return told
 
 
-def check_told(opened: Opened, name: str, told: Told) -> None:
+def check_told(opened: BrokerFolder, name: str, told: BrokerReload) -> None:
     """Raises RegisterError when Mosquitto was not told: it still lets the device in by its old password."""
     if not told.reached:
         raise RegisterError(
@@ -181,7 +185,7 @@ def check_told(opened: Opened, name: str, told: Told) -> None:
         )
 
 
-def _enrolment(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
+def _enrolment(opened: BrokerFolder, who: Agreed, now: datetime) -> Enrolment:
     issued = int(now.timestamp())
     key, authority = opened.signer.public, opened.authority
     return Enrolment(who.url, who.name, who.password, authority, key, issued, who.secret)
@@ -191,22 +195,22 @@ def _public(who: Agreed) -> str:
     return DeviceSigner(who.secret).public.hex()
 
 
-def _enter(opened: Opened, known: dict[str, Entry], who: Agreed, now: datetime) -> None:
+def _enter(opened: BrokerFolder, known: dict[str, RegisteredDevice], who: Agreed, now: datetime) -> None:
     _set_password(opened, who.name, hash_passwords(BrokerOptions(users={who.name: who.password})))
     before = known[who.name].revocation if who.name in known else 0
     moment = now.isoformat(timespec="seconds")
-    known[who.name] = Entry(name=who.name, enrolled=moment, revocation=before, key=_public(who))
+    known[who.name] = RegisteredDevice(name=who.name, enrolled=moment, revocation=before, key=_public(who))
     _keep(opened, known)
 
 
-def _revocations(known: Iterable[Entry]) -> int:
+def _revocations(known: Iterable[RegisteredDevice]) -> int:
     return max((entry.revocation for entry in known), default=0)
 
 
-def _set_password(opened: Opened, name: str, line: str) -> None:
+def _set_password(opened: BrokerFolder, name: str, line: str) -> None:
     others = [one for one in opened.read(PASSWORDS).splitlines() if one.partition(":")[0] != name]
     opened.write(PASSWORDS, "\n".join([*others, *line.splitlines()]) + "\n")
 
 
-def _keep(opened: Opened, known: dict[str, Entry]) -> None:
+def _keep(opened: BrokerFolder, known: dict[str, RegisteredDevice]) -> None:
     opened.write(DEVICES, msgspec.json.format(msgspec.json.encode(list(known.values()))).decode() + "\n")

@@ -46,7 +46,7 @@ class SiteError(BrokerError):
     """A folder of a broker that is not one, is damaged, or would be written over."""
 
 
-class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class BrokerSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What `site.json` says. `names`: hosts and addresses in the certificate, the first is told to devices.
 
     `listen`: the address to listen at, "" for all; `websockets`: a second port, 0 for none; `run_as`: the
@@ -79,13 +79,13 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return f"[{self.names[0]}]" if ":" in self.names[0] else self.names[0]
 
 
-class Opened:
+class BrokerFolder:
     """A folder with a site in it. Raises SiteError when it is none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         try:
-            self.site = msgspec.json.decode((self.folder / SITE).read_bytes(), type=Site)
+            self.site = msgspec.json.decode((self.folder / SITE).read_bytes(), type=BrokerSite)
         except FileNotFoundError:
             raise SiteError(
                 f"no broker is set up in {folder}: make one with `device-runtime broker init {folder}`"
@@ -144,7 +144,7 @@ class Opened:
             yield
 
 
-def rotate_key(opened: Opened, now: int) -> Signer:
+def rotate_key(opened: BrokerFolder, now: int) -> Signer:
     """Give the aggregator a new key, which its old one signs. Returns it. Raises SiteError, KeyFileError.
 
     The statement is on the disk first: without its key it changes nothing, and is replaced by the next one.

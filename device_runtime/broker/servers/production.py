@@ -35,8 +35,8 @@ from .broker_folder import (
     SHOWN_S,
     SITE,
     SUCCESSIONS,
-    Opened,
-    Site,
+    BrokerFolder,
+    BrokerSite,
     SiteError,
     rotate_key,
     write,
@@ -57,7 +57,7 @@ _PUBLIC = (CA, SERVER, SITE, CONFIGURATION, ACCESS)
 _FOR_MOSQUITTO = (CA, SERVER, SERVER_KEY, CONFIGURATION, ACCESS, PASSWORDS, DATA)
 
 
-def found(folder: Path, site: Site, now: datetime, days: int = SERVER_DAYS) -> Opened:
+def found(folder: Path, site: BrokerSite, now: datetime, days: int = SERVER_DAYS) -> BrokerFolder:
     """Make everything that a broker needs. `days`: how long the broker's certificate is valid.
 
     One that came to nothing half-way may be made again. Raises SiteError where something of it exists
@@ -90,14 +90,14 @@ def found(folder: Path, site: Site, now: datetime, days: int = SERVER_DAYS) -> O
         raise SiteError(f"cannot make {folder}: {error.strerror or error}") from None
     for name, text in texts.items():
         write(folder / name, text, 0o644 if name in _PUBLIC else 0o600)
-    opened = Opened(folder)
+    opened = BrokerFolder(folder)
     _ = opened.signer
     _hand_over(folder, site.run_as)
     _end(folder)
     return opened
 
 
-def renew(opened: Opened, now: datetime, days: int = SERVER_DAYS) -> datetime:
+def renew(opened: BrokerFolder, now: datetime, days: int = SERVER_DAYS) -> datetime:
     """A new certificate for the broker's key, by the same authority: devices notice nothing. Returns when it
     ends. Only one file changes: whatever happens, certificate and key are of each other.
 
@@ -109,7 +109,7 @@ def renew(opened: Opened, now: datetime, days: int = SERVER_DAYS) -> datetime:
     return pair.until
 
 
-def upgrade(opened: Opened) -> tuple[str, ...]:
+def upgrade(opened: BrokerFolder) -> tuple[str, ...]:
     """Write the configuration and the access list as `found` would write them now, for a folder that an older
     version made; what was there is kept beside it, as NAME.old. Returns the names of those that changed.
 
@@ -124,7 +124,7 @@ def upgrade(opened: Opened) -> tuple[str, ...]:
     return changed
 
 
-def configure(site: Site, folder: Path) -> str:
+def configure(site: BrokerSite, folder: Path) -> str:
     """The text of mosquitto.conf."""
     lines = [
         "# Written by `device-runtime broker init`. Mosquitto reads it at its start; passwords, the access",
@@ -155,7 +155,7 @@ def configure(site: Site, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listener(port: int, site: Site, folder: Path) -> Iterator[str]:
+def _listener(port: int, site: BrokerSite, folder: Path) -> Iterator[str]:
     yield ""
     yield f"listener {port} {site.listen}".rstrip()
     yield f"max_connections {CONNECTIONS}"
@@ -164,7 +164,7 @@ def _listener(port: int, site: Site, folder: Path) -> Iterator[str]:
     yield "tls_version tlsv1.2"
 
 
-def _check(folder: Path, site: Site) -> None:
+def _check(folder: Path, site: BrokerSite) -> None:
     """Raises SiteError."""
     ours = (*_FOR_MOSQUITTO, CA_KEY, SITE, DEVICES, AGGREGATOR_KEY, AGGREGATOR_PASSWORD)
     there = [name for name in ours if (folder / name).exists()]
@@ -279,20 +279,20 @@ def run(args: argparse.Namespace) -> int:
     """Set it up, renew its certificate, or write its configuration anew. Raises BrokerError."""
 
     if args.action == "rotate-key":
-        return _rotate_key(Opened(args.folder), int(datetime.now(timezone.utc).timestamp()))
+        return _rotate_key(BrokerFolder(args.folder), int(datetime.now(timezone.utc).timestamp()))
     if args.action == "upgrade":
-        return _upgrade(Opened(args.folder))
+        return _upgrade(BrokerFolder(args.folder))
     now = datetime.now(timezone.utc)
     if not 1 <= args.days <= CA_DAYS:
         raise SiteError(f"--days {args.days}: expected 1 to {CA_DAYS}")
     if args.action == "renew":
-        opened = Opened(args.folder)
+        opened = BrokerFolder(args.folder)
         until = renew(opened, now, args.days)
         print(f"the certificate of {opened.site.names[0]} is valid until {until:%Y-%m-%d}")
         print(register.tell(opened).text)
         return 0
     names = args.name or [platform.node()]
-    site = Site(
+    site = BrokerSite(
         names=tuple(dict.fromkeys((*names, *LOCAL))),
         port=args.tls_port,
         websockets=args.websockets,
@@ -304,7 +304,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rotate_key(opened: Opened, now: int) -> int:
+def _rotate_key(opened: BrokerFolder, now: int) -> int:
     before = fingerprint(opened.signer.public)
     new = fingerprint(rotate_key(opened, now).public)
     print(f"The aggregator's key is {new}. Before it was {before}, which has signed the new one.")
@@ -319,7 +319,7 @@ def _rotate_key(opened: Opened, now: int) -> int:
     return 0
 
 
-def _upgrade(opened: Opened) -> int:
+def _upgrade(opened: BrokerFolder) -> int:
     """Mosquitto reads its access list at a signal, and its configuration at its start alone."""
 
     changed = upgrade(opened)
@@ -337,7 +337,7 @@ def _upgrade(opened: Opened) -> int:
     return 0
 
 
-def _told(opened: Opened, days: int) -> str:
+def _told(opened: BrokerFolder, days: int) -> str:
     site, folder = opened.site, shlex.quote(str(opened.folder))
     program = find()
     lines = [

@@ -25,9 +25,9 @@ from .partial_blob import BLOCK, Partial, admit, blob_error, block_count, block_
 __all__ = [
     "BLOCK",
     "MAX_BYTES",
+    "BlobRoom",
     "Blobs",
     "Partial",
-    "Room",
     "block_count",
     "block_length",
     "name",
@@ -44,7 +44,7 @@ def name(data: bytes) -> Blob:
 
 
 @dataclass(frozen=True)
-class Room:
+class BlobRoom:
     """How much of a disk fetched blobs may take.
 
     most: bytes for all blobs of a store and the files in the folders `beside` it; None for no bound.
@@ -63,10 +63,10 @@ class Blobs:
     Raises BlobError, here and in every method, when the disk does not do as it is told.
     """
 
-    def __init__(self, folder: Path | str, max_bytes: int = MAX_BYTES, room: Room | None = None) -> None:
+    def __init__(self, folder: Path | str, max_bytes: int = MAX_BYTES, room: BlobRoom | None = None) -> None:
         self.folder = Path(folder)
         self.max_bytes = max_bytes
-        self.room = room or Room()
+        self.room = room or BlobRoom()
         self._partials = self.folder / "partial"
         self._live: weakref.WeakValueDictionary[Blob, Partial] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()

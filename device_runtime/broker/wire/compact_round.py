@@ -16,7 +16,7 @@ from nacl.bindings import crypto_scalarmult, crypto_scalarmult_base
 from nacl.exceptions import CryptoError
 
 from . import step_log as log
-from .messages import CHECK_BYTES, VERSION, Contribution, MessageError, Offer, Step, Stretch
+from .messages import CHECK_BYTES, VERSION, ContributionMessage, MessageError, Offer, Step, Stretch
 
 _VERSION = VERSION & 0x0F
 WITH_WORD, _OVER, _STRETCHES = 0x10, 0x20, 0x40
@@ -146,7 +146,7 @@ def _alike(led: Offer, now: Offer) -> bool:
     return msgspec.structs.replace(led, base=led_base, remaining_s=now.remaining_s) == now
 
 
-def short_of(message: Contribution, like: Contribution) -> bytes | None:
+def short_of(message: ContributionMessage, like: ContributionMessage) -> bytes | None:
     """A contribution in few bytes for who has received `like`; None where that is not possible."""
     head = _head(like.body)
     metrics = message.metrics
@@ -163,12 +163,12 @@ def short_of(message: Contribution, like: Contribution) -> bytes | None:
     return short if _same(long_of(short, like), message) else None
 
 
-def without_numbers(message: Contribution) -> Contribution:
+def without_numbers(message: ContributionMessage) -> ContributionMessage:
     """All of a contribution that `long_of` needs to know."""
     return msgspec.structs.replace(message, body=_head(message.body))
 
 
-def long_of(payload: bytes, like: Contribution) -> Contribution:
+def long_of(payload: bytes, like: ContributionMessage) -> ContributionMessage:
     """The contribution that it stands for; `seq` is 0. Raises MessageError."""
     number, rest = _headed(payload, "short contribution")
     if len(rest) < 1 + _METRICS.size or rest[0] != like.seq & 0xFF:
@@ -185,7 +185,7 @@ def long_of(payload: bytes, like: Contribution) -> Contribution:
     return msgspec.structs.replace(like, round=number, seq=0, metrics=metrics, body=body)
 
 
-def _same(read: Contribution, message: Contribution) -> bool:
+def _same(read: ContributionMessage, message: ContributionMessage) -> bool:
     """But for the name of the sending, and for metrics that are rounded or as in the one before."""
     metrics = msgspec.structs.replace(
         message.metrics,

@@ -26,7 +26,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from device_runtime.broker.errors import BrokerError, BrokerRefused, BrokerUnreachable
 
 from .link_events import Connected, Disconnected, Event, Received, Will
-from .link_timing import Patience, packet_bytes, qos_of
+from .link_timing import ReconnectDelay, packet_bytes, qos_of
 from .messages import MESSAGE_LIMIT, MessageError
 from .topics import matched_by
 from .url import BrokerUrl
@@ -93,7 +93,7 @@ class Link:
         self._options = options or LinkOptions()
         self._wanted = tuple(map(matched_by, self._options.subscriptions))
         self._inbox = inbox
-        self._patience = Patience(self._options.reconnect_s, self._options.seed)
+        self._patience = ReconnectDelay(self._options.reconnect_s, self._options.seed)
         self._answer: queue.SimpleQueue[BrokerError | None] = queue.SimpleQueue()
         self._count = threading.Lock()
         self._under_way = UnderWay()

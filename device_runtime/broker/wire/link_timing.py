@@ -13,7 +13,7 @@ SUSPICIOUS = 2
 """Short connections in a row after which somebody else with our name is suspected."""
 
 
-class Patience:
+class ReconnectDelay:
     """The attempts of one link. `bounds_s`: wait before the first, and at most; `seed`: of the jitter."""
 
     def __init__(self, bounds_s: tuple[float, float], seed: int | None = None) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from device_runtime.cli.options import DATA, add_data, memory_bytes, place, positive
 from device_runtime.client.training.engine_guard import limit_bytes
 from device_runtime.models.bundles.bundle import Bundle, find
-from device_runtime.models.data import Keep, Shelf
+from device_runtime.models.data import Selection, Shelf
 from device_runtime.models.data.report import lines, report
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """1 where no sample is of the task. Raises DataError, BundleError."""
     bundle = Bundle.open(find(options.bundle))
-    keep = Keep(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
+    keep = Selection(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
     shelf = Shelf(place(options.data, options), bundle.manifest, keep, bundle.texts)
     shelf.refresh()
     told = report(shelf)

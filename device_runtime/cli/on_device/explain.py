@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class ExplainRow:
     """One candidate, as --format json prints it.
 
     `statistics` is what class statistics add to the cost where they are asked for.
@@ -154,14 +154,14 @@ def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
     return workload(manifest, tuple(each + (label < rest) for label in range(labels)))
 
 
-def _row(plan: Plan, candidate: Candidate) -> Row:
+def _row(plan: Plan, candidate: Candidate) -> ExplainRow:
     taken = candidate is plan.chosen
     fits = "chosen: the richest that fits" if taken else "fits, but poorer than the chosen one"
     why = "; ".join(candidate.misfits or filter(None, (fits, candidate.part)))
-    return Row(candidate.label, candidate.cost, taken, why)
+    return ExplainRow(candidate.label, candidate.cost, taken, why)
 
 
-def _cells(row: Row, statistics: bool) -> tuple[str, ...]:
+def _cells(row: ExplainRow, statistics: bool) -> tuple[str, ...]:
     mark = "->" if row.taken else ""
     if row.cost is None:
         return (mark, row.kind, *[""] * (len(HEADERS) - 3 + statistics * len(ADDED)), row.why)

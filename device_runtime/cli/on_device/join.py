@@ -35,7 +35,7 @@ from device_runtime.cli.options import (
 )
 from device_runtime.client.agent import Agent
 from device_runtime.client.backend.base import MakePlace, in_this_process
-from device_runtime.client.backend.subprocess import STAYS_S, Apart
+from device_runtime.client.backend.subprocess import STAYS_S, Subprocess
 from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace, reach
 from device_runtime.client.connection.other_tasks import look_out
 from device_runtime.client.energy import listens
@@ -146,7 +146,7 @@ def _place(options: argparse.Namespace) -> MakePlace:
     if options.in_process:
         return in_this_process
     wish = meter_wish(options)
-    return partial(Apart, meter=wish, stays_s=inf if listens(wish) else STAYS_S)
+    return partial(Subprocess, meter=wish, stays_s=inf if listens(wish) else STAYS_S)
 
 
 def _settings(options: argparse.Namespace, connection: Connection) -> Settings:

@@ -27,8 +27,8 @@ from device_runtime.models.errors import DataError
 from . import profile as profile_command
 
 if TYPE_CHECKING:
-    from device_runtime.client.selection.measure_one import Device, Figures, Order
-    from device_runtime.client.selection.measurement import Row
+    from device_runtime.client.selection.measure_one import MeasuredDevice, MeasuredFigures, MeasureOrder
+    from device_runtime.client.selection.measurement import MeasurementRow
     from device_runtime.profiles import Speed
 
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Report:
+class MeasureReport:
     """As --format json prints it. `idle_w`: what the meter showed at rest; nan (null) where there is none."""
 
     device: str
@@ -44,8 +44,8 @@ class Report:
     meter: str
     energy: str
     idle_w: float
-    kinds: tuple[Row, ...]
-    runs: tuple[Figures, ...]
+    kinds: tuple[MeasurementRow, ...]
+    runs: tuple[MeasuredFigures, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     idle_w = nan if found.meter is None else idle_watts(found.meter, options.idle, Time())
     device = _device(options, profile.speed, idle_w)
     runs = interleaved([_order(options, name, device) for name in names], options.repeats, _tell)
-    report = Report(
+    report = MeasureReport(
         profile.name,
         bundle.manifest.name,
         found.source,
@@ -130,27 +130,27 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     return names
 
 
-def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> Device:
-    from device_runtime.client.selection.measure_one import Device, Pretended
+def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> MeasuredDevice:
+    from device_runtime.client.selection.measure_one import MeasuredDevice, Pretended
     from device_runtime.models.bundles.manifest import ARENA_FACTOR
 
     pretended = Pretended(options.pretend, options.slow, options.uplink) if options.pretend else None
     wish = replace(engine_wish(options), run_bytes=speed.run_bytes // ARENA_FACTOR)
-    return Device(speed, wish, memory_bytes(options), pretended, options.meter, idle_w)
+    return MeasuredDevice(speed, wish, memory_bytes(options), pretended, options.meter, idle_w)
 
 
-def _order(options: argparse.Namespace, kind: str, device: Device) -> Order:
-    from device_runtime.client.selection.measure_one import Order
+def _order(options: argparse.Namespace, kind: str, device: MeasuredDevice) -> MeasureOrder:
+    from device_runtime.client.selection.measure_one import MeasureOrder
 
     data = str(options.data.absolute()) if options.data else ""
-    return Order(options.bundle, kind, options.codec, data, options.samples, device)
+    return MeasureOrder(options.bundle, kind, options.codec, data, options.samples, device)
 
 
-def _tell(order: Order, figures: Figures) -> None:
+def _tell(order: MeasureOrder, figures: MeasuredFigures) -> None:
     log.info("%s: %s", order.kind, figures.why or f"{figures.seconds:.3f} s")
 
 
-def _text(report: Report) -> str:
+def _text(report: MeasureReport) -> str:
     from tabulate import tabulate
 
     from device_runtime.client.selection.measurement import HEADERS, cells
@@ -168,20 +168,20 @@ def _text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _json(report: Report) -> str:
+def _json(report: MeasureReport) -> str:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(report)).decode()
 
 
-def _write(path: Path, runs: Sequence[Figures]) -> None:
+def _write(path: Path, runs: Sequence[MeasuredFigures]) -> None:
     from device_runtime.client.selection.measurement import lines
 
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(lines(runs))
 
 
-def _drawing(options: argparse.Namespace) -> Callable[[Report], None] | None:
+def _drawing(options: argparse.Namespace) -> Callable[[MeasureReport], None] | None:
     """What draws, looked for before anything is measured. Raises ModuleNotFoundError without matplotlib."""
     if not options.plot:
         return None

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.client.policy import work_gate as owner
-from device_runtime.client.policy.rules import Policy, Verdict
+from device_runtime.client.policy.rules import Policy, RuleVerdict
 
 from . import policy_options
 from .policy_options import add_place
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if verdict.allows else 1
 
 
-def shown(verdict: Verdict) -> str:
+def shown(verdict: RuleVerdict) -> str:
     """A line for each rule, and what comes of them."""
     rows = [("yes" if rule.allows else "no", rule.name, rule.why) for rule in verdict.rules]
     end = "It may work now." if verdict.allows else "It may not work now."

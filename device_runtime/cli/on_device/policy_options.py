@@ -11,7 +11,7 @@ from device_runtime.cli.options import count, positive
 from device_runtime.client.delivery.downloads import BLOBS, BUNDLES
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy.process_priority import Manners
-from device_runtime.client.policy.rules import SHORTEST, AllowList, Policy, Window
+from device_runtime.client.policy.rules import SHORTEST, AllowList, DayWindow, Policy
 from device_runtime.client.service import device_file
 
 RULES = frozenset(
@@ -158,10 +158,10 @@ def manners(options: argparse.Namespace) -> Manners:
     return Manners(options.nice, options.idle_io, options.cores)
 
 
-def window(text: str) -> Window:
+def window(text: str) -> DayWindow:
     """An argument such as 22:00-06:30."""
     try:
-        return Window.of(text)
+        return DayWindow.of(text)
     except PolicyError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

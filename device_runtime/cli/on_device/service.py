@@ -14,7 +14,7 @@ from device_runtime.client.errors import InstallError
 from device_runtime.client.service import device_file
 from device_runtime.client.service import install as installing
 from device_runtime.client.service import install as service_unit
-from device_runtime.client.service.install import Job
+from device_runtime.client.service.install import ServiceCommand
 from device_runtime.client.service.uninstall import SETTINGS
 
 from .policy_options import RULES
@@ -39,7 +39,9 @@ def install(
         os.umask(before)
     command = (str(installing.program()), "join", "--config", str(file))
     limits = (options.nice, options.idle_io, options.cpu_percent, memory_bytes(options))
-    service = service_unit.device_service(Job(connection.name, command, Path.cwd(), *limits), os.environ)
+    service = service_unit.device_service(
+        ServiceCommand(connection.name, command, Path.cwd(), *limits), os.environ
+    )
     installing.put(service)
     print(f"wrote {file} and {service.files[0].path}")
     installing.start(service)

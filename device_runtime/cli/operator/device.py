@@ -13,7 +13,7 @@ from tabulate import tabulate
 from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
-from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.servers.broker_folder import BrokerFolder
 
 DEFAULT = Path("enrolment")
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """What is to be pasted goes to stdout, all else to stderr. Raises BrokerError."""
-    opened, now = Opened(options.dir), datetime.now(timezone.utc)
+    opened, now = BrokerFolder(options.dir), datetime.now(timezone.utc)
     if options.action == "list":
         return _list(opened, now.timestamp(), options.format)
     if options.action == "link":
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _revoke(opened: Opened, name: str, now: datetime) -> int:
+def _revoke(opened: BrokerFolder, name: str, now: datetime) -> int:
     """A device, or a link and the device that used it. Raises RegisterError when Mosquitto was not told."""
     device = name
     if name in {link.id for link in link_book.read(opened).links}:
@@ -111,7 +111,7 @@ def _draw(text: str, wanted: bool | None) -> None:
         segno.make(text, error="l", micro=False).terminal(compact=True)
 
 
-def _link(opened: Opened, now: float, options: argparse.Namespace) -> int:
+def _link(opened: BrokerFolder, now: float, options: argparse.Namespace) -> int:
     page = options.page or link_book.read(opened).page
     if not page:
         raise links.LinkError("where is the page? serve --web --enrolment DIR offers it; or give --page URL")
@@ -125,7 +125,7 @@ def _link(opened: Opened, now: float, options: argparse.Namespace) -> int:
     return 0
 
 
-def _list(opened: Opened, now: float, form: str) -> int:
+def _list(opened: BrokerFolder, now: float, form: str) -> int:
     """Devices, and below them links that are not long over."""
     entries, known = register.entries(opened), link_book.read(opened).recent(now)
     if form == "json":

@@ -109,7 +109,7 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
     from device_runtime.aggregator.hierarchy.edge_process import Edge
     from device_runtime.aggregator.hierarchy.site import tell
     from device_runtime.aggregator.hierarchy.site_manager import SiteRules
-    from device_runtime.aggregator.intake.limits import Inbox
+    from device_runtime.aggregator.intake.limits import BoundedInbox
     from device_runtime.aggregator.rounds.ports import Ports
     from device_runtime.aggregator.serving import (
         logs,  # these need the extra `aggregator`, which --help does not
@@ -117,7 +117,7 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
     from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT
 
     logs.limit()
-    inbox = Inbox()
+    inbox = BoundedInbox()
     wishes = LinkOptions(
         subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES
     )

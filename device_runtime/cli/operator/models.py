@@ -107,14 +107,14 @@ def _gone_back(folder: Path, to: int) -> str:
 
 def _go_back(folder: Path, to: int) -> None:
     """Raises RunInUse where an aggregator has the folder."""
-    from device_runtime.aggregator.rounds.run import Rounds
+    from device_runtime.aggregator.rounds.run import OpenRun
     from device_runtime.aggregator.storage.store import Store
 
     with closing(Store(folder)) as store:
         identity = store.identity()
     if identity is None:
         raise RunFolderError(f"{folder} belongs to no run yet")
-    rounds = Rounds(tasks.decode(identity.task), folder)
+    rounds = OpenRun(tasks.decode(identity.task), folder)
     with closing(rounds.store):
         rounds.go_back(to)
 

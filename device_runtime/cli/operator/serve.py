@@ -11,7 +11,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import AggregatorError, ConfigError
 from device_runtime.aggregator.serving import config, logs
-from device_runtime.aggregator.serving.config import Server
+from device_runtime.aggregator.serving.config import ServerConfig
 from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
 from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.aggregator.tasks import systems
@@ -303,7 +303,7 @@ def run(args: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def server_of(args: argparse.Namespace) -> Server:
+def server_of(args: argparse.Namespace) -> ServerConfig:
     """The server file and the flags over it. Raises ConfigError."""
     flags: dict[str, dict[str, object]] = {
         "": {
@@ -344,7 +344,7 @@ def _address(text: str | None) -> dict[str, object]:
     return {"port": int(port), **({"host": name} if name else {})}
 
 
-def tasks_of(args: argparse.Namespace, server: Server) -> list[Task]:
+def tasks_of(args: argparse.Namespace, server: ServerConfig) -> list[Task]:
     """The task files of the server file or the command line, each with the flags over it.
 
     Raises TaskError, ConfigError.

@@ -11,7 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.views.console_log import Plain, View, percent, size
+from device_runtime.aggregator.views.console_log import ConsoleLog, PeopleView, percent, size
 from device_runtime.cli.options import count, positive
 from device_runtime.client.selection.profiling import BATCH
 from device_runtime.models.bundles import bundle as bundles
@@ -27,18 +27,18 @@ from device_runtime.simulation.demo.fleet import (
     MIXED,
     SAMPLES,
     SLOW,
-    Member,
+    DemoDevice,
     beside,
     holders,
 )
 from device_runtime.simulation.demo.plot import draw
-from device_runtime.simulation.demo.runs import BUNDLE, Policy, Run, Setting, perform, save
+from device_runtime.simulation.demo.runs import BUNDLE, DemoPolicy, DemoRun, DemoSetting, perform, save
 from device_runtime.simulation.demo.worth import worths
 from device_runtime.strategies.registry import KINDS
 
 ERRORS = (AggregatorError,)
 
-POLICIES = (Policy("mixed", MIXED), Policy("dropped", DROPPED))
+POLICIES = (DemoPolicy("mixed", MIXED), DemoPolicy("dropped", DROPPED))
 ROUNDS = 10
 
 
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     deadline_s = options.deadline or DEADLINE_S * scale
     _say_what_is_run(options, fleet, deadline_s, scale)
     settings = [
-        Setting(seed, options.rounds, deadline_s, options.broker, fleet, scale)
+        DemoSetting(seed, options.rounds, deadline_s, options.broker, fleet, scale)
         for seed in range(options.seeds)
     ]
     runs = []
@@ -112,12 +112,12 @@ def _scale() -> float:
     """See `calibration`."""
     print("measuring this machine ..", flush=True)
     bundle = Bundle.open(bundles.find(BUNDLE))
-    given = calibration.Round(DEADLINE_S, SAMPLES * EPOCHS / BATCH)
+    given = calibration.DemoRound(DEADLINE_S, SAMPLES * EPOCHS / BATCH)
     return calibration.scale(bundle, [(member.profile, SLOW) for member in FLEET], given)
 
 
 def _say_what_is_run(
-    options: argparse.Namespace, fleet: tuple[Member, ...], deadline_s: float, scale: float
+    options: argparse.Namespace, fleet: tuple[DemoDevice, ...], deadline_s: float, scale: float
 ) -> None:
     shared, *alone = holders(fleet)
     own = ", ".join(f"{one.name} every {_listed(one.digits)}" for one in alone)
@@ -147,16 +147,16 @@ def _listed(digits: tuple[int, ...]) -> str:
     return " and ".join(str(digit) for digit in digits)
 
 
-def _view(broker: str) -> View:
+def _view(broker: str) -> PeopleView:
     if not sys.stdout.isatty():
         print(f"broker: {broker}", flush=True)
-        return Plain(sys.stdout)
-    from device_runtime.aggregator.views.terminal import Live
+        return ConsoleLog(sys.stdout)
+    from device_runtime.aggregator.views.terminal import TerminalView
 
-    return Live(broker)
+    return TerminalView(broker)
 
 
-def _report(runs: list[Run], folder: Path) -> None:
+def _report(runs: list[DemoRun], folder: Path) -> None:
     mixed = [run for run in runs if run.policy == "mixed"]
     print("\nWho took part, and how (mixed, seed 0), and why it could not send a full update every time")
     rows = [
@@ -193,7 +193,7 @@ def _report(runs: list[Run], folder: Path) -> None:
     print(f"Leaving no device behind is worth {gain:+.1f} points of accuracy, at {extra:+.0f} J (modelled).")
 
 
-def _recalls(runs: list[Run]) -> list[tuple[str, ...]]:
+def _recalls(runs: list[DemoRun]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for of in holders(runs[0].fleet):
         mixed, dropped = (recall(policy.name, runs, of.digits) for policy in POLICIES)
@@ -203,7 +203,7 @@ def _recalls(runs: list[Run]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _report_worths(settings: list[Setting]) -> None:
+def _report_worths(settings: list[DemoSetting]) -> None:
     try:
         whole, found = worths(POLICIES[0], settings)
     except futures.TimeoutError:  # from Python 3.11 on the built-in one

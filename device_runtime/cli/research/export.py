@@ -19,7 +19,7 @@ from device_runtime.models.data.reading import inputs
 from device_runtime.models.errors import ExportError, one_line
 from device_runtime.models.export.source import build, once, settings
 
-from .export_texts import Reading, add_text_arguments, folder_settings, reading
+from .export_texts import TextReading, add_text_arguments, folder_settings, reading
 
 if TYPE_CHECKING:
     from device_runtime.models.export.export import ExportSpec
@@ -164,11 +164,11 @@ def run(args: argparse.Namespace) -> int:
     check_free(args.out, args.overwrite)
     texts, given = texts_and_settings(args)
     module = build(args, given)  # first: it says what to install where torch is missing
-    from device_runtime.models.export.export import Checked, export
+    from device_runtime.models.export.export import CheckedGraph, export
 
-    checked: list[Checked] = []
+    checked: list[CheckedGraph] = []
 
-    def report(graph: Checked) -> None:
+    def report(graph: CheckedGraph) -> None:
         checked.append(graph)
         print(f"{graph.name} computes what torch computes", file=sys.stderr)
 
@@ -190,7 +190,7 @@ def check_free(folder: Path, overwrite: bool) -> None:
         raise ExportError(f"{folder} is there and is no bundle: give another --out")
 
 
-def texts_and_settings(args: argparse.Namespace) -> tuple[Reading | None, dict[str, Any]]:
+def texts_and_settings(args: argparse.Namespace) -> tuple[TextReading | None, dict[str, Any]]:
     """What is said of texts, and all settings of the network: what is said beats a folder's sizes, and these
     what follows from the texts. Raises ExportError.
     """
@@ -200,7 +200,7 @@ def texts_and_settings(args: argparse.Namespace) -> tuple[Reading | None, dict[s
 
 
 def spec(
-    args: argparse.Namespace, texts: Reading | None = None, given: Mapping[str, Any] | None = None
+    args: argparse.Namespace, texts: TextReading | None = None, given: Mapping[str, Any] | None = None
 ) -> "ExportSpec":
     """What the arguments say about the bundle, with `given` as the network's settings. Raises ExportError."""
     from device_runtime.models.export.export import ExportSpec

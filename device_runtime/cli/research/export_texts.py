@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.models.bundles.inputs import File, Text
+from device_runtime.models.bundles.inputs import File, TextInput
 from device_runtime.models.bundles.manifest import Setting
 from device_runtime.models.errors import ExportError, one_line
 from device_runtime.models.networks.text_settings import FRAMING, Framing, sizes_of
@@ -28,10 +28,10 @@ TOKENS, LEAST_TOKENS = 8000, 270
 
 
 @dataclass(frozen=True)
-class Reading:
+class TextReading:
     """What a bundle is to say of texts, its tokenizer, and the settings of the network that follow."""
 
-    text: Text
+    text: TextInput
     tokenizer: bytes
     vocabulary: int
     settings: dict[str, Setting]
@@ -75,7 +75,7 @@ def folder_settings(args: argparse.Namespace) -> dict[str, Setting]:
     return {**sizes_of(args.factory, config)}
 
 
-def reading(args: argparse.Namespace, given: Mapping[str, Any]) -> Reading | None:
+def reading(args: argparse.Namespace, given: Mapping[str, Any]) -> TextReading | None:
     """What the options say of texts; None where the input is none. `given`: settings of the network.
 
     Raises ExportError.
@@ -107,7 +107,7 @@ def reading(args: argparse.Namespace, given: Mapping[str, Any]) -> Reading | Non
         text = msgspec.structs.replace(text, words=tuple(words))
     if args.factory not in ("lstm", "gru"):
         settings["length"] = max(int(args.input), 1) if args.input.isdecimal() else 1
-    return Reading(text, encode(file), size, settings)
+    return TextReading(text, encode(file), size, settings)
 
 
 def _file(args: argparse.Namespace) -> TokenizerFile | None:
@@ -139,7 +139,9 @@ def _special(file: TokenizerFile, framing: Framing, needs_mask: bool) -> tuple[i
     return start, end, padding, mask
 
 
-def _framed(template: str, file: TokenizerFile, framing: Framing, special: tuple[int, int, int, int]) -> Text:
+def _framed(
+    template: str, file: TokenizerFile, framing: Framing, special: tuple[int, int, int, int]
+) -> TextInput:
     """What stands before and behind a text. As in published tokenizers, a mask takes the space before it."""
     if template.count(TEXT) != 1 or template.count(MASK) > 1 or (framing.causal and MASK in template):
         masks = "no" if framing.causal else "at most one"
@@ -151,7 +153,7 @@ def _framed(template: str, file: TokenizerFile, framing: Framing, special: tuple
     before, after = ([*_ids(part, tokenizer, mask)] for part in template.split(TEXT))
     before = [start, *before] if framing.start else before
     after = [*after, end] if framing.end else after
-    return Text(file.form, File("", "", 0), tuple(before), tuple(after), padding, template)
+    return TextInput(file.form, File("", "", 0), tuple(before), tuple(after), padding, template)
 
 
 def _ids(part: str, tokenizer: Any, mask: int) -> list[int]:

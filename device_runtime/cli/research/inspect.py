@@ -7,11 +7,11 @@ import msgspec
 from tabulate import tabulate
 
 from device_runtime.models.bundles.bundle import Bundle, find
-from device_runtime.models.bundles.inputs import Text
+from device_runtime.models.bundles.inputs import TextInput
 from device_runtime.models.bundles.manifest import LEVELS, Manifest, Setting, Tunable
 
 
-class Figures(msgspec.Struct, frozen=True):
+class BundleFigures(msgspec.Struct, frozen=True):
     """What `--format json` prints."""
 
     sha256: str
@@ -33,12 +33,12 @@ def run(args: argparse.Namespace) -> int:
     bundle = Bundle.open(find(args.bundle))
     manifest = bundle.manifest
     counts = {tunable: manifest.num_parameters(tunable) for tunable in manifest.sets}
-    figures = Figures(bundle.sha256, len(bundle.packed()), counts, manifest)
+    figures = BundleFigures(bundle.sha256, len(bundle.packed()), counts, manifest)
     print(msgspec.json.encode(figures).decode() if args.format == "json" else _text(figures))
     return 0
 
 
-def _text(figures: Figures) -> str:
+def _text(figures: BundleFigures) -> str:
     manifest = figures.manifest
     shape = "x".join(str(n) for n in manifest.input.shape)
     counts = figures.num_parameters
@@ -55,7 +55,7 @@ def _text(figures: Figures) -> str:
 def _ids(manifest: Manifest) -> str:
     vocabulary = manifest.input.vocabulary
     text = manifest.input.text
-    said = f", {text.said(manifest.input.shape[0])}" if isinstance(text, Text) else ""
+    said = f", {text.said(manifest.input.shape[0])}" if isinstance(text, TextInput) else ""
     return "" if vocabulary is None else f" token ids from 0 to {vocabulary - 1}{said}"
 
 

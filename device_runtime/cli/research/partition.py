@@ -18,7 +18,7 @@ from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSet, DataSpec, among, divide, load
 from device_runtime.simulation.data.spec import PARTITIONS, SOURCES
 from device_runtime.simulation.errors import DataSetError, SimulationError
-from device_runtime.simulation.partition.figures import Shape, by_group, shape, table
+from device_runtime.simulation.partition.figures import PartitionShape, by_group, shape, table
 from device_runtime.simulation.partition.plot import draw
 
 ERRORS = (SimulationError,)
@@ -130,7 +130,7 @@ def way(spec: DataSpec) -> str:
     return said
 
 
-def said(data: DataSet, about: Shape) -> str:
+def said(data: DataSet, about: PartitionShape) -> str:
     """What there is, and what of it is given out."""
     form = f"{data.train_x.dtype} {'x'.join(str(size) for size in data.train_x.shape[1:])}"
     lines = [

@@ -16,8 +16,8 @@ from device_runtime.cli.options import count, positive
 from device_runtime.models.engines.available import AUTO, ENGINES
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.compare.performing import How, perform
-from device_runtime.simulation.compare.plan import Comparison, Plan, check, scenario_in
-from device_runtime.simulation.compare.progress import Bars, Lines, Teller, View
+from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, check, scenario_in
+from device_runtime.simulation.compare.progress import Bars, ProgressLines, ProgressView, Teller
 from device_runtime.simulation.compare.run_folder import Name
 from device_runtime.simulation.compare.running import (
     Children,
@@ -34,7 +34,7 @@ from device_runtime.strategies.robust.settings import RULES
 from .simulate_options import PRESET, again, plan_of, presets, said
 
 if TYPE_CHECKING:
-    from device_runtime.simulation.report.write import Report
+    from device_runtime.simulation.report.write import WrittenReport
 
 
 ERRORS = (SimulationError, AggregatorError)
@@ -186,7 +186,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _simulated(plan: Plan, options: argparse.Namespace, held: int) -> tuple[Report, SimulationError | None]:
+def _simulated(
+    plan: ComparisonPlan, options: argparse.Namespace, held: int
+) -> tuple[WrittenReport, SimulationError | None]:
     """The report, of the policies that could be run, and what the others stumbled over."""
     from device_runtime.simulation.report.write import write
 
@@ -218,7 +220,7 @@ def _perform(options: argparse.Namespace) -> int:
     if mine is None:
         raise ScenarioError(f"{options.run_dir} holds no scenario")
     name = Name(policy, int(seed))
-    plan = Plan(mine, Comparison(policies=(policy,)), options.run_dir)
+    plan = ComparisonPlan(mine, Comparison(policies=(policy,)), options.run_dir)
     teller = Teller(sys.stdout)
     try:
         perform(mine, name, plan.of(name), How(_wish(options), options.probes), teller)
@@ -240,7 +242,7 @@ def _wish(options: argparse.Namespace) -> ExecutorWish:
     return ExecutorWish(options.executor, options.workers, options.address)
 
 
-def _run(plan: Plan, missing: Sequence[Name], options: argparse.Namespace, held: int) -> None:
+def _run(plan: ComparisonPlan, missing: Sequence[Name], options: argparse.Namespace, held: int) -> None:
     parallel = min(options.parallel or usable_cores(), len(missing))
     workers = options.workers or max(1, usable_cores() // parallel)
     arguments = ["--executor", options.executor, "--workers", str(workers), "--probes", str(options.probes)]
@@ -258,11 +260,11 @@ def _run(plan: Plan, missing: Sequence[Name], options: argparse.Namespace, held:
         view.close()
 
 
-def _view(missing: Sequence[Name], plan: Plan, options: argparse.Namespace) -> View:
+def _view(missing: Sequence[Name], plan: ComparisonPlan, options: argparse.Namespace) -> ProgressView:
     rounds = plan.scenario.task.rounds
     if options.format == "json":
-        return Lines(missing, rounds, sys.stderr)
-    return Bars(missing, rounds) if sys.stdout.isatty() else Lines(missing, rounds, sys.stdout)
+        return ProgressLines(missing, rounds, sys.stderr)
+    return Bars(missing, rounds) if sys.stdout.isatty() else ProgressLines(missing, rounds, sys.stdout)
 
 
 def _whole(text: str) -> int:

@@ -18,7 +18,13 @@ from device_runtime.aggregator.tasks.shared_settings import coded
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.plan import Comparison, Plan, bundle_sha256, comparison_in, scenario_in
+from device_runtime.simulation.compare.plan import (
+    Comparison,
+    ComparisonPlan,
+    bundle_sha256,
+    comparison_in,
+    scenario_in,
+)
 from device_runtime.simulation.compare.run_folder import Name, fingerprint
 from device_runtime.simulation.compare.wording import asking, lasting
 from device_runtime.simulation.errors import ScenarioError
@@ -55,7 +61,7 @@ _PLACES = {
 """Where in a scenario the value of a flag stands."""
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
+def plan_of(options: argparse.Namespace) -> ComparisonPlan:
     """What is asked for; what is not said is as it was in --run-dir, or else the preset's.
 
     Raises ScenarioError.
@@ -80,10 +86,10 @@ def plan_of(options: argparse.Namespace) -> Plan:
         command=shlex.join(["device-runtime", *sys.argv[1:]]),
         bundle=bundle or known.bundle,
     )
-    return Plan(mine, comparison, folder)
+    return ComparisonPlan(mine, comparison, folder)
 
 
-def said(plan: Plan, missing: Sequence[Name]) -> str:
+def said(plan: ComparisonPlan, missing: Sequence[Name]) -> str:
     """What is run, in the first lines of the output."""
     mine, task, comparison = plan.scenario, plan.scenario.task, plan.comparison
     runs = len(plan.names)
@@ -98,7 +104,7 @@ def said(plan: Plan, missing: Sequence[Name]) -> str:
     )
 
 
-def again(plan: Plan) -> str:
+def again(plan: ComparisonPlan) -> str:
     """How to go on with a comparison that was stopped."""
     return f"go on with: device-runtime simulate --run-dir {shlex.quote(str(plan.folder))}"
 

@@ -17,7 +17,7 @@ ERRORS = (AggregatorError,)
 
 
 @dataclass(frozen=True)
-class Offered:
+class OfferedKind:
     """A kind that the system offers, with every setting."""
 
     kind: str
@@ -91,12 +91,12 @@ def _print_one(options: argparse.Namespace) -> None:
         print(tabulate([(f"  {key}", value) for key, value in part.settings.items()], tablefmt="plain"))
 
 
-def _offered(task: Task) -> Iterator[Offered]:
+def _offered(task: Task) -> Iterator[OfferedKind]:
     from device_runtime.strategies import registry
 
     for kind in task.kinds:
         settings = registry.settings(kind.strategy)
-        yield Offered(kind.name, kind.from_round, kind.until_round, settings)
+        yield OfferedKind(kind.name, kind.from_round, kind.until_round, settings)
 
 
 def _start(task: Task) -> str:

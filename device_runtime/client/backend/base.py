@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Offer, Plan
+from device_runtime.broker.wire.messages import Blob, ContributionMessage, Hello, Offer, PlanMessage
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.policy.work_gate import Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
@@ -26,7 +26,7 @@ LEFT = "left"
 """In the device's folder: what codecs left out of updates."""
 
 
-class Look(msgspec.Struct, frozen=True):
+class RoundPreview(msgspec.Struct, frozen=True):
     """With which member of the family a round would be worked on (None: not known yet), and what must be
     fetched before it can be.
     """
@@ -35,7 +35,7 @@ class Look(msgspec.Struct, frozen=True):
     missing: tuple[Blob, ...]
 
 
-class Death(msgspec.Struct, frozen=True):
+class WorkerDeath(msgspec.Struct, frozen=True):
     """A form of an update (its label) at which the process that worked on it ended, and how it did.
 
     `memory`: for want of memory, as far as can be told.
@@ -46,21 +46,21 @@ class Death(msgspec.Struct, frozen=True):
     memory: bool
 
 
-class Made(msgspec.Struct, frozen=True):
+class WorkResult(msgspec.Struct, frozen=True):
     """What came of a round's work: the contribution, boot and seq still to be filled in, and the bytes that
     it takes on the way; None where the device sits out, for these `reasons`, or where it cannot be kept.
     """
 
     run: str
     round: int
-    message: Contribution | None = None
+    message: ContributionMessage | None = None
     bytes_up: int = 0
     reasons: tuple[str, ...] = ()
     trouble: str = ""
 
 
 @dataclass(frozen=True)
-class Ears:
+class BackendListener:
     """Who is told of a round's work, and asked.
 
     `progress`, from 0 to 1, and `between`, after each run of an engine, raise as `Going.between` does.
@@ -71,13 +71,13 @@ class Ears:
     progress: Callable[[float], None]
     between: Callable[[], None]
     lost: Callable[[], float]
-    decided: Callable[[Offer, Plan, float], None]
-    made: Callable[[Made], None]
+    decided: Callable[[Offer, PlanMessage, float], None]
+    made: Callable[[WorkResult], None]
     answered: Callable[[Offer], bool]
     waiting: Callable[[str], Collection[int]]
 
 
-class Workplace(Protocol):
+class WorkBackend(Protocol):
     """One task at a time: that of the offer which was looked at last.
 
     All methods raise DataError, ModelError, OutOfMemory for what this device cannot mend by waiting, LeftOut
@@ -94,13 +94,13 @@ class Workplace(Protocol):
     def warm_up(self) -> None:
         """There will soon be something to do."""
 
-    def look(self, current: Open) -> Look:
+    def look(self, current: Open) -> RoundPreview:
         """What a round still needs to be worked on. Makes its task, once its bundles are here."""
 
     def prepare(self, current: Open) -> None:
         """Have the base of a round at hand. Nothing may be missing."""
 
-    def work(self, current: Open, ears: Ears) -> bool:
+    def work(self, current: Open, ears: BackendListener) -> bool:
         """The round's work. False: it goes on elsewhere, and `work` is to be called again soon.
 
         Raises what `ears` raise.
@@ -112,7 +112,7 @@ class Workplace(Protocol):
     def keep(self, over: Open, between: Callable[[], None]) -> None:
         """The model of a task that is done, as the owner wants it. Nothing may be missing."""
 
-    def settle(self, message: Contribution, counts: bool) -> None:
+    def settle(self, message: ContributionMessage, counts: bool) -> None:
         """A contribution has its receipt."""
 
     def heed(self) -> None:
@@ -128,7 +128,7 @@ class Workplace(Protocol):
         """Let go of it. May be called twice."""
 
 
-MakePlace = Callable[["Settings", Hours, LinkSpeed], Workplace]
+MakePlace = Callable[["Settings", Hours, LinkSpeed], WorkBackend]
 
 
 def bundles_of(offer: Offer) -> Bundles:
@@ -136,8 +136,8 @@ def bundles_of(offer: Offer) -> Bundles:
     return (("", offer.bundle), *((member.name, member.bundle) for member in offer.family))
 
 
-def in_this_process(settings: Settings, hours: Hours, link: LinkSpeed) -> Workplace:
+def in_this_process(settings: Settings, hours: Hours, link: LinkSpeed) -> WorkBackend:
     """See MakePlace."""
-    from .in_process import Here  # which takes numpy and all
+    from .in_process import InProcess  # which takes numpy and all
 
-    return Here(settings, hours, link)
+    return InProcess(settings, hours, link)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from .rpc import Crossing, Gone, Said, Terms
+from .rpc import Rpc, Said, WorkerGone, WorkTerms
 
 END_S = 2.0
 """Seconds that it may take to end."""
@@ -31,15 +31,15 @@ PROGRAM = "; ".join(
 class Child:
     """The process, and the way to it. It ends when this one does, however that ends: see `at_work`."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: WorkTerms) -> None:
         """Starts it. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
             command = [sys.executable, "-c", PROGRAM, str(number), *map(os.path.abspath, sys.path)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
-        self.crossing: Crossing[Said] = Crossing(ours, Said)
-        with suppress(Gone):  # then it is so too when it is asked for something
+        self.crossing: Rpc[Said] = Rpc(ours, Said)
+        with suppress(WorkerGone):  # then it is so too when it is asked for something
             self.crossing.say(terms)
 
     def end(self) -> None:

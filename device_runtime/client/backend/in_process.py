@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Hello, Offer
-from device_runtime.client.cache.model_cache import Holdings
+from device_runtime.broker.wire.messages import INLINE_LIMIT, ContributionMessage, Hello, Offer
+from device_runtime.client.cache.model_cache import ModelCache
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.delivery import reports
 from device_runtime.client.delivery.error_feedback import Leftovers, Of
@@ -19,21 +19,21 @@ from device_runtime.client.policy.work_gate import Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.engine_guard import limit_bytes
-from device_runtime.client.training.local_task import DeviceTask, Given
+from device_runtime.client.training.local_task import DeviceTask, RoundInputs
 from device_runtime.client.training.memory_watchdog import guarded
-from device_runtime.client.training.work import Decision, HeldUp, Listener, Outcome
+from device_runtime.client.training.work import Decision, HeldUp, Listener, WorkOutcome
 from device_runtime.models.errors import BundleError, TensorError
 from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.training.workload import ENVELOPE_BYTES
 
-from .base import LEFT, Bundles, Death, Ears, Look, Made, bundles_of
+from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkerDeath, WorkResult, bundles_of
 
 WRONG = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
 """What is wrong with one round or its bundle, and does not concern the next."""
 
 
-class Here:
+class InProcess:
     """See Workplace. Holds the task (`task`, once its bundles are here) and the base of the last round.
 
     `deaths` are forms that were tried in the round at hand already, and ended the process.
@@ -45,12 +45,12 @@ class Here:
         """`make` makes what works on a task."""
         self.task: OneTask | None = None
         memory = None if settings.pretence else lambda: limit_bytes(None, settings.memory_bytes)
-        self.holdings = Holdings(settings.folder, settings.disk_bytes, memory)
+        self.holdings = ModelCache(settings.folder, settings.disk_bytes, memory)
         self.bundles: Bundles = ()
-        self.deaths: tuple[Death, ...] = ()
+        self.deaths: tuple[WorkerDeath, ...] = ()
         self._settings, self._hours, self._link, self._make = settings, hours, link, make
         self._leftovers = Leftovers(settings.folder / LEFT)
-        self._given: Given | None = None
+        self._given: RoundInputs | None = None
 
     def hello(self, boot: int) -> Hello:
         return self.task.hello(boot) if self.task else reports.bare_hello(boot)
@@ -58,26 +58,26 @@ class Here:
     def warm_up(self) -> None:
         """Nothing."""
 
-    def look(self, current: Open) -> Look:
+    def look(self, current: Open) -> RoundPreview:
         """Of a family, only the base of the model that the device would train as things stand."""
         offer = current.offer
         with left_out():
             if why := self._settings.allowed.refuses(blob for _, blob in bundles_of(offer)):
                 raise LeftOut(why)
             if missing := self.holdings.missing_bundles(offer):
-                return Look(current.member, missing)
+                return RoundPreview(current.member, missing)
             if current.member is None or self.bundles != bundles_of(offer):
                 task, remaining_s = self._task_of(offer), current.closes - self._hours.clock()
                 if current.member is None:
                     current = replace(current, member=task.member(offer, remaining_s))
                 self.holdings.take_parts(task.bundle(current.member or ""), current.base)
-            return Look(current.member, self.holdings.missing(current.base, offer.aside))
+            return RoundPreview(current.member, self.holdings.missing(current.base, offer.aside))
 
     def prepare(self, current: Open) -> None:
         with left_out():
             self._given_by(current)
 
-    def work(self, current: Open, ears: Ears) -> bool:
+    def work(self, current: Open, ears: BackendListener) -> bool:
         offer = current.offer
         with left_out():
             given = self._given_by(current)
@@ -104,7 +104,7 @@ class Here:
             self._given = None
             task.final(given, between)
 
-    def settle(self, message: Contribution, counts: bool) -> None:
+    def settle(self, message: ContributionMessage, counts: bool) -> None:
         self._leftovers.settle(message.run, message.kind, message.round, counts)
 
     def heed(self) -> None:
@@ -120,13 +120,13 @@ class Here:
     def close(self) -> None:
         """Nothing."""
 
-    def _given_by(self, current: Open) -> Given:
+    def _given_by(self, current: Open) -> RoundInputs:
         """What a round gives; the same again while its work goes on. Raises as the methods do."""
         offer, member, known = current.offer, current.member or "", self._given
         task = self._task_of(offer)
         if known is None or (known.offer, known.member) != (offer, member):
             weights = self.holdings.base(current.base, task.bundle(member).manifest)
-            self._given = known = Given(offer, member, weights, self.holdings.aside(offer.aside))
+            self._given = known = RoundInputs(offer, member, weights, self.holdings.aside(offer.aside))
         return known
 
     def _task_of(self, offer: Offer) -> OneTask:
@@ -138,13 +138,13 @@ class Here:
             self.bundles = bundles_of(offer)
         return self.task
 
-    def _report(self, task: OneTask, given: Given, outcome: Outcome, ears: Ears) -> None:
+    def _report(self, task: OneTask, given: RoundInputs, outcome: WorkOutcome, ears: BackendListener) -> None:
         """Keep what the kind and the codec remember of what was trained, then tell of the update."""
         offer, made = given.offer, outcome.contribution
         if ears.answered(offer):
             return
         if made is None:
-            ears.made(Made(offer.run, offer.round, reasons=outcome.reasons))
+            ears.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
             return
         of, waiting = Of(offer.run, made.kind, given.member), ears.waiting(offer.run)
         try:
@@ -157,11 +157,11 @@ class Here:
                 self._leftovers.put(of, offer.round, waiting, encoded.left)
         except (BlobError, OSError) as error:
             trouble = f"its contribution cannot be kept: {error}"
-            ears.made(Made(offer.run, offer.round, trouble=trouble))
+            ears.made(WorkResult(offer.run, offer.round, trouble=trouble))
         except TensorError as error:
-            ears.made(Made(offer.run, offer.round, trouble=str(error)))
+            ears.made(WorkResult(offer.run, offer.round, trouble=str(error)))
         else:
-            ears.made(Made(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
+            ears.made(WorkResult(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def left_out() -> Iterator[None]:
         raise LeftOut(str(error)) from error
 
 
-def _listener(offer: Offer, ears: Ears) -> Listener:
+def _listener(offer: Offer, ears: BackendListener) -> Listener:
     def decided(decision: Decision) -> None:
         ears.decided(offer, reports.plan_message(offer, decision), decision.room_bytes)
 

@@ -16,10 +16,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from device_runtime.broker.wire.messages import Contribution, Hello, Plan
+from device_runtime.broker.wire.messages import ContributionMessage, Hello, PlanMessage
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.energy import Meter
-from device_runtime.client.personal.kept import Wish
+from device_runtime.client.personal.kept import PersonalWish
 from device_runtime.client.policy.rules import ANYTHING, AllowList
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.engine_guard import Pretence
@@ -28,18 +28,18 @@ from device_runtime.models.data import Place
 from device_runtime.profiles import DeviceProfile
 from device_runtime.strategies.terms.accountant import Limit
 
-from .base import Bundles, Death, Look, Made
+from .base import Bundles, RoundPreview, WorkerDeath, WorkResult
 
 LENGTH = struct.Struct("!I")
 CHUNK = 64 * 1024
 M = TypeVar("M")
 
 
-class Gone(Exception):
+class WorkerGone(Exception):
     """The other side has ended."""
 
 
-class Crossing(Generic[M]):
+class Rpc(Generic[M]):
     """One end. `kind` is the union of what comes in."""
 
     def __init__(self, end: socket.socket, kind: Any) -> None:
@@ -61,7 +61,7 @@ class Crossing(Generic[M]):
         try:
             self._end.sendall(LENGTH.pack(len(data)) + data)
         except OSError:
-            raise Gone from None
+            raise WorkerGone from None
 
     def hear(self, timeout_s: float | None = None) -> M | None:
         """The next message; None where none has come in time. Raises Gone."""
@@ -71,9 +71,9 @@ class Crossing(Generic[M]):
             try:
                 came = self._end.recv(CHUNK)
             except OSError:
-                raise Gone from None
+                raise WorkerGone from None
             if not came:
-                raise Gone
+                raise WorkerGone
             self._came += came
         self._spoke_s = time.monotonic()
         return message
@@ -111,7 +111,7 @@ def _path(_kind: type, given: object) -> Path:
 # are files, which both read.
 
 
-class Terms(msgspec.Struct, frozen=True, tag=True):
+class WorkTerms(msgspec.Struct, frozen=True, tag=True):
     """First of all: what of Settings concerns work, and the meter by its name."""
 
     name: str
@@ -119,7 +119,7 @@ class Terms(msgspec.Struct, frozen=True, tag=True):
     folder: Path
     engine: EngineWish
     meter: str
-    personal: Wish
+    personal: PersonalWish
     memory_bytes: int | None = None
     owner: Limit | None = None
     pretended: DeviceProfile | None = None
@@ -128,7 +128,7 @@ class Terms(msgspec.Struct, frozen=True, tag=True):
     allowed: AllowList = ANYTHING
 
     @classmethod
-    def of(cls, given: Settings, meter: str, held_bytes: int) -> Terms:
+    def of(cls, given: Settings, meter: str, held_bytes: int) -> WorkTerms:
         """`held_bytes` are held on this side, and not to be had on the other. Paths are made
         absolute: that side runs in another folder.
         """
@@ -172,26 +172,26 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     current: Open
 
 
-class Work(msgspec.Struct, frozen=True, tag=True):
+class WorkOrder(msgspec.Struct, frozen=True, tag=True):
     """`waiting`: rounds of this run whose contributions have no receipt; `lost_s` as of Hours."""
 
     current: Open
     seen: tuple[float | None, float | None]
     waiting: tuple[int, ...]
     lost_s: float
-    deaths: tuple[Death, ...] = ()
+    deaths: tuple[WorkerDeath, ...] = ()
 
 
 class After(msgspec.Struct, frozen=True, tag=True):
     current: Open
 
 
-class Keep(msgspec.Struct, frozen=True, tag=True):
+class KeepModel(msgspec.Struct, frozen=True, tag=True):
     over: Open
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):
-    message: Contribution
+    message: ContributionMessage
     counts: bool
 
 
@@ -215,17 +215,17 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 class Decided(msgspec.Struct, frozen=True, tag=True):
     """See Ears.decided."""
 
-    plan: Plan
+    plan: PlanMessage
     room_bytes: float
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
     """See Ears.made."""
 
-    made: Made
+    made: WorkResult
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownTask(msgspec.Struct, frozen=True):
     """The task that is known, and what is said of it; the hello's boot is the other side's to fill in."""
 
     bundles: Bundles
@@ -237,12 +237,12 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     the name of its class. `cpu_s`: seconds that the process has computed, so far.
     """
 
-    known: Known | None = None
-    look: Look | None = None
+    known: KnownTask | None = None
+    look: RoundPreview | None = None
     over: bool = True
     error: tuple[str, str] | None = None
     cpu_s: float = 0.0
 
 
-Asked = Terms | LookAt | Prepare | Work | After | Keep | Settle | PutDown | GoOn
+Asked = WorkTerms | LookAt | Prepare | WorkOrder | After | KeepModel | Settle | PutDown | GoOn
 Said = Beat | Decided | Reported | Ended

@@ -9,7 +9,7 @@ from math import inf
 import msgspec
 
 from device_runtime.broker.errors import BlobError, NoRoom
-from device_runtime.broker.wire.messages import Contribution, Hello, Offer, Plan
+from device_runtime.broker.wire.messages import ContributionMessage, Hello, Offer, PlanMessage
 from device_runtime.client import energy as meters
 from device_runtime.client import errors
 from device_runtime.client.connection.offers import Open
@@ -21,7 +21,7 @@ from device_runtime.client.settings import Settings
 from device_runtime.models import errors as model_errors
 from device_runtime.models.errors import ModelError
 
-from .base import LEFT, Bundles, Death, Ears, Look, Made
+from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkerDeath, WorkResult
 from .child_process import Child
 from .rpc import (
     After,
@@ -29,18 +29,18 @@ from .rpc import (
     Beat,
     Decided,
     Ended,
-    Gone,
     GoOn,
-    Keep,
-    Known,
+    KeepModel,
+    KnownTask,
     LookAt,
     Prepare,
     PutDown,
     Reported,
     Said,
     Settle,
-    Terms,
-    Work,
+    WorkerGone,
+    WorkOrder,
+    WorkTerms,
 )
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ ERRORS: dict[str, Callable[[str], Exception]] = {
 """What the process tells of, by name."""
 
 
-class Apart:
+class Subprocess:
     """See Workplace. While it is too early to start the process anew, WorkDied is raised instead."""
 
     def __init__(
@@ -84,11 +84,11 @@ class Apart:
         self._stays_s, self._used_s = stays_s, 0.0
         self._cpu_s: float | None = None
         self._child: Child | None = None
-        self._known: Known | None = None
+        self._known: KnownTask | None = None
         self._busy = self._stands_still = False
         self._unsettled: list[Settle] = []
         self._at, self._reported = "", False
-        self._deaths: tuple[Open | None, tuple[Death, ...]] = (None, ())
+        self._deaths: tuple[Open | None, tuple[WorkerDeath, ...]] = (None, ())
         self._refused, self._killed = "", False
         self._not_before_s, self._wait_s = -inf, AGAIN_S
 
@@ -106,7 +106,7 @@ class Apart:
         except WorkDied as error:
             log.warning("%s", error)
 
-    def look(self, current: Open) -> Look:
+    def look(self, current: Open) -> RoundPreview:
         look = self._ask(LookAt(current, self._link.seen)).look
         if look is None:
             raise TypeError("no look came of a look")
@@ -115,7 +115,7 @@ class Apart:
     def prepare(self, current: Open) -> None:
         self._ask(Prepare(current))
 
-    def work(self, current: Open, ears: Ears) -> bool:
+    def work(self, current: Open, ears: BackendListener) -> bool:
         """Where the process dies, what it was at is given up until the round has a new deadline, and the next
         cheaper form is tried, unless the round has closed.
         """
@@ -127,7 +127,7 @@ class Apart:
             if deaths and self._hours.clock() >= current.closes:
                 return _sat_out(offer, deaths, ears)
             waiting = tuple(ears.waiting(offer.run))
-            request = Work(current, self._link.seen, waiting, ears.lost(), deaths)
+            request = WorkOrder(current, self._link.seen, waiting, ears.lost(), deaths)
             self._at, self._reported = "", False
             try:
                 return self._ask(request, ears.progress, lambda said: self._tell(said, offer, ears)).over
@@ -137,7 +137,7 @@ class Apart:
                 if not self._at:
                     raise
                 log.warning("%s given up: %s", self._at, error)
-                self._deaths = (before, (*deaths, Death(self._at, str(error), self._killed)))
+                self._deaths = (before, (*deaths, WorkerDeath(self._at, str(error), self._killed)))
                 self._not_before_s = -inf  # each time there is a form less to try
                 _over(ears.progress, 0.0)  # where the rules say no, the next form waits, too
 
@@ -146,9 +146,9 @@ class Apart:
             self._ask(After(current), lambda _: between())
 
     def keep(self, over: Open, between: Callable[[], None]) -> None:
-        self._ask(Keep(over), lambda _: between())
+        self._ask(KeepModel(over), lambda _: between())
 
-    def settle(self, message: Contribution, counts: bool) -> None:
+    def settle(self, message: ContributionMessage, counts: bool) -> None:
         """Where work stands still: before anything else that is asked for after it."""
         folder, request = self._settings.folder / LEFT, Settle(message, counts)
         if not folder.exists() or not any(folder.iterdir()):
@@ -212,7 +212,7 @@ class Apart:
                     child.crossing.say(GoOn(self._hours.lost(), over))
                 elif said is not None:
                     tell(said)
-        except Gone:
+        except WorkerGone:
             self.close()
             self._killed = child.killed
             raise self._put_off(child.epitaph) from None
@@ -221,14 +221,18 @@ class Apart:
             raise
         finally:
             self._busy = False
-        if isinstance(request, (Work, After, Keep)):
+        if isinstance(request, (WorkOrder, After, KeepModel)):
             self._wait_s = AGAIN_S
         return self._ended(said)
 
     def _endless(self, request: Asked, child: Child) -> str:
         """Why the process is not waited for any longer; empty where it is."""
         quiet_s = child.crossing.quiet_s
-        if isinstance(request, Work) and self._hours.clock() >= request.current.closes and quiet_s >= GRACE_S:
+        if (
+            isinstance(request, WorkOrder)
+            and self._hours.clock() >= request.current.closes
+            and quiet_s >= GRACE_S
+        ):
             return f"it said nothing for {GRACE_S:.0f} s when its round had closed"
         return f"it said nothing for {SILENT_S:.0f} s" if quiet_s >= SILENT_S else ""
 
@@ -247,7 +251,7 @@ class Apart:
             self._unsettled.append(request)
             raise
 
-    def _tell(self, said: Said, offer: Offer, ears: Ears) -> None:
+    def _tell(self, said: Said, offer: Offer, ears: BackendListener) -> None:
         if isinstance(said, Decided):
             self._at = said.plan.kind
             ears.decided(offer, said.plan, said.room_bytes)
@@ -275,7 +279,7 @@ class Apart:
             if self._hours.clock() < self._not_before_s:
                 raise WorkDied(self._refused)
             try:
-                self._child = Child(Terms.of(self._settings, self._meter, _held_bytes(self._settings)))
+                self._child = Child(WorkTerms.of(self._settings, self._meter, _held_bytes(self._settings)))
             except OSError as error:
                 why = f"no process can be started to work in ({error}); --in-process works without"
                 raise self._put_off(why) from None
@@ -289,10 +293,10 @@ class Apart:
         return WorkDied(why)
 
 
-def _sat_out(offer: Offer, deaths: tuple[Death, ...], ears: Ears) -> bool:
+def _sat_out(offer: Offer, deaths: tuple[WorkerDeath, ...], ears: BackendListener) -> bool:
     """Tells why nothing comes of the round; it is over."""
     reasons = tuple(f"{death.label} given up: {death.why}" for death in deaths)
-    plan = Plan(
+    plan = PlanMessage(
         task=offer.task,
         round=offer.round,
         kind="",
@@ -302,7 +306,7 @@ def _sat_out(offer: Offer, deaths: tuple[Death, ...], ears: Ears) -> bool:
         reasons=reasons,
     )
     ears.decided(offer, plan, 0.0)
-    ears.made(Made(offer.run, offer.round, reasons=reasons))
+    ears.made(WorkResult(offer.run, offer.round, reasons=reasons))
     return True
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.messages import Offer, Plan
+from device_runtime.broker.wire.messages import Offer, PlanMessage
 from device_runtime.client import energy as meters
 from device_runtime.client.energy import Meter, resting
 from device_runtime.client.errors import DeviceError, RoundOver
@@ -20,26 +20,26 @@ from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.console import log_to_stderr
 from device_runtime.models.errors import ModelError
 
-from .base import Ears, Look, Made
-from .in_process import Here
+from .base import BackendListener, RoundPreview, WorkResult
+from .in_process import InProcess
 from .rpc import (
     After,
     Asked,
     Beat,
-    Crossing,
     Decided,
     Ended,
-    Gone,
     GoOn,
-    Keep,
-    Known,
+    KeepModel,
+    KnownTask,
     LookAt,
     Prepare,
     PutDown,
     Reported,
+    Rpc,
     Settle,
-    Terms,
-    Work,
+    WorkerGone,
+    WorkOrder,
+    WorkTerms,
 )
 
 log = logging.getLogger(__name__)
@@ -56,11 +56,11 @@ Inbox = queue.SimpleQueue[Asked]
 def main(number: int) -> None:
     """Work for whoever has the other end of the socket with this file number, until that is closed."""
     log_to_stderr()
-    crossing: Crossing[Asked] = Crossing(socket.socket(fileno=number), Asked)
+    crossing: Rpc[Asked] = Rpc(socket.socket(fileno=number), Asked)
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(crossing, inbox), daemon=True).start()
     terms = inbox.get()
-    if not isinstance(terms, Terms):
+    if not isinstance(terms, WorkTerms):
         raise TypeError(f"the first word is {type(terms).__name__}, expected Terms")
     try:
         meter = meters.find(terms.meter).meter
@@ -69,7 +69,7 @@ def main(number: int) -> None:
         crossing.say(Ended(error=(type(error).__name__, str(error))))
         return
     _go_where_nothing_is(terms.folder)
-    worker = Worker(terms, meter, crossing, inbox)
+    worker = DeviceWorker(terms, meter, crossing, inbox)
     while True:
         crossing.say(worker.answer(inbox.get()))
 
@@ -83,14 +83,14 @@ def _go_where_nothing_is(folder: Path) -> None:
     os.chdir(empty)
 
 
-def _listen(crossing: Crossing[Asked], inbox: Inbox) -> None:
+def _listen(crossing: Rpc[Asked], inbox: Inbox) -> None:
     """On a thread, so that the end is heard of in the middle of any work: nothing is lost by it. Who cannot
     listen any more, as for want of memory, ends too.
     """
     try:
         while (asked := crossing.hear()) is not None:
             inbox.put(asked)
-    except Gone:
+    except WorkerGone:
         os._exit(0)
     except Exception:
         try:
@@ -99,7 +99,7 @@ def _listen(crossing: Crossing[Asked], inbox: Inbox) -> None:
             os._exit(1)
 
 
-class Told(Hours):
+class RemoteWorkGate(Hours):
     """Hours that somebody else keeps: `lost_s` is what that said last."""
 
     lost_s = 0.0
@@ -108,13 +108,13 @@ class Told(Hours):
         return self.lost_s
 
 
-class Worker:
+class DeviceWorker:
     """What is asked for, done as in one process."""
 
-    def __init__(self, terms: Terms, meter: Meter | None, crossing: Crossing[Asked], inbox: Inbox) -> None:
+    def __init__(self, terms: WorkTerms, meter: Meter | None, crossing: Rpc[Asked], inbox: Inbox) -> None:
         self._crossing, self._inbox, self._meter = crossing, inbox, meter
-        self._hours, self._link = Told(time.monotonic), LinkSpeed()
-        self._here = Here(terms.settings(meter), self._hours, self._link)
+        self._hours, self._link = RemoteWorkGate(time.monotonic), LinkSpeed()
+        self._here = InProcess(terms.settings(meter), self._hours, self._link)
         self._done, self._asked_s, self._unanswered = 0.0, 0.0, False
 
     def answer(self, asked: Asked) -> Ended:
@@ -122,7 +122,7 @@ class Worker:
         look, over = None, True
         error: tuple[str, str] | None = None
         try:
-            if isinstance(asked, Work):
+            if isinstance(asked, WorkOrder):
                 over = self._work(asked)
             else:
                 look = self._do(asked)
@@ -131,10 +131,10 @@ class Worker:
         if self._unanswered:
             self._heard(self._inbox.get())
         bundles = self._here.bundles
-        known = Known(bundles, self._here.hello(0)) if bundles else None
+        known = KnownTask(bundles, self._here.hello(0)) if bundles else None
         return Ended(known, look, over, error, time.process_time())
 
-    def _do(self, asked: Asked) -> Look | None:
+    def _do(self, asked: Asked) -> RoundPreview | None:
         if isinstance(asked, LookAt):
             self._link.seen = asked.seen
             return self._here.look(asked.current)
@@ -142,7 +142,7 @@ class Worker:
             self._here.prepare(asked.current)
         elif isinstance(asked, After):
             self._here.after(asked.current, self.between)
-        elif isinstance(asked, Keep):
+        elif isinstance(asked, KeepModel):
             self._here.keep(asked.over, self.between)
         elif isinstance(asked, Settle):
             self._here.settle(asked.message, asked.counts)
@@ -150,10 +150,10 @@ class Worker:
             self._here.put_down()
         return None
 
-    def _work(self, asked: Work) -> bool:
+    def _work(self, asked: WorkOrder) -> bool:
         self._link.seen, self._hours.lost_s, self._done = asked.seen, asked.lost_s, 0.0
         self._here.deaths = asked.deaths
-        ears = Ears(
+        ears = BackendListener(
             self._progress,
             self.between,
             self._hours.lost,
@@ -204,8 +204,8 @@ class Worker:
         self._hours.lost_s = answer.lost_s
         return answer
 
-    def _decided(self, _offer: Offer, plan: Plan, room_bytes: float) -> None:
+    def _decided(self, _offer: Offer, plan: PlanMessage, room_bytes: float) -> None:
         self._crossing.say(Decided(plan, room_bytes))
 
-    def _made(self, made: Made) -> None:
+    def _made(self, made: WorkResult) -> None:
         self._crossing.say(Reported(made))

@@ -22,7 +22,7 @@ fetched: a minute or two on a small board, see docs/zeroth-order.md."""
 
 
 @dataclass(frozen=True)
-class Stand:
+class ReplayState:
     """Weights that were made, or came, and where they are: so many steps on this line."""
 
     line: bytes
@@ -31,27 +31,27 @@ class Stand:
 
 
 @dataclass(frozen=True)
-class Way:
+class BaseRoute:
     """`steps` steps to go, from the checkpoint on where there is no `start`; `needed` are the blobs of it."""
 
-    start: Stand | None
+    start: ReplayState | None
     steps: int
     needed: tuple[Blob, ...]
 
 
-def way(base: Base, stand: Stand | None, here: Callable[[Blob], bool]) -> Way | None:
+def way(base: Base, stand: ReplayState | None, here: Callable[[Blob], bool]) -> BaseRoute | None:
     """The one that takes fewer bytes of those that are not `here`; what it replays is bounded, where there is
     another. None where neither can be gone by what the base names, or the whole of it may name fewer bytes.
     """
     segments = _segments(base, base.steps)
-    anew = None if segments is None else Way(None, base.steps, (*base.checkpoint, *segments))
+    anew = None if segments is None else BaseRoute(None, base.steps, (*base.checkpoint, *segments))
     if stand is None or stand.line != base.line or not stand.at <= base.at:
         return anew
     lacking = base.at - stand.at
     segments = _segments(base, lacking)
     if segments is None:
         return anew if base.whole or (anew and not _lacking(anew, here)) else None
-    on = Way(stand, lacking, segments)
+    on = BaseRoute(stand, lacking, segments)
     if anew is None:
         return on
     elements = sum(part.size for part in base.checkpoint) // 4
@@ -61,7 +61,7 @@ def way(base: Base, stand: Stand | None, here: Callable[[Blob], bool]) -> Way | 
     return on if _lacking(on, here) <= _lacking(anew, here) else anew
 
 
-def steps_of(way: Way, base: Base, blobs: Blobs) -> tuple[Step, ...]:
+def steps_of(way: BaseRoute, base: Base, blobs: Blobs) -> tuple[Step, ...]:
     """Those to go. Raises BlobError, UnusableBase for a log that is not one, or not of this base."""
     try:
         tail = step_log.unpack(base.tail)
@@ -95,7 +95,7 @@ def _in_tail(base: Base) -> int:
         raise UnusableBase(f"the last steps of the base are damaged: {error}") from None
 
 
-def _lacking(way: Way, here: Callable[[Blob], bool]) -> int:
+def _lacking(way: BaseRoute, here: Callable[[Blob], bool]) -> int:
     """Bytes to fetch."""
     return sum(blob.size for blob in way.needed if not here(blob))
 
@@ -108,13 +108,13 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 
 
-class Stands:
+class ReplayStates:
     """One at a time. A damaged one does no harm: what comes of it is not the base that was named."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, stand: Stand) -> None:
+    def put(self, stand: ReplayState) -> None:
         """In place of any other. A disk that refuses is warned of: then the way begins at the checkpoint."""
         path = self._folder / f"{stand.line.hex()}.{stand.at}{SUFFIX}"
         if path.exists():
@@ -126,13 +126,13 @@ class Stands:
         except OSError as error:
             log.warning("where this device stands cannot be kept: %s", error)
 
-    def get(self, base: Base) -> Stand | None:
+    def get(self, base: Base) -> ReplayState | None:
         """The one that is kept, if it is on the way to this base."""
         for path in self._folder.glob(f"{base.line.hex()}.*{SUFFIX}"):
             at = path.name.removesuffix(SUFFIX).rpartition(".")[2]
             if at.isdecimal() and int(at) <= base.at:
                 try:
-                    return Stand(base.line, int(at), tensors.decode(path.read_bytes()))
+                    return ReplayState(base.line, int(at), tensors.decode(path.read_bytes()))
                 except (OSError, TensorError) as error:
                     log.warning("where this device stood is not readable: %s", error)
         return None

@@ -26,7 +26,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, ModelError, TensorError
 from device_runtime.strategies.directions.replaying import replay
 
-from .base_route import Stand, Stands, Way, steps_of, way
+from .base_route import BaseRoute, ReplayState, ReplayStates, steps_of, way
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ COPIES = 2
 """A bundle is on the disk as it was fetched and unpacked, and so in memory while it is unpacked."""
 
 
-class Holdings:
+class ModelCache:
     """Blobs of one device, and the weights of its last base model with the steps already taken on it.
 
     `disk_bytes` bounds what it fetches and unpacks of models; `memory` tells the bytes that may be held, into
@@ -47,8 +47,8 @@ class Holdings:
         self.blobs = store(folder, disk_bytes)
         self._memory = memory
         self._bundles = folder / BUNDLES
-        self._stand: Stand | None = None
-        self._stands = Stands(folder / "stand")
+        self._stand: ReplayState | None = None
+        self._stands = ReplayStates(folder / "stand")
 
     def missing_bundles(self, offer: Offer) -> tuple[Blob, ...]:
         """What must be fetched before it can be decided how to work on this offer. Raises BundleError for
@@ -102,7 +102,7 @@ class Holdings:
             return
         weights = bundle.weights()
         if base.at and _sha(weights)[:LINE_BYTES] == base.line:
-            self._stand = Stand(base.line, 0, weights)
+            self._stand = ReplayState(base.line, 0, weights)
         for part in tensors.encoded_parts(weights, bundle.manifest.parts()):
             if name(part) in base.checkpoint:
                 self.blobs.put(part)
@@ -144,10 +144,10 @@ class Holdings:
         if way.start is not None and base.at and not base.steps:
             for part in tensors.encoded_parts(weights, manifest.parts()):
                 self.blobs.put(part)  # the checkpoint, for a life of this device that stands nowhere
-        self._stand = Stand(base.line, base.at, weights)
+        self._stand = ReplayState(base.line, base.at, weights)
         return weights
 
-    def _gone(self, way: Way, base: Base, manifest: Manifest) -> Tensors:
+    def _gone(self, way: BaseRoute, base: Base, manifest: Manifest) -> Tensors:
         """What the way leads to. Raises as `base` does."""
         if way.start is None:
             weights: Tensors = self._joined(base)
@@ -182,7 +182,7 @@ class Holdings:
                 log.warning("shipped bundle %s: %s", shipped, error)
         return sound
 
-    def _way(self, base: Base) -> Way:
+    def _way(self, base: Base) -> BaseRoute:
         """How to get there. Raises as `missing` does."""
         self._stand = self._stand or self._stands.get(base)
         found = way(base, self._stand, self.blobs.has)

@@ -18,7 +18,7 @@ import platformdirs
 from device_runtime.broker.errors import BrokerUnreachable, UrlError
 from device_runtime.broker.security.enrolment import FILE, Enrolment, EnrolmentError
 from device_runtime.broker.wire.link import LinkOptions
-from device_runtime.broker.wire.link_timing import Patience
+from device_runtime.broker.wire.link_timing import ReconnectDelay
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 from device_runtime.client.errors import NoDevice
@@ -41,7 +41,7 @@ class Connects(Protocol):
 def reach(
     link: Connects,
     stop: threading.Event,
-    patience: Patience | None = None,
+    patience: ReconnectDelay | None = None,
     waits: Callable[[], None] = lambda: None,
 ) -> bool:
     """Connect, however long that takes; False when `stop` came before. Why it waits is said once in a row,
@@ -49,7 +49,7 @@ def reach(
 
     Raises BrokerRefused: who is not let in now will not be later.
     """
-    patience = patience or Patience(LinkOptions.reconnect_s)
+    patience = patience or ReconnectDelay(LinkOptions.reconnect_s)
     said = ""
     while not stop.is_set():
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.security.access_trial import Trial
+from device_runtime.broker.security.access_trial import AccessTrial
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import MessageError, Offer
@@ -73,7 +73,7 @@ def offered(connection: Connection) -> dict[str, bool]:
 
     Offers of another aggregator than that of the enrolment are left out. Raises BrokerError.
     """
-    with closing(Trial(connection.url, f"{connection.client_id}-tasks", (topics.OFFERS,))) as trial:
+    with closing(AccessTrial(connection.url, f"{connection.client_id}-tasks", (topics.OFFERS,))) as trial:
         heard = trial.hear(LISTEN_S)
     trust = Trust(connection.key)
     return {offer.task: offer.done for message in heard if (offer := _offer(trust, message))}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.blobs import Blobs, Room
+from device_runtime.broker.wire.blobs import BlobRoom, Blobs
 from device_runtime.broker.wire.messages import Blob, Get, Offer
 from device_runtime.broker.wire.transfer import Pull
 
@@ -96,7 +96,7 @@ class Downloads:
 
 def store(folder: Path, disk_bytes: int | None) -> Blobs:
     """The blobs of the device in `folder`; with its unpacked bundles they take `disk_bytes` at most."""
-    return Blobs(folder / BLOBS, room=Room(most=disk_bytes, beside=(folder / BUNDLES,)))
+    return Blobs(folder / BLOBS, room=BlobRoom(most=disk_bytes, beside=(folder / BUNDLES,)))
 
 
 def prune(blobs: Blobs, offer: Offer, waiting: Iterable[Blob | None]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import ceil, isnan
 from typing import TYPE_CHECKING
 
-from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Metrics, Offer, Plan
+from device_runtime.broker.wire.messages import Blob, ContributionMessage, Hello, Metrics, Offer, PlanMessage
 
 if TYPE_CHECKING:
-    from device_runtime.client.training.work import Decision, Outcome
+    from device_runtime.client.training.work import Decision, WorkOutcome
 
 
 def bare_hello(boot: int) -> Hello:
@@ -16,11 +16,11 @@ def bare_hello(boot: int) -> Hello:
     return Hello(boot=boot, num_examples=0, profile="", memory_bytes=0, engine="")
 
 
-def plan_message(offer: Offer, decision: Decision) -> Plan:
+def plan_message(offer: Offer, decision: Decision) -> PlanMessage:
     """What was decided and why; kind "" when the device sits out."""
     chosen = decision.plan.chosen
     cost = chosen.cost if chosen else None
-    return Plan(
+    return PlanMessage(
         task=offer.task,
         round=offer.round,
         kind=chosen.label if chosen else "",
@@ -31,7 +31,7 @@ def plan_message(offer: Offer, decision: Decision) -> Plan:
     )
 
 
-def contribution_message(offer: Offer, outcome: Outcome, body: bytes | Blob) -> Contribution:
+def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob) -> ContributionMessage:
     """The contribution with its tensors inline, or their blob; boot and seq are the sender's to fill in.
 
     Raises ValueError for an outcome without contribution.
@@ -39,7 +39,7 @@ def contribution_message(offer: Offer, outcome: Outcome, body: bytes | Blob) -> 
     made = outcome.contribution
     if made is None:
         raise ValueError("nothing was contributed")
-    return Contribution(
+    return ContributionMessage(
         task=offer.task,
         run=offer.run,
         round=offer.round,

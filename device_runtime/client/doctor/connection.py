@@ -12,14 +12,14 @@ from datetime import datetime, timezone
 
 from device_runtime.broker.errors import BrokerError, BrokerRefused, UrlError
 from device_runtime.broker.security import certificate
-from device_runtime.broker.security.access_trial import Trial
+from device_runtime.broker.security.access_trial import AccessTrial
 from device_runtime.broker.security.certificate import (
     EXPIRED,
     NOT_YET,
     OTHER_ADDRESS,
     OTHER_NAME,
-    Certificate,
     CertificateRefused,
+    PeerCertificate,
 )
 from device_runtime.broker.security.enrolment import FILE
 from device_runtime.broker.wire import topics
@@ -65,7 +65,7 @@ def examine(connection: Connection, now: float) -> Iterator[Finding]:
     yield reached
     if reached.state == "problem":
         return
-    seen: Certificate | None = None
+    seen: PeerCertificate | None = None
     if url.secure:
         try:
             seen = certificate.examine(url)
@@ -128,7 +128,7 @@ def _distrusted(error: Exception) -> Finding:
     return Finding("tls", "problem", str(error), "check the port: is TLS spoken there?")
 
 
-def _trusted(seen: Certificate, now: float) -> Finding:
+def _trusted(seen: PeerCertificate, now: float) -> Finding:
     days = (seen.ends - now) / DAY_S
     found = f"{seen.protocol}, certificate of {seen.subject} by {seen.issuer}, {days:.0f} days left"
     if seen.ends - now < SOON_S:
@@ -136,12 +136,12 @@ def _trusted(seen: Certificate, now: float) -> Finding:
     return Finding("tls", "ok", found)
 
 
-def _inside(connection: Connection, now: float, seen: Certificate | None) -> Iterator[Finding]:
+def _inside(connection: Connection, now: float, seen: PeerCertificate | None) -> Iterator[Finding]:
     """With a connection of its own: the device that may be running keeps its."""
     name = connection.name
     filters = (f"{TO_ALL}#", topics.up("+", "state"), topics.up(name, "trial"))
     try:
-        trial = Trial(connection.url, f"{connection.client_id}-doctor", filters)
+        trial = AccessTrial(connection.url, f"{connection.client_id}-doctor", filters)
     except BrokerRefused as error:
         advice = "enrol the device anew (`device add NAME --again`), or check user and password in the URL"
         yield Finding("credentials", "problem", str(error), advice)
@@ -164,7 +164,7 @@ def _inside(connection: Connection, now: float, seen: Certificate | None) -> Ite
     yield _clock(connection, now, seen, _issued(offers))
 
 
-def _writing(trial: Trial, name: str) -> Finding:
+def _writing(trial: AccessTrial, name: str) -> Finding:
     answer = trial.publish(topics.up(name, "trial"), b"")
     if not answer.taken:
         advice = (
@@ -178,7 +178,7 @@ def _writing(trial: Trial, name: str) -> Finding:
     return Finding("own branch", "ok", f"may write below {topics.up(name, '')}")
 
 
-def _fence(trial: Trial, connection: Connection) -> Finding:
+def _fence(trial: AccessTrial, connection: Connection) -> Finding:
     """What others' branches, and the aggregator's words to all, must be kept from."""
     name = connection.name
     tried = (topics.up(NOBODY, "trial"), topics.down(NOBODY, "trial"), f"{TO_ALL}trial")
@@ -200,7 +200,7 @@ def _fence(trial: Trial, connection: Connection) -> Finding:
     return Finding("access list", "ok", "kept from the branches of others, and from speaking to all")
 
 
-def _limit(trial: Trial, name: str) -> Finding:
+def _limit(trial: AccessTrial, name: str) -> Finding:
     answer = trial.publish(topics.up(name, "trial"), bytes(MESSAGE_LIMIT))
     size = f"{MESSAGE_LIMIT // 1024} KiB in one message"
     if not answer.taken:
@@ -245,7 +245,7 @@ def _issued(offers: list[Received]) -> int:
     return max(moments)
 
 
-def _clock(connection: Connection, now: float, seen: Certificate | None, offered: int) -> Finding:
+def _clock(connection: Connection, now: float, seen: PeerCertificate | None, offered: int) -> Finding:
     """Nothing that others said can have been said later than now."""
     said = {"the offer": offered, "the enrolment": connection.enrolment.issued if connection.enrolment else 0}
     if seen is not None:

@@ -218,7 +218,7 @@ def _mb(size: float) -> str:
 # FROM meters: What tells this device's energy, and what could.
 
 
-def energy(found: meters.Found | None = None) -> Iterator[Finding]:
+def energy(found: meters.FoundMeter | None = None) -> Iterator[Finding]:
     """The meter that is used, and those that are here and cannot be read. Looks for them where not given."""
     found = found or meters.find()
     said = f"{found.source}: {found.said(UNKNOWN_POWER)}"

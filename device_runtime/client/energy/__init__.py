@@ -1,21 +1,21 @@
 """Meters of energy: one file for each source, a contract, and how one is chosen."""
 
 from .accounting import Account, modelled, resting
-from .finding import AUTO, WISHES, Found, find, listens
-from .meter import MODELLED, About, Energy, Meter, MeterError, NoMeter, Reading, spent, together
+from .finding import AUTO, WISHES, FoundMeter, find, listens
+from .meter import MODELLED, Energy, Meter, MeterError, MeterInfo, MeterReading, NoMeter, spent, together
 
 __all__ = [
     "AUTO",
     "MODELLED",
     "WISHES",
-    "About",
     "Account",
     "Energy",
-    "Found",
+    "FoundMeter",
     "Meter",
     "MeterError",
+    "MeterInfo",
+    "MeterReading",
     "NoMeter",
-    "Reading",
     "find",
     "listens",
     "modelled",

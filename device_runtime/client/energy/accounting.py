@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import nan
 
-from device_runtime.client.errors import Stopped
+from device_runtime.client.errors import WorkStopped
 from device_runtime.profiles import Power
 
-from .meter import MODELLED, Energy, Meter, MeterError, Reading, spent
+from .meter import MODELLED, Energy, Meter, MeterError, MeterReading, spent
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def resting(meter: Meter | None) -> Iterator[None]:
     goes_on = True
     try:
         yield
-    except Stopped:
+    except WorkStopped:
         goes_on = False
         raise
     finally:
@@ -51,7 +51,7 @@ class Account:
         self, meter: Meter | None = None, cpu: Callable[[], float] | None = None, idle_w: float = nan
     ) -> None:
         self._meter, self._cpu, self._idle_w = meter, cpu, idle_w
-        self._start: Reading | None = None
+        self._start: MeterReading | None = None
         self._busy_s = 0.0
         self._warned = ""
 
@@ -70,7 +70,7 @@ class Account:
                 return measured
         return modelled(power, seconds, self._cpu() - self._busy_s if self._cpu else seconds)
 
-    def _read(self) -> Reading | None:
+    def _read(self) -> MeterReading | None:
         if self._meter is None:
             return None
         try:

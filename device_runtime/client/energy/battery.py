@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .meter import About, Joules, MeterError, NoMeter, Polled, Watts
+from .meter import Joules, MeterError, MeterInfo, NoMeter, Polled, Watts
 
 FOLDER = "sys/class/power_supply"
-POWER = About("battery", "the whole device, from its battery", error=0.05, every_s=1.0)
-CHARGE = About(
+POWER = MeterInfo("battery", "the whole device, from its battery", error=0.05, every_s=1.0)
+CHARGE = MeterInfo(
     "battery", "the whole device, from its battery's charge", error=0.10, step_j=36.0, every_s=10.0
 )
 """By a counter, whose usual step is 10 mWh."""

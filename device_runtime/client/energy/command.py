@@ -9,11 +9,11 @@ from pathlib import Path
 
 from device_runtime.client.external_programs import run_program
 
-from .meter import About, Integral, Joules, MeterError, Polled, Watts
+from .meter import Integral, Joules, MeterError, MeterInfo, Polled, Watts
 from .quantity import Quantity, quantity
 
-POWER = About("command", "what the command measures", error=0.05, every_s=1.0)
-ENERGY = About("command", "what the command measures", error=0.05, every_s=60.0)
+POWER = MeterInfo("command", "what the command measures", error=0.05, every_s=1.0)
+ENERGY = MeterInfo("command", "what the command measures", error=0.05, every_s=60.0)
 USAGE = (
     "command:PROGRAM ARGUMENTS, which prints as its last line watts (12.3) or another unit (815 J, 0.5 kWh)"
 )

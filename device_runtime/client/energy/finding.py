@@ -29,7 +29,7 @@ WISHES = (AUTO, *HERE, "ina219[:BUS,ADDRESS,OHM]", "command:...", "mqtt://...", 
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMeter:
     """The meter; None where energy is modelled. `passed`: those that are here and cannot be read, and why."""
 
     meter: Meter | None
@@ -48,7 +48,7 @@ class Found:
         return MODELLED if self.meter is None else self.meter.about.source
 
 
-def find(wish: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Path = Path("/")) -> Found:
+def find(wish: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Path = Path("/")) -> FoundMeter:
     """The meter for a wish of `WISHES`; "auto" settles for none. Raises MeterError where it cannot be had."""
     if wish == AUTO:
         return _best(clock, root)
@@ -67,37 +67,37 @@ def listens(wish: str) -> bool:
         return False
     from . import mqtt
 
-    mqtt.Source.of(wish)
+    mqtt.MeterTopic.of(wish)
     return True
 
 
-def _asked(wish: str, clock: Callable[[], float], root: Path) -> Found:
+def _asked(wish: str, clock: Callable[[], float], root: Path) -> FoundMeter:
     kind, _, rest = wish.partition(":")
     if wish == MODELLED:
-        return Found(None)
+        return FoundMeter(None)
     if wish in HERE:
-        return Found(HERE[wish](root, clock))
+        return FoundMeter(HERE[wish](root, clock))
     if kind == "ina219":
-        return Found(ina219.found(ina219.Wiring.of(rest), root, clock))
+        return FoundMeter(ina219.found(ina219.Wiring.of(rest), root, clock))
     if kind == "command":
-        return Found(command.found(rest, clock))
+        return FoundMeter(command.found(rest, clock))
     if kind in ("mqtt", "mqtts"):
         from . import mqtt  # its client is not loaded for commands that need none
 
-        return Found(mqtt.found(wish, clock))
+        return FoundMeter(mqtt.found(wish, clock))
     raise MeterError(f"expected one of {', '.join(WISHES)}")
 
 
-def _best(clock: Callable[[], float], root: Path) -> Found:
+def _best(clock: Callable[[], float], root: Path) -> FoundMeter:
     passed: list[str] = []
     for name, make in HERE.items():
         try:
-            return Found(make(root, clock), tuple(passed))
+            return FoundMeter(make(root, clock), tuple(passed))
         except NoMeter:
             continue
         except _WRONG as error:
             passed.append(f"{name}: {error}")
-    return Found(None, tuple(passed))
+    return FoundMeter(None, tuple(passed))
 
 
 def _shown(wish: str) -> str:

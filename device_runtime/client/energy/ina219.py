@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .meter import About, MeterError, NoMeter, Polled, Watts
+from .meter import MeterError, MeterInfo, NoMeter, Polled, Watts
 
-ABOUT = About("ina219", "what is behind the sensor", error=0.02, every_s=0.1)
+ABOUT = MeterInfo("ina219", "what is behind the sensor", error=0.02, every_s=0.1)
 SHUNT, BUS = 0x01, 0x02
 OVERFLOW = 0x0001
 I2C_SLAVE = 0x0703

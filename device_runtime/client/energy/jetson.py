@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from .meter import About, MeterError, NoMeter, Polled, Watts
+from .meter import MeterError, MeterInfo, NoMeter, Polled, Watts
 
-ABOUT = About("jetson", "the module's input", error=0.05, every_s=0.2)
+ABOUT = MeterInfo("jetson", "the module's input", error=0.05, every_s=0.2)
 DRIVERS = "sys/bus/i2c/drivers"
 
 WHOLE = (

@@ -26,7 +26,7 @@ class NoMeter(MeterError):
 
 
 @dataclass(frozen=True)
-class About:
+class MeterInfo:
     """Which meter it is, what its joules cover, and how far off they may be.
 
     `error` is the fraction that every figure may be off, `step_j` its smallest step in joules, `every_s`
@@ -41,7 +41,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Reading:
+class MeterReading:
     """A running integral: joules that were seen so far, and the sum of squares, in J², of how far what lay
     between looks may be off.
     """
@@ -74,17 +74,17 @@ class Meter(Protocol):
     """Something that adds up joules. Made by `energy.find`."""
 
     @property
-    def about(self) -> About:
+    def about(self) -> MeterInfo:
         """Which it is; the same as long as it lives."""
 
-    def read(self) -> Reading:
+    def read(self) -> MeterReading:
         """The integral now; from here on it is looked at in between too, until `rest`. Raises MeterError."""
 
     def rest(self) -> None:
         """Nothing is to be measured until the next `read`: what passes till then is not added."""
 
 
-def spent(about: About, start: Reading, end: Reading, idle_j: float = nan) -> Energy:
+def spent(about: MeterInfo, start: MeterReading, end: MeterReading, idle_j: float = nan) -> Energy:
     """What was used between two readings of one meter; `idle_j` of it is what it would have used anyway.
 
     Independent errors add up by their squares: of the meter's scale, of its step, of what lay between looks.
@@ -107,7 +107,7 @@ def together(parts: Iterable[Energy]) -> Energy:
 
 # FROM integral: Adding up what a meter shows: watts by trapezoids, or a counter of joules by its steps. Pure.
 
-NOTHING = Reading(0.0)
+NOTHING = MeterReading(0.0)
 
 LATE = 2.0
 """So many times the usual interval between two looks is a gap: nobody knows what was in it."""
@@ -117,7 +117,7 @@ class Integral(Protocol):
     """What was seen so far."""
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> MeterReading:
         """Joules, and how far off they may be."""
 
     def after(self, t: float, value: float) -> Integral:
@@ -136,7 +136,7 @@ class Watts:
     """
 
     every_s: float
-    reading: Reading = NOTHING
+    reading: MeterReading = NOTHING
     last: tuple[float, float] | None = None
 
     def after(self, t: float, value: float) -> Watts:
@@ -148,7 +148,7 @@ class Watts:
         if seconds > LATE * self.every_s:
             off += (seconds - self.every_s) * max(value, before)
         joules = self.reading.joules + seconds * (value + before) / 2
-        return replace(self, reading=Reading(joules, self.reading.variance + off**2), last=(t, value))
+        return replace(self, reading=MeterReading(joules, self.reading.variance + off**2), last=(t, value))
 
     def held(self, t: float) -> Watts:
         """It is `t`, and nothing came since the last sample: that it still holds is believed to no joule."""
@@ -156,7 +156,7 @@ class Watts:
             return self
         then, watts = self.last
         joules = max(0.0, t - then) * watts
-        reading = Reading(self.reading.joules + joules, self.reading.variance + joules**2)
+        reading = MeterReading(self.reading.joules + joules, self.reading.variance + joules**2)
         return replace(self, reading=reading, last=(t, watts))
 
     def broken(self) -> Watts:
@@ -167,12 +167,12 @@ class Watts:
 class Joules:
     """Of a counter that grows; where it falls it was set back, and what it lost by that is not known."""
 
-    reading: Reading = NOTHING
+    reading: MeterReading = NOTHING
     last: float | None = None
 
     def after(self, t: float, value: float) -> Joules:
         grown = 0.0 if self.last is None else max(0.0, value - self.last)
-        return Joules(Reading(self.reading.joules + grown), value)
+        return Joules(MeterReading(self.reading.joules + grown), value)
 
     def broken(self) -> Joules:
         return replace(self, last=None)
@@ -188,14 +188,14 @@ class Polled:
     """
 
     def __init__(
-        self, about: About, look: Callable[[], float], integral: Integral, clock: Callable[[], float]
+        self, about: MeterInfo, look: Callable[[], float], integral: Integral, clock: Callable[[], float]
     ) -> None:
         self.about = about
         self._look, self._integral, self._clock = look, integral, clock
         self._lock = threading.Lock()
         self._resting: threading.Event | None = None
 
-    def read(self) -> Reading:
+    def read(self) -> MeterReading:
         self._add()
         if self._resting is None:
             self._resting = threading.Event()

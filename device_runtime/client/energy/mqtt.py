@@ -14,10 +14,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 from device_runtime.broker.errors import UrlError
 from device_runtime.broker.wire.url import BrokerUrl
 
-from .meter import About, MeterError, Reading, Watts
+from .meter import MeterError, MeterInfo, MeterReading, Watts
 from .quantity import UNITS, in_message
 
-ABOUT = About("mqtt", "what the plug measures", error=0.03, every_s=10.0)
+ABOUT = MeterInfo("mqtt", "what the plug measures", error=0.03, every_s=10.0)
 WAIT_S = 75.0
 """How long the first message is waited for, and the latest holds: a Shelly speaks once a minute where nothing
 changes. Tasmota does so each five minutes, unless it is told to by `TelePeriod 10`.
@@ -27,7 +27,7 @@ USAGE = "mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC[#PATH[,UNIT]], as mqtt://127.0
 
 
 @dataclass(frozen=True)
-class Source:
+class MeterTopic:
     """Which broker, which topic, where the figure stands in a message, in which unit ("": see quantity)."""
 
     url: BrokerUrl
@@ -36,7 +36,7 @@ class Source:
     unit: str = ""
 
     @classmethod
-    def of(cls, text: str) -> Source:
+    def of(cls, text: str) -> MeterTopic:
         """From `USAGE`. Without a password the network may be a plain one. Raises MeterError."""
         head, _, fragment = text.partition("#")
         path, _, unit = fragment.partition(",")
@@ -57,7 +57,7 @@ class Published:
 
     about = ABOUT
 
-    def __init__(self, source: Source, clock: Callable[[], float], wait_s: float = WAIT_S) -> None:
+    def __init__(self, source: MeterTopic, clock: Callable[[], float], wait_s: float = WAIT_S) -> None:
         """Connects in the background; a reading waits `wait_s` seconds for the first message."""
         self._source, self._clock, self._wait_s = source, clock, wait_s
         self._heard = threading.Condition()
@@ -96,7 +96,7 @@ class Published:
                     self._integral = self._integral.after(*self._latest)
             self._heard.notify_all()
 
-    def read(self) -> Reading:
+    def read(self) -> MeterReading:
         with self._heard:
             self._heard.wait_for(lambda: self._latest is not None or self._wrong, self._wait_s)
             if self._latest is None:
@@ -119,7 +119,7 @@ class Published:
 
 def found(text: str, clock: Callable[[], float]) -> Published:
     """The meter that publishes there, as `USAGE`; it has spoken. Raises MeterError."""
-    meter = Published(Source.of(text), clock)
+    meter = Published(MeterTopic.of(text), clock)
     meter.read()
     meter.rest()
     return meter

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .command import output
-from .meter import About, MeterError, NoMeter, Polled, Watts
+from .meter import MeterError, MeterInfo, NoMeter, Polled, Watts
 
-ABOUT = About("pmic", "the board, from its twelve rails", error=0.10)
+ABOUT = MeterInfo("pmic", "the board, from its twelve rails", error=0.10)
 COMMAND = ("vcgencmd", "pmic_read_adc")
 SLOPE, REST_W = 1.1327, 0.6444
 """Of the board over its rails: losses, and what is on no rail. As fitted to a meter at the USB-C plug by

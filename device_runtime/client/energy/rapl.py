@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .meter import About, Joules, MeterError, NoMeter, Polled
+from .meter import Joules, MeterError, MeterInfo, NoMeter, Polled
 
-ABOUT = About("rapl", "processor packages and their memory", error=0.05, step_j=0.01, every_s=60.0)
+ABOUT = MeterInfo("rapl", "processor packages and their memory", error=0.05, step_j=0.01, every_s=60.0)
 """The counter of a package runs over after 262 kJ: 40 minutes at 100 W."""
 FOLDER = "sys/class/powercap"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from .command import output
-from .meter import About, MeterError, NoMeter, Polled, Watts
+from .meter import MeterError, MeterInfo, NoMeter, Polled, Watts
 
-ABOUT = About("termux", "the whole phone, from its battery", error=0.10, every_s=10.0)
+ABOUT = MeterInfo("termux", "the whole phone, from its battery", error=0.10, every_s=10.0)
 """The program takes a second or two of the phone's time."""
 NO_VOLTAGE_ERROR = 0.20
 COMMAND = "termux-battery-status"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from device_runtime.broker.wire.messages import Offer
-from device_runtime.client.errors import DeviceError, Stopped
+from device_runtime.client.errors import DeviceError, WorkStopped
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
@@ -17,12 +17,12 @@ from device_runtime.models.training.heads import Evaluation, SoftmaxHead, accura
 from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.training.device_half import LocalData, Run
 
-from .kept import Judged, Keeper, begun_with
+from .kept import Judged, PersonalModelStore, begun_with
 
 log = logging.getLogger(__name__)
 
 
-def keep(keeper: Keeper, offer: Offer, bundle: Bundle, weights: Tensors) -> None:
+def keep(keeper: PersonalModelStore, offer: Offer, bundle: Bundle, weights: Tensors) -> None:
     """The served model of a round. A disk that fails costs a warning: the round goes on."""
     try:
         keeper.keep(offer, bundle, weights)
@@ -30,7 +30,7 @@ def keep(keeper: Keeper, offer: Offer, bundle: Bundle, weights: Tensors) -> None
         log.warning("%s cannot be kept: %s", begun_with(offer.round), error)
 
 
-def judge(keeper: Keeper, number: int, judged: Callable[[], Judgement]) -> None:
+def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], Judgement]) -> None:
     """The model that round `number` began with, as `judged` finds it; told and written down. A failure costs
     a warning.
     """
@@ -38,7 +38,7 @@ def judge(keeper: Keeper, number: int, judged: Callable[[], Judgement]) -> None:
         found = judged()
         told = Judged(number, _finite(found.served), _finite(found.own_head), found.head is not None)
         keeper.judge(told, found.head)
-    except Stopped:
+    except WorkStopped:
         log.info("%s is not judged: the device stops", begun_with(number))
         return
     except (OSError, ModelError, DeviceError) as error:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from device_runtime.broker.wire.partial_blob import replace_file
 from device_runtime.models.data import single
-from device_runtime.models.data.cells import Written
+from device_runtime.models.data.cells import TextCell
 from device_runtime.models.data.reading import inputs
 from device_runtime.models.data.source import Refused
 from device_runtime.models.engines.available import EngineWish, open_model
@@ -25,7 +25,7 @@ from device_runtime.models.engines.onnx_whole import whole as whole_graph
 from device_runtime.models.errors import DataError, TensorError
 from device_runtime.models.training.heads import log_softmax
 
-from .kept import Judged, Keeper, Kept
+from .kept import Judged, PersonalModel, PersonalModelStore
 
 SHOWN = 60
 """Characters of a text that stand for it."""
@@ -61,7 +61,7 @@ class Personal:
     >>> Personal.open("~/.local/state/device-runtime/kitchen-pi").predict("photo.png")[0].label
     """
 
-    def __init__(self, kept: Kept, engine: EngineWish | None = None) -> None:
+    def __init__(self, kept: PersonalModel, engine: EngineWish | None = None) -> None:
         """Nothing is loaded until something is asked."""
         self.manifest, self.record = kept.bundle.manifest, kept.record
         self._kept, self._engine = kept, engine or EngineWish()
@@ -69,7 +69,7 @@ class Personal:
     @classmethod
     def open(cls, folder: Path | str, engine: EngineWish | None = None) -> Personal:
         """Of the device with this folder. Raises NothingKept."""
-        return cls(Keeper(Path(folder).expanduser()).read(), engine)
+        return cls(PersonalModelStore(Path(folder).expanduser()).read(), engine)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class Personal:
         """The `top` labels of a text. Raises DataError where the task's input is none."""
 
         def ids() -> NDArray[Any]:
-            return single.raw(Written(text), self.manifest.input, self._kept.bundle.texts)
+            return single.raw(TextCell(text), self.manifest.input, self._kept.bundle.texts)
 
         return self._answer(text if len(text) <= SHOWN else f"{text[: SHOWN - 2]}..", ids, top)
 

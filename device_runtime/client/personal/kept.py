@@ -44,7 +44,7 @@ class Judged(msgspec.Struct, frozen=True):
     kept: bool = False
 
 
-class Record(msgspec.Struct, frozen=True):
+class PersonalRecord(msgspec.Struct, frozen=True):
     """What is kept: the model that `round` began with, which the round before it made.
 
     `bundle` is a folder, relative to the device's where it lies in it; `weights` and `head` are files beside
@@ -67,25 +67,25 @@ def begun_with(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Kept:
+class PersonalModel:
     """A model that was read: its bundle, its weights with the own head, if any, and what is known."""
 
     bundle: Bundle
     weights: Tensors
-    record: Record
+    record: PersonalRecord
 
 
-class Keeper:
+class PersonalModelStore:
     """Keeps one model in a device's folder, that of the last round it was in."""
 
     def __init__(self, folder: Path) -> None:
         self._device, self._folder = folder, folder / FOLDER
 
-    def record(self) -> Record | None:
+    def record(self) -> PersonalRecord | None:
         """What is kept; None where nothing is. Raises NothingKept where it cannot be read."""
         path = self._folder / FILE
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=Record)
+            found = msgspec.json.decode(path.read_bytes(), type=PersonalRecord)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -105,7 +105,9 @@ class Keeper:
         rounds, head = (before.rounds, before.head) if before and same else ((), "")
         if before is None or before.weights != file:
             head = ""
-        self._write(Record(self._named(bundle.path), offer.task, offer.run, offer.round, file, head, rounds))
+        self._write(
+            PersonalRecord(self._named(bundle.path), offer.task, offer.run, offer.round, file, head, rounds)
+        )
 
     def judge(self, judged: Judged, head: Tensors | None) -> None:
         """Figures of the round that is kept, and the head that was better, if one was.
@@ -124,7 +126,7 @@ class Keeper:
             )
         )
 
-    def read(self) -> Kept:
+    def read(self) -> PersonalModel:
         """Also while another process goes on to the next round. Raises NothingKept."""
         for _ in range(RACES):
             try:
@@ -133,7 +135,7 @@ class Keeper:
                 continue
         return self._read()
 
-    def _read(self) -> Kept:
+    def _read(self) -> PersonalModel:
         record = self.record()
         if record is None:
             raise NothingKept(f"no model is kept in {self._folder}: join a task first")
@@ -145,9 +147,9 @@ class Keeper:
             tensors.check(weights, bundle.manifest.stored())
         except (OSError, ModelError) as error:
             raise NothingKept(f"the model kept in {self._folder} cannot be read: {error}") from None
-        return Kept(bundle, weights, record)
+        return PersonalModel(bundle, weights, record)
 
-    def _readable(self) -> Record | None:
+    def _readable(self) -> PersonalRecord | None:
         try:
             return self.record()
         except NothingKept as error:
@@ -166,7 +168,7 @@ class Keeper:
             self._admit(name, data)
         return name
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: PersonalRecord) -> None:
         """The record names what counts, so it comes last; files that no record names are then dropped."""
         self._admit(FILE, msgspec.json.format(msgspec.json.encode(record)))
         for file in self._folder.glob(f"*{SUFFIX}"):
@@ -184,7 +186,7 @@ class Keeper:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PersonalWish:
     """`keep` the served model after each round; `held_out`: the share of samples that are not trained on but
     judge it, None for the usual one (`data.Keep`); `head`: train a head of one's own, and use it where it is
     better on those.

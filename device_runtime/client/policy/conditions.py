@@ -221,7 +221,7 @@ class Load:
 
 
 @dataclass
-class Look:
+class ConditionReader:
     """Reads the conditions that a policy asks for. `clock` in seconds, `now` in local time."""
 
     policy: Policy

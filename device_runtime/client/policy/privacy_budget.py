@@ -18,7 +18,7 @@ from device_runtime.models import data as local_data
 from device_runtime.models.errors import DataError
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.terms.accountant import Limit, PrivacyError, Spent
-from device_runtime.strategies.terms.dp_sgd import DpSgd, Ledger, round_of, settings_of
+from device_runtime.strategies.terms.dp_sgd import DpSgd, PrivacyLedger, round_of, settings_of
 
 from .rules import ANYTHING, AllowList
 
@@ -47,11 +47,11 @@ def samples(path: local_data.Place | Path) -> frozenset[Sample]:
 
 
 @dataclass(frozen=True)
-class Group:
+class SampleGroup:
     """Samples with the same past."""
 
     samples: frozenset[Sample]
-    ledger: Ledger
+    ledger: PrivacyLedger
 
 
 class Budget:
@@ -102,17 +102,17 @@ class Budget:
         _write(self._path, after)
         self._groups = after
 
-    def _pasts(self) -> Iterator[Ledger]:
+    def _pasts(self) -> Iterator[PrivacyLedger]:
         """The pasts of the samples that are here."""
         for group in self._groups:
             if group.samples & self._here:
                 yield group.ledger
         if self._here - _known(self._groups):
-            yield Ledger()
+            yield PrivacyLedger()
 
 
 @dataclass(frozen=True)
-class Guard:
+class PrivacyGuard:
     """Whether a device may train a kind of update: by the owner's limit, if any, and by its budget.
 
     With an owner's limit nothing unprotected is sent, and no task may ask for less privacy; what is not
@@ -131,7 +131,7 @@ class Guard:
         owner: Limit | None = None,
         loaded: local_data.Stamp = frozenset(),
         allowed: AllowList = ANYTHING,
-    ) -> Guard:
+    ) -> PrivacyGuard:
         """Of the device with this folder, and the samples below `data`. Reads neither until it must.
 
         `loaded`: the files that were there before the samples to train on were loaded. While one of them is
@@ -196,19 +196,21 @@ class Guard:
         return (asked.limit,) if self.owner is None else (asked.limit, self.owner)
 
 
-def _known(groups: tuple[Group, ...]) -> frozenset[Sample]:
+def _known(groups: tuple[SampleGroup, ...]) -> frozenset[Sample]:
     return frozenset(sample for group in groups for sample in group.samples)
 
 
-def _charged(groups: tuple[Group, ...], here: frozenset[Sample], event: Spent) -> tuple[Group, ...]:
+def _charged(
+    groups: tuple[SampleGroup, ...], here: frozenset[Sample], event: Spent
+) -> tuple[SampleGroup, ...]:
     """All samples by their pasts, after those that are `here` were in this event."""
-    pasts: dict[Ledger, frozenset[Sample]] = {}
-    for group in (*groups, Group(here - _known(groups), Ledger())):
+    pasts: dict[PrivacyLedger, frozenset[Sample]] = {}
+    for group in (*groups, SampleGroup(here - _known(groups), PrivacyLedger())):
         inside = group.samples & here
         for part, ledger in ((inside, group.ledger.after(event)), (group.samples - inside, group.ledger)):
             if part:
                 pasts[ledger] = pasts.get(ledger, frozenset()) | part
-    return tuple(Group(part, ledger) for ledger, part in pasts.items())
+    return tuple(SampleGroup(part, ledger) for ledger, part in pasts.items())
 
 
 class _Line(msgspec.Struct):
@@ -221,7 +223,7 @@ class _File(msgspec.Struct):
     groups: tuple[_Line, ...]
 
 
-def _read(path: Path) -> tuple[Group, ...]:
+def _read(path: Path) -> tuple[SampleGroup, ...]:
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_File)
     except (msgspec.MsgspecError, ValueError, OSError) as error:
@@ -231,14 +233,14 @@ def _read(path: Path) -> tuple[Group, ...]:
         ) from None
     if file.version != FORMAT:
         raise DataError(f"{path} is of version {file.version}, this software knows {FORMAT}")
-    return tuple(Group(_cut(line.samples), Ledger(line.events)) for line in file.groups)
+    return tuple(SampleGroup(_cut(line.samples), PrivacyLedger(line.events)) for line in file.groups)
 
 
 def _cut(joined: bytes) -> frozenset[Sample]:
     return frozenset(joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES))
 
 
-def _write(path: Path, groups: tuple[Group, ...]) -> None:
+def _write(path: Path, groups: tuple[SampleGroup, ...]) -> None:
     lines = tuple(_Line(b"".join(sorted(group.samples)), group.ledger.events) for group in groups)
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:

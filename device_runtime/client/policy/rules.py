@@ -86,7 +86,7 @@ QUIET = 0.8
 
 
 @dataclass(frozen=True)
-class Window:
+class DayWindow:
     """A part of the day in local time, in minutes since midnight; over midnight where it ends before it
     begins. All day where both are the same.
     """
@@ -95,7 +95,7 @@ class Window:
     end: int
 
     @classmethod
-    def of(cls, text: str) -> Window:
+    def of(cls, text: str) -> DayWindow:
         """Of "22:00-06:30"; 24:00 is midnight. Raises PolicyError."""
         found = re.fullmatch(r"(\d{1,2}):(\d\d)-(\d{1,2}):(\d\d)", text.strip())
         if found:
@@ -127,7 +127,7 @@ class Policy:
     battery_above: float | None = None
     below_c: float | None = None
     unmetered: bool = False
-    windows: tuple[Window, ...] = ()
+    windows: tuple[DayWindow, ...] = ()
     others_below: float | None = None
     daily_bytes: int | None = None
     unknown_allows: bool = False
@@ -177,7 +177,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RuleVerdict:
     """What all rules say, in the order of the policy."""
 
     rules: tuple[Rule, ...] = ()
@@ -201,9 +201,9 @@ class Verdict:
         return tuple(rule.why for rule in self.rules if not rule.allows)
 
 
-def judge(policy: Policy, now: Conditions, held: frozenset[str] = frozenset()) -> Verdict:
+def judge(policy: Policy, now: Conditions, held: frozenset[str] = frozenset()) -> RuleVerdict:
     """What the rules say; those that said no a moment ago (`held`) ask for a little more to say yes."""
-    return Verdict(tuple(_rules(policy, now, held)))
+    return RuleVerdict(tuple(_rules(policy, now, held)))
 
 
 def _rules(policy: Policy, now: Conditions, held: frozenset[str]) -> Iterator[Rule]:
@@ -232,7 +232,7 @@ def _rules(policy: Policy, now: Conditions, held: frozenset[str]) -> Iterator[Ru
         yield Rule(name, True, content)
 
 
-def _window(windows: tuple[Window, ...], when: datetime) -> Rule:
+def _window(windows: tuple[DayWindow, ...], when: datetime) -> Rule:
     inside = any(window.holds(60 * when.hour + when.minute) for window in windows)
     given = ", ".join(map(str, windows))
     return Rule("window", inside, f"it is {when:%H:%M}, {'in' if inside else 'outside'} {given}")

@@ -13,10 +13,10 @@ import msgspec
 
 from device_runtime.broker.wire.partial_blob import replace_file
 from device_runtime.client.errors import PolicyError
-from device_runtime.client.traffic import Traffic
+from device_runtime.client.traffic import TrafficLog
 
-from .conditions import Look
-from .rules import Policy, Verdict, judge
+from .conditions import ConditionReader
+from .rules import Policy, RuleVerdict, judge
 
 # FROM owner_rules: What the owner of a device says of its work: rules, and a pause by hand, in the device's
 # folder.
@@ -31,11 +31,11 @@ class Owner:
     """The rules of one device, judged as things are; `counted` gives the bytes of its link, up and down."""
 
     def __init__(self, policy: Policy, folder: Path, counted: Callable[[], tuple[int, int]]) -> None:
-        self.traffic = Traffic(folder)
+        self.traffic = TrafficLog(folder)
         self._policy, self._folder, self._counted = policy, folder, counted
-        self._look = Look(policy, lambda: self.traffic.bytes_today)
+        self._look = ConditionReader(policy, lambda: self.traffic.bytes_today)
 
-    def judged(self, held: frozenset[str] = frozenset()) -> Verdict:
+    def judged(self, held: frozenset[str] = frozenset()) -> RuleVerdict:
         """See `rules.judge`. Traffic is counted at each call."""
         self.count()
         return judge(self._policy, self._look.conditions(paused(self._folder)), held)
@@ -85,17 +85,17 @@ def kept(folder: Path) -> Policy | None:
 LOOK_S = 1.0
 """Seconds for which a look at the rules holds."""
 
-Judged = Callable[[frozenset[str]], Verdict]
+Judged = Callable[[frozenset[str]], RuleVerdict]
 """What the rules say now; it is given those that said no at the last look."""
 
 
 class Hours:
     """`clock` is the device's own, in seconds; `judged` may be replaced until work begins."""
 
-    def __init__(self, clock: Callable[[], float], judged: Judged = lambda _: Verdict()) -> None:
+    def __init__(self, clock: Callable[[], float], judged: Judged = lambda _: RuleVerdict()) -> None:
         self.clock = clock
         self.judged = judged
-        self.verdict = Verdict()
+        self.verdict = RuleVerdict()
         self._looked_s = -inf
         self._lost_s = 0.0
         self._since_s: float | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.client.training.work import FADE, Outcome, corrected
+from device_runtime.client.training.work import FADE, WorkOutcome, corrected
 from device_runtime.profiles import DeviceProfile, Speed
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ OUTGROWN, MOST = 1.25, 4.0
 
 
 @dataclass(frozen=True)
-class Learnt:
+class Corrections:
     """Its speed, and how far predictions were off; see DeviceProfile.
 
     `load` of the machine when the speed was measured (`profiles.measure.load`), None where that is not known;
@@ -36,7 +36,7 @@ class Learnt:
     load: float | None = None
     sat_out: int = 0
 
-    def after(self, profile: DeviceProfile, outcome: Outcome) -> Learnt:
+    def after(self, profile: DeviceProfile, outcome: WorkOutcome) -> Corrections:
         """What is known after a round that began with this profile."""
         return replace(
             self,
@@ -67,20 +67,20 @@ class Measurements:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, Learnt] = {}
+        self._known: dict[str, Corrections] = {}
         if path.exists():
             try:
-                self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, Learnt])
+                self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, Corrections])
             except msgspec.MsgspecError as error:
                 log.warning("%s is not readable (%s): measuring anew", path, error)
 
-    def get(self, key: str, measured: Callable[[], Learnt]) -> Learnt:
+    def get(self, key: str, measured: Callable[[], Corrections]) -> Corrections:
         """What is kept under this key, or what `measured` returns, which is then kept."""
         if key not in self._known:
             self.put(key, measured())
         return self._known[key]
 
-    def put(self, key: str, learnt: Learnt) -> None:
+    def put(self, key: str, learnt: Corrections) -> None:
         """Keep it. A disk that refuses is warned of: it is still known until the process ends."""
         self._known[key] = learnt
         temporary = self._path.with_suffix(".tmp")
@@ -91,7 +91,7 @@ class Measurements:
             log.warning("what was measured cannot be kept: %s", error)
 
 
-def short_of_time(profile: DeviceProfile, outcome: Outcome) -> bool:
+def short_of_time(profile: DeviceProfile, outcome: WorkOutcome) -> bool:
     """Whether a device that sat out lacked time to compute: a faster one of its memory would have taken part.
 
     It may have tried and been too slow, or have known before.
@@ -104,7 +104,7 @@ def short_of_time(profile: DeviceProfile, outcome: Outcome) -> bool:
     return bool(outcome.timings) or any(computes)
 
 
-def grown(profile: DeviceProfile, outcome: Outcome) -> Mapping[str, float]:
+def grown(profile: DeviceProfile, outcome: WorkOutcome) -> Mapping[str, float]:
     """The profile's growth after this round: bytes that an update added to the process, over those predicted.
 
     Where they were more, that holds at once, and `FADE` of the excess is forgotten in each round. Of a kind

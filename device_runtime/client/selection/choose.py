@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
-from device_runtime.profiles import Cost, DeviceProfile, Verdict, Workload, classify
+from device_runtime.profiles import Cost, DeviceProfile, StragglerVerdict, Workload, classify
 from device_runtime.profiles.cost import MissingGraph, as_measured, misfits, of_another
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import AnyStrategy
@@ -67,7 +67,7 @@ class Plan:
 
     chosen: Candidate | None
     candidates: tuple[Candidate, ...]
-    straggler: Verdict
+    straggler: StragglerVerdict
 
     def ended_as(self, form: AnyStrategy, cost: Cost) -> Plan:
         """The same where the clock left only this form of what was chosen, which costs so much."""
@@ -131,15 +131,15 @@ def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
 
 def _verdict(
     profile: DeviceProfile, candidates: Sequence[Candidate], loads: Loads, usable_s: float
-) -> Verdict:
+) -> StragglerVerdict:
     """On a full update with the round's settings, or the usual ones where the round has none."""
     cost = next((one.cost for one in candidates if isinstance(one.strategy, Full)), None)
     if MAIN not in loads:
-        return Verdict(True, ("the main model was not fetched",))
+        return StragglerVerdict(True, ("the main model was not fetched",))
     try:
         return classify(cost or priced(USUAL, loads, profile), profile.memory, usable_s)
     except MissingGraph as error:
-        return Verdict(True, (str(error),))
+        return StragglerVerdict(True, (str(error),))
 
 
 def _candidate(form: AnyStrategy, judge: Judge) -> Candidate:

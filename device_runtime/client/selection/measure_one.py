@@ -15,9 +15,9 @@ import numpy as np
 from device_runtime.broker.servers.dependent_process import end_when_alone
 from device_runtime.client import energy as meters
 from device_runtime.client.energy import Account
-from device_runtime.client.policy.privacy_budget import Guard
+from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.training.engine_guard import Pretence, own_memory, rest, watcher
-from device_runtime.client.training.work import Assignment, Equipment, Outcome, perform
+from device_runtime.client.training.work import Assignment, Equipment, WorkOutcome, perform
 from device_runtime.models import data as local_data
 from device_runtime.models.bundles.bundle import Bundle, find
 from device_runtime.models.engines.available import EngineWish, engine_choice, open_model
@@ -42,7 +42,7 @@ class Pretended:
 
 
 @dataclass(frozen=True)
-class Device:
+class MeasuredDevice:
     """Which device measures: with what engine at what speed, how much memory, by which meter.
 
     `idle_w`: what the meter shows at rest; nan where that is not known.
@@ -62,7 +62,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Order:
+class MeasureOrder:
     """What is to be done: a kind with its codec, on a bundle and samples (`data`, or so many drawn ones)."""
 
     bundle: str
@@ -70,11 +70,11 @@ class Order:
     codec: str
     data: str
     samples: int
-    device: Device
+    device: MeasuredDevice
 
 
 @dataclass(frozen=True)
-class Figures:
+class MeasuredFigures:
     """What one run took, beside what was predicted. `why`: why nothing was made; the rest is then 0 or nan.
 
     Seconds are of computing; `joules` are of the same time and of all that the meter sees, `above_idle_j`
@@ -96,7 +96,7 @@ class Figures:
     why: str = ""
 
 
-def samples(order: Order, bundle: Bundle) -> LocalData:
+def samples(order: MeasureOrder, bundle: Bundle) -> LocalData:
     """Those of the order, or so many drawn ones, evenly of every class. Raises DataError."""
     if order.data:
         return local_data.load(Path(order.data), bundle.manifest, bundle.texts)
@@ -104,7 +104,7 @@ def samples(order: Order, bundle: Bundle) -> LocalData:
     return LocalData(x, np.arange(order.samples) % len(bundle.manifest.labels))
 
 
-def measured(order: Order) -> Figures:
+def measured(order: MeasureOrder) -> MeasuredFigures:
     """Do it. Raises DataError, ModelError, KindError, MeterError."""
     device, bundle = order.device, Bundle.open(find(order.bundle))
     manifest, pretence = bundle.manifest, device.pretence
@@ -121,20 +121,20 @@ def measured(order: Order) -> Figures:
     load = workload(manifest, data.class_counts(len(manifest.labels)))
     equipment = Equipment(
         "measure", {MAIN: model}, data, {MAIN: load}, watch, time.perf_counter,
-        Guard.of(Path(), Path(order.data)), account=_account(device),
+        PrivacyGuard.of(Path(), Path(order.data)), account=_account(device),
     )  # fmt: skip
     outcome = perform(equipment, here, Assignment((kind,), seed=0, deadline=inf))
     made, chosen = outcome.contribution, outcome.plan.chosen
     if made is None or chosen is None:
-        return Figures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
+        return MeasuredFigures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
     body = codecs.named(chosen.strategy.codec).encode(made.tensors, base, NOTHING).body
     return figures(chosen, outcome, len(body) + ENVELOPE_BYTES)
 
 
-def figures(chosen: Candidate, outcome: Outcome, bytes_up: int) -> Figures:
+def figures(chosen: Candidate, outcome: WorkOutcome, bytes_up: int) -> MeasuredFigures:
     """Of what came of it, beside the cost that it was chosen by."""
     cost, energy = chosen.cost, outcome.energy
-    return Figures(
+    return MeasuredFigures(
         kind=chosen.label,
         seconds=outcome.train_time_s,
         predicted_s=cost.compute_s if cost else nan,
@@ -165,7 +165,7 @@ def main() -> None:
     in MessagePack, which has nan. Ends when the process does that reads its standard output.
     """
     end_when_alone(1)
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MeasureOrder)
     Path(sys.argv[-1]).write_bytes(msgspec.msgpack.encode(measured(order)))
 
 
@@ -176,7 +176,7 @@ def _as_after_measuring(model: DeviceModel, data: LocalData) -> None:
     rest()
 
 
-def _account(device: Device) -> Account:
+def _account(device: MeasuredDevice) -> Account:
     if device.pretended is not None:
         return Account()
     return Account(meters.find(device.meter).meter, time.process_time, device.idle_w)

@@ -18,7 +18,7 @@ import msgspec
 from device_runtime.client.energy import Meter, spent
 from device_runtime.client.training.engine_guard import Time
 
-from .measure_one import Figures, Order
+from .measure_one import MeasuredFigures, MeasureOrder
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _BOOT = (
 
 
 @dataclass(frozen=True)
-class Spread:
+class MeasuredSpread:
     """Of the runs of one kind: the middle one, the least, the most. nan where nothing was measured."""
 
     median: float
@@ -39,7 +39,7 @@ class Spread:
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> MeasuredSpread:
         known = [value for value in values if isfinite(value)]
         return cls(median(known), min(known), max(known)) if known else cls(nan, nan, nan)
 
@@ -52,20 +52,20 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasurementRow:
     """One kind over its runs. `source` and `uncertainty` are of its energy, the worst of them; `why`: why
     nothing was made, or what was given up on the way.
     """
 
     kind: str
     runs: int
-    seconds: Spread
+    seconds: MeasuredSpread
     predicted_s: float
-    joules: Spread
-    above_idle_j: Spread
+    joules: MeasuredSpread
+    above_idle_j: MeasuredSpread
     source: str
     uncertainty: float
-    peak_bytes: Spread
+    peak_bytes: MeasuredSpread
     predicted_peak_bytes: float
     bytes_up: float
     predicted_bytes_up: float
@@ -73,24 +73,24 @@ class Row:
     why: str
 
 
-def row(runs: Sequence[Figures]) -> Row:
+def row(runs: Sequence[MeasuredFigures]) -> MeasurementRow:
     """Of the runs of one kind, one at least."""
     made = [run for run in runs if isfinite(run.seconds)]
     worst = max(made or runs, key=lambda run: run.uncertainty)
-    return Row(
+    return MeasurementRow(
         kind=worst.kind,
         runs=len(made),
-        seconds=Spread.of([run.seconds for run in made]),
-        predicted_s=Spread.of([run.predicted_s for run in made]).median,
-        joules=Spread.of([run.joules for run in made]),
-        above_idle_j=Spread.of([run.above_idle_j for run in made]),
+        seconds=MeasuredSpread.of([run.seconds for run in made]),
+        predicted_s=MeasuredSpread.of([run.predicted_s for run in made]).median,
+        joules=MeasuredSpread.of([run.joules for run in made]),
+        above_idle_j=MeasuredSpread.of([run.above_idle_j for run in made]),
         source=worst.source,
         uncertainty=worst.uncertainty,
-        peak_bytes=Spread.of([run.peak_bytes for run in made]),
-        predicted_peak_bytes=Spread.of([run.predicted_peak_bytes for run in made]).median,
-        bytes_up=Spread.of([run.bytes_up for run in made]).median,
-        predicted_bytes_up=Spread.of([run.predicted_bytes_up for run in made]).median,
-        bytes_down=Spread.of([run.bytes_down for run in made]).median,
+        peak_bytes=MeasuredSpread.of([run.peak_bytes for run in made]),
+        predicted_peak_bytes=MeasuredSpread.of([run.predicted_peak_bytes for run in made]).median,
+        bytes_up=MeasuredSpread.of([run.bytes_up for run in made]).median,
+        predicted_bytes_up=MeasuredSpread.of([run.predicted_bytes_up for run in made]).median,
+        bytes_down=MeasuredSpread.of([run.bytes_down for run in made]).median,
         why=next((run.why for run in runs if run.why), ""),
     )
 
@@ -109,7 +109,7 @@ HEADERS = (
 )
 
 
-def cells(one: Row) -> tuple[str, ...]:
+def cells(one: MeasurementRow) -> tuple[str, ...]:
     """A row of the table for people; of a kind that was not made, why."""
     if not one.runs:
         return (one.kind, one.why)
@@ -127,9 +127,9 @@ def cells(one: Row) -> tuple[str, ...]:
     )
 
 
-def lines(runs: Sequence[Figures]) -> Iterator[list[object]]:
+def lines(runs: Sequence[MeasuredFigures]) -> Iterator[list[object]]:
     """Of a CSV file: one for each run, after their names; nan is empty."""
-    names = [field.name for field in fields(Figures)]
+    names = [field.name for field in fields(MeasuredFigures)]
     yield list(names)
     for run in runs:
         values = [getattr(run, name) for name in names]
@@ -137,10 +137,10 @@ def lines(runs: Sequence[Figures]) -> Iterator[list[object]]:
 
 
 def interleaved(
-    orders: Sequence[Order], repeats: int, done: Callable[[Order, Figures], None]
-) -> dict[str, list[Figures]]:
+    orders: Sequence[MeasureOrder], repeats: int, done: Callable[[MeasureOrder, MeasuredFigures], None]
+) -> dict[str, list[MeasuredFigures]]:
     """Every kind once, then every kind again: what else the machine does falls on all of them alike."""
-    runs: dict[str, list[Figures]] = {order.kind: [] for order in orders}
+    runs: dict[str, list[MeasuredFigures]] = {order.kind: [] for order in orders}
     for _ in range(repeats):
         for order in orders:
             runs[order.kind].append(in_a_child(order))
@@ -148,7 +148,7 @@ def interleaved(
     return runs
 
 
-def in_a_child(order: Order) -> Figures:
+def in_a_child(order: MeasureOrder) -> MeasuredFigures:
     """Done in a fresh process; one that dies of it leaves the reason. Figures come in a file: what libraries
     and meters print is none of them.
     """
@@ -160,13 +160,15 @@ def in_a_child(order: Order) -> Figures:
                 child, input=msgspec.msgpack.encode(order), capture_output=True, timeout=LONGEST_S
             )
         except subprocess.TimeoutExpired:
-            return Figures(order.kind, why=f"not done in {LONGEST_S:.0f} s")
+            return MeasuredFigures(order.kind, why=f"not done in {LONGEST_S:.0f} s")
         if ended.returncode == 0:
-            return msgspec.msgpack.decode(answer.read_bytes(), type=Figures)
+            return msgspec.msgpack.decode(answer.read_bytes(), type=MeasuredFigures)
     if ended.returncode < 0:
-        return Figures(order.kind, why=f"ended by signal {-ended.returncode}: for want of memory, if it is 9")
+        return MeasuredFigures(
+            order.kind, why=f"ended by signal {-ended.returncode}: for want of memory, if it is 9"
+        )
     said = ended.stderr.decode(errors="replace").strip().splitlines()
-    return Figures(order.kind, why=said[-1] if said else f"ended with {ended.returncode}")
+    return MeasuredFigures(order.kind, why=said[-1] if said else f"ended with {ended.returncode}")
 
 
 def idle_watts(meter: Meter, seconds: float, time: Time) -> float:

@@ -10,15 +10,15 @@ import matplotlib as mpl
 mpl.use("agg")
 from matplotlib import pyplot
 
-from .measurement import Row, Spread
+from .measurement import MeasuredSpread, MeasurementRow
 
 
-def plot(rows: Sequence[Row], path: Path, title: str) -> None:
+def plot(rows: Sequence[MeasurementRow], path: Path, title: str) -> None:
     """Seconds, joules and peak memory of each kind that was made, with what was predicted. Raises OSError."""
     made = [row for row in rows if row.runs]
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     joules = [
-        Spread(
+        MeasuredSpread(
             row.joules.median,
             row.joules.least * (1 - row.uncertainty),
             row.joules.most * (1 + row.uncertainty),

@@ -20,7 +20,7 @@ from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import DeviceProfile, Speed, host_profile, measure_speed
 from device_runtime.profiles.cost import session_bytes
-from device_runtime.profiles.measure import Clocks, Trial
+from device_runtime.profiles.measure import Clocks, SpeedTrial
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def measure(model: DeviceModel, clocks: Clocks, rows: Mapping[str, int]) -> Spee
     for name in (name for name in dict.fromkeys(wanted) if name in graphs):
         n = rows[name]
         one = _Held(model, partial(runnable, model, name, x[:n], y[:n]))
-        trials[name] = Trial(one.run, n, graphs[name].flops, one.close)
+        trials[name] = SpeedTrial(one.run, n, graphs[name].flops, one.close)
     return completed(
         measure_speed({**trials, HEAD: _head_steps(model)}, clocks, left_out=OutOfMemory), graphs
     )
@@ -103,11 +103,11 @@ def _alike(name: str, measured: Sequence[str]) -> Sequence[str]:
     return same or [other for other in measured if trains(other) == trains(name)] or measured
 
 
-def _head_steps(model: DeviceModel) -> Trial:
+def _head_steps(model: DeviceModel) -> SpeedTrial:
     """Steps of the linear classifier on few samples, which are hardly any arithmetic."""
     head = SoftmaxHead(model.manifest, model.weights)
     features, y = np.zeros((4, model.manifest.head.features), np.float32), np.zeros(4, np.int64)
-    return Trial(partial(head.train, features, y, [np.arange(4)] * HEAD_STEPS, STEP), HEAD_STEPS, 0.0)
+    return SpeedTrial(partial(head.train, features, y, [np.arange(4)] * HEAD_STEPS, STEP), HEAD_STEPS, 0.0)
 
 
 class _Held:

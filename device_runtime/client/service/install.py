@@ -33,7 +33,7 @@ def program() -> Path:
     )
 
 
-def put(service: Service) -> None:
+def put(service: DeviceService) -> None:
     """Write its files. Raises InstallError."""
     for file in service.files:
         try:
@@ -48,7 +48,7 @@ def put(service: Service) -> None:
             raise InstallError(f"cannot write {file.path}: {error.strerror}") from None
 
 
-def start(service: Service) -> None:
+def start(service: DeviceService) -> None:
     """Raises InstallError with what the system says: its files are there then."""
     for command in service.start:
         if wrong := ran(command):
@@ -58,7 +58,7 @@ def start(service: Service) -> None:
             )
 
 
-def remove(service: Service) -> Iterator[str]:
+def remove(service: DeviceService) -> Iterator[str]:
     """Stop it and remove its files; what is not done is told."""
     for command in service.stop:
         if wrong := ran(command):
@@ -72,9 +72,9 @@ def remove(service: Service) -> Iterator[str]:
         ran(command)
 
 
-def of(name: str) -> Service | None:
+def of(name: str) -> DeviceService | None:
     """The service of a device, where one is installed."""
-    service = device_service(Job(name, (), Path()), os.environ)
+    service = device_service(ServiceCommand(name, (), Path()), os.environ)
     return service if service.files[0].path.exists() else None
 
 
@@ -113,7 +113,7 @@ HEADROOM = 1.25
 
 
 @dataclass(frozen=True)
-class Job:
+class ServiceCommand:
     """What is to run: `command` with absolute paths, in `folder`. `cpu_percent` is of one core."""
 
     name: str
@@ -126,7 +126,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Text:
+class ServiceFile:
     """A file to be written; of a script, `program` is True. A `link` leads there instead."""
 
     path: Path
@@ -136,10 +136,10 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Service:
+class DeviceService:
     """Its files, and what starts and stops it; each command in turn. `folders` go when it is removed."""
 
-    files: tuple[Text, ...]
+    files: tuple[ServiceFile, ...]
     start: tuple[tuple[str, ...], ...]
     stop: tuple[tuple[str, ...], ...]
     after: tuple[tuple[str, ...], ...] = ()
@@ -155,12 +155,12 @@ def in_termux(env: Mapping[str, str]) -> bool:
     return "TERMUX_VERSION" in env or "com.termux" in env.get("PREFIX", "")
 
 
-def device_service(job: Job, env: Mapping[str, str]) -> Service:
+def device_service(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
     """What suits the system whose environment this is."""
     return _termux(job, env) if in_termux(env) else _systemd(job, env)
 
 
-def unit(job: Job) -> str:
+def unit(job: ServiceCommand) -> str:
     """A systemd user unit. Limits are the kernel's: those that the process keeps itself are tighter."""
     lines = [
         "[Unit]",
@@ -189,20 +189,20 @@ def unit(job: Job) -> str:
     return "\n".join([*lines, "", "[Install]", "WantedBy=default.target", ""])
 
 
-def _systemd(job: Job, env: Mapping[str, str]) -> Service:
+def _systemd(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
     home = Path(env.get("XDG_CONFIG_HOME") or Path(env["HOME"]) / ".config")
     name = f"{title(job.name)}.service"
     systemctl = ("systemctl", "--user")
     reload = (*systemctl, "daemon-reload")
-    return Service(
-        (Text(home / "systemd" / "user" / name, unit(job)),),
+    return DeviceService(
+        (ServiceFile(home / "systemd" / "user" / name, unit(job)),),
         (reload, (*systemctl, "enable", name), (*systemctl, "restart", name)),
         ((*systemctl, "disable", "--now", name),),
         (reload,),
     )
 
 
-def _termux(job: Job, env: Mapping[str, str]) -> Service:
+def _termux(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
     """Started by termux-services (runit), and that by Termux:Boot."""
     prefix, home, name = Path(env["PREFIX"]), Path(env["HOME"]), title(job.name)
     folder, shell = prefix / "var" / "service" / name, prefix / "bin" / "sh"
@@ -210,14 +210,14 @@ def _termux(job: Job, env: Mapping[str, str]) -> Service:
     boot = f"#!{shell}\ntermux-wake-lock\n. {prefix}/etc/profile\n"
     logger = prefix / "share" / "termux-services" / "svlogger"
     files = (
-        Text(folder / "run", run, program=True),
-        Text(folder / "log" / "run", link=logger),
-        Text(home / ".termux" / "boot" / name, boot, program=True),
+        ServiceFile(folder / "run", run, program=True),
+        ServiceFile(folder / "log" / "run", link=logger),
+        ServiceFile(home / ".termux" / "boot" / name, boot, program=True),
     )
-    return Service(files, (("sv-enable", name),), (("sv-disable", name),), folders=(folder,))
+    return DeviceService(files, (("sv-enable", name),), (("sv-disable", name),), folders=(folder,))
 
 
-def _polite(job: Job) -> tuple[str, ...]:
+def _polite(job: ServiceCommand) -> tuple[str, ...]:
     return ("nice", "-n", str(job.nice), *job.command) if job.nice else job.command
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.enrolment import Enrolment, EnrolmentError
 from device_runtime.broker.wire.link import Link, LinkOptions
-from device_runtime.client.agent import Inbox
+from device_runtime.client.agent import DeviceInbox
 from device_runtime.client.connection.connecting import Connection, is_device
 from device_runtime.client.connection.presence import Voice
 from device_runtime.client.errors import InstallError, NoDevice, PolicyError
@@ -122,7 +122,7 @@ def say_goodbye(connection: Connection, clock: Callable[[], float] = time.monoto
     """To the aggregator, where no process is there to do it. Returns what came of it."""
     voice = Voice(connection.name, secrets.randbits(32))
     will = voice.presence(online=False)
-    link = Link(connection.url, connection.client_id, Inbox(clock), LinkOptions(will))
+    link = Link(connection.url, connection.client_id, DeviceInbox(clock), LinkOptions(will))
     try:
         link.connect()
     except BrokerError as error:

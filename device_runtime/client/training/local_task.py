@@ -11,17 +11,17 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.broker.wire.messages import Hello, Offer
-from device_runtime.client.backend.base import Death
+from device_runtime.client.backend.base import WorkerDeath
 from device_runtime.client.cache.strategy_state import Memories
 from device_runtime.client.energy import Account
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.one_task import OneTask
 from device_runtime.client.personal import after_round
 from device_runtime.client.personal.after_round import OwnHead, judged
-from device_runtime.client.personal.kept import Keeper
-from device_runtime.client.policy.privacy_budget import Guard
+from device_runtime.client.personal.kept import PersonalModelStore
+from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.policy.rules import AllowList
-from device_runtime.client.selection.calibration import Learnt, Measurements
+from device_runtime.client.selection.calibration import Corrections, Measurements
 from device_runtime.client.selection.choose import MAIN, choose
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.selection.profiling import cache_key, clocks, measured, profile, ready
@@ -29,7 +29,7 @@ from device_runtime.client.settings import Settings
 from device_runtime.models import data as local_data
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.data import Keep, Place
+from device_runtime.models.data import Place, Selection
 from device_runtime.models.engines.available import engine_choice, open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError
@@ -46,7 +46,7 @@ from device_runtime.strategies.training.device_half import Contribution, LocalDa
 from device_runtime.strategies.training.workload import workload
 
 from .engine_guard import limit_bytes, own_memory, rest, watcher
-from .work import Assignment, Equipment, Listener, Outcome, perform
+from .work import Assignment, Equipment, Listener, WorkOutcome, perform
 
 # FROM samples: A device's samples for its task, and what follows from them: the work of a round, and whose
 # it is.
@@ -54,10 +54,10 @@ from .work import Assignment, Equipment, Listener, Outcome, perform
 log = logging.getLogger(__name__)
 
 
-class Samples:
+class TaskSamples:
     """`training` is trained on, `held` is kept out of it; `loads` by member of the family."""
 
-    def __init__(self, place: Place | Path, bundles: Mapping[str, Bundle], keep: Keep) -> None:
+    def __init__(self, place: Place | Path, bundles: Mapping[str, Bundle], keep: Selection) -> None:
         """Reads them. Raises DataError where none is of the task."""
         self._bundles = bundles
         self._shelf = local_data.opened(place, bundles[MAIN].manifest, keep, bundles[MAIN].texts)
@@ -75,10 +75,10 @@ class Samples:
         counts = self.training.class_counts(len(self._bundles[MAIN].manifest.labels))
         return {member: workload(one.manifest, counts) for member, one in self._bundles.items()}
 
-    def guard(self, settings: Settings) -> Guard:
+    def guard(self, settings: Settings) -> PrivacyGuard:
         """Of the device with these settings, for what has been read."""
         place, stamp = self._shelf.place, self._shelf.stamp
-        return Guard.of(settings.folder, place, settings.owner, stamp, settings.allowed)
+        return PrivacyGuard.of(settings.folder, place, settings.owner, stamp, settings.allowed)
 
     def refresh(self) -> bool:
         """Reads what is new or changed; whether anything is. Raises KindError where nothing is left."""
@@ -94,7 +94,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Given:
+class RoundInputs:
     """What a round gives a device: the offer, the base of this member of the family (or of the main model,
     ""), and what came beside it; `deaths` as of Assignment.
     """
@@ -103,7 +103,7 @@ class Given:
     member: str
     base: Tensors
     aside: Tensors
-    deaths: tuple[Death, ...] = ()
+    deaths: tuple[WorkerDeath, ...] = ()
 
 
 class DeviceTask(OneTask):
@@ -127,8 +127,8 @@ class DeviceTask(OneTask):
         bundle = bundles[MAIN]
         self.manifest = bundle.manifest
         self._bundles = bundles
-        self._samples = Samples(settings.data, bundles, _keep(settings))
-        self._keeper = Keeper(settings.folder)
+        self._samples = TaskSamples(settings.data, bundles, _keep(settings))
+        self._keeper = PersonalModelStore(settings.folder)
         self.watcher = watcher(settings.pretence, settings.memory_bytes)
         self._wish = replace(settings.engine, run_bytes=self.watcher.run_bytes)
         self.model = open_model(bundle, self._wish, watch=self.watcher)
@@ -138,7 +138,7 @@ class DeviceTask(OneTask):
         self._measurements = Measurements(settings.folder / "speed.json")
         self._key = cache_key(bundle.sha256, f"{self._engine} {self._wish}", settings.pretence)
         self._clock, self._link = clock, link
-        learnt = Learnt(self._virtual.profile.speed) if self._virtual else self._measured()
+        learnt = Corrections(self._virtual.profile.speed) if self._virtual else self._measured()
         self._learnt, speed = learnt, learnt.speed
         self._rest()
         self.profile = replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
@@ -197,7 +197,7 @@ class DeviceTask(OneTask):
         """
         return tuple(allowed_statistics(kind, self.settings.allowed) for kind in registry.known(offer.kinds))
 
-    def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
+    def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """A round's update as its kind sends it, with what was left out of those before.
 
         Raises ValueError for an outcome without contribution, TensorError.
@@ -212,7 +212,7 @@ class DeviceTask(OneTask):
         if made.memory is not None:
             self._memories.put(offer.run, made.kind, offer.round, made.memory)
 
-    def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome:
+    def perform(self, given: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome:
         """The round's work from this base model; see `work.perform`. Learns from how long it took.
 
         Where it is sat out and there is reason to doubt the speed, that is measured anew, and the work tried
@@ -230,7 +230,9 @@ class DeviceTask(OneTask):
         self._rest()
         return outcome
 
-    def _tried(self, model: DeviceModel, given: Given, deadline: float, listener: Listener) -> Outcome:
+    def _tried(
+        self, model: DeviceModel, given: RoundInputs, deadline: float, listener: Listener
+    ) -> WorkOutcome:
         """The round's work, with its base loaded, from which is learnt. Raises as `perform` does."""
         offer, member = given.offer, given.member
         self.profile = self._profile_now()
@@ -259,13 +261,13 @@ class DeviceTask(OneTask):
         self._learn(outcome)
         return outcome
 
-    def final(self, given: Given, between: Callable[[], None]) -> None:
+    def final(self, given: RoundInputs, between: Callable[[], None]) -> None:
         """Keep the model that another round would have begun with, and judge it; `between` as in `after`."""
         offer = msgspec.structs.replace(given.offer, round=given.offer.round + 1)
         after_round.keep(self._keeper, offer, self._bundles[given.member], given.base)
         self.after(replace(given, offer=offer), between)
 
-    def after(self, given: Given, between: Callable[[], None]) -> None:
+    def after(self, given: RoundInputs, between: Callable[[], None]) -> None:
         """Judge the model of a round on the samples that were held out, where the owner wants one kept.
 
         `between` is called after each run of the engine; Stopped, raised there, ends it.
@@ -286,7 +288,7 @@ class DeviceTask(OneTask):
             self.watcher.hooked()
             self._rest()
 
-    def _loaded(self, given: Given) -> DeviceModel:
+    def _loaded(self, given: RoundInputs) -> DeviceModel:
         """The model of a round: a smaller one is on the engine that the main one has, and is let go of after
         the round. Raises TensorError.
         """
@@ -310,23 +312,23 @@ class DeviceTask(OneTask):
         learnt = self._learnt
         return replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
 
-    def _learn(self, outcome: Outcome) -> None:
+    def _learn(self, outcome: WorkOutcome) -> None:
         """From what a round took, for the next and for after a restart."""
         self._learnt = learnt = self._learnt.after(self.profile, outcome)
         self.profile = replace(self.profile, corrections=learnt.corrections, growth=learnt.growth)
         if not self._virtual:
             self._measurements.put(self._key, learnt)
 
-    def _measured(self) -> Learnt:
+    def _measured(self) -> Corrections:
         """Now, or when this device last had this bundle; the engine is loaded in any case."""
         learnt = self._measurements.get(self._key, self._measured_now)
         self.watcher.held_bytes = learnt.speed.held_bytes
         ready(self.model)
         return learnt
 
-    def _measured_now(self) -> Learnt:
+    def _measured_now(self) -> Corrections:
         by = clocks(self._clock, self._wish, self.settings.pretence)
-        return Learnt(measured(self.model, by, self.watcher), load=load())
+        return Corrections(measured(self.model, by, self.watcher), load=load())
 
     def _measures_anew(self) -> bool:
         """Whether the speed was doubted, and is now another. What was learnt of times was relative to the old
@@ -374,10 +376,10 @@ def allowed_statistics(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
     return class_statistics.asking(kind, replace(statistics, smallest_count=least))
 
 
-def _keep(settings: Settings) -> Keep:
+def _keep(settings: Settings) -> Selection:
     """Half of what the process may hold is for samples; a virtual device's are all here, whatever it has."""
     if settings.pretence and settings.pretence.time:
-        return Keep()
+        return Selection()
     room = limit_bytes(settings.pretence, settings.memory_bytes) // 2
     held_out = settings.personal.held_out if settings.personal.keep else 0.0  # without a model to judge
-    return Keep(held_out, room_bytes=room)
+    return Selection(held_out, room_bytes=room)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from device_runtime.client.policy import conditions
 from device_runtime.models.data.bounded import SLACK, cap
-from device_runtime.profiles.machine import Room, room
+from device_runtime.profiles.machine import MachineMemory, room
 
 from .engine_guard import VirtualWatcher, Watcher
 
@@ -25,10 +25,12 @@ STALLED = 20.0
 PRESSURE = Path("/proc/pressure/memory")
 
 
-class Watchdog:
+class MemoryWatchdog:
     """Tells a watcher when memory runs out; what is being done then ends at its next step."""
 
-    def __init__(self, watcher: Watcher, look: Callable[[], Room] = room, pressure: Path = PRESSURE) -> None:
+    def __init__(
+        self, watcher: Watcher, look: Callable[[], MachineMemory] = room, pressure: Path = PRESSURE
+    ) -> None:
         self._watcher, self._room, self._pressure = watcher, look, pressure
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory watchdog", daemon=True)
@@ -75,7 +77,7 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
     if isinstance(watcher, VirtualWatcher):
         yield
         return
-    dog, before = Watchdog(watcher), resource.getrlimit(resource.RLIMIT_DATA)
+    dog, before = MemoryWatchdog(watcher), resource.getrlimit(resource.RLIMIT_DATA)
 
     def begin() -> None:
         dog.start()  # while its stack is still to be had

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from typing import Protocol
 
-from device_runtime.client.backend.base import Death
+from device_runtime.client.backend.base import WorkerDeath
 from device_runtime.client.energy import Account, Energy
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.policy.privacy_budget import Guard
+from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.selection.choose import MARGIN, NOWHERE, Candidate, Loads, Plan, choose, priced
 from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.engines.base import DeviceModel
@@ -78,10 +78,10 @@ class Assignment:
     decided: Callable[[Decision], None] = lambda _: None
     elsewhere: Loads = field(default_factory=lambda: NOWHERE)
     lost: Callable[[], float] = lambda: 0.0
-    deaths: tuple[Death, ...] = ()
+    deaths: tuple[WorkerDeath, ...] = ()
 
 
-class Worker(Protocol):
+class AssignmentWorker(Protocol):
     """Who does an assignment: a device with its equipment, or a simulated one on a virtual clock."""
 
     @property
@@ -130,7 +130,7 @@ NO_ENERGY = Energy()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WorkOutcome:
     """What came of it. `contribution` is None when the device sat out; `plan` is the one that was kept.
 
     `train_time_s` covers scoring and training, and what was given up on the way; so does `energy`, of the
@@ -159,7 +159,7 @@ class Outcome:
         return (*self.plan.reasons, *self.gave_up)
 
 
-def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> Outcome:
+def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assignment) -> WorkOutcome:
     """Train the richest update that fits; when the clock, the memory or the engine says no, the next."""
     kinds, gave_up, outgrew = _survived(assignment)
     timings: tuple[Timing, ...] = ()
@@ -192,7 +192,7 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
         energy = worker.energy(profile.power, seconds)
         epsilon = nan if chosen is None else worker.spent(chosen.strategy)
         peak = worker.peak_bytes
-        return Outcome(plan, contribution, seconds, energy, peak, gave_up, timings, epsilon, outgrew)
+        return WorkOutcome(plan, contribution, seconds, energy, peak, gave_up, timings, epsilon, outgrew)
 
 
 def _survived(
@@ -236,7 +236,7 @@ def cheaper(kinds: Sequence[AnyStrategy], failed: Candidate) -> tuple[AnyStrateg
     return tuple(forms[labels.index(Candidate(failed.strategy, None, ()).label) + 1 :])
 
 
-def corrected(profile: DeviceProfile, outcome: Outcome, rate: float = 0.3) -> Mapping[str, float]:
+def corrected(profile: DeviceProfile, outcome: WorkOutcome, rate: float = 0.3) -> Mapping[str, float]:
     """The profile's corrections after this round: a moving average of measured over predicted seconds.
 
     What was given up for want of time counts too, or it would be begun in vain in each round. Held between
@@ -272,7 +272,7 @@ class Equipment:
     loads: Loads
     watcher: Watcher
     clock: Callable[[], float]
-    guard: Guard
+    guard: PrivacyGuard
     progress: Callable[[float], None] = lambda _: None
     memory: Callable[[str], Tensors] = lambda _: NOTHING
     aside: Tensors = field(default_factory=lambda: NOTHING)

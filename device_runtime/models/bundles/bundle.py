@@ -18,7 +18,7 @@ from device_runtime.models.text.texts import Texts
 from . import manifest as manifests
 from . import tensors
 from .archive import FolderFiles, is_plain, pack_files, read_zip, unpack_files
-from .inputs import File, Text
+from .inputs import File, TextInput
 from .manifest import LEVELS, ORT_TRAINING, PRECISIONS, TRAINING, Graph, Manifest
 from .tensors import TensorSpec
 
@@ -63,7 +63,7 @@ class Bundle:
     def texts(self) -> Texts | None:
         """What makes its input of texts; None where that is no text. Raises BundleError."""
         text = self.manifest.input.text
-        if not isinstance(text, Text):
+        if not isinstance(text, TextInput):
             return None
         made = tokenizers.decode(_verified(self.manifest, text.tokenizer, _files(self.path)))
         vocabulary = self.manifest.input.vocabulary
@@ -99,7 +99,7 @@ def write(
     BundleError for parts that do not make a sound bundle, before anything is written, or if `folder` cannot
     be written to.
     """
-    if (tokenizer is None) == isinstance(manifest.input.text, Text):
+    if (tokenizer is None) == isinstance(manifest.input.text, TextInput):
         raise BundleError("a tokenizer is given to a bundle whose input is text, and to no other")
     if graphs.keys() != manifest.graphs.keys():
         raise BundleError(f"graphs are {sorted(graphs)}, the manifest lists {sorted(manifest.graphs)}")
@@ -186,7 +186,7 @@ def _named(manifest: Manifest) -> dict[str, File | Graph]:
     """What the manifest says of each file beside it."""
     text = manifest.input.text
     entries: list[File | Graph] = [manifest.weights, *manifest.graphs.values()]
-    entries += [text.tokenizer] if isinstance(text, Text) else []
+    entries += [text.tokenizer] if isinstance(text, TextInput) else []
     return {entry.file: entry for entry in entries}
 
 
@@ -222,7 +222,7 @@ def _with_hashes(manifest: Manifest, data: Mapping[str, bytes]) -> Manifest:
 
     graphs = {name: replace(graph, **seal(graph.file)) for name, graph in manifest.graphs.items()}
     given = manifest.input
-    if isinstance(given.text, Text):
+    if isinstance(given.text, TextInput):
         tokenizer = File(file=TOKENIZER, **seal(TOKENIZER))
         given = replace(given, text=replace(given.text, tokenizer=tokenizer))
     return replace(manifest, graphs=graphs, input=given, weights=File(file=WEIGHTS, **seal(WEIGHTS)))
@@ -242,7 +242,7 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def _check_names(manifest: Manifest) -> None:
-    text = manifest.input.text if isinstance(manifest.input.text, Text) else None
+    text = manifest.input.text if isinstance(manifest.input.text, TextInput) else None
     entries: list[File | Graph] = [manifest.weights, *manifest.graphs.values()]
     entries += [text.tokenizer] if text else []
     files = [entry.file for entry in entries]

@@ -19,11 +19,11 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 Shape = tuple[Size, ...]
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ManifestRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the manifest: immutable, and unknown fields are an error."""
 
 
-class File(Record, frozen=True):
+class File(ManifestRecord, frozen=True):
     """A file of the bundle."""
 
     file: str
@@ -31,7 +31,7 @@ class File(Record, frozen=True):
     bytes: Count
 
 
-class Text(Record, frozen=True):
+class TextInput(ManifestRecord, frozen=True):
     """How a text becomes token ids: cut by a tokenizer, put between fixed ids, filled up behind.
 
     What is too long loses its end, never what stands around it. `template` says the fixed ids to people, as
@@ -53,7 +53,7 @@ class Text(Record, frozen=True):
         return f"texts as {length} tokens ({self.form}){asked}{answered}"
 
 
-class InputSpec(Record, frozen=True):
+class InputSpec(ManifestRecord, frozen=True):
     """What the graphs take: shape (n, *shape), channels first, after `prepare`.
 
     float32 values, or int64 token ids from 0 to vocabulary - 1. Raises ValueError unless mean and std have
@@ -67,7 +67,7 @@ class InputSpec(Record, frozen=True):
     std: tuple[float, ...] = (1.0,)
     dtype: Literal["float32", "int64"] = "float32"
     vocabulary: Size | None = None
-    text: Text | msgspec.UnsetType = msgspec.UNSET  # where the ids are those of a text
+    text: TextInput | msgspec.UnsetType = msgspec.UNSET  # where the ids are those of a text
 
     def __post_init__(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -83,10 +83,10 @@ class InputSpec(Record, frozen=True):
             raise ValueError("scale or std of the input is 0 in float32, which leaves nothing of it")
         if (self.dtype == "int64") != (self.vocabulary is not None):
             raise ValueError(f"input of {self.dtype} has vocabulary {self.vocabulary}: int64 alone has one")
-        if isinstance(self.text, Text):
+        if isinstance(self.text, TextInput):
             self._check_text(self.text)
 
-    def _check_text(self, text: Text) -> None:
+    def _check_text(self, text: TextInput) -> None:
         fixed = (*text.before, *text.after, text.padding)
         if self.vocabulary is None or not all(0 <= number < self.vocabulary for number in fixed):
             raise ValueError(f"ids {fixed} around a text are not all of the vocabulary {self.vocabulary}")

@@ -8,7 +8,7 @@ import msgspec
 
 from device_runtime.models.errors import BundleError, one_line
 
-from .inputs import Count, File, InputSpec, Record, Shape, Size
+from .inputs import Count, File, InputSpec, ManifestRecord, Shape, Size
 from .tensors import TensorSpec
 
 # FROM names: What may be asked of a bundle and its engines, by name. To know it takes neither numpy nor an
@@ -69,7 +69,7 @@ Tunable = Literal["all", "mid", "up", "head", "bias", "adapter", "prompt", "pref
 Setting = bool | int | float | str
 
 
-class Parameter(Record, frozen=True):
+class Parameter(ManifestRecord, frozen=True):
     """One tensor of weights.safetensors; `sets` is empty for what is never trained (running statistics).
 
     int64 is for the indices of a sparse set, which are never trained.
@@ -87,7 +87,7 @@ class Parameter(Record, frozen=True):
         return TensorSpec(self.name, self.shape, self.dtype)
 
 
-class Extra(Record, frozen=True):
+class Extra(ManifestRecord, frozen=True):
     """A float32 input of a training graph beside x and y: (n, *shape) if it has a row for each sample."""
 
     name: str
@@ -95,7 +95,7 @@ class Extra(Record, frozen=True):
     per_sample: bool
 
 
-class Derived(Record, frozen=True):
+class Derived(ManifestRecord, frozen=True):
     """An initialiser that the device computes from a parameter, as `models.bundles.quantised` says.
 
     transposed: of the parameter as (shape[0], the rest), transposed. columns: one scale for each column of
@@ -113,7 +113,7 @@ class Derived(Record, frozen=True):
     columns: bool = False
 
 
-class Graph(Record, frozen=True):
+class Graph(ManifestRecord, frozen=True):
     """An ONNX graph; peak memory of live activations is fixed_bytes + samples * bytes_per_sample."""
 
     file: str
@@ -150,7 +150,7 @@ class Graph(Record, frozen=True):
         return ARENA_FACTOR * self.activation_bytes(samples)
 
 
-class Head(Record, frozen=True):
+class Head(ManifestRecord, frozen=True):
     """The linear layer at the end: logits = features @ weight.T + bias."""
 
     weight: str  # shape (labels, features)
@@ -158,14 +158,14 @@ class Head(Record, frozen=True):
     features: Size
 
 
-class Source(Record, frozen=True):
+class Source(ManifestRecord, frozen=True):
     """What the module was built from: a network of this package and its settings."""
 
     network: str
     settings: dict[str, Setting]
 
 
-class Manifest(Record, frozen=True):
+class Manifest(ManifestRecord, frozen=True):
     """manifest.json. Graphs: forward, forward.PRECISION, features.LEVEL, loss.SET and OBJECTIVE.SET.
 
     SET is a tunable set, OBJECTIVE one of TRAINING, PRECISION one of PRECISIONS but the first. `features` has

@@ -12,14 +12,14 @@ from .source import Place
 
 if TYPE_CHECKING:
     from .reading import Stamp, check_path, load, opened, raw, stamp
-    from .shelf import Keep, Shelf
+    from .shelf import Selection, Shelf
 
-__all__ = ["Keep", "Place", "Shelf", "Stamp", "check_path", "load", "opened", "raw", "stamp"]
+__all__ = ["Place", "Selection", "Shelf", "Stamp", "check_path", "load", "opened", "raw", "stamp"]
 
 
 def __getattr__(name: str) -> Any:
     """What reads samples needs numpy, and is imported when it is first asked for; a place does not."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = ".shelf" if name in ("Keep", "Shelf") else ".reading"
+    module = ".shelf" if name in ("Selection", "Shelf") else ".reading"
     return getattr(import_module(module, __name__), name)

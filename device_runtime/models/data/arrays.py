@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .source import Batch, Place, Refused, Source, Unit, Wanted
+from .source import Place, RawSamples, Refused, SampleFormat, Unit, WantedSamples
 
 DAMAGED = (
     OSError, ValueError, EOFError, TypeError, AttributeError, KeyError, ArithmeticError, MemoryError,
@@ -26,7 +26,7 @@ DAMAGED = (
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredArray:
     """values: one sample of the input's shape, or many (n, ..); an axis of one channel may be missing."""
 
     values: NDArray[Any]
@@ -46,7 +46,7 @@ class Stored:
         return values.reshape(-1, *given.shape)
 
 
-def decode(data: bytes) -> Stored:
+def decode(data: bytes) -> StoredArray:
     """A .npy file. Raises Refused for what is none, ends too early or holds objects."""
     try:
         values = np.load(io.BytesIO(data), allow_pickle=False)
@@ -54,7 +54,7 @@ def decode(data: bytes) -> Stored:
         raise Refused("not a .npy file", str(error)[:200]) from None
     if not isinstance(values, np.ndarray):
         raise Refused("not a .npy file", "an archive of several")
-    return Stored(values)
+    return StoredArray(values)
 
 
 # FROM npz: `.npz` files with x (n, *input) and y (n,): class numbers, or names; class_names may name the
@@ -65,7 +65,7 @@ LARGEST_BYTES = 4 << 30
 NAMES = "class_names"
 
 
-def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
+def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
     room = LARGEST_BYTES if wanted.room_bytes is None else min(LARGEST_BYTES, wanted.room_bytes)
     arrays = _arrays(unit.path, ("x", "y", NAMES), room)
     x, y = arrays["x"], arrays["y"]
@@ -79,13 +79,13 @@ def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
     elif NAMES in arrays:
         labels = _named(y, arrays[NAMES])
     form = f"{x.dtype} {x.shape[1:]}"
-    shaped = Stored(x).raw(wanted.input)
+    shaped = StoredArray(x).raw(wanted.input)
     if len(shaped) != len(y):
         raise Refused(
             "another shape than the task's input",
             f"{x.shape}, expected {('n', *wanted.input.shape)}".replace("'", ""),
         )
-    yield Batch(shaped, labels, form)
+    yield RawSamples(shaped, labels, form)
 
 
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
@@ -94,7 +94,7 @@ def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
 
 def inputs(path: Path, given: InputSpec) -> NDArray[Any]:
     """x alone, (n, *shape), raw. Raises Refused."""
-    return Stored(_arrays(path, ("x",))["x"]).raw(given)
+    return StoredArray(_arrays(path, ("x",))["x"]).raw(given)
 
 
 def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
@@ -128,4 +128,4 @@ def _arrays(
         raise Refused("not a .npz file", str(error)[:200]) from None
 
 
-NPZ = Source(_read, _stored)
+NPZ = SampleFormat(_read, _stored)

@@ -91,7 +91,7 @@ TEXTS = ("text", "sentence", "review", "comment", "message", "content", "body", 
 
 
 @dataclass(frozen=True)
-class Written:
+class TextCell:
     """One text."""
 
     text: str
@@ -112,17 +112,17 @@ class Written:
         return texts.ids([self.text])
 
 
-def decode(data: bytes) -> Written:
+def decode(data: bytes) -> TextCell:
     """Raises Refused for what is no UTF-8."""
     try:
-        return Written(data.decode("utf-8-sig"))
+        return TextCell(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise Refused("not a text in UTF-8", f"{error.reason} at byte {error.start}") from None
 
 
-def text_of(cell: object) -> Written:
+def text_of(cell: object) -> TextCell:
     """What a table or a query gives, as a text. Raises Refused."""
-    return decode(cell) if isinstance(cell, bytes) else Written(str(cell))
+    return decode(cell) if isinstance(cell, bytes) else TextCell(str(cell))
 
 
 def text_column(names: Sequence[str] | None, width: int, label: int, wanted: str) -> int:

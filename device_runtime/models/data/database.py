@@ -23,14 +23,14 @@ from .single import raw, unnamed
 from .source import (
     ONE_SAMPLE_BYTES,
     TOO_LARGE,
-    Batch,
     Passing,
     Place,
+    RawSamples,
     Refused,
+    SampleFormat,
     Skip,
-    Source,
     Unit,
-    Wanted,
+    WantedSamples,
     one_stored,
     stamp_of,
 )
@@ -55,7 +55,7 @@ def stamp(path: Path) -> tuple[int, int]:
     return size, changed
 
 
-def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
+def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
     with _rows(unit.path, wanted.place.query) as (names, rows):
         label = _label(names, wanted.place)
         text = _text_column(names, label, wanted)
@@ -66,7 +66,7 @@ def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
             except Refused as error:
                 yield Skip.of(error, f"row {number}")
                 continue
-            yield Batch(x, [_text(row[label])] * len(x), form)
+            yield RawSamples(x, [_text(row[label])] * len(x), form)
 
 
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
@@ -77,20 +77,20 @@ def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
             yield one_stored(b"\x1f".join(c if isinstance(c, bytes) else repr(c).encode() for c in cells))
 
 
-def _sample(cells: Sequence[Any], wanted: Wanted) -> tuple[NDArray[Any], str]:
+def _sample(cells: Sequence[Any], wanted: WantedSamples) -> tuple[NDArray[Any], str]:
     if len(cells) == 1 and isinstance(cells[0], bytes):
         return _blob(cells[0], wanted.input)
     return values_of(cells, wanted.input)[None], f"row of {len(cells)} columns"
 
 
-def _text_column(names: Sequence[str], label: int, wanted: Wanted) -> int | None:
+def _text_column(names: Sequence[str], label: int, wanted: WantedSamples) -> int | None:
     """None where the task's input is no text. Raises Refused."""
     if wanted.texts is None:
         return None
     return text_column(names, len(names), label, wanted.place.text_column)
 
 
-def _written(cell: object, wanted: Wanted) -> tuple[NDArray[Any], str]:
+def _written(cell: object, wanted: WantedSamples) -> tuple[NDArray[Any], str]:
     held = text_of("" if cell is None else cell)
     return raw(held, wanted.input, wanted.texts), "text in a database"
 
@@ -161,4 +161,4 @@ def _only_reads(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in reads else sqlite3.SQLITE_DENY
 
 
-DATABASE = Source(_read, _stored, grows=True)
+DATABASE = SampleFormat(_read, _stored, grows=True)

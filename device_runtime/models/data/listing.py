@@ -11,7 +11,7 @@ from . import database, labels, table
 from .arrays import NPZ
 from .database import DATABASE
 from .single import DECODERS, SINGLE
-from .source import DATABASES, Place, Refused, Skip, Source, Tally, Unit, stamp_of
+from .source import DATABASES, Place, Refused, SampleFormat, Skip, SkippedTally, Unit, stamp_of
 from .table import TABLE
 
 WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}
@@ -23,7 +23,7 @@ class Listing:
     """`strays`: what lies there and is not read, and why."""
 
     units: dict[str, Unit] = field(default_factory=dict)
-    strays: Tally = field(default_factory=Tally)
+    strays: SkippedTally = field(default_factory=SkippedTally)
 
     def add(self, unit: Unit | Skip) -> None:
         """The first of a name counts: what a table lists is not looked for in folders."""
@@ -114,7 +114,7 @@ def _unread(path: Path, place: Place) -> Skip:
     return Skip(f"a kind of file that is not read ({ending})", _name(path, place))
 
 
-def _unit(path: Path, place: Place, source: Source, label: str | None = None) -> Unit | Skip:
+def _unit(path: Path, place: Place, source: SampleFormat, label: str | None = None) -> Unit | Skip:
     name = _name(path, place)
     try:
         return Unit(name, path, stamp_of(path), source, label)

@@ -21,8 +21,8 @@ from . import arrays, single, table
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LocalData
-from .shelf import Keep, Shelf
-from .source import Place, Refused, Skip, Wanted, whole
+from .shelf import Selection, Shelf
+from .source import Place, Refused, Skip, WantedSamples, whole
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def load(place: Place | Path | str, manifest: Manifest, texts: Texts | None = No
 
 
 def opened(
-    place: Place | Path | str, manifest: Manifest, keep: Keep | None = None, texts: Texts | None = None
+    place: Place | Path | str, manifest: Manifest, keep: Selection | None = None, texts: Texts | None = None
 ) -> Shelf:
     """The samples of a place, read. What cannot be read, or is of no class of the task, is left out with a
     warning. `texts` are the bundle's. Raises DataError when nothing is left.
@@ -76,7 +76,7 @@ def inputs(
         if ending in table.ENDINGS:
             place = table.labelled(place, 1 if texts else prod(given.shape))
         place = replace(place, task_labels=LabelMap(labels).names)
-        parts = list(_samples(place, Wanted(given, place, texts=texts)))
+        parts = list(_samples(place, WantedSamples(given, place, texts=texts)))
         if not parts:
             raise Refused("no samples")
         return np.concatenate(parts)
@@ -84,7 +84,7 @@ def inputs(
         raise DataError(f"{place}: {error}") from None
 
 
-def _samples(place: Place, wanted: Wanted) -> Iterator[NDArray[Any]]:
+def _samples(place: Place, wanted: WantedSamples) -> Iterator[NDArray[Any]]:
     """Raises Refused for the first that is not read, and where there is none."""
     found = listing(place)
     for stray in found.strays:

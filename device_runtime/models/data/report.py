@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from device_runtime.models.bundles.inputs import InputSpec, Text
+from device_runtime.models.bundles.inputs import InputSpec, TextInput
 
 from .picture import is_picture, white
 from .shelf import Shelf
 from .sound import is_sound
-from .source import Skipped
+from .source import SkippedSamples
 
 BAR = 30
 FORMS = 10
@@ -25,7 +25,7 @@ class Class:
 
 
 @dataclass(frozen=True)
-class Report:
+class SamplesReport:
     """`stored`: how many samples are stored how. `memory_bytes`: of all of them, prepared.
 
     `values`: the least and the largest raw value; `doubt`: what is odd about them, empty where nothing is.
@@ -39,7 +39,7 @@ class Report:
     held_out: int
     classes: tuple[Class, ...]
     stored: dict[str, int]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedSamples, ...]
     memory_bytes: int
     takes: str
     filled: int | None = None
@@ -47,11 +47,11 @@ class Report:
     doubt: str = ""
 
 
-def report(shelf: Shelf) -> Report:
+def report(shelf: Shelf) -> SamplesReport:
     """Of a shelf that has been read."""
     manifest, labels = shelf.manifest, len(shelf.manifest.labels)
     counts = zip(shelf.training.class_counts(labels), shelf.held.class_counts(labels), strict=True)
-    return Report(
+    return SamplesReport(
         str(shelf.place),
         manifest.name,
         len(shelf.training) + len(shelf.held),
@@ -69,7 +69,7 @@ def report(shelf: Shelf) -> Report:
 
 def _filled(shelf: Shelf) -> int | None:
     text = shelf.manifest.input.text
-    if not isinstance(text, Text):
+    if not isinstance(text, TextInput):
         return None
     return sum(int((side.x[:, -1] != text.padding).sum()) for side in (shelf.training, shelf.held))
 
@@ -83,7 +83,7 @@ def _most(forms: Counter[str]) -> dict[str, int]:
 
 def taken_as(given: InputSpec) -> str:
     """How a picture, a sound or a text becomes the input of a task."""
-    if isinstance(given.text, Text):
+    if isinstance(given.text, TextInput):
         return given.text.said(given.shape[0])
     if is_sound(given):
         return f"sound as log-mel of {given.shape[-2]} frames and {given.shape[-1]} bands"
@@ -94,7 +94,7 @@ def taken_as(given: InputSpec) -> str:
     return "neither pictures, sound nor texts"
 
 
-def lines(told: Report) -> list[str]:
+def lines(told: SamplesReport) -> list[str]:
     """The report as text."""
     held = f", {told.held_out} of them held out" if told.held_out else ""
     text = [

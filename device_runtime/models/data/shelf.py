@@ -19,7 +19,18 @@ from .bounded import bounded
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out
-from .source import Batch, Passing, Place, Refused, Skip, Skipped, Tally, Unit, Wanted, stamp_of
+from .source import (
+    Passing,
+    Place,
+    RawSamples,
+    Refused,
+    Skip,
+    SkippedSamples,
+    SkippedTally,
+    Unit,
+    WantedSamples,
+    stamp_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +45,7 @@ NARROW = 1 / 50
 
 
 @dataclass(frozen=True)
-class Keep:
+class Selection:
     """`held_out`: the share of samples that are not trained on, chosen by their content and `seed`; None for
     a tenth where that is 10 samples or more, else none.
 
@@ -56,7 +67,7 @@ class _Known:
     stamp: tuple[int, int]
     label: str | None
     counts: tuple[int, int] = (0, 0)
-    skipped: Tally = field(default_factory=Tally)
+    skipped: SkippedTally = field(default_factory=SkippedTally)
     forms: Counter[str] = field(default_factory=Counter)
     full: bool = False
     values: tuple[float, float] = NO_VALUES
@@ -70,17 +81,17 @@ class Shelf:
     """`refresh` reads what is new or changed; `training` and `held` are all there is now."""
 
     def __init__(
-        self, place: Place, manifest: Manifest, keep: Keep | None = None, texts: Texts | None = None
+        self, place: Place, manifest: Manifest, keep: Selection | None = None, texts: Texts | None = None
     ) -> None:
         """Reads nothing yet; `texts` are the bundle's. Raises DataError for a label map that does not fit."""
         self._labels = LabelMap.of(place, manifest.labels)
         self.place = place = replace(place, task_labels=self._labels.names)
-        self.manifest, self._keep = manifest, keep or Keep()
-        self._wanted = Wanted(manifest.input, place, self._keep.room_bytes, texts)
+        self.manifest, self._keep = manifest, keep or Selection()
+        self._wanted = WantedSamples(manifest.input, place, self._keep.room_bytes, texts)
         given = manifest.input
         self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
         self._known: dict[str, _Known] = {}  # in the order of their rows
-        self._strays = Tally()
+        self._strays = SkippedTally()
         self._sides = self._sided()
 
     @property
@@ -94,9 +105,9 @@ class Shelf:
         return self._sides[1]
 
     @property
-    def skipped(self) -> tuple[Skipped, ...]:
+    def skipped(self) -> tuple[SkippedSamples, ...]:
         """What is left out, by reason."""
-        every = Tally()
+        every = SkippedTally()
         for tally in (self._strays, *(known.skipped for known in self._known.values())):
             for one in tally:
                 every.add(one)
@@ -192,7 +203,7 @@ class Shelf:
         known.counts = (len(self._rows[0]) - starts[0], len(self._rows[1]) - starts[1])
         self._known[unit.name] = known
 
-    def _put(self, batch: Batch, unit: Unit, known: _Known) -> None:
+    def _put(self, batch: RawSamples, unit: Unit, known: _Known) -> None:
         """Samples of the task's classes, prepared, in blocks. Raises Refused."""
         y = self._numbers(batch, unit, known)
         self._reserve(len(y))
@@ -214,7 +225,7 @@ class Shelf:
                     rows.append(prepared[chosen], y[part][there][chosen])
         known.forms[batch.form] += int((y >= 0).sum())
 
-    def _numbers(self, batch: Batch, unit: Unit, known: _Known) -> NDArray[np.int64]:
+    def _numbers(self, batch: RawSamples, unit: Unit, known: _Known) -> NDArray[np.int64]:
         """Class numbers (n,); -1 for a sample that is left out. Raises Refused."""
         if isinstance(batch.labels, np.ndarray):
             return self._checked(batch.labels)

@@ -12,7 +12,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.text.texts import Texts
 
 from . import arrays, bmp, cells, netpbm, picture, png, sound
-from .source import Batch, Place, Refused, Source, Unit, Wanted, one_stored, whole
+from .source import Place, RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, whole
 
 
 class Item(Protocol):
@@ -67,7 +67,7 @@ def unnamed(data: bytes) -> Item | None:
 
 def raw(held: Item, given: InputSpec, texts: Texts | None) -> NDArray[Any]:
     """(n, *shape), before `InputSpec.prepare`: of a text by what makes the input of texts. Raises Refused."""
-    return held.ids(texts) if isinstance(held, cells.Written) and texts else held.raw(given)
+    return held.ids(texts) if isinstance(held, cells.TextCell) and texts else held.raw(given)
 
 
 def ending_of(name: str) -> str:
@@ -75,9 +75,9 @@ def ending_of(name: str) -> str:
     return name[dot:].lower() if dot > max(name.rfind("/"), 0) else ""
 
 
-def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
+def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
     held = item(whole(unit.path), unit.path.name)
-    yield Batch(raw(held, wanted.input, wanted.texts), None, held.form)
+    yield RawSamples(raw(held, wanted.input, wanted.texts), None, held.form)
 
 
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
@@ -87,4 +87,4 @@ def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
         yield np.atleast_2d(arrays.decode(data).values)
 
 
-SINGLE = Source(_read, _stored)
+SINGLE = SampleFormat(_read, _stored)

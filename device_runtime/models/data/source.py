@@ -105,7 +105,7 @@ class Skip(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedSamples:
     """How many were left out for one reason, and the first few of them."""
 
     reason: str
@@ -122,21 +122,21 @@ class Skipped:
         return f"{self.reason}: {self.count} ({self.named})"
 
 
-class Tally:
+class SkippedTally:
     """Counts by reason; beyond `REASONS` of them the rest are one."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Skipped] = {}
+        self._found: dict[str, SkippedSamples] = {}
 
-    def add(self, one: Skip | Skipped) -> None:
+    def add(self, one: Skip | SkippedSamples) -> None:
         if isinstance(one, Skip):
-            one = Skipped(one.reason, 1, (one.where,))
+            one = SkippedSamples(one.reason, 1, (one.where,))
         reason = one.reason if one.reason in self._found or len(self._found) < REASONS else OTHER
-        before = self._found.get(reason, Skipped(reason, 0, ()))
+        before = self._found.get(reason, SkippedSamples(reason, 0, ()))
         examples = (*before.examples, *one.examples)[:EXAMPLES]
-        self._found[reason] = Skipped(reason, before.count + one.count, examples)
+        self._found[reason] = SkippedSamples(reason, before.count + one.count, examples)
 
-    def __iter__(self) -> Iterator[Skipped]:
+    def __iter__(self) -> Iterator[SkippedSamples]:
         """The most frequent first."""
         return iter(sorted(self._found.values(), key=lambda one: (-one.count, one.reason)))
 
@@ -148,7 +148,7 @@ ONE_SAMPLE_BYTES = 64 << 20
 TOO_LARGE = "too large for one sample"
 
 
-class Batch(NamedTuple):
+class RawSamples(NamedTuple):
     """Some samples: x (n, *input) raw, before `InputSpec.prepare`; their labels as names, or as class numbers
     int (n,), or None where the unit has one for all. `form` says how they were stored.
     """
@@ -159,7 +159,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedSamples:
     """What a task wants of the samples, how the place stores them, and the bytes that all may take here.
 
     `texts` makes its input of texts, where it is that.
@@ -172,14 +172,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleFormat:
     """One way to store samples: `read` may leave out single ones, and raises Refused for the whole unit.
 
     `stored` gives them as they are stored, one array (n, ..) or several, whatever the task; raises Refused.
     `grows`: rows that are there are good while others are written behind them.
     """
 
-    read: Callable[[Unit, Wanted], Iterator[Batch | Skip]]
+    read: Callable[[Unit, WantedSamples], Iterator[RawSamples | Skip]]
     stored: Callable[[Unit, Place], Iterator[NDArray[Any]]]
     grows: bool = False
 
@@ -194,7 +194,7 @@ class Unit:
     name: str
     path: Path
     stamp: tuple[int, int]
-    source: Source
+    source: SampleFormat
     label: str | None = None
 
 

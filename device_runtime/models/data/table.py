@@ -20,7 +20,7 @@ from device_runtime.models.errors import TensorError
 
 from .cells import FILES, LABELS, NONE, TEXTS, LabelColumn, folded, label_column, text_column, text_of
 from .single import DECODERS, ending_of
-from .source import Batch, Place, Refused, Skip, Source, Unit, Wanted, one_stored
+from .source import Place, RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ LONGEST_LINE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """`label`: the column of labels, and why. `file`: that of file names, None where the others are features.
 
     `names` of the columns, None where there is no header.
@@ -52,7 +52,7 @@ class Layout:
         return f"{name} ({why})"
 
 
-def layout(path: Path, place: Place) -> Layout:
+def layout(path: Path, place: Place) -> TableLayout:
     """From the first rows, the columns that the place names, and the task's labels. Raises Refused."""
     separator = "\t" if path.suffix.lower() == ".tsv" else _separator(path)
     with _rows(path, separator) as rows:
@@ -70,7 +70,7 @@ def layout(path: Path, place: Place) -> Layout:
     sample = samples[0] if samples else ()
     files = (i for i, cell in enumerate(sample) if i != label.number and ending_of(cell) in DECODERS)
     file = None if place.text_column else next(files, None)
-    return Layout(names, len(first), label, file, separator)
+    return TableLayout(names, len(first), label, file, separator)
 
 
 def labelled(place: Place, features: int) -> Place:
@@ -79,7 +79,7 @@ def labelled(place: Place, features: int) -> Place:
     return without if not place.label_column and layout(place.path, without).width == features else place
 
 
-def listed(path: Path, form: Layout) -> Iterator[tuple[Path, str] | Skip]:
+def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
     """Files that a table names, below its folder, and their labels. Raises Refused."""
     if form.file is None:
         return
@@ -95,7 +95,7 @@ def listed(path: Path, form: Layout) -> Iterator[tuple[Path, str] | Skip]:
         yield path.parent / name, row[form.label.number]
 
 
-def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
+def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
     form = layout(unit.path, wanted.place)
     take = _taking(form, wanted)
     features: list[NDArray[Any]] = []
@@ -115,10 +115,10 @@ def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
         features.append(values)
         labels.append(row[form.label.number])
         if len(features) == ROWS:
-            yield Batch(np.stack(features), labels, said)
+            yield RawSamples(np.stack(features), labels, said)
             features, labels = [], []
     if features:
-        yield Batch(np.stack(features), labels, said)
+        yield RawSamples(np.stack(features), labels, said)
 
 
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
@@ -150,7 +150,7 @@ def values_of(cells: Sequence[Any], given: InputSpec) -> NDArray[Any]:
     return values.reshape(given.shape)
 
 
-def _taking(form: Layout, wanted: Wanted) -> Callable[[Sequence[str]], NDArray[Any]]:
+def _taking(form: TableLayout, wanted: WantedSamples) -> Callable[[Sequence[str]], NDArray[Any]]:
     """What makes a sample (*shape) of a row, or raises Refused. Raises Refused."""
     texts = wanted.texts
     if texts is None:
@@ -161,7 +161,7 @@ def _taking(form: Layout, wanted: Wanted) -> Callable[[Sequence[str]], NDArray[A
     return lambda row: text_of(row[column]).ids(texts)[0]
 
 
-def _samples(path: Path, form: Layout) -> Iterator[tuple[int, list[str]]]:
+def _samples(path: Path, form: TableLayout) -> Iterator[tuple[int, list[str]]]:
     """Rows that are not empty, numbered from 1, the header included in the count."""
     with _rows(path, form.separator) as rows:
         for number, row in enumerate(rows, 1):
@@ -219,4 +219,4 @@ def _numbers(row: Sequence[str]) -> int:
     return found
 
 
-TABLE = Source(_read, _stored, grows=True)
+TABLE = SampleFormat(_read, _stored, grows=True)

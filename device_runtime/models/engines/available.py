@@ -10,7 +10,7 @@ from device_runtime.models.bundles.manifest import NO_WISH
 from device_runtime.models.bundles.manifest import EngineWish as EngineWish
 from device_runtime.models.errors import EngineError
 
-from .base import DeviceModel, Watch
+from .base import DeviceModel, EngineWatch
 from .onnx_engine import OnnxModel
 from .ort_training_engine import BUILDS, OrtTrainingModel, available, installed_builds
 
@@ -61,7 +61,7 @@ def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineCho
 
 
 def open_model(
-    bundle: Bundle, wish: EngineWish = NO_WISH, *, batch: int = 32, watch: Watch | None = None
+    bundle: Bundle, wish: EngineWish = NO_WISH, *, batch: int = 32, watch: EngineWatch | None = None
 ) -> DeviceModel:
     """The bundle on an engine, whose package is imported here or with the first session.
 

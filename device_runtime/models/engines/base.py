@@ -26,7 +26,7 @@ class Forward:
     features: Matrix
 
 
-class Watch(Protocol):
+class EngineWatch(Protocol):
     """Told of what an engine does; may refuse it, or take time over it."""
 
     def will_load(self, name: str, graph: Graph) -> None:

@@ -9,7 +9,7 @@ from device_runtime.models.bundles.tensors import Flat
 from .base import Inputs, Labels
 from .freed_memory import give_back
 from .onnx_layout import LaidOut
-from .onnx_probe import OnnxProbe, Source
+from .onnx_probe import OnnxProbe, ProbeGraph
 from .onnx_session import SessionSettings
 
 FLOPS_A_TENSOR = 1_000_000
@@ -37,10 +37,10 @@ class ConstantProbe:
         self,
         manifest: Manifest,
         rows: int,
-        source: Source,
+        source: ProbeGraph,
         params: Flat,
         settings: SessionSettings,
-        laid_out: Callable[[str, Callable[[], Source], int], LaidOut | None],
+        laid_out: Callable[[str, Callable[[], ProbeGraph], int], LaidOut | None],
     ) -> None:
         self.params = params
         self._manifest, self._rows, self._source, self._settings = manifest, rows, source, settings
@@ -61,7 +61,7 @@ class ConstantProbe:
             self._with_inputs = self._bound(self._source, self._settings)
         return self._with_inputs.loss(x, y)
 
-    def _constant(self) -> Source:
+    def _constant(self) -> ProbeGraph:
         return self._source.with_constants(self.params)
 
     def _remade(self, x: Inputs, y: Labels) -> float:
@@ -70,5 +70,5 @@ class ConstantProbe:
         finally:
             give_back()  # what sessions leave behind one another would add up to a fifth of the process
 
-    def _bound(self, source: Source, settings: SessionSettings) -> OnnxProbe:
+    def _bound(self, source: ProbeGraph, settings: SessionSettings) -> OnnxProbe:
         return OnnxProbe(self._manifest, self._rows, source.open(settings), self.params)

@@ -14,11 +14,11 @@ from device_runtime.models.errors import BundleError, EngineError
 
 from .base import (
     NO_EXTRAS,
+    EngineWatch,
     Forward,
     Inputs,
     Labels,
     Matrix,
-    Watch,
     batches,
     check_sizes,
     checked_extras,
@@ -28,7 +28,7 @@ from .base import (
 from .blocks import blocks
 from .onnx_constant_probe import ConstantProbe
 from .onnx_layout import LaidOut, laid_out
-from .onnx_probe import OnnxProbe, Source, fewer_by
+from .onnx_probe import OnnxProbe, ProbeGraph, fewer_by
 from .onnx_session import Bound, Loaded, SessionSettings, load_session
 
 
@@ -46,7 +46,7 @@ class OnnxModel:
         *,
         threads: int = 1,
         batch: int = 32,
-        watch: Watch | None = None,
+        watch: EngineWatch | None = None,
         precision: str = "float32",
         run_bytes: int = RUN_BYTES,
     ) -> None:
@@ -158,17 +158,17 @@ class OnnxModel:
             self._sessions[name] = load_session(name, graph, onnx, given, self._settings)
         return self._sessions[name]
 
-    def _arranged(self, name: str, constant: Callable[[], Source], rows: int) -> LaidOut | None:
+    def _arranged(self, name: str, constant: Callable[[], ProbeGraph], rows: int) -> LaidOut | None:
         if name not in self._laid_out:
             self._laid_out[name] = laid_out(self.manifest, rows, constant(), self._settings)
         return self._laid_out[name]
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> ProbeGraph:
         """At the present weights; its file is read once."""
         graph = self._bundle.entry(name)
         if name not in self._probed:
             self._probed[name] = self._bundle.graph(name)
-        return Source(name, graph, self._probed[name], initialisers(graph, self._weights))
+        return ProbeGraph(name, graph, self._probed[name], initialisers(graph, self._weights))
 
     def _adopt(self, weights: Tensors) -> None:
         for value in weights.values():

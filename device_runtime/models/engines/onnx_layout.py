@@ -21,7 +21,7 @@ from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec, Vec
 
 from .base import Inputs, Labels
 from .freed_memory import give_back
-from .onnx_probe import OnnxProbe, Source, with_inputs
+from .onnx_probe import OnnxProbe, ProbeGraph, with_inputs
 from .onnx_session import SessionSettings, load_session
 from .onnx_whole import (
     GRAPH_INITIALISER,
@@ -62,7 +62,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedValue:
     """A value, and how it lies in an initialiser: `write` puts it into an array of the initialiser's size."""
 
     value: Value
@@ -126,12 +126,12 @@ class Tried:
         array = value.of(tensors)
         return cls(value, tensors, array.shape, float(array.sum(dtype=np.float64)))
 
-    def placed(self, initialiser: Initialiser, total: float) -> Placed | None:
+    def placed(self, initialiser: Initialiser, total: float) -> PlacedValue | None:
         """How it lies in an initialiser whose sum is `total`; None: it does not."""
         shape, content = initialiser
         if prod(self.shape) > content.size or not isclose(self.total, total, rel_tol=1e-5, abs_tol=1e-3):
             return None
-        ways = (Placed(self.value, write) for write in _writers(shape, self.shape))
+        ways = (PlacedValue(self.value, write) for write in _writers(shape, self.shape))
         return next((way for way in ways if way.holds(self.tensors, content)), None)
 
 
@@ -236,7 +236,7 @@ class LaidOut:
     kernels are a few passes over the parameters in numpy.
     """
 
-    def __init__(self, probe: OnnxProbe, places: Mapping[str, Placed]) -> None:
+    def __init__(self, probe: OnnxProbe, places: Mapping[str, PlacedValue]) -> None:
         self._probe, self._places = probe, places
         self._written: Tensors = {}
 
@@ -251,7 +251,7 @@ class LaidOut:
         return self._probe.loss(x, y)
 
 
-def laid_out(manifest: Manifest, rows: int, source: Source, settings: SessionSettings) -> LaidOut | None:
+def laid_out(manifest: Manifest, rows: int, source: ProbeGraph, settings: SessionSettings) -> LaidOut | None:
     """Of a graph with constants; None where they are too many, or went where it is not known.
 
     The graph is optimised with random values, twice: what differs must be made of them in a known way.
@@ -280,7 +280,7 @@ def laid_out(manifest: Manifest, rows: int, source: Source, settings: SessionSet
 class _Found:
     """Where parameters went, and hashes of the initialisers that are none."""
 
-    places: Mapping[str, Placed]
+    places: Mapping[str, PlacedValue]
     others: Mapping[str, bytes]
 
     def fits(self, optimised: _Optimised) -> bool:
@@ -293,7 +293,7 @@ class _Found:
         )
 
 
-def _found(source: Source, optimised: _Optimised) -> _Found:
+def _found(source: ProbeGraph, optimised: _Optimised) -> _Found:
     graph = nodes(source.onnx)
     tried = [Tried.of(value, optimised.tensors) for value in values(graph, source.graph.frozen)]
     places, others = {}, {}
@@ -321,7 +321,7 @@ class _Optimised:
     initialisers: Mapping[str, Initialiser]
 
 
-def _optimised(source: Source, settings: SessionSettings, seed: int) -> _Optimised:
+def _optimised(source: ProbeGraph, settings: SessionSettings, seed: int) -> _Optimised:
     """With random values, positive as variances are, of another size in each tensor. Raises EngineError."""
     rng = np.random.default_rng(seed)
     tensors = {

@@ -40,7 +40,7 @@ class OnnxProbe(Bound):
 
 
 @dataclass(frozen=True)
-class Source:
+class ProbeGraph:
     """A graph that takes parameters as inputs, and the values of its initialisers."""
 
     name: str
@@ -57,7 +57,7 @@ class Source:
         """A session that takes the parameters as inputs. Raises EngineError, and what the watch raises."""
         return load_session(self.name, self.graph, self.onnx, self.frozen, settings)
 
-    def with_constants(self, params: Flat) -> "Source":
+    def with_constants(self, params: Flat) -> "ProbeGraph":
         """The same with the parameters as initialisers, which share the memory of `params`."""
         constant = msgspec.structs.replace(
             self.graph, trainable=(), frozen=(*self.graph.frozen, *params.views)

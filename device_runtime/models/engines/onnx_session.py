@@ -16,7 +16,7 @@ from device_runtime.models.bundles.quantised import has_exact_int8, holds_float1
 from device_runtime.models.bundles.tensors import Flat, Tensors
 from device_runtime.models.errors import BundleError, EngineError, one_line
 
-from .base import Inputs, Labels, Watch, batches, checked_inputs, checked_labels
+from .base import EngineWatch, Inputs, Labels, batches, checked_inputs, checked_labels
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Loaded:
     graph: Graph
     session: Any
     frozen: Tensors
-    watch: Watch | None
+    watch: EngineWatch | None
 
     def run(self, outputs: list[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """The outputs of that name, as new arrays. Raises EngineError."""
@@ -58,7 +58,7 @@ class SessionSettings:
     """
 
     threads: int = 1
-    watch: Watch | None = None
+    watch: EngineWatch | None = None
     quick: bool = False
     optimised: bool = False
     save_to: str = ""

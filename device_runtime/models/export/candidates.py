@@ -16,7 +16,7 @@ from device_runtime.models.engines.ort_training_engine import VERSION, available
 from device_runtime.models.errors import ExportError, one_line
 
 from .graph import convert, part, to_onnx
-from .parity import Candidate
+from .parity import GraphCandidate
 from .subject import Subject, batch_norms, statistics, training
 from .trace import trace_features, trace_forward, trace_losses, trace_training, trainable_sets
 
@@ -32,7 +32,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedGraphs:
     """What a bundle is to have: tunable sets with the names that each trains, objectives, feature maps."""
 
     sets: Mapping[str, tuple[str, ...]]
@@ -42,17 +42,17 @@ class Wanted:
     ort_training: bool = False  # graphs for the engine onnxruntime-training, too
 
 
-def candidates(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:
+def candidates(subject: Subject, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
     """forward, the feature maps, then loss and the training graphs of each tunable set."""
     with export_errors("forward"):
         forward = to_onnx(trace_forward(subject))
-    yield Candidate("forward", forward)
+    yield GraphCandidate("forward", forward)
     for level in wanted.features:
         if level not in subject.outputs:
             raise ExportError(f"graph features.{level} needs the submodule at the end of that level: name it")
         with export_errors(f"features.{level}"):
             onnx = to_onnx(trace_features(subject, level))
-        yield Candidate(f"features.{level}", onnx)
+        yield GraphCandidate(f"features.{level}", onnx)
     yield from _losses(subject, wanted)
     for objective in wanted.objectives:
         for norms, sets in _alike(subject, _with_reached_sets(subject, wanted, objective)).items():
@@ -61,10 +61,10 @@ def candidates(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:
         for norms, sets in _alike(subject, wanted).items():
             for tunable, names in sets.items():
                 onnx = training_graph(training(subject, norms), names)
-                yield Candidate(f"{ORT_TRAINING}.{tunable}", onnx, names, norms=norms)
+                yield GraphCandidate(f"{ORT_TRAINING}.{tunable}", onnx, names, norms=norms)
 
 
-def _with_reached_sets(subject: Subject, wanted: Wanted, objective: str) -> Wanted:
+def _with_reached_sets(subject: Subject, wanted: WantedGraphs, objective: str) -> WantedGraphs:
     """Without the sets that hold something below the level on whose feature maps the objective trains."""
     if objective not in ABOVE:
         return wanted
@@ -79,17 +79,17 @@ def _with_reached_sets(subject: Subject, wanted: Wanted, objective: str) -> Want
     return replace(wanted, sets=sets)
 
 
-def _losses(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:
+def _losses(subject: Subject, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
     with export_errors("loss"):
         traced = trace_losses(subject)
         converted = convert(traced)
     for tunable, names in wanted.sets.items():
-        yield Candidate(f"loss.{tunable}", part(converted, traced, names, ("losses",)), names)
+        yield GraphCandidate(f"loss.{tunable}", part(converted, traced, names, ("losses",)), names)
 
 
 def _training(
     subject: Subject, objective: str, norms: tuple[str, ...], sets: Mapping[str, tuple[str, ...]]
-) -> Iterator[Candidate]:
+) -> Iterator[GraphCandidate]:
     """One trace with the gradients of all sets; each set's graph is what its own gradients need of it."""
     together = tuple(dict.fromkeys(name for names in sets.values() for name in names))
     moved = statistics(norms)
@@ -99,10 +99,10 @@ def _training(
     for tunable, names in sets.items():
         outputs = ("loss", *(f"grad.{name}" for name in names), *(f"next.{name}" for name in moved))
         onnx = part(converted, traced, (*names, *moved), outputs)
-        yield Candidate(f"{objective}.{tunable}", onnx, names, traced.outputs.extras, norms)
+        yield GraphCandidate(f"{objective}.{tunable}", onnx, names, traced.outputs.extras, norms)
 
 
-def _alike(subject: Subject, wanted: Wanted) -> dict[tuple[str, ...], dict[str, tuple[str, ...]]]:
+def _alike(subject: Subject, wanted: WantedGraphs) -> dict[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """The sets by the layers that use batch statistics when they are trained."""
     alike: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
     for tunable, names in wanted.sets.items():

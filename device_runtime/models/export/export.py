@@ -28,11 +28,11 @@ from device_runtime.models.bundles.manifest import (
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ExportError, one_line
 from device_runtime.models.export.graph_cost import measure_work
-from device_runtime.models.torch_engine.objectives import Sizes, sizes_of
+from device_runtime.models.torch_engine.objectives import OutputSizes, sizes_of
 
-from .candidates import Wanted, candidates
+from .candidates import WantedGraphs, candidates
 from .levels import find_head, lay_out, level_outputs
-from .parity import Candidate, check_parity
+from .parity import GraphCandidate, check_parity
 from .subject import HeadUnused, Subject, run, stored_tensors
 from .trace import TRACED_BATCH
 from .tunable_sets import Sets, changes, inject, parameter_table, scale_features
@@ -68,7 +68,7 @@ class ExportSpec:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedGraph:
     """A graph that has passed the parity gate, and the worst difference found, as `check_parity` gives it."""
 
     name: str
@@ -77,21 +77,24 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Passed:
+class PassedGraphs:
     """The graphs that have passed the gate so far, and their files, by name."""
 
-    report: Callable[[Checked], None]
+    report: Callable[[CheckedGraph], None]
     graphs: dict[str, Graph] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, name: str, graph: Graph, onnx: bytes, worst: float) -> None:
         """One more."""
         self.graphs[name], self.files[name] = graph, onnx
-        self.report(Checked(name, len(onnx), worst))
+        self.report(CheckedGraph(name, len(onnx), worst))
 
 
 def export(
-    module: nn.Module, spec: ExportSpec, folder: Path, report: Callable[[Checked], None] = lambda graph: None
+    module: nn.Module,
+    spec: ExportSpec,
+    folder: Path,
+    report: Callable[[CheckedGraph], None] = lambda graph: None,
 ) -> bundles.Bundle:
     """Writes the bundle into `folder` and opens it; `report` is told of each graph that passed.
 
@@ -113,8 +116,10 @@ def export(
     sizes = _checked_sizes(subject, spec)
     parameters = parameter_table(module, lay_out(module, subject.head, spec.levels), injected)
     sets = {str(s): tuple(p.name for p in parameters if s in p.sets) for s in injected.settings}
-    wanted = Wanted(sets, spec.objectives, spec.features, spec.batchnorm == "training", spec.ort_training)
-    passed = Passed(report)
+    wanted = WantedGraphs(
+        sets, spec.objectives, spec.features, spec.batchnorm == "training", spec.ort_training
+    )
+    passed = PassedGraphs(report)
     for candidate in candidates(subject, wanted):
         worst = check_parity(subject, candidate)
         passed.add(candidate.name, _described(candidate, passed.graphs), candidate.onnx, worst)
@@ -154,7 +159,7 @@ def _check_spec(spec: ExportSpec) -> None:
         )
 
 
-def _add_lower(passed: Passed, weights: Tensors, spec: ExportSpec) -> None:
+def _add_lower(passed: PassedGraphs, weights: Tensors, spec: ExportSpec) -> None:
     for precision in spec.precisions:
         from .quantise import lower_forward
 
@@ -162,7 +167,7 @@ def _add_lower(passed: Passed, weights: Tensors, spec: ExportSpec) -> None:
         passed.add(f"forward.{precision}", lowered.graph, lowered.onnx, lowered.worst)
 
 
-def _described(candidate: Candidate, graphs: Mapping[str, Graph]) -> Graph:
+def _described(candidate: GraphCandidate, graphs: Mapping[str, Graph]) -> Graph:
     """Operators of onnxruntime-training have no known shapes; their work is that of the graph they equal."""
     kind, _, tunable = candidate.name.partition(".")
     work = graphs[f"train.{tunable}"] if kind == ORT_TRAINING else measure_work(candidate.onnx)
@@ -173,7 +178,7 @@ def _described(candidate: Candidate, graphs: Mapping[str, Graph]) -> Graph:
     )  # fmt: skip
 
 
-def _features(sizes: Sizes, spec: ExportSpec) -> dict[Level, Shape]:
+def _features(sizes: OutputSizes, spec: ExportSpec) -> dict[Level, Shape]:
     levels = (cast(Level, level) for level in LEVELS if level in spec.features)
     return {**{level: sizes.maps[level] for level in levels}, "head": (sizes.width,)}
 
@@ -193,7 +198,7 @@ def _example(spec: InputSpec) -> torch.Tensor:
     return ids
 
 
-def _checked_sizes(subject: Subject, spec: ExportSpec) -> Sizes:
+def _checked_sizes(subject: Subject, spec: ExportSpec) -> OutputSizes:
     """What the module gives. Raises ExportError unless head(features) are the logits of all labels."""
     tensors = stored_tensors(subject.module)
     parameters = dict(subject.module.named_parameters())

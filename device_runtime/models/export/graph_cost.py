@@ -27,7 +27,7 @@ _IN_PLACE = {
 
 
 @dataclass(frozen=True)
-class Work:
+class GraphCost:
     """FLOPs of one sample; peak of live activations = fixed_bytes + samples * bytes_per_sample.
 
     A multiplication with addition counts as two; data movement counts as none. Activations are all values
@@ -53,13 +53,13 @@ class _Value:
         return self.size * self.element_bytes
 
 
-def measure_work(graph: bytes) -> Work:
+def measure_work(graph: bytes) -> GraphCost:
     """Raises ExportError if a shape does not follow from the batch size alone."""
     model = onnx.load_from_string(graph)
     small, large = ((_flops(model, n), _peak_bytes(model, n)) for n in BATCHES)
     samples = BATCHES[1] - BATCHES[0]
     flops, per_sample = ((b - a) // samples for a, b in zip(small, large, strict=True))
-    return Work(flops, max(0, large[1] - BATCHES[1] * per_sample), per_sample)
+    return GraphCost(flops, max(0, large[1] - BATCHES[1] * per_sample), per_sample)
 
 
 def _values(model: Any, batch: int) -> dict[str, _Value]:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModuleLevels:
     """The head's name, and the level of every stored tensor by name."""
 
     head: str
@@ -37,7 +37,7 @@ def find_head(module: nn.Module, name: str | None) -> str:
     return str(list(linear)[-1])
 
 
-def lay_out(module: nn.Module, head: str, prefixes: Mapping[str, str] | None) -> Layout:
+def lay_out(module: nn.Module, head: str, prefixes: Mapping[str, str] | None) -> ModuleLevels:
     """Levels by `prefixes`, else by the module's attribute `levels`, else in thirds by size, which is logged.
 
     Raises ExportError for an unknown level or a tensor that no prefix covers.
@@ -45,7 +45,7 @@ def lay_out(module: nn.Module, head: str, prefixes: Mapping[str, str] | None) ->
     names = list(stored_tensors(module))
     prefixes = prefixes or getattr(module, "levels", None)
     if prefixes is None:
-        return Layout(head, _thirds(module, head))
+        return ModuleLevels(head, _thirds(module, head))
     if unknown := sorted(set(prefixes.values()) - set(LEVELS)):
         raise ExportError(f"level {unknown[0]!r} is none of {', '.join(LEVELS)}")
     levels: dict[str, Level] = {}
@@ -57,7 +57,7 @@ def lay_out(module: nn.Module, head: str, prefixes: Mapping[str, str] | None) ->
             raise ExportError(f"{name} has no level; prefixes are {', '.join(prefixes)}")
         else:
             levels[name] = prefixes[max(matching, key=len)]  # type: ignore[assignment]
-    return Layout(head, levels)
+    return ModuleLevels(head, levels)
 
 
 def level_outputs(module: nn.Module, given: Mapping[str, str] | None) -> dict[str, str]:

@@ -37,7 +37,7 @@ _BRANCH = "look for Python code of the module that depends on the batch size, an
 
 
 @dataclass(frozen=True)
-class Candidate:
+class GraphCandidate:
     """A graph that wants into a bundle; `norms` are the layers that use batch statistics in it."""
 
     name: str
@@ -57,7 +57,7 @@ class Candidate:
         return statistics(self.norms)
 
 
-def check_parity(subject: Subject, candidate: Candidate) -> float:
+def check_parity(subject: Subject, candidate: GraphCandidate) -> float:
     """The worst difference found, relative to each tensor's largest value.
 
     Inputs are standard normal (token ids and labels uniform); seed 0 has the module's own weights, the
@@ -119,13 +119,13 @@ def _disturbed(subject: Subject, generator: torch.Generator) -> dict[str, Tensor
     return result
 
 
-def _loaded(candidate: Candidate, tensors: Mapping[str, Tensor]) -> Loaded:
+def _loaded(candidate: GraphCandidate, tensors: Mapping[str, Tensor]) -> Loaded:
     frozen = {name: tensors[name].contiguous().numpy() for name in candidate.frozen}
     known = Graph("", "", 0, candidate.trainable, 0, 0, 0, candidate.frozen, candidate.statistics)
     return load_session(candidate.name, known, candidate.onnx, frozen, SessionSettings())
 
 
-def _onnx_outputs(loaded: Loaded, candidate: Candidate, inputs: Inputs) -> Outputs:
+def _onnx_outputs(loaded: Loaded, candidate: GraphCandidate, inputs: Inputs) -> Outputs:
     """ONNX Runtime refuses a graph that takes other inputs than it should."""
     given = {name: inputs.tensors[name] for name in (*candidate.trainable, *candidate.statistics)}
     labels = {} if candidate.name.startswith(("forward", "features")) else {"y": inputs.y}
@@ -135,7 +135,7 @@ def _onnx_outputs(loaded: Loaded, candidate: Candidate, inputs: Inputs) -> Outpu
     return dict(zip(names, loaded.run(names, taken), strict=True))
 
 
-def _torch_outputs(subject: Subject, candidate: Candidate, inputs: Inputs) -> Outputs:
+def _torch_outputs(subject: Subject, candidate: GraphCandidate, inputs: Inputs) -> Outputs:
     kind, _, of = candidate.name.partition(".")
     with torch.no_grad():
         if kind in ("forward", "features"):
@@ -188,7 +188,7 @@ def _with_kinks(
             yield {name: most + KINKS / count * moved[name] for name, most in rounding.items()}
 
 
-def _shaken(subject: Subject, candidate: Candidate, inputs: Inputs) -> Iterator[Outputs]:
+def _shaken(subject: Subject, candidate: GraphCandidate, inputs: Inputs) -> Iterator[Outputs]:
     for nudged in _nudged(inputs):
         yield _torch_outputs(subject, candidate, nudged)
 

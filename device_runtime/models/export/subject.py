@@ -34,7 +34,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardPass:
     """Logits (n, classes), features (n, width), the feature map at the end of each level of `outputs`."""
 
     logits: Tensor
@@ -52,7 +52,9 @@ def stored_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.items() if name in kept}
 
 
-def run(subject: Subject, x: Tensor, tensors: Tensors, replaced: tuple[str, Tensor] | None = None) -> Pass:
+def run(
+    subject: Subject, x: Tensor, tensors: Tensors, replaced: tuple[str, Tensor] | None = None
+) -> ForwardPass:
     """One forward pass. `replaced` puts a feature map in the place of a level's, and of all below it.
 
     Raises HeadUnused.
@@ -74,7 +76,7 @@ def run(subject: Subject, x: Tensor, tensors: Tensors, replaced: tuple[str, Tens
         logits = functional_call(subject.module, dict(tensors), (x,))
     if "head" not in seen:
         raise HeadUnused(subject.head)
-    return Pass(logits, seen.pop("head"), seen)
+    return ForwardPass(logits, seen.pop("head"), seen)
 
 
 def batch_norms(module: nn.Module) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from device_runtime.models import peft as torch_peft
 from device_runtime.models.bundles.manifest import LEVELS_OF, SCALE, TUNABLE_SETS, Parameter, Setting, Tunable
 from device_runtime.models.errors import ExportError
 
-from .levels import Layout
+from .levels import ModuleLevels
 from .subject import stored_tensors
 
 # mypy: allow-untyped-calls, allow-any-unimported
@@ -62,7 +62,7 @@ def changes(sets: Sets) -> str:
     )
 
 
-def parameter_table(module: nn.Module, layout: Layout, injected: Injected) -> tuple[Parameter, ...]:
+def parameter_table(module: nn.Module, layout: ModuleLevels, injected: Injected) -> tuple[Parameter, ...]:
     """Every stored tensor with its level and the sets that train it. Raises ExportError for an empty set."""
     members = {name: _members(module, layout, injected, name) for name in injected.settings}
     if empty := [name for name, names in members.items() if not names]:
@@ -79,7 +79,7 @@ def parameter_table(module: nn.Module, layout: Layout, injected: Injected) -> tu
     )
 
 
-def _members(module: nn.Module, layout: Layout, injected: Injected, tunable: Tunable) -> Set[str]:
+def _members(module: nn.Module, layout: ModuleLevels, injected: Injected, tunable: Tunable) -> Set[str]:
     """A level set has the module's own parameters, the others what was injected, and the head, unless the
     set is to be without it.
     """

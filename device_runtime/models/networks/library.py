@@ -12,7 +12,7 @@ from device_runtime.models.errors import ExportError, one_line
 
 
 @dataclass(frozen=True)
-class Plan:
+class NetworkLevels:
     """Where the parts of a network belong: prefixes of each level, the submodule that ends it, the head."""
 
     prefixes: Mapping[str, tuple[str, ...]]
@@ -20,21 +20,21 @@ class Plan:
     head: str
 
 
-def _numbered(low: int, mid: int, up: int, head: str) -> Plan:
+def _numbered(low: int, mid: int, up: int, head: str) -> NetworkLevels:
     """`features` up to and with the numbers given; the rest of the classifier belongs to up."""
     bounds = {"low": (0, low), "mid": (low + 1, mid), "up": (mid + 1, up)}
     prefixes = {level: tuple(f"features.{i}" for i in range(a, b + 1)) for level, (a, b) in bounds.items()}
     prefixes["up"] = (*prefixes["up"], "classifier")
-    return Plan(prefixes, {level: f"features.{last}" for level, (_, last) in bounds.items()}, head)
+    return NetworkLevels(prefixes, {level: f"features.{last}" for level, (_, last) in bounds.items()}, head)
 
 
 PLANS = {
-    "resnet18": Plan(
+    "resnet18": NetworkLevels(
         {"low": ("conv1", "bn1", "layer1", "layer2"), "mid": ("layer3",), "up": ("layer4",)},
         {"low": "layer2", "mid": "layer3", "up": "layer4"},
         "fc",
     ),
-    "shufflenet_v2_x0_5": Plan(
+    "shufflenet_v2_x0_5": NetworkLevels(
         {"low": ("conv1", "stage2"), "mid": ("stage3",), "up": ("stage4", "conv5")},
         {"low": "stage2", "mid": "stage3", "up": "conv5"},
         "fc",

@@ -32,7 +32,7 @@ def _same(size: int, kernel: int, stride: int) -> int:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ConvolutionShape:
     """Of a convolution that normalisation follows."""
 
     inner: int
@@ -42,7 +42,7 @@ class Shape:
     groups: int = 1
 
 
-def _convolution(shape: Shape, padding: str) -> nn.Sequential:
+def _convolution(shape: ConvolutionShape, padding: str) -> nn.Sequential:
     """Convolution, batch norm, ReLU6. Paddings differ at stride 2 alone."""
     same = padding == "same" and shape.stride > 1
     kind, pad = (SamePadded, 0) if same else (nn.Conv2d, shape.kernel // 2)
@@ -52,16 +52,16 @@ def _convolution(shape: Shape, padding: str) -> nn.Sequential:
     return nn.Sequential(convolution, nn.BatchNorm2d(shape.outer), nn.ReLU6())
 
 
-class Block(nn.Module):
+class InvertedResidual(nn.Module):
     """Inverted residual: 1x1 to many channels, 3x3 on each, 1x1 to few without activation."""
 
-    def __init__(self, shape: Shape, expansion: int, padding: str) -> None:
+    def __init__(self, shape: ConvolutionShape, expansion: int, padding: str) -> None:
         super().__init__()
         wide = shape.inner * expansion
         self.conv = nn.Sequential()
         if expansion > 1:
-            self.conv.append(_convolution(Shape(shape.inner, wide), padding))
-        self.conv.append(_convolution(Shape(wide, wide, 3, shape.stride, wide), padding))
+            self.conv.append(_convolution(ConvolutionShape(shape.inner, wide), padding))
+        self.conv.append(_convolution(ConvolutionShape(wide, wide, 3, shape.stride, wide), padding))
         self.conv.append(nn.Conv2d(wide, shape.outer, 1, bias=False))
         self.conv.append(nn.BatchNorm2d(shape.outer))
         self.residual = shape.stride == 1 and shape.inner == shape.outer
@@ -93,14 +93,14 @@ class MobileNetV2(nn.Module):
             raise ValueError(f"width is {width}, expected more than 0")
         channels = _channels(STEM * width)
         last = _channels(LAST * max(1.0, width))
-        self.features = nn.Sequential(_convolution(Shape(in_channels, channels, 3, 2), padding))
+        self.features = nn.Sequential(_convolution(ConvolutionShape(in_channels, channels, 3, 2), padding))
         for expansion, base, blocks, first_stride in STAGES:
             for index in range(blocks):
                 stride = first_stride if index == 0 else 1
-                shape = Shape(channels, _channels(base * width), stride=stride)
-                self.features.append(Block(shape, expansion, padding))
+                shape = ConvolutionShape(channels, _channels(base * width), stride=stride)
+                self.features.append(InvertedResidual(shape, expansion, padding))
                 channels = shape.outer
-        self.features.append(_convolution(Shape(channels, last), padding))
+        self.features.append(_convolution(ConvolutionShape(channels, last), padding))
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, classes))
         self._initialise()
 

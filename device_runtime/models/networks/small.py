@@ -103,7 +103,7 @@ BLOCKS = 4
 FIRST_KERNEL = (10, 4)  # time, frequency
 
 
-class Block(nn.Module):
+class DepthwiseSeparable(nn.Module):
     """Depthwise 3x3, then pointwise 1x1 convolution, each with norm and ReLU."""
 
     def __init__(self, channels: int, norm: MakeNorm) -> None:
@@ -140,7 +140,7 @@ class KeywordNet(nn.Module):
             raise ValueError(f"channels are {channels}, expected a multiple of {GROUP_SIZE}")
         self.conv = nn.Conv2d(in_channels, channels, FIRST_KERNEL, 2, padding=(4, 1), bias=False)
         self.norm = make_norm(channels)
-        self.blocks = nn.Sequential(*(Block(channels, make_norm) for _ in range(BLOCKS)))
+        self.blocks = nn.Sequential(*(DepthwiseSeparable(channels, make_norm) for _ in range(BLOCKS)))
         self.head = nn.Linear(channels, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

@@ -69,7 +69,7 @@ class Attention(nn.Module):
         return self.proj(mixed.reshape(n, tokens, dim))
 
 
-class Mlp(nn.Module):
+class FeedForward(nn.Module):
     """Two linear layers with GELU between them."""
 
     def __init__(self, dim: int) -> None:
@@ -83,7 +83,7 @@ class Mlp(nn.Module):
         return self.fc2(self.act(self.fc1(x)))
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """Pre-norm attention and MLP, each with a shortcut (equations 2 and 3)."""
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -91,7 +91,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=EPSILON)
         self.attn = Attention(dim, heads)
         self.norm2 = nn.LayerNorm(dim, eps=EPSILON)
-        self.mlp = Mlp(dim)
+        self.mlp = FeedForward(dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, tokens, dim) -> the same shape."""
@@ -108,7 +108,7 @@ class VisionTransformer(nn.Module):
         self.patch_embed = PatchEmbed(in_channels, patch, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + patches, dim))
-        self.blocks = nn.Sequential(*(Block(dim, size.heads) for _ in range(size.depth)))
+        self.blocks = nn.Sequential(*(EncoderBlock(dim, size.heads) for _ in range(size.depth)))
         self.norm = nn.LayerNorm(dim, eps=EPSILON)
         self.head = nn.Linear(dim, classes)
         ends = [max(1, size.depth // 3), max(2, 2 * size.depth // 3), size.depth]

@@ -10,7 +10,7 @@ WIDTHS = (16, 32, 64)  # channels of the three groups at width 1
 STEM = 16  # channels of the first convolution, at width 1 and more
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Pre-activation: norm, ReLU, conv, twice; a 1x1 convolution as shortcut where the shape changes."""
 
     def __init__(self, inner: int, outer: int, stride: int, norm: MakeNorm) -> None:
@@ -54,7 +54,7 @@ class WideResNet(nn.Module):
             outer = times(base, width)
             for index in range(blocks):
                 stride = 2 if number > 1 and index == 0 else 1
-                group.append(Block(channels, outer, stride, make_norm))
+                group.append(ResidualBlock(channels, outer, stride, make_norm))
                 channels = outer
             self.add_module(f"group{number}", group)
         self.norm = make_norm(channels)

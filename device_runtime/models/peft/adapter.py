@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .places import Place, convolutional_blocks, feed_forward_blocks, nowhere
+from .places import PeftPlace, convolutional_blocks, feed_forward_blocks, nowhere
 from .settings import Value
 
 TRAINED = ("adapter_down", "adapter_down_bias", "adapter_up", "adapter_up_bias")
@@ -34,7 +34,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
         _add(place, max(1, place.width // int(settings["reduction"])), generator)
 
 
-def _add(place: Place, inner: int, generator: torch.Generator) -> None:
+def _add(place: PeftPlace, inner: int, generator: torch.Generator) -> None:
     area = (1, 1) if place.is_map else ()
     bound = place.width**-0.5
     down = torch.empty(inner, place.width, *area).uniform_(-bound, bound, generator=generator)

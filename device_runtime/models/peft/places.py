@@ -15,7 +15,7 @@ PROBES = (32, 64, 224)  # image sizes that a convolutional network is tried with
 
 
 @dataclass(frozen=True)
-class Place:
+class PeftPlace:
     """A module whose output is changed, the width of that output, and whether it is a feature map."""
 
     name: str
@@ -52,7 +52,7 @@ def _is_transformer_block(block: nn.Module) -> bool:
     )
 
 
-def feed_forward_blocks(module: nn.Module, head: str) -> list[Place]:
+def feed_forward_blocks(module: nn.Module, head: str) -> list[PeftPlace]:
     """What gives the result of each feed-forward block, before it is added to its shortcut.
 
     `mlp` (timm, torchvision), `ffn` (DistilBERT), `output.dense` beside `intermediate` (BERT, RoBERTa).
@@ -61,7 +61,7 @@ def feed_forward_blocks(module: nn.Module, head: str) -> list[Place]:
     for name, block in module.named_modules():
         linear = [layer for layer in block.modules() if isinstance(layer, nn.Linear)]
         if linear and _is_feed_forward(module, name) and not f"{head}.".startswith(f"{name}."):
-            places.append(Place(name, block, linear[-1].out_features, is_map=False))
+            places.append(PeftPlace(name, block, linear[-1].out_features, is_map=False))
     return places
 
 
@@ -74,7 +74,7 @@ def _is_feed_forward(module: nn.Module, name: str) -> bool:
     return hasattr(module.get_submodule(".".join(outer[:-1])), "intermediate")
 
 
-def convolutional_blocks(module: nn.Module, head: str) -> list[Place]:
+def convolutional_blocks(module: nn.Module, head: str) -> list[PeftPlace]:
     """What a Sequential or ModuleList lists: modules with two convolutions or more, the outermost.
 
     These are the residual blocks of ResNets and MobileNets and the fire modules of SqueezeNet; failing
@@ -89,7 +89,7 @@ def convolutional_blocks(module: nn.Module, head: str) -> list[Place]:
     if not names:
         names = list(getattr(module, "level_outputs", {}).values())
     channels = _channels(module, names) if names else {}
-    return [Place(name, module.get_submodule(name), channels[name], is_map=True) for name in channels]
+    return [PeftPlace(name, module.get_submodule(name), channels[name], is_map=True) for name in channels]
 
 
 def _is_block(block: nn.Module) -> bool:

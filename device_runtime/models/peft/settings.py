@@ -41,7 +41,7 @@ class Fraction:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of some words; the first is the default."""
 
     words: tuple[str, ...]
@@ -61,15 +61,15 @@ class Choice:
 
 _SEED = Whole(0, least=0)
 
-SETTINGS: Mapping[str, Mapping[str, Whole | Fraction | Choice]] = {
-    "bias": {"head": Choice(("with", "without"))},
+SETTINGS: Mapping[str, Mapping[str, Whole | Fraction | OneOf]] = {
+    "bias": {"head": OneOf(("with", "without"))},
     "adapter": {"reduction": Whole(8), "seed": _SEED},
     "prompt": {"tokens": Whole(10), "seed": _SEED},
     "prefix": {"tokens": Whole(10), "seed": _SEED},
     "lora": {
         "rank": Whole(8),
         "alpha": Fraction(None, most=1e6),  # the rank where nothing is said
-        "targets": Choice(("attention", "all")),
+        "targets": OneOf(("attention", "all")),
         "seed": _SEED,
     },
     "sparse": {"density": Fraction(0.1, most=1.0), "seed": _SEED},
@@ -91,7 +91,7 @@ def completed(name: str, given: Mapping[str, Value]) -> dict[str, Value]:
     return result
 
 
-def settings_of(name: str) -> Mapping[str, Whole | Fraction | Choice]:
+def settings_of(name: str) -> Mapping[str, Whole | Fraction | OneOf]:
     """What can be set. Raises ExportError for an unknown set."""
     if name not in SETTINGS:
         raise ExportError(f"there is no parameter-efficient set {name!r}; there are {', '.join(SETTINGS)}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .file import Tokenizer
 
 if TYPE_CHECKING:
-    from device_runtime.models.bundles.inputs import Text
+    from device_runtime.models.bundles.inputs import TextInput
 
 LONGEST = 1 << 16
 """Characters of a text that are looked at: more than fill the input of any network here."""
@@ -23,7 +23,7 @@ LONGEST = 1 << 16
 class Texts:
     """`length`: tokens of the input, the fixed ones around a text among them."""
 
-    spec: Text
+    spec: TextInput
     tokenizer: Tokenizer
     length: int
 

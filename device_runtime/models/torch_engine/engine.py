@@ -16,11 +16,11 @@ from device_runtime.models.bundles.manifest import TRAINING, Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors
 from device_runtime.models.engines.base import (
     NO_EXTRAS,
+    EngineWatch,
     Forward,
     Inputs,
     Labels,
     Matrix,
-    Watch,
     batches,
     check_sizes,
     checked_extras,
@@ -29,12 +29,12 @@ from device_runtime.models.engines.base import (
     copied_weights,
 )
 from device_runtime.models.export.source import subject_of
-from device_runtime.models.export.subject import Pass, Subject, run, training
+from device_runtime.models.export.subject import ForwardPass, Subject, run, training
 
 from .layers import Slots, write_gradients
 from .objectives import ClippedSums, loss_and_gradients, losses_of
 from .objectives import Inputs as Given
-from .place import Mirror, Place, channels_innermost, find_device, keep_layout
+from .place import Mirror, TorchPlace, channels_innermost, find_device, keep_layout
 
 
 class TorchModel:
@@ -52,7 +52,7 @@ class TorchModel:
         device: str = "cpu",
         batch: int = 32,
         threads: int = 1,
-        watch: Watch | None = None,
+        watch: EngineWatch | None = None,
     ) -> None:
         """Starts at the bundle's weights. `module` is what it was exported from, where it does not say.
 
@@ -61,7 +61,7 @@ class TorchModel:
         check_sizes(batch, threads)
         self.manifest: Manifest = bundle.manifest
         self.batch = batch
-        self.place = Place(find_device(device), threads, watch)
+        self.place = TorchPlace(find_device(device), threads, watch)
         self._bundle = bundle
         self.tuned = self.place.on_cpu and module is None  # of a given one not all that it runs is known
         self._subject = subject_of(bundle.manifest, module, self.place.device)
@@ -140,7 +140,7 @@ class TorchModel:
                 self._there[name] = tensor.to(self.place.device)
         return dict(self._there)
 
-    def _run(self, name: str, x: Inputs, give: Callable[[Pass], list[Tensor]]) -> list[Matrix]:
+    def _run(self, name: str, x: Inputs, give: Callable[[ForwardPass], list[Tensor]]) -> list[Matrix]:
         """Batch by batch into arrays made at the first; no samples are one empty batch."""
         x = checked_inputs(self.manifest, x)
         subject, tensors, graph = self.opened(name), self.tensors(), self.manifest.graphs[name]

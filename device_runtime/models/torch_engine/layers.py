@@ -22,7 +22,7 @@ FEW_CHANNELS = 8  # below it, products are too narrow to be fast, and the taps g
 
 
 @dataclass(frozen=True)
-class Shape:
+class ConvolutionSize:
     """Of a convolution; each pair is (of rows, of columns)."""
 
     kernel: tuple[int, int]
@@ -60,7 +60,7 @@ def convolution_backward(
             of_bias,
         )
     kernel, stride, padding, dilation = (_pair(sizes) for sizes in (w.shape[2:], stride, padding, dilation))
-    shape = Shape(kernel, stride, padding, dilation, groups)
+    shape = ConvolutionSize(kernel, stride, padding, dilation, groups)
     grad_input = _convolution_input(go, x, w, shape) if mask[0] else None
     grad_weight = _convolution_weight(go, x, w, shape) if mask[1] else None
     return grad_input, grad_weight, go.sum((0, 2, 3)) if mask[2] else None
@@ -70,7 +70,7 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
     return int(sizes[0]), int(sizes[1])
 
 
-def _convolution_input(go: Tensor, x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+def _convolution_input(go: Tensor, x: Tensor, w: Tensor, shape: ConvolutionSize) -> Tensor:
     """At stride 1 a convolution with the flipped kernel, faster on ONNX Runtime than ConvTranspose."""
     stride, padding, dilation, groups = shape.stride, shape.padding, shape.dilation, shape.groups
     reach = [d * (k - 1) for d, k in zip(dilation, shape.kernel, strict=True)]
@@ -95,7 +95,7 @@ def _flipped(w: Tensor, groups: int) -> Tensor:
     return w.flip((2, 3)) if max(kernel) > 1 else w
 
 
-def _convolution_weight(go: Tensor, x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+def _convolution_weight(go: Tensor, x: Tensor, w: Tensor, shape: ConvolutionSize) -> Tensor:
     """One matrix product per place of the kernel: on ONNX Runtime faster than im2col, with less memory."""
     groups = shape.groups
     out, inner, rows, columns = w.shape
@@ -125,7 +125,7 @@ def _grouped(maps: Tensor, groups: int) -> Tensor:
     return maps.reshape(groups, maps.shape[0] // groups, -1)
 
 
-def _meetings(go: Tensor, x: Tensor, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
+def _meetings(go: Tensor, x: Tensor, shape: ConvolutionSize) -> tuple[list[Tensor], list[Tensor]]:
     """Parts of go and of x: each pair of them, in order, is what met at a place of the kernel.
 
     At stride 1 go moves by rows and x by columns: of a kernel of 3x3, six tensors for nine places.

@@ -26,7 +26,7 @@ and WRN-16 on 32x32 (200) take twice the time."""
 
 
 @dataclass(frozen=True)
-class Lesson:
+class CopyLesson:
     """What one copy learns from: prepared x (n, *input), y (n,), and a step for each batch of indices.
 
     `counted`: the first step whose loss counts.
@@ -39,7 +39,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Learnt:
+class TrainedCopies:
     """The trained set of each copy, and its mean loss over the samples of the steps that count."""
 
     params: list[Flat]
@@ -58,8 +58,8 @@ def pays(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
 
 
 def train_many(
-    model: TorchModel, tunable: str, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float = 0.0
-) -> Learnt:
+    model: TorchModel, tunable: str, lessons: Sequence[CopyLesson], sgd: Sgd, clip_norm: float = 0.0
+) -> TrainedCopies:
     """Trains a copy of the model's tunable set on each lesson, which all have steps, by cross-entropy.
 
     clip_norm: the largest norm of a step's gradient; 0: no limit.
@@ -72,14 +72,14 @@ def train_many(
         training.run()
     params, losses = training.params(), training.mean_losses()
     places = np.argsort(order)
-    return Learnt([params[place] for place in places], losses[places])
+    return TrainedCopies([params[place] for place in places], losses[places])
 
 
 class _Training:
     """k copies, those with most steps first; rows that a copy's batch does not have carry no weight."""
 
     def __init__(
-        self, model: TorchModel, tunable: str, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float
+        self, model: TorchModel, tunable: str, lessons: Sequence[CopyLesson], sgd: Sgd, clip_norm: float
     ) -> None:
         self._lessons, self._sgd, self._place = lessons, sgd, model.place
         self._clip_norm = clip_norm

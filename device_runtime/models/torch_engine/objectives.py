@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from device_runtime.models.bundles.manifest import ABOVE, Extra
 from device_runtime.models.errors import ExportError
-from device_runtime.models.export.subject import Pass, Subject, Tensors, run, stored_tensors
+from device_runtime.models.export.subject import ForwardPass, Subject, Tensors, run, stored_tensors
 
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -22,7 +22,7 @@ COSINE_FLOOR = 1e-8  # the least norm of a vector, as in torch's cosine_similari
 
 
 @dataclass(frozen=True)
-class Sizes:
+class OutputSizes:
     """What a network gives: classes, width of the features, shape of the map at each level."""
 
     classes: int
@@ -36,7 +36,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Given:
+class ObjectiveBatch:
     """One batch: x (n, ...), y (n,), the objective's extra inputs, and the tensors of the model."""
 
     subject: Subject
@@ -50,28 +50,28 @@ class Given:
 class Objective:
     """The extra inputs of a loss, and the loss: a scalar, the mean over the batch."""
 
-    extras: Callable[[Sizes], tuple[Extra, ...]]
-    loss: Callable[[Given], Tensor]
+    extras: Callable[[OutputSizes], tuple[Extra, ...]]
+    loss: Callable[[ObjectiveBatch], Tensor]
 
 
-def measure(subject: Subject) -> Sizes:
+def measure(subject: Subject) -> OutputSizes:
     """Sizes of what the subject gives for its example."""
     with torch.no_grad():
         return sizes_of(run(subject, subject.example, stored_tensors(subject.module)))
 
 
-def sizes_of(passed: Pass) -> Sizes:
+def sizes_of(passed: ForwardPass) -> OutputSizes:
     """Sizes of one pass."""
     maps = {level: tuple(value.shape[1:]) for level, value in passed.maps.items()}
-    return Sizes(int(passed.logits.shape[1]), int(passed.features.shape[1]), maps)
+    return OutputSizes(int(passed.logits.shape[1]), int(passed.features.shape[1]), maps)
 
 
-def cross_entropy(given: Given) -> Tensor:
+def cross_entropy(given: ObjectiveBatch) -> Tensor:
     """Mean cross-entropy in nats."""
     return functional.cross_entropy(run(given.subject, given.x, given.tensors).logits, given.y)
 
 
-def moon(given: Given) -> Tensor:
+def moon(given: ObjectiveBatch) -> Tensor:
     """Cross-entropy and the contrastive term of MOON (Li et al. 2021, equation 3 and 4).
 
     mu * mean(-log(exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau))))
@@ -82,12 +82,12 @@ def moon(given: Given) -> Tensor:
     return functional.cross_entropy(passed.logits, given.y) + extras["mu"] * closer.mean()
 
 
-def distil(given: Given) -> Tensor:
+def distil(given: ObjectiveBatch) -> Tensor:
     """Mean absolute difference of logits and targets (FedMD in thesis 002, 5.5); y is not used."""
     return functional.l1_loss(run(given.subject, given.x, given.tensors).logits, given.extras["target"])
 
 
-def kl(given: Given) -> Tensor:
+def kl(given: ObjectiveBatch) -> Tensor:
     """(1 - alpha) * cross-entropy + alpha * T^2 * KL(softmax(target / T), softmax(logits / T)).
 
     Hinton et al. 2015, section 2.
@@ -101,7 +101,7 @@ def kl(given: Given) -> Tensor:
     return (1 - extras["alpha"]) * hard + extras["alpha"] * heat * heat * divergence
 
 
-def attention(given: Given) -> Tensor:
+def attention(given: ObjectiveBatch) -> Tensor:
     """Cross-entropy and attention transfer (thesis 002, 5.3; Zagoruyko and Komodakis 2017, equation 2).
 
     Mean over samples of sum_levels beta_level * || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2^2, where Q is the sum
@@ -122,7 +122,7 @@ def attention(given: Given) -> Tensor:
     return hard + (torch.stack(apart, 1) * extras["beta"]).sum(1).mean()
 
 
-def prototype(given: Given) -> Tensor:
+def prototype(given: ObjectiveBatch) -> Tensor:
     """`distil`, and cross-entropy of what is above the level `up` on one map for each class (FedKAD).
 
     beta * sum_c present_c * CE(theta(prototype_c), c) (thesis 002, 5.5); y is not used.
@@ -135,7 +135,7 @@ def prototype(given: Given) -> Tensor:
     return distil(given) + extras["beta"] * (own * extras["present"]).sum()
 
 
-def above(given: Given, level: str) -> Tensor:
+def above(given: ObjectiveBatch, level: str) -> Tensor:
     """Cross-entropy of what is above a level on `maps` in its place (thesis 002, 5.2.2); x gives n alone."""
     logits = run(given.subject, given.x, given.tensors, (level, given.extras["maps"])).logits
     return functional.cross_entropy(logits, given.y)
@@ -159,30 +159,30 @@ def _scalars(*names: str) -> tuple[Extra, ...]:
     return tuple(Extra(name, (), False) for name in names)
 
 
-def _target(sizes: Sizes) -> Extra:
+def _target(sizes: OutputSizes) -> Extra:
     return Extra("target", (sizes.classes,), True)
 
 
-def _moon_extras(sizes: Sizes) -> tuple[Extra, ...]:
+def _moon_extras(sizes: OutputSizes) -> tuple[Extra, ...]:
     features = tuple(Extra(name, (sizes.width,), True) for name in ("z_glob", "z_prev"))
     return (*features, *_scalars("mu", "tau"))
 
 
-def _attention_extras(sizes: Sizes) -> tuple[Extra, ...]:
+def _attention_extras(sizes: OutputSizes) -> tuple[Extra, ...]:
     levels = [level for level, shape in sizes.maps.items() if len(shape) > 1]
     _need("attention", sizes, levels[0] if levels else "low")
     maps = (Extra(f"teacher.{level}", (sizes.positions(level),), True) for level in levels)
     return (*maps, Extra("beta", (len(levels),), False))
 
 
-def _prototype_extras(sizes: Sizes) -> tuple[Extra, ...]:
+def _prototype_extras(sizes: OutputSizes) -> tuple[Extra, ...]:
     _need("prototype", sizes, "up")
     classes = (sizes.classes,)
     maps = Extra("prototypes", (*classes, *sizes.maps["up"]), False)
     return (_target(sizes), maps, Extra("present", classes, False), *_scalars("beta"))
 
 
-def _above_extras(sizes: Sizes, objective: str, level: str) -> tuple[Extra, ...]:
+def _above_extras(sizes: OutputSizes, objective: str, level: str) -> tuple[Extra, ...]:
     _need(objective, sizes, level)
     return (Extra("maps", sizes.maps[level], True),)
 
@@ -192,7 +192,7 @@ def _above(objective: str) -> Objective:
     return Objective(partial(_above_extras, objective=objective, level=level), partial(above, level=level))
 
 
-def _need(objective: str, sizes: Sizes, level: str) -> None:
+def _need(objective: str, sizes: OutputSizes, level: str) -> None:
     if level not in sizes.maps:
         raise ExportError(f"objective {objective} needs the feature map of level {level}: name its submodule")
 
@@ -252,7 +252,7 @@ def _gradients(
     subject: Subject, objective: str, inputs: Inputs, names: Sequence[str]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     free = {name: inputs.tensors[name].detach().requires_grad_() for name in names}
-    given = Given(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
+    given = ObjectiveBatch(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
     with torch.enable_grad():
         loss = OBJECTIVES[objective].loss(given)
         return loss, torch.autograd.grad(loss, list(free.values()), allow_unused=True)
@@ -294,7 +294,7 @@ class ClippedSums:
 
         def loss(values: Mapping[str, Tensor], x: Tensor, y: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
             one = {name: value[None] if name in self._rows else value for name, value in extras.items()}
-            given = Given(self._subject, x[None], y[None], one, {**frozen, **values})
+            given = ObjectiveBatch(self._subject, x[None], y[None], one, {**frozen, **values})
             return OBJECTIVES[self._objective].loss(given)
 
         places = {name: 0 if name in self._rows else None for name in inputs.extras}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.models.bundles.tensors import Flat
-from device_runtime.models.engines.base import Watch
+from device_runtime.models.engines.base import EngineWatch
 from device_runtime.models.errors import EngineError, one_line
 
 # mypy: allow-untyped-calls, allow-any-unimported
@@ -32,12 +32,12 @@ def find_device(name: str) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Place:
+class TorchPlace:
     """A processor, threads inside one operator on the CPU, and who is told of loads and runs."""
 
     device: torch.device
     threads: int
-    watch: Watch | None
+    watch: EngineWatch | None
 
     @property
     def on_cpu(self) -> bool:

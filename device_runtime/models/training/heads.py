@@ -123,7 +123,7 @@ WINDOW_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Lesson:
+class HeadLesson:
     """What one head learns from: inputs (n, inputs) as `inputs_of` gives them, y (n,), a step for each batch.
 
     Each batch has at least one index. `counted`: the first step whose loss counts.
@@ -136,7 +136,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Learnt:
+class TrainedHeads:
     """Heads (n, classes, inputs) and the mean loss of each over the samples of the steps that count."""
 
     heads: Heads
@@ -167,14 +167,16 @@ def split_heads(heads: Heads, head: Head) -> list[dict[str, NDArray[np.float32]]
     return [{head.weight: weight, head.bias: bias} for weight, bias in zip(weights, biases, strict=True)]
 
 
-def train_heads(start: Matrix, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float = 0.0) -> Learnt:
+def train_heads(
+    start: Matrix, lessons: Sequence[HeadLesson], sgd: Sgd, clip_norm: float = 0.0
+) -> TrainedHeads:
     """Trains a copy of `start` (classes, inputs) on each lesson; there is at least one.
 
     clip_norm: the largest norm of a step's gradient; 0: no limit.
     A head's result does not depend on the others. Values overflow silently where training diverges.
     Memory: three matrices of the head's size for each lesson, four with momentum, and WINDOW_BYTES.
     """
-    learnt = Learnt(np.empty((len(lessons), *start.shape), np.float32), np.full(len(lessons), np.nan))
+    learnt = TrainedHeads(np.empty((len(lessons), *start.shape), np.float32), np.full(len(lessons), np.nan))
     alike: dict[int, list[int]] = {}
     for i, lesson in enumerate(lessons):
         alike.setdefault(_rows(lesson), []).append(i)
@@ -188,7 +190,7 @@ def train_heads(start: Matrix, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: f
     return learnt
 
 
-def _rows(lesson: Lesson) -> int:
+def _rows(lesson: HeadLesson) -> int:
     """To how many rows batches are filled up with no weight: the largest, its first three bits rounded up.
 
     Of the lesson alone, so that no bit of a result depends on the others.
@@ -202,7 +204,7 @@ class _Training:
     """One run; rows of the plan that a lesson does not have carry no weight. k heads, s steps, b a batch."""
 
     def __init__(
-        self, start: Matrix, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float, rows: int
+        self, start: Matrix, lessons: Sequence[HeadLesson], sgd: Sgd, clip_norm: float, rows: int
     ) -> None:
         self._lessons, self._sgd, self._clip_norm = lessons, sgd, np.float32(clip_norm)
         self.heads = np.repeat(start[None], len(lessons), axis=0)

@@ -20,7 +20,7 @@ from device_runtime.profiles.keys import explained
 from device_runtime.profiles.shipped import ProfileError, shipped
 
 from .availability import DAY, Availability, joined
-from .groups import Chances, Group, Odds
+from .groups import Chances, FleetGroup, Odds
 
 # FROM drawing: Drawing a fleet's devices: who is of which group, and in what each differs from its profile.
 
@@ -53,7 +53,7 @@ def counts(shares: Sequence[float], devices: int) -> list[int]:
     return whole
 
 
-def draw(groups: Sequence[Group], devices: int, seed: int, begins_h: float) -> Draws:
+def draw(groups: Sequence[FleetGroup], devices: int, seed: int, begins_h: float) -> Draws:
     """The same for the same arguments. Groups are mixed: the order of devices is drawn too."""
     sizes = counts([group.share for group in groups], devices)
     group = np.repeat(np.arange(len(groups), dtype=np.int16), sizes)
@@ -75,7 +75,7 @@ def draw(groups: Sequence[Group], devices: int, seed: int, begins_h: float) -> D
 
 
 def _memory(
-    groups: Sequence[Group], group: NDArray[np.int16], spread: NDArray[np.float64]
+    groups: Sequence[FleetGroup], group: NDArray[np.int16], spread: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     profiles = [shipped(g.profile).memory for g in groups]
     limits = [
@@ -87,7 +87,7 @@ def _memory(
 
 
 def _charge(
-    groups: Sequence[Group], group: NDArray[np.int16], even: NDArray[np.float64]
+    groups: Sequence[FleetGroup], group: NDArray[np.int16], even: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     cells = [g.battery for g in groups]
     start = np.array([cell.start if cell else np.nan for cell in cells])[group]
@@ -96,7 +96,7 @@ def _charge(
 
 
 def _windows(
-    groups: Sequence[Group], group: NDArray[np.int16], seed: int, begins_h: float
+    groups: Sequence[FleetGroup], group: NDArray[np.int16], seed: int, begins_h: float
 ) -> NDArray[np.int32]:
     """Start and length of each device's windows, on the run's clock, which begins at `begins_h`."""
     n = len(group)
@@ -131,7 +131,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["BatterySpec", "Chances", "Fleet", "FleetSpec", "Group", "load", "preset_names", "read"]
+__all__ = ["BatterySpec", "Chances", "Fleet", "FleetGroup", "FleetSpec", "load", "preset_names", "read"]
 
 _SHARES_OFF = 1e-6
 """How far from 1 the shares may sum up: what is lost in writing thirds as decimals."""
@@ -144,7 +144,7 @@ class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """
 
     name: str
-    groups: dict[str, Group]
+    groups: dict[str, FleetGroup]
     begins_h: float = 0.0
 
     def __post_init__(self) -> None:
@@ -210,9 +210,9 @@ def read(table: Mapping[str, Any]) -> FleetSpec:
     if isinstance(groups, dict):
         for name, group in groups.items():
             try:
-                msgspec.convert(group, Group)
+                msgspec.convert(group, FleetGroup)
             except msgspec.ValidationError as error:
-                raise ProfileError(explained(error, Group, f"groups.{name}")) from None
+                raise ProfileError(explained(error, FleetGroup, f"groups.{name}")) from None
     try:
         return msgspec.convert(table, FleetSpec)
     except msgspec.ValidationError as error:
@@ -318,7 +318,7 @@ class Fleet:
         return tuple(self.spec.groups)
 
     @cached_property
-    def _groups(self) -> tuple[Group, ...]:
+    def _groups(self) -> tuple[FleetGroup, ...]:
         return tuple(self.spec.groups.values())
 
     @cached_property
@@ -341,7 +341,7 @@ class Fleet:
 _Shared = tuple[DeviceProfile, Memory | None, Speed | None, Bandwidth | None]
 
 
-def _shared(group: Group) -> _Shared:
+def _shared(group: FleetGroup) -> _Shared:
     """A device at the group's medians, and what of it all devices of the group have in common."""
     base, link = shipped(group.profile), group.link
     if link.up_bytes_per_s is not None or link.down_bytes_per_s is not None:

@@ -16,7 +16,7 @@ from device_runtime.profiles.shipped import ProfileError, shipped
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 
 
-class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SpeedSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Compute speed: `factor` times the profile's at the median, log-normal with `sigma` from device to
     device; how long work takes then varies from round to round by a log-normal of `jitter`, median 1.
     """
@@ -31,7 +31,7 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         _within(f"{where}.jitter", self.jitter, 0, 3)
 
 
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class LinkSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The link: bytes per second at the median (the profile's where none are given), log-normal with `sigma`
     from device to device and `jitter` from round to round; `latency_s` is added to each transfer.
     """
@@ -52,7 +52,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         _within(f"{where}.latency_s", self.latency_s, 0, inf)
 
 
-class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Memory that training may reach: `limit_mb` (MiB) at the median (the profile's where none is given),
     log-normal with `sigma`; never more than the device has.
     """
@@ -66,7 +66,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _within(f"{where}.limit_mb", self.limit_mb, 1, shipped(profile).memory.total_bytes / 2**20)
 
 
-class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class AvailabilityWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Hours of each day in which a device is there: from about `start_h` of its own time (normal, standard
     deviation `start_sd_h`), for about `length_h` hours (log-normal with `length_sigma`, a day at most).
     `share` of the group's devices have this window at all.
@@ -103,7 +103,7 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         _within(f"{where}.away_sigma", self.away_sigma, 0, 3)
 
 
-class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class BatteryPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A battery of `wh` watt-hours, filled at `charge_w` watts while the device is there; charged to `start`
     of its capacity when the run begins, give or take `start_spread` (uniform). Below `minimum` the device
     takes no part.
@@ -122,7 +122,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _within(f"{where}.{name}", getattr(self, name), 0, 1)
 
 
-class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FleetGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`share` of the fleet: devices of one shipped `profile`, and how they differ. No windows: always there.
 
     Their clocks are spread evenly over `zones_h` hours, west of the fleet's.
@@ -130,13 +130,13 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     profile: str
     share: float
-    speed: Spread = Spread()
-    link: Link = Link()
-    memory: Room = Room()
-    windows: tuple[Window, ...] = ()
+    speed: SpeedSpread = SpeedSpread()
+    link: LinkSpread = LinkSpread()
+    memory: MemoryLimit = MemoryLimit()
+    windows: tuple[AvailabilityWindow, ...] = ()
     zones_h: float = 0.0
     failures: Failures = Failures()
-    battery: Cell | None = None
+    battery: BatteryPack | None = None
 
     def check(self, name: str) -> None:
         """Raises ProfileError, naming group, field and what was expected."""
@@ -198,7 +198,7 @@ class Odds:
     table: Floats
 
     @classmethod
-    def of(cls, groups: Sequence[Group]) -> Odds:
+    def of(cls, groups: Sequence[FleetGroup]) -> Odds:
         rows = [(g.speed.jitter, g.link.jitter, g.failures.away_sigma) for g in groups]
         chances = [(g.failures.away_s, g.failures.crash, g.failures.drop) for g in groups]
         table = np.concatenate([np.array(rows, np.float64), np.array(chances, np.float64)], axis=1)

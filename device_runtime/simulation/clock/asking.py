@@ -13,8 +13,8 @@ from device_runtime.client.selection.choose import MAIN
 from device_runtime.simulation.bases import Bases
 from device_runtime.strategies.kind import AnyStrategy
 
-from .devices import Devices
-from .timeline import Asked, Luck, Timeline
+from .devices import FleetState
+from .timeline import AskSchedule, Luck, Timeline
 
 TRIES = 4
 """Draws for each device that is wanted before the whole fleet is looked through."""
@@ -39,7 +39,7 @@ class Flight:
 
 
 @dataclass(frozen=True)
-class Opening:
+class OpenedRound:
     """Round `round` as it stands at `now`: when it closes, and who was asked when, by name.
 
     `serial` grows when a round opens or is extended: in between nobody is asked twice.
@@ -56,7 +56,7 @@ class Opening:
 class Stock:
     """The devices, and what they fetch: the bundles while they wait to be asked, then each round's base."""
 
-    devices: Devices
+    devices: FleetState
     bases: Bases
     bundle_bytes: int
 
@@ -71,12 +71,12 @@ class Asking:
         self._draws = 0
         self._serials = np.zeros(len(stock.devices), np.int64)
 
-    def ask(self, opening: Opening, count: int) -> list[Flight]:
+    def ask(self, opening: OpenedRound, count: int) -> list[Flight]:
         """Offer the round to `count` devices, or to as many as can be asked."""
         rng = self._stream()
         return self._flights(self._choose(opening, count, rng), opening, rng)
 
-    def again(self, opening: Opening, device: int) -> list[Flight]:
+    def again(self, opening: OpenedRound, device: int) -> list[Flight]:
         """Offer it to a device that was asked already and is back with nothing, if it can be asked now."""
         if not self._devices.ready(device, opening.now):
             return []
@@ -86,7 +86,7 @@ class Asking:
         self._draws += 1
         return np.random.Generator(np.random.Philox(key=[self._seed, self._draws]))
 
-    def _choose(self, opening: Opening, count: int, rng: np.random.Generator) -> list[int]:
+    def _choose(self, opening: OpenedRound, count: int, rng: np.random.Generator) -> list[int]:
         """Uniformly among those that are ready and not asked for this round already."""
         found: list[int] = []
         seen: set[int] = set()
@@ -108,25 +108,25 @@ class Asking:
                 found.append(device)
         return found
 
-    def _can(self, device: int, opening: Opening) -> bool:
+    def _can(self, device: int, opening: OpenedRound) -> bool:
         devices = self._devices
         if not devices.ready(device, opening.now):
             return False
         return opening.asked.get(devices.fleet.name(device)) != opening.round
 
-    def _flights(self, devices: list[int], opening: Opening, rng: np.random.Generator) -> list[Flight]:
+    def _flights(self, devices: list[int], opening: OpenedRound, rng: np.random.Generator) -> list[Flight]:
         self._serials[devices] = opening.serial
         luck = self._devices.chances(np.array(devices, np.int64), rng)
         return [self._flight(device, opening, drawn) for device, drawn in zip(devices, luck, strict=True)]
 
-    def _flight(self, device: int, opening: Opening, luck: Luck) -> Flight:
+    def _flight(self, device: int, opening: OpenedRound, luck: Luck) -> Flight:
         number, fleet = opening.round, self._devices.fleet
         lobby_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
         bases, known = self._bases, self._devices.known(device)
         held = known.held
         if lobby_bytes and number == 1:  # all of them waited for it
             lobby_bytes, held = lobby_bytes + bases.to_fetch(1, MAIN, held), bases.fetched(1, MAIN, held)
-        asked = Asked(
+        asked = AskSchedule(
             now=opening.now,
             closes_s=opening.closes_s,
             down_bytes=lambda member: bases.to_fetch(number, member, held),

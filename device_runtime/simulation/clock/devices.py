@@ -16,17 +16,17 @@ from device_runtime.profiles.fleets.fleet import BatterySpec, Chances, Fleet
 from device_runtime.simulation.bases import NOTHING_HELD, Held
 from device_runtime.simulation.clients import Clients
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.terms.dp_sgd import Ledger
+from device_runtime.strategies.terms.dp_sgd import PrivacyLedger
 from device_runtime.strategies.training.workload import workload
 
-from .timeline import Asked, Luck, Timeline, timeline
+from .timeline import AskSchedule, Luck, Timeline, timeline
 from .virtual_worker import UNSPENT
 
 NOTHING_LEARNT: Mapping[str, float] = {}
 
 
 @dataclass
-class Known:
+class AskedDevice:
     """Of one device that was asked before: its corrections, and what it holds beside its bundles.
 
     `charge_j` is in its battery at `charged_s`, less what it spends on the work that it was then given;
@@ -37,11 +37,11 @@ class Known:
     charge_j: float = 0.0
     charged_s: float = 0.0
     held: Held = NOTHING_HELD
-    ledger: Ledger = UNSPENT
+    ledger: PrivacyLedger = UNSPENT
     like: AnyStrategy | None = None
 
 
-class Devices:
+class FleetState:
     """All devices of a run; only those that were asked take more memory than their samples' numbers."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Devices:
         alone = len(loads) == 1  # nothing is to be decided before its base is fetched
         self._loads = {m: replace(load, download_bytes=0) if alone else load for m, load in loads.items()}
         self._slow = slow
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, AskedDevice] = {}
         self._free_s = np.zeros(len(fleet))
 
     def __len__(self) -> int:
@@ -73,12 +73,12 @@ class Devices:
         """Whether it was never asked before."""
         return device not in self._known
 
-    def known(self, device: int) -> Known:
+    def known(self, device: int) -> AskedDevice:
         """What is known of it; noted from now on."""
         if device not in self._known:
             battery = self.fleet.battery(device)
             charge = 0.0 if battery is None else battery.start * battery.capacity_j
-            self._known[device] = Known(charge_j=charge)
+            self._known[device] = AskedDevice(charge_j=charge)
         return self._known[device]
 
     def ready(self, device: int, now: float) -> bool:
@@ -103,7 +103,7 @@ class Devices:
         columns = (drawn.slowdown, drawn.uplink, drawn.downlink, drawn.crash, drawn.drop, drawn.away_s)
         return [Luck(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
-    def ask(self, device: int, asked: Asked) -> Timeline:
+    def ask(self, device: int, asked: AskSchedule) -> Timeline:
         """What it does; it is busy until then, has learnt from it, and has spent its battery on it.
 
         What a device has learnt is not on its disk: one whose process dies begins anew.
@@ -153,7 +153,7 @@ class Devices:
         return min(battery.capacity_j, known.charge_j + battery.charge_w * there_s)
 
 
-def _known_of(like: AnyStrategy | None, line: Timeline, asked: Asked) -> AnyStrategy | None:
+def _known_of(like: AnyStrategy | None, line: Timeline, asked: AskSchedule) -> AnyStrategy | None:
     """The form of the latest contribution that was accepted: of one that is late, or of who was not heard for
     a while and says hello again, nothing is known.
     """

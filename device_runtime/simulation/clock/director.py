@@ -19,9 +19,9 @@ from device_runtime.aggregator.rounds.state import Presence, Rules, State
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.learning import Learning
-from device_runtime.simulation.ledger import Ledger
+from device_runtime.simulation.ledger import RunLedger
 
-from .asking import Asking, Flight, Opening
+from .asking import Asking, Flight, OpenedRound
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +32,18 @@ RETRY_S = 60.0
 
 
 @dataclass(frozen=True)
-class Parts:
+class DirectorParts:
     """What a run is made of: who is asked, who trains and merges, who writes it down."""
 
     asking: Asking
     learning: Learning
-    ledger: Ledger
+    ledger: RunLedger
 
 
 class Director:
     """`run` is the whole of it. The service's shell does the same with sockets and a disk."""
 
-    def __init__(self, task: Task, names: Sequence[str], parts: Parts) -> None:
+    def __init__(self, task: Task, names: Sequence[str], parts: DirectorParts) -> None:
         """`names` of all devices of the fleet."""
         self._task = task
         asked = min(task.devices_per_round or len(names), len(names))  # always: all, where no cohort is drawn
@@ -82,8 +82,8 @@ class Director:
         for command in commands:
             match command:
                 case moves.Fetch():
-                    self._events.append(moves.Believed(self._agenda.now, command.update))
-                case moves.Keep():
+                    self._events.append(moves.Validated(self._agenda.now, command.update))
+                case moves.StoreContribution():
                     self._patience.kept()
                     self._parts.learning.keep(self._flights.pop(command.update))
                 case moves.Reply():
@@ -95,7 +95,7 @@ class Director:
                     self._extend(command)
                 case moves.Invite():
                     self._invite(command)
-                case moves.Work():
+                case moves.DoPhase():
                     self._work(command)
                 case moves.Finish():
                     self._parts.learning.finish(command.best)
@@ -127,11 +127,11 @@ class Director:
         self._state = self._state.but(due=True)
         self._feed(moves.Tick(self._agenda.now))
 
-    def _opening(self) -> Opening:
+    def _opening(self) -> OpenedRound:
         """The open round; of a buffered run a device has its own whole deadline, whenever it is asked."""
         now, state = self._agenda.now, self._state
         closes_s = now + state.rules.deadline_s(state.round) if state.rules.buffer_size else state.closes_s
-        return Opening(state.round, now, closes_s, state.asked, self._serial)
+        return OpenedRound(state.round, now, closes_s, state.asked, self._serial)
 
     def _await(self, flights: Sequence[Flight]) -> None:
         """Put down when each is heard of, and between which times it is not."""
@@ -167,7 +167,7 @@ class Director:
     def _presence(self, device: str, online: bool) -> None:
         """Its last will says that it is gone, or it says that it is there again."""
         boot = self._boots.get(device, 0)
-        self._feed(moves.Present(self._agenda.now, device, boot, online))
+        self._feed(moves.DevicePresent(self._agenda.now, device, boot, online))
 
     def _restart(self, flight: Flight) -> None:
         """A new life: it is told of a round that it still owes an answer, and begins again or sits out."""
@@ -186,9 +186,9 @@ class Director:
         if flight is not None:
             self._parts.ledger.ended(flight, "late", self._agenda.now, why=command.reason)
 
-    def _work(self, command: moves.Work) -> None:
+    def _work(self, command: moves.DoPhase) -> None:
         learning, now = self._parts.learning, self._agenda.now
-        worked = moves.Worked(now, command.phase)
+        worked = moves.PhaseDone(now, command.phase)
         if command.phase == "merge":
             if command.early:
                 log.debug("round %d: %s", command.round, command.early)

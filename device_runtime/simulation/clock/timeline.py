@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 
 from device_runtime.client.selection.choose import MAIN, Loads, choose
-from device_runtime.client.training.work import Assignment, Outcome, perform
+from device_runtime.client.training.work import Assignment, WorkOutcome, perform
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.simulation.records import Lost
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.terms.dp_sgd import Ledger
+from device_runtime.strategies.terms.dp_sgd import PrivacyLedger
 
 from .virtual_worker import UNSPENT, VirtualWorker, barred
 
@@ -27,7 +27,7 @@ MOST_WINDOWS = 100
 
 
 @dataclass(frozen=True)
-class Busy:
+class BusySeconds:
     """Seconds of an update's three parts. Its work is all of them; a share of it is a share of their sum."""
 
     download_s: float
@@ -38,17 +38,17 @@ class Busy:
     def all_s(self) -> float:
         return self.download_s + self.compute_s + self.upload_s
 
-    def first(self, share: float) -> Busy:
+    def first(self, share: float) -> BusySeconds:
         """The seconds of each part in the first `share` of the work."""
         left, spent = share * self.all_s, []
         for seconds in (self.download_s, self.compute_s, self.upload_s):
             spent.append(min(seconds, left))
             left -= spent[-1]
-        return Busy(*spent)
+        return BusySeconds(*spent)
 
 
 @dataclass
-class Course:
+class WorkCourse:
     """One device at work from `now` on. `until(t)` says when it goes away, `back(t)` when it is there again.
 
     The link is lost after the share `drop` of the work (nan: it is not) and back `away_s` seconds later.
@@ -62,7 +62,7 @@ class Course:
     away_s: float = 0.0
     gaps: list[tuple[float, float]] = field(default_factory=list)
 
-    def moment(self, busy: Busy, share: float = 1.0) -> float:
+    def moment(self, busy: BusySeconds, share: float = 1.0) -> float:
         """When this share of the work is done; inf: never. Without a link only computing goes on."""
         done, before = share * busy.all_s, self.drop * busy.all_s
         if isnan(before) or before >= done:
@@ -80,7 +80,7 @@ class Course:
         trained = self._after(lost, min(done, computed) - before)
         return trained if done <= computed else self._after(max(trained, again), done - computed)
 
-    def share_done(self, busy: Busy) -> float:
+    def share_done(self, busy: BusySeconds) -> float:
         """Of work that is never finished: what was done when the device went for the last time."""
         *earlier, (left, _) = self.gaps
         worked_s = left - self.now - sum(end - begin for begin, end in earlier)
@@ -117,7 +117,7 @@ LUCK = Luck()
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskSchedule:
     """When a device is asked: `closes_s` is the deadline, `down_bytes` what it must fetch first to train this
     member of the family, or the main model (""); `latency_s` what each transfer takes beside its bytes.
 
@@ -139,7 +139,7 @@ class Asked:
     charge_j: float = inf
     charge_w: float = 0.0
     lobby_bytes: int = 0
-    ledger: Ledger = UNSPENT
+    ledger: PrivacyLedger = UNSPENT
     like: AnyStrategy | None = None
 
 
@@ -153,12 +153,12 @@ class Timeline:
     operations are what was spent.
     """
 
-    outcome: Outcome
+    outcome: WorkOutcome
     lost: Lost | None
     ends_s: float
     back_s: float
     gaps: tuple[tuple[float, float], ...]
-    busy: Busy
+    busy: BusySeconds
     bytes_down: int
     bytes_up: int
     energy_j: float
@@ -166,10 +166,10 @@ class Timeline:
     member: str
     fetched: bool
     straggler: bool
-    ledger: Ledger = UNSPENT
+    ledger: PrivacyLedger = UNSPENT
 
 
-def timeline(profile: DeviceProfile, loads: Loads, asked: Asked) -> Timeline:
+def timeline(profile: DeviceProfile, loads: Loads, asked: AskSchedule) -> Timeline:
     """What a device of this profile, with the corrections that it has learnt, does. A pure function.
 
     Of a family it fetches the model that it would train as things stand, and trains no other then.
@@ -200,9 +200,9 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: Asked) -> Timeline:
         alike = strategy == asked.like and strategy.statistics is None
         bytes_up = strategy.again(first) if alike else first
         upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * luck.uplink)
-    whole = busy = Busy(download_s, outcome.train_time_s, upload_s)
+    whole = busy = BusySeconds(download_s, outcome.train_time_s, upload_s)
     share = min(1.0 if isnan(luck.crash) else luck.crash, _powered(whole, power, asked))
-    course = Course(asked.now, asked.until, asked.back, luck.drop, luck.away_s)
+    course = WorkCourse(asked.now, asked.until, asked.back, luck.drop, luck.away_s)
     ends_s = back_s = course.moment(whole, share)
     lost: Lost | None = "sat out" if chosen is None else None
     if ends_s == inf:
@@ -232,7 +232,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: Asked) -> Timeline:
     )
 
 
-def _powered(busy: Busy, power: Power, asked: Asked) -> float:
+def _powered(busy: BusySeconds, power: Power, asked: AskSchedule) -> float:
     """The share of the work after which the battery is empty, in (0, 1]."""
     if asked.charge_j == inf:
         return 1.0

@@ -11,14 +11,14 @@ from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.terms.accountant import PrivacyError
-from device_runtime.strategies.terms.dp_sgd import Ledger, round_of, settings_of
+from device_runtime.strategies.terms.dp_sgd import PrivacyLedger, round_of, settings_of
 from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
 
 STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))
 """The shares of an update after which a device looks at its clock: it sees early that it will be late."""
 
 
-UNSPENT = Ledger()
+UNSPENT = PrivacyLedger()
 
 
 class VirtualWorker:
@@ -29,7 +29,12 @@ class VirtualWorker:
     """
 
     def __init__(
-        self, believed: DeviceProfile, loads: Loads, now: float, slowdown: float, ledger: Ledger = UNSPENT
+        self,
+        believed: DeviceProfile,
+        loads: Loads,
+        now: float,
+        slowdown: float,
+        ledger: PrivacyLedger = UNSPENT,
     ) -> None:
         """`ledger`: what was spent of its samples' privacy; it goes on with what its training spends."""
         self.ledger = ledger
@@ -114,7 +119,7 @@ class VirtualWorker:
         return (strategy, 1.0) if least is None else (least, (self.now - began) / seconds)
 
 
-def barred(ledger: Ledger, strategy: AnyStrategy, samples: int) -> str:
+def barred(ledger: PrivacyLedger, strategy: AnyStrategy, samples: int) -> str:
     """Why a device with this past must not train this form; empty when it may."""
     dp = settings_of(strategy)
     if dp is None or (event := round_of(strategy, samples)) is None:

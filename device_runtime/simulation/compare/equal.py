@@ -18,7 +18,7 @@ from device_runtime.simulation.metrics.curves import (
 from device_runtime.simulation.records import RoundLine
 from device_runtime.simulation.scenario import Scenario
 
-from .figures import Ran, Spread, Summary, Terms, spread
+from .figures import ComparisonTerms, Ran, SeedSpread, Summary, spread
 
 LATEST = 5
 """Evaluations over which an accuracy is averaged that would else hang on one round's draw of devices."""
@@ -32,7 +32,7 @@ LESS = " − "
 
 
 @dataclass(frozen=True)
-class Part:
+class ClassPart:
     """Classes that are looked at together; `value` is the share that a round's served model recognises."""
 
     title: str
@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Row:
+class EqualRow:
     """A policy's accuracy on one part of the classes at each of `POINTS`, 0 to 1.
 
     With `against`: how much it has more than that policy with the same seed.
@@ -63,8 +63,8 @@ class Equal:
     `lacking` names runs that were evaluated and whose folders keep no recall by class.
     """
 
-    rows: tuple[Row, ...] = ()
-    by_class: tuple[Row, ...] = ()
+    rows: tuple[EqualRow, ...] = ()
+    by_class: tuple[EqualRow, ...] = ()
     lacking: tuple[str, ...] = ()
 
     def __add__(self, other: Equal) -> Equal:
@@ -72,10 +72,10 @@ class Equal:
         return Equal(self.rows + other.rows, self.by_class + other.by_class, self.lacking + other.lacking)
 
 
-def equal(runs: Sequence[Ran], at: Terms, scenario: Scenario) -> Equal:
+def equal(runs: Sequence[Ran], at: ComparisonTerms, scenario: Scenario) -> Equal:
     """Of the runs of one comparison, at the points of `at`."""
     labels = max((run.info.labels for run in runs), key=len, default=())
-    named = [Part(label, SERVED.recall((number,))) for number, label in enumerate(labels)]
+    named = [ClassPart(label, SERVED.recall((number,))) for number, label in enumerate(labels)]
     return Equal(
         tuple(row for part in _parts(scenario, labels, runs) for row in _rows(part, runs, at)),
         tuple(row for part in named for row in _rows(part, runs, at) if not row.against)
@@ -89,32 +89,32 @@ HEADS = {"trained head": TRAINED_HEAD, "closed-form head": CLOSED_FORM_HEAD}
 """Of one run: the head in closed form is served, and the next base has the trained one."""
 
 
-def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[Ran]) -> Iterator[Part]:
+def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[Ran]) -> Iterator[ClassPart]:
     """Of the served model, and of both heads where runs have a closed-form one."""
     heads = HEADS if any(_has_both(run) for run in runs) else {}
-    yield Part("all classes", SERVED.acc)
-    yield from (Part(f"all classes, {title}", model.acc) for title, model in heads.items())
+    yield ClassPart("all classes", SERVED.acc)
+    yield from (ClassPart(f"all classes, {title}", model.acc) for title, model in heads.items())
     of_groups = tuple(alone(scenario, labels))
     yield from of_groups
     for title, model in heads.items():
         for part in alone(scenario, labels, model):
-            yield Part(f"{part.title}, {title}", part.value)
+            yield ClassPart(f"{part.title}, {title}", part.value)
     if not of_groups:
-        yield Part("mean of classes", SERVED.recall(range(len(labels))))
-        yield Part("worst class", SERVED.recall(range(len(labels)), min))
+        yield ClassPart("mean of classes", SERVED.recall(range(len(labels))))
+        yield ClassPart("worst class", SERVED.recall(range(len(labels)), min))
 
 
 def _has_both(run: Ran) -> bool:
     return any(not isnan(line.closed_form_eval_acc) for line in run.rounds)
 
 
-def alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> Iterator[Part]:
+def alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> Iterator[ClassPart]:
     """For each group of the fleet the classes that it alone holds, where the scenario has such."""
     held = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
     for group, classes in held.items():
         names = ", ".join(labels[number] for number in classes)
         what = names if len(classes) <= MOST_IN_TITLE else f"{len(classes)} classes"
-        yield Part(f"{group} alone: {what}", model.recall(classes))
+        yield ClassPart(f"{group} alone: {what}", model.recall(classes))
 
 
 def _keeps_classes(run: Ran) -> bool:
@@ -125,13 +125,13 @@ Values = Mapping[Axis, Mapping[int, float]]
 """Of one policy: by point, by seed."""
 
 
-def _rows(part: Part, runs: Sequence[Ran], at: Terms) -> Iterator[Row]:
+def _rows(part: ClassPart, runs: Sequence[Ran], at: ComparisonTerms) -> Iterator[EqualRow]:
     """Each policy's, then the differences; nothing where no run knows this part."""
     values = {
         policy: _values(part, runs, policy, at) for policy in dict.fromkeys(r.name.policy for r in runs)
     }
     rows = [
-        Row(part.title, policy, {axis: spread(mine[axis].values()) for axis in POINTS})
+        EqualRow(part.title, policy, {axis: spread(mine[axis].values()) for axis in POINTS})
         for policy, mine in values.items()
     ]
     if not any(each.n for row in rows for each in row.at.values()):
@@ -139,10 +139,12 @@ def _rows(part: Part, runs: Sequence[Ran], at: Terms) -> Iterator[Row]:
     yield from rows
     for policy, against in _pairs(rows):
         mine, other = values[policy], values[against]
-        yield Row(part.title, policy, {axis: paired(mine[axis], other[axis]) for axis in POINTS}, against)
+        yield EqualRow(
+            part.title, policy, {axis: paired(mine[axis], other[axis]) for axis in POINTS}, against
+        )
 
 
-def _values(part: Part, runs: Sequence[Ran], policy: str, at: Terms) -> Values:
+def _values(part: ClassPart, runs: Sequence[Ran], policy: str, at: ComparisonTerms) -> Values:
     mine = [run for run in runs if run.name.policy == policy]
     return {
         axis: {
@@ -152,12 +154,12 @@ def _values(part: Part, runs: Sequence[Ran], policy: str, at: Terms) -> Values:
     }
 
 
-def paired(mine: Mapping[int, float], other: Mapping[int, float]) -> Spread:
+def paired(mine: Mapping[int, float], other: Mapping[int, float]) -> SeedSpread:
     """The differences of figures by seed."""
     return spread(value - other.get(seed, nan) for seed, value in mine.items())
 
 
-def _pairs(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+def _pairs(rows: Sequence[EqualRow]) -> Iterator[tuple[str, str]]:
     """Each policy and its nearest rival at each point; each policy and the one that drops stragglers.
 
     The nearest rival is the best of the others. Who was named first stands first, the dropping one last.

@@ -23,7 +23,7 @@ from device_runtime.simulation.metrics.tally import (
 )
 from device_runtime.simulation.records import Ask, RoundLine
 
-from .plan import Plan
+from .plan import ComparisonPlan
 from .run_folder import ASKS, PROBES, Info, Name, info_of, read, rounds_of
 
 
@@ -49,7 +49,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Terms:
+class ComparisonTerms:
     """What all runs are compared at: a target accuracy (nan: none), how many devices, a point of each axis.
 
     A point is the least that all runs reached: virtual seconds, rounds, joule, bytes up and down. Energy and
@@ -69,7 +69,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Figures:
+class RunFigures:
     """One run. Accuracies are of the served model, 0 to 1; nan: not measured, or never reached.
 
     `bytes_analytic` is the papers' formula beside what was counted (`bytes_up`, `bytes_down`);
@@ -95,7 +95,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedSpread:
     """Over the seeds that have the figure, `n` of `of`; `sd` is the sample's, 0 for one seed."""
 
     mean: float
@@ -112,14 +112,14 @@ class Spread:
         return self.mean - half, self.mean + half
 
 
-Summary = Mapping[str, Spread]
+Summary = Mapping[str, SeedSpread]
 """By the names of `Figures`."""
 
 
-def terms(runs: Sequence[Ran], devices: int, target: float | None) -> Terms:
+def terms(runs: Sequence[Ran], devices: int, target: float | None) -> ComparisonTerms:
     """Equal time is the earliest end of all runs; the target is by `_reachable` where None is given."""
     fleets = [run for run in runs if not run.name.policy.endswith(scenario.CENTRALISED)] or runs
-    return Terms(
+    return ComparisonTerms(
         at_s=min((run.ends_s for run in runs), default=0.0),
         target=_reachable(runs) if target is None else target,
         devices=devices,
@@ -144,12 +144,12 @@ def _reachable(runs: Sequence[Ran]) -> float:
     return max(min(reached), chance + (best - chance) / 2) if best > chance else nan
 
 
-def figures(run: Ran, at: Terms) -> Figures:
+def figures(run: Ran, at: ComparisonTerms) -> RunFigures:
     """Of one run."""
     curve, rounds = run.curve, run.rounds
     part = participation(run.tally.counted.values(), at.devices, run.tally.asks)
     trained_s = sum(line.train_time_s for line in rounds)
-    return Figures(
+    return RunFigures(
         acc_at_equal_time=curve.when(at.at_s),
         final_acc=curve.final,
         best_acc=curve.best,
@@ -189,11 +189,11 @@ def t_of_95(freedom: int) -> float:
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
-def spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float]) -> SeedSpread:
     """Of figures of several seeds, some of which may be nan."""
     values = tuple(values)
     known = [value for value in values if not isnan(value)]
-    return Spread(
+    return SeedSpread(
         mean=mean(known) if known else nan,
         sd=stdev(known) if len(known) > 1 else 0.0,
         n=len(known),
@@ -201,13 +201,13 @@ def spread(values: Iterable[float]) -> Spread:
     )
 
 
-def summarise(runs: Sequence[Ran], at: Terms) -> dict[str, Summary]:
+def summarise(runs: Sequence[Ran], at: ComparisonTerms) -> dict[str, Summary]:
     """By policy, in the order in which they come."""
     result: dict[str, Summary] = {}
     for policy in dict.fromkeys(run.name.policy for run in runs):
         mine = [figures(run, at) for run in runs if run.name.policy == policy]
         result[policy] = {
-            field.name: spread(getattr(each, field.name) for each in mine) for field in fields(Figures)
+            field.name: spread(getattr(each, field.name) for each in mine) for field in fields(RunFigures)
         }
     return result
 
@@ -226,13 +226,13 @@ def read_run(folder: Path, name: Name, shown: int) -> Ran:
     return Ran(name, info_of(folder), rounds_of(folder), counts, tuple(kept.asks), _probes(folder))
 
 
-def read_all(plan: Plan) -> list[Ran]:
+def read_all(plan: ComparisonPlan) -> list[Ran]:
     """Every run of a comparison. Raises SimulationError when one is not finished."""
     shown = shown_round(plan)
     return [read_run(plan.of(name), name, shown) for name in plan.names]
 
 
-def shown_round(plan: Plan) -> int:
+def shown_round(plan: ComparisonPlan) -> int:
     """The round that a time line is drawn of: the middle one, when devices know their own speed."""
     return plan.scenario.task.rounds // 2 + 1
 

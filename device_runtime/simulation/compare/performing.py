@@ -14,9 +14,9 @@ from device_runtime.models.engines.available import open_model
 from device_runtime.simulation import scenario as policies
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorWish
-from device_runtime.simulation.executors.job import Executor, Job, World
-from device_runtime.simulation.metrics.probes import ProbeLine, Probes, ProbeSet, Rounds, spread_rounds
-from device_runtime.simulation.records import Ask, RoundLine, Watch
+from device_runtime.simulation.executors.job import Executor, TrainingJob, World
+from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Probes, ProbeSet, spread_rounds
+from device_runtime.simulation.records import Ask, RoundLine, RunWatch
 from device_runtime.simulation.run import Keeping, Prepared, prepare, simulate
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.kind import AnyStrategy
@@ -38,14 +38,14 @@ class How:
 class Together:
     """Several watches as one, told in this order."""
 
-    def __init__(self, *watches: Watch) -> None:
+    def __init__(self, *watches: RunWatch) -> None:
         self._watches = watches
 
     def asked(self, ask: Ask) -> None:
         for watch in self._watches:
             watch.asked(ask)
 
-    def trained(self, job: Job, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: Contribution) -> None:
         for watch in self._watches:
             watch.trained(job, made)
 
@@ -59,7 +59,7 @@ def of_policy(scenario: Scenario, policy: str) -> Scenario:
     return policies.of(policy, scenario)
 
 
-def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: Watch) -> Info:
+def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: RunWatch) -> Info:
     """Simulate one policy with one seed into `folder`; `told` is told of everything besides.
 
     Raises SimulationError, ModelError.
@@ -130,4 +130,4 @@ def _probes(prepared: Prepared, path: Path, how: How, done: int) -> Probes | Non
         with path.open("ab") as lines:
             lines.write(msgspec.json.Encoder().encode_lines([line]))
 
-    return Probes(model, ProbeSet.of(prepared.data, model), Rounds(rounds, done + 1), tell)
+    return Probes(model, ProbeSet.of(prepared.data, model), ProbedRounds(rounds, done + 1), tell)

@@ -42,7 +42,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """A comparison in its folder. `without`: policies that are left out of its report, and why."""
 
     scenario: Scenario
@@ -69,7 +69,7 @@ class Plan:
             if not finished(self.of(name), fingerprint(prints[name.policy], name.seed))
         )
 
-    def finished(self, why: str) -> Plan:
+    def finished(self, why: str) -> ComparisonPlan:
         """The same without the policies of which a run is missing, because of `why`."""
         lacking = {name.policy: why for name in self.missing()}
         kept = tuple(policy for policy in self.comparison.policies if policy not in lacking)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 import msgspec
 
-from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.strategies.training.device_half import Contribution
 
@@ -25,7 +25,7 @@ WORKING_EVERY_S = 1.0
 """Seconds between two signs of life within a round."""
 
 
-class Tick(msgspec.Struct, frozen=True, tag="round"):
+class RoundDone(msgspec.Struct, frozen=True, tag="round"):
     """A round of a run is over; a line on the standard output of its process. Times are virtual seconds."""
 
     round: int
@@ -47,13 +47,13 @@ class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
     why: str
 
 
-Message = Tick | Working | Trouble
+Message = RoundDone | Working | Trouble
 
 
-class View(Protocol):
+class ProgressView(Protocol):
     """Told how the runs go."""
 
-    def moved(self, name: Name, tick: Tick) -> None:
+    def moved(self, name: Name, tick: RoundDone) -> None:
         """A round more."""
 
     def working(self, name: Name, now: Working) -> None:
@@ -66,7 +66,7 @@ class View(Protocol):
         """Leave the terminal as it was. May be called twice."""
 
 
-class Pace:
+class RemainingTime:
     """How long the rest takes, from what was done since the start. `clock` in seconds."""
 
     def __init__(self, to_do: int, clock: Callable[[], float]) -> None:
@@ -94,19 +94,19 @@ def _rounds_of(names: Sequence[Name], rounds: Rounds) -> Mapping[Name, int]:
     return dict.fromkeys(names, rounds) if isinstance(rounds, int) else rounds
 
 
-class Lines:
+class ProgressLines:
     """A line for every run that ends, and one for how it goes every few seconds."""
 
     def __init__(
         self, names: Sequence[Name], rounds: Rounds, out: TextIO, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._rounds, self._out, self._clock = _rounds_of(names, rounds), out, clock
-        self._pace = Pace(sum(self._rounds.values()), clock)
+        self._pace = RemainingTime(sum(self._rounds.values()), clock)
         self._ended = 0
         self._at: dict[Name, int] = {}
         self._said = clock()
 
-    def moved(self, name: Name, tick: Tick) -> None:
+    def moved(self, name: Name, tick: RoundDone) -> None:
         if name not in self._at:
             self._pace.spare(tick.round - 1)
         self._at[name] = tick.round
@@ -157,7 +157,7 @@ class Bars:
         self._bars: dict[Name, TaskID] = {}
         self._progress.start()
 
-    def moved(self, name: Name, tick: Tick) -> None:
+    def moved(self, name: Name, tick: RoundDone) -> None:
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(str(name), total=self._rounds[name], doing="")
             self._progress.advance(self._all, tick.round - 1)
@@ -181,13 +181,13 @@ class Bars:
         self._progress.stop()
 
 
-def _brief(tick: Tick) -> str:
+def _brief(tick: RoundDone) -> str:
     """The same, for a terminal of 80 columns."""
     accuracy = "" if tick.eval_acc is None else f"{tick.eval_acc:.1%} "
     return f"{accuracy}at {lasting(tick.closed_s)}"
 
 
-def doing(tick: Tick) -> str:
+def doing(tick: RoundDone) -> str:
     """Accuracy so far and the virtual time."""
     accuracy = "" if tick.eval_acc is None else f"accuracy {tick.eval_acc:.1%}, "
     return f"{accuracy}{lasting(tick.closed_s)} of virtual time"
@@ -211,7 +211,7 @@ class Teller:
     def asked(self, ask: Ask) -> None:
         """Too many to be told."""
 
-    def trained(self, job: Job, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: Contribution) -> None:
         self._round = max(self._round, job.round)  # a run that goes on does not begin with round 1
         self._trained += 1
         if self._clock() - self._told >= WORKING_EVERY_S:
@@ -220,7 +220,7 @@ class Teller:
     def closed(self, line: RoundLine) -> None:
         self._round, self._trained = line.round + 1, 0
         accuracy = None if isnan(line.eval_acc) else line.eval_acc
-        self._tell(Tick(line.round, line.closed_s, accuracy, line.participants))
+        self._tell(RoundDone(line.round, line.closed_s, accuracy, line.participants))
 
     def fail(self, why: str) -> None:
         """The last that is told."""

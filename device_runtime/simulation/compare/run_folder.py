@@ -20,7 +20,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import checkpoint
 from device_runtime.simulation.checkpoint import Checkpoint
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import Contribution
@@ -79,15 +79,15 @@ class RunFiles:
         if before is None:
             forget(folder)
         self.checkpoint = before.checkpoint if before else None
-        self.keeper = Keeper(folder, sha256, clock, before.mark.seconds if before else 0.0)
+        self.keeper = CheckpointWriter(folder, sha256, clock, before.mark.seconds if before else 0.0)
         self._folder = folder
-        self._rounds = Lines(folder, ROUNDS, RoundLine, more=before is not None)
-        self._asks = Lines(folder, ASKS, Ask, more=before is not None)
+        self._rounds = RecordWriter(folder, ROUNDS, RoundLine, more=before is not None)
+        self._asks = RecordWriter(folder, ASKS, Ask, more=before is not None)
 
     def asked(self, ask: Ask) -> None:
         self._asks.add(ask)
 
-    def trained(self, job: Job, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: Contribution) -> None:
         """The weights of single devices are not kept."""
 
     def closed(self, line: RoundLine) -> None:
@@ -142,7 +142,7 @@ def _info(folder: Path) -> Info | None:
 R = TypeVar("R")
 
 
-class Lines(AbstractContextManager["Lines[R]"], Generic[R]):
+class RecordWriter(AbstractContextManager["RecordWriter[R]"], Generic[R]):
     """Writes STEM.jsonl and STEM.csv of one dataclass anew or, with `more`, at their ends.
 
     nan is null in JSON and empty in CSV. Tuples stand in one cell, joined by spaces. Nothing is surely on
@@ -234,14 +234,14 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StoppedRun:
     """Where a run goes on."""
 
     checkpoint: Checkpoint
     mark: Mark
 
 
-def stopped(folder: Path, sha256: str) -> Stopped | None:
+def stopped(folder: Path, sha256: str) -> StoppedRun | None:
     """What an earlier life of this very run left, if it fits together; what cannot be read is nothing.
 
     The files of the run are cut to what they were at the checkpoint.
@@ -257,7 +257,7 @@ def stopped(folder: Path, sha256: str) -> Stopped | None:
     for name, size in mark.sizes.items():
         with (folder / name).open("r+b") as file:
             file.truncate(size)
-    return Stopped(left, mark)
+    return StoppedRun(left, mark)
 
 
 def forget(folder: Path) -> None:
@@ -266,7 +266,7 @@ def forget(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-class Keeper:
+class CheckpointWriter:
     """Saves the newest checkpoint now and then, when the files of its round are written."""
 
     def __init__(self, folder: Path, sha256: str, clock: Callable[[], float], before_s: float = 0.0) -> None:

@@ -21,8 +21,8 @@ import msgspec
 
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 
-from .plan import Plan
-from .progress import Message, Tick, Trouble, View, Working
+from .plan import ComparisonPlan
+from .progress import Message, ProgressView, RoundDone, Trouble, Working
 from .run_folder import LOG, Name
 
 GRACE_S = 5.0
@@ -44,10 +44,10 @@ class Children:
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """One run of a comparison."""
 
-    plan: Plan
+    plan: ComparisonPlan
     name: Name
 
     @property
@@ -63,12 +63,12 @@ class _Said:
     message: Message | None = None
 
 
-def run_all(plan: Plan, names: Sequence[Name], children: Children, view: View) -> None:
+def run_all(plan: ComparisonPlan, names: Sequence[Name], children: Children, view: ProgressView) -> None:
     """Do these runs of one comparison, as `run_jobs` does."""
-    run_jobs({name: Job(plan, name) for name in names}, children, view)
+    run_jobs({name: RunJob(plan, name) for name in names}, children, view)
 
 
-def run_jobs(jobs: Mapping[Name, Job], children: Children, view: View) -> None:
+def run_jobs(jobs: Mapping[Name, RunJob], children: Children, view: ProgressView) -> None:
     """Do these runs, of one comparison or of several; the view knows them by the names that they have here.
 
     Those that fail let the others go on; then raises SimulationError with what they said. When this is
@@ -84,7 +84,7 @@ def run_jobs(jobs: Mapping[Name, Job], children: Children, view: View) -> None:
                 name = waiting.pop(0)
                 at_work[name] = _start(jobs[name], name, children, inbox)
             said = inbox.get()
-            if isinstance(said.message, Tick):
+            if isinstance(said.message, RoundDone):
                 view.moved(said.name, said.message)
             elif isinstance(said.message, Working):
                 view.working(said.name, said.message)
@@ -103,7 +103,7 @@ def run_jobs(jobs: Mapping[Name, Job], children: Children, view: View) -> None:
 
 
 def _start(
-    job: Job, name: Name, children: Children, inbox: queue.SimpleQueue[_Said]
+    job: RunJob, name: Name, children: Children, inbox: queue.SimpleQueue[_Said]
 ) -> subprocess.Popen[bytes]:
     folder = job.folder
     folder.mkdir(parents=True, exist_ok=True)

@@ -121,7 +121,7 @@ def read(path: Path) -> bytes:
         raise DataSetError(f"{path} cannot be read: {error.strerror}") from None
 
 
-class Skipped:
+class SkippedFiles:
     """Counts damaged files, which are left out; names the first few."""
 
     def __init__(self, what: str) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from device_runtime.simulation.errors import DataSetError
 
 from .dataset import DataSet, Samples, split
-from .files import Skipped, existing, kept, listing_key, told
+from .files import SkippedFiles, existing, kept, listing_key, told
 from .spec import DataSpec
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
@@ -67,7 +67,7 @@ def _decoded(files: list[tuple[Path, int]], size: int, folder: Path) -> Arrays:
 
     images = np.empty((len(files), 3, size, size), np.uint8)
     good: list[int] = []
-    skipped = Skipped(f"images of {folder}")
+    skipped = SkippedFiles(f"images of {folder}")
     for path, label in told(files, f"images of {folder}"):
         try:
             with Image.open(path) as image:

@@ -13,7 +13,7 @@ from device_runtime.simulation.errors import DataSetError
 
 from .arrays import integers, names, read
 from .dataset import DataSet
-from .files import Skipped, content_key, existing, kept, told
+from .files import SkippedFiles, content_key, existing, kept, told
 from .spec import DataSpec
 
 Images = NDArray[np.uint8]
@@ -57,7 +57,7 @@ def decoded(files: list[bytes], what: str) -> tuple[Images, NDArray[np.int64]]:
     """Those that are images, (n, 3, height, width), and their numbers. Raises DataSetError when none is."""
     from PIL import Image
 
-    skipped = Skipped(what)
+    skipped = SkippedFiles(what)
     good: list[int] = []
     images: Images | None = None
     for number, file in enumerate(told(files, what)):

@@ -21,7 +21,7 @@ from device_runtime.simulation.errors import DataSetError
 from device_runtime.simulation.partition.methods import NOBODY
 
 from .dataset import DataSet
-from .files import Skipped, existing, kept, listing_key, read, told
+from .files import SkippedFiles, existing, kept, listing_key, read, told
 from .spec import DataSpec
 
 UNKNOWN, SILENCE = "_unknown_", "_silence_"
@@ -119,7 +119,7 @@ def _features(chosen: list[Recording], root: Path, silence: _Silence) -> dict[st
 
 
 def _computed(chosen: list[Recording], noise: list[Path], silence: _Silence) -> dict[str, NDArray[Any]]:
-    x, good, skipped = [], [], Skipped("clips")
+    x, good, skipped = [], [], SkippedFiles("clips")
     for recording in told(chosen, "test clips" if silence.test else "train clips"):
         try:
             x.append(log_mel(one_second(clip(recording.path))[None])[0])

@@ -32,14 +32,14 @@ Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Round:
+class DemoRound:
     """A round of the demo: the seconds that it has, and the training steps of a full update."""
 
     deadline_s: float
     steps: float
 
 
-def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: Round) -> float:
+def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: DemoRound) -> float:
     """By how much slower all of these boards have to pretend to be for this machine to keep up with all at
     once, as it is now: the first of SCALES, or where none is enough the last.
 

@@ -9,7 +9,7 @@ from statistics import mean, median, stdev
 
 from device_runtime.aggregator.views.listener import ContributionRecord
 
-from .runs import Run
+from .runs import DemoRun
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Summary:
     energy_j: float
 
 
-def summarise(policy: str, runs: Iterable[Run]) -> Summary:
+def summarise(policy: str, runs: Iterable[DemoRun]) -> Summary:
     """The mean over the seeds of this policy's runs."""
     mine = [run for run in runs if run.policy == policy]
     final = [run.rounds[-1].eval_acc for run in mine]
@@ -42,13 +42,13 @@ def summarise(policy: str, runs: Iterable[Run]) -> Summary:
     )
 
 
-def recall(policy: str, runs: Iterable[Run], digits: Sequence[int]) -> float:
+def recall(policy: str, runs: Iterable[DemoRun], digits: Sequence[int]) -> float:
     """The mean recall of these digits after the last round, over this policy's runs."""
     return mean(run.recalls[-1][digit] for run in runs if run.policy == policy for digit in digits)
 
 
 @dataclass(frozen=True)
-class Part:
+class DevicePart:
     """What one device did in a run: share of the rounds, how often which kind, why nothing richer."""
 
     device: str
@@ -57,7 +57,7 @@ class Part:
     why: str
 
 
-def parts(run: Run) -> list[Part]:
+def parts(run: DemoRun) -> list[DevicePart]:
     """Every device of the fleet, those that sent nothing too."""
     result = []
     for member in run.fleet:
@@ -65,7 +65,7 @@ def parts(run: Run) -> list[Part]:
         share = len({c.round for c in mine}) / len(run.rounds)
         kinds = tuple(Counter(c.kind for c in mine).most_common())
         why = next((c.why for c in reversed(mine) if c.why), "")
-        result.append(Part(member.name, share, kinds, why))
+        result.append(DevicePart(member.name, share, kinds, why))
     return result
 
 

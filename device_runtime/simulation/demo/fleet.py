@@ -29,7 +29,7 @@ SAMPLES = 180
 
 
 @dataclass(frozen=True)
-class Member:
+class DemoDevice:
     """A device of the fleet: its name, the shipped profile it pretends to be, its uplink if it is narrow, and
     the digits of which it has every sample; without any it shares those that are nobody's alone.
 
@@ -48,23 +48,23 @@ class Member:
 
 
 FLEET = (
-    Member("phone-a", "phone-high"),
-    Member("phone-b", "phone-high"),
-    Member("board-a", "pi-5"),
-    Member("board-b", "pi-5"),
-    Member("phone-c", "phone-mid"),
-    Member("jetson", "jetson-nano", digits=(6,)),
-    Member("buoy", "jetson-nano", uplink=300.0, digits=(7,)),
-    Member("pi-zero", "pi-zero-2w", digits=(8, 9)),
+    DemoDevice("phone-a", "phone-high"),
+    DemoDevice("phone-b", "phone-high"),
+    DemoDevice("board-a", "pi-5"),
+    DemoDevice("board-b", "pi-5"),
+    DemoDevice("phone-c", "phone-mid"),
+    DemoDevice("jetson", "jetson-nano", digits=(6,)),
+    DemoDevice("buoy", "jetson-nano", uplink=300.0, digits=(7,)),
+    DemoDevice("pi-zero", "pi-zero-2w", digits=(8, 9)),
 )
 """Two strong, three middling, three that a plain round would drop: too slow for a full update (jetson,
 pi-zero), too slow and behind a satellite modem of 300 bytes per second (buoy). These three hold digits that
 nobody else has."""
 
 
-def beside(javascript: int) -> tuple[Member, ...]:
+def beside(javascript: int) -> tuple[DemoDevice, ...]:
     """The eight, and so many in JavaScript."""
-    return FLEET + tuple(Member(f"javascript-{number}") for number in range(1, javascript + 1))
+    return FLEET + tuple(DemoDevice(f"javascript-{number}") for number in range(1, javascript + 1))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Holders:
     members: tuple[str, ...]
 
 
-def holders(fleet: tuple[Member, ...]) -> tuple[Holders, ...]:
+def holders(fleet: tuple[DemoDevice, ...]) -> tuple[Holders, ...]:
     """Who holds which digits: first those who share, then each that has digits alone."""
     alone = [Holders(one.name, one.digits, (one.name,)) for one in fleet if one.digits]
     own = {digit for one in alone for digit in one.digits}
@@ -110,7 +110,7 @@ ALPHA = 0.3
 
 
 def divided(
-    y: NDArray[np.int64], fleet: tuple[Member, ...], rng: np.random.Generator
+    y: NDArray[np.int64], fleet: tuple[DemoDevice, ...], rng: np.random.Generator
 ) -> list[NDArray[np.int64]]:
     """Indices into the training samples for each member, sorted: all of its own digits, or a part of those
     that are nobody's alone, by Dirichlet(ALPHA) in equal numbers.

@@ -12,7 +12,7 @@ from device_runtime.strategies.registry import KINDS
 
 from .figures import kind_costs
 from .fleet import FLEET, holders
-from .runs import Run
+from .runs import DemoRun
 
 POLICIES = (
     ("mixed", "#34495e", "every device, by the richest kind that it can afford"),
@@ -23,7 +23,7 @@ DEVICE_INCHES = 0.4
 """What one more device adds to the height."""
 
 
-def draw(runs: list[Run], path: Path) -> None:
+def draw(runs: list[DemoRun], path: Path) -> None:
     """Write the picture as PNG."""
     import matplotlib
 
@@ -46,7 +46,7 @@ def draw(runs: list[Run], path: Path) -> None:
     plt.close(figure)
 
 
-def _accuracy(axes: Any, runs: list[Run]) -> None:
+def _accuracy(axes: Any, runs: list[DemoRun]) -> None:
     for policy, colour, label in POLICIES:
         curves = np.array([[r.eval_acc for r in run.rounds] for run in runs if run.policy == policy])
         rounds = np.arange(1, curves.shape[1] + 1)
@@ -63,7 +63,7 @@ def _accuracy(axes: Any, runs: list[Run]) -> None:
     axes.legend(loc="lower right")
 
 
-def _participation(axes: Any, run: Run) -> None:
+def _participation(axes: Any, run: DemoRun) -> None:
     names = [member.name for member in run.fleet]
     for kind, colour in canvas.KINDS.items():
         mine = [c for c in run.contributions if c.kind == kind]
@@ -83,7 +83,7 @@ def _participation(axes: Any, run: Run) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=5, fontsize=8, columnspacing=1.0)
 
 
-def _bytes(axes: Any, runs: list[Run]) -> None:
+def _bytes(axes: Any, runs: list[DemoRun]) -> None:
     rows = kind_costs([c for run in runs if run.policy == "mixed" for c in run.contributions], KINDS)
     bars = axes.barh(
         [r.kind for r in rows], [r.bytes_up for r in rows], color=[canvas.kind_colour(r.kind) for r in rows]
@@ -97,7 +97,7 @@ def _bytes(axes: Any, runs: list[Run]) -> None:
     axes.invert_yaxis()
 
 
-def _recalls(axes: Any, runs: list[Run]) -> None:
+def _recalls(axes: Any, runs: list[DemoRun]) -> None:
     """Of each digit after the last round, by policy: the mean, and the range of several seeds."""
     of = holders(runs[0].fleet)
     digits = [digit for one in of for digit in one.digits]

@@ -20,17 +20,17 @@ from device_runtime.broker.servers.dependent_process import Dependent
 from device_runtime.content import content
 from device_runtime.simulation.digits import Labelled
 
-from .fleet import SLOW, Member
+from .fleet import SLOW, DemoDevice
 
 STOP_S = 5.0
 """Seconds that a device gets to leave."""
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedMember:
     """A member of the fleet with its samples."""
 
-    member: Member
+    member: DemoDevice
     samples: Labelled
 
 
@@ -45,7 +45,9 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
     Each has a folder of its own below `folder`: its data, its state and its log.
     """
 
-    def __init__(self, fleet: Sequence[Placed], broker_url: str, folder: Path, scale: float = 1.0) -> None:
+    def __init__(
+        self, fleet: Sequence[PlacedMember], broker_url: str, folder: Path, scale: float = 1.0
+    ) -> None:
         """`scale` as in Setting."""
         self._processes: list[Dependent] = []
         self._logs: list[Path] = []
@@ -82,7 +84,7 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
             process.stop(STOP_S)
 
 
-def _arguments(member: Member, broker_url: str, home: Path, scale: float) -> list[str]:
+def _arguments(member: DemoDevice, broker_url: str, home: Path, scale: float) -> list[str]:
     mine = (
         *("--name", member.name),
         *("--data", str(home / "samples.npz")),

@@ -19,7 +19,7 @@ from device_runtime.aggregator.rounds.run import SERVED
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.aggregator.views.console_log import View
+from device_runtime.aggregator.views.console_log import PeopleView
 from device_runtime.aggregator.views.listener import ContributionRecord, Observer, RoundClosed, RoundRecord
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.brokers import Choice
@@ -30,10 +30,10 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import decode
 from device_runtime.simulation import digits
-from device_runtime.simulation.learning import Evaluator
+from device_runtime.simulation.learning import RoundEvaluator
 
-from .fleet import FLEET, Member, data_set, divided
-from .processes import FleetProcesses, Placed
+from .fleet import FLEET, DemoDevice, data_set, divided
+from .processes import FleetProcesses, PlacedMember
 
 BUNDLE = "digits-wrn-10-1"
 START_S = 120.0
@@ -41,7 +41,7 @@ START_S = 120.0
 
 
 @dataclass(frozen=True)
-class Setting:
+class DemoSetting:
     """What the runs to be compared have in common, but for the kinds that are offered.
 
     `broker`: "auto", "mosquitto" or "amqtt". `scale`: by how much slower still all devices pretend to be, see
@@ -52,7 +52,7 @@ class Setting:
     rounds: int
     deadline_s: float
     broker: Choice = "auto"
-    fleet: tuple[Member, ...] = FLEET
+    fleet: tuple[DemoDevice, ...] = FLEET
     scale: float = 1.0
 
     @property
@@ -62,7 +62,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Policy:
+class DemoPolicy:
     """What the rounds offer, under a name: "mixed" or "dropped"."""
 
     name: str
@@ -70,7 +70,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Run:
+class DemoRun:
     """What came of it; `recalls`: after each round, the share of each digit's test samples that is recognised
     by the served model, (rounds, 10).
     """
@@ -79,7 +79,7 @@ class Run:
     seed: int
     rounds: tuple[RoundRecord, ...]
     contributions: tuple[ContributionRecord, ...]
-    fleet: tuple[Member, ...] = FLEET
+    fleet: tuple[DemoDevice, ...] = FLEET
     recalls: tuple[tuple[float, ...], ...] = ()
 
 
@@ -100,7 +100,9 @@ class Collected:
             self.recalls.append(self._recall(happening.record.round))
 
 
-def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str], View]) -> Run:
+def perform(
+    policy: DemoPolicy, setting: DemoSetting, folder: Path, view: Callable[[str], PeopleView]
+) -> DemoRun:
     """All rounds of one policy. `folder` is made; `view` is given the broker's name and address."""
     folder.mkdir(parents=True)
     split = digits.load(np.random.default_rng(setting.seed))
@@ -108,7 +110,7 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
     np.savez_compressed(evaluation, x=split.test.x, y=split.test.y)
     fleet = setting.fleet
     parts = divided(split.train.y, fleet, np.random.default_rng([setting.seed, 1]))
-    placed = [Placed(m, split.train.at(part)) for m, part in zip(fleet, parts, strict=True)]
+    placed = [PlacedMember(m, split.train.at(part)) for m, part in zip(fleet, parts, strict=True)]
     task = Task(
         bundle=BUNDLE,
         name=policy.name,
@@ -120,7 +122,7 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
         eval_data=str(evaluation),
     )
     bundle = Bundle.open(bundles.find(BUNDLE))
-    evaluate = Evaluator(bundle, data_set(split), 1, setting.rounds)
+    evaluate = RoundEvaluator(bundle, data_set(split), 1, setting.rounds)
 
     def recall(number: int) -> tuple[float, ...]:
         served = decode((folder / SERVED).read_bytes())
@@ -139,10 +141,10 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
         broker.stop()
     rounds = tuple(closed.record for closed in collected.closed)
     contributions = tuple(c for closed in collected.closed for c in closed.contributions)
-    return Run(policy.name, setting.seed, rounds, contributions, fleet, tuple(collected.recalls))
+    return DemoRun(policy.name, setting.seed, rounds, contributions, fleet, tuple(collected.recalls))
 
 
-def _late(setting: Setting, collected: Collected, end: float) -> str:
+def _late(setting: DemoSetting, collected: Collected, end: float) -> str:
     """That a run takes longer than it may; empty while it does not."""
     if time.monotonic() < end:
         return ""
@@ -177,7 +179,9 @@ def _abandoned_if(failed: Callable[[], str]) -> Iterator[threading.Event]:
         raise AggregatorError(failed())
 
 
-def _serve(task: Task, folder: Path, url: str, screens: tuple[Observer, View], stop: threading.Event) -> None:
+def _serve(
+    task: Task, folder: Path, url: str, screens: tuple[Observer, PeopleView], stop: threading.Event
+) -> None:
     collected, view = screens
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     link = Link(BrokerUrl.parse(url), "aggregator", inbox, LinkOptions(subscriptions=(topics.FROM_DEVICES,)))
@@ -191,6 +195,6 @@ def _serve(task: Task, folder: Path, url: str, screens: tuple[Observer, View], s
         view.close()
 
 
-def save(runs: list[Run], path: Path) -> None:
+def save(runs: list[DemoRun], path: Path) -> None:
     """Everything that was measured, one line for each run."""
     path.write_bytes(b"".join(msgspec.json.encode(run) + b"\n" for run in runs))

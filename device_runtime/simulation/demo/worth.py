@@ -15,18 +15,18 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.profiles.fleets.fleet import FleetSpec
-from device_runtime.profiles.fleets.groups import Group, Link
+from device_runtime.profiles.fleets.groups import FleetGroup, LinkSpread
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation import digits
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.executors.job import Job, World
+from device_runtime.simulation.executors.job import TrainingJob, World
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.run import Prepared, simulate
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import Contribution
 
-from .fleet import SLOW, Member, data_set, divided, holders
-from .runs import BUNDLE, Policy, Setting
+from .fleet import SLOW, DemoDevice, data_set, divided, holders
+from .runs import BUNDLE, DemoPolicy, DemoSetting
 
 JAVASCRIPT = "phone-high"
 """The profile of a device in JavaScript, which has none, in a simulation."""
@@ -36,7 +36,7 @@ MOST_S = 300.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """Of the model that the last round serves: accuracy, and the recall of each digit."""
 
     accuracy: float
@@ -59,7 +59,9 @@ class Worth:
     recall: float
 
 
-def worths(policy: Policy, settings: Sequence[Setting], most_s: float = MOST_S) -> tuple[float, list[Worth]]:
+def worths(
+    policy: DemoPolicy, settings: Sequence[DemoSetting], most_s: float = MOST_S
+) -> tuple[float, list[Worth]]:
     """The simulated accuracy with all devices, mean over the settings, which differ in their seeds; and what
     each device adds to it that holds digits alone, and the first of those that share the others.
 
@@ -86,7 +88,7 @@ def worths(policy: Policy, settings: Sequence[Setting], most_s: float = MOST_S) 
     return mean(outcomes[setting, ""].accuracy for setting in settings), found
 
 
-class GivenUp(Exception):
+class DemoEnded(Exception):
     """The demo was ended before this run was."""
 
 
@@ -100,24 +102,24 @@ class _Last:
     def asked(self, ask: Ask) -> None:
         pass
 
-    def trained(self, job: Job, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: Contribution) -> None:
         if self._stop.is_set():
-            raise GivenUp
+            raise DemoEnded
 
     def closed(self, line: RoundLine) -> None:
         self.line = line
 
 
-def _simulated(policy: Policy, setting: Setting, without: str, stop: threading.Event) -> Outcome:
+def _simulated(policy: DemoPolicy, setting: DemoSetting, without: str, stop: threading.Event) -> DemoOutcome:
     """The run's last round, without the member of this name ("": with all)."""
     last = _Last(stop)
     simulate(prepared(policy, setting, without), watch=last)
     if last.line is None:
         raise ValueError(f"no round of {setting.rounds} was closed")
-    return Outcome(last.line.eval_acc, last.line.eval_acc_by_class)
+    return DemoOutcome(last.line.eval_acc, last.line.eval_acc_by_class)
 
 
-def prepared(policy: Policy, setting: Setting, without: str = "") -> Prepared:
+def prepared(policy: DemoPolicy, setting: DemoSetting, without: str = "") -> Prepared:
     """The demo's run of this policy for the simulator: the same samples on the same devices, but for one."""
     split = digits.load(np.random.default_rng(setting.seed))
     parts = divided(split.train.y, setting.fleet, np.random.default_rng([setting.seed, 1]))
@@ -138,7 +140,7 @@ def prepared(policy: Policy, setting: Setting, without: str = "") -> Prepared:
     return Prepared(scenario, setting.seed, World(bundle, clients, EngineWish()), data)
 
 
-def _group(member: Member, devices: int) -> Group:
+def _group(member: DemoDevice, devices: int) -> FleetGroup:
     """A group of one device."""
-    link = Link() if member.uplink is None else Link(up_bytes_per_s=member.uplink)
-    return Group(profile=member.profile or JAVASCRIPT, share=1 / devices, link=link)
+    link = LinkSpread() if member.uplink is None else LinkSpread(up_bytes_per_s=member.uplink)
+    return FleetGroup(profile=member.profile or JAVASCRIPT, share=1 / devices, link=link)

@@ -18,7 +18,7 @@ from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
-from device_runtime.models.training.heads import Lesson, inputs_of, joined, split_heads, train_heads
+from device_runtime.models.training.heads import HeadLesson, inputs_of, joined, split_heads, train_heads
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics.class_statistics import (
     Measured,
@@ -32,12 +32,12 @@ from device_runtime.strategies.training.device_half import Contribution
 from device_runtime.strategies.training.local_training import HeadTraining, TakesFeatures, TrainsHead
 
 from .batched_many import BatchedNetworks
-from .job import Executor, Failed, Job, Result, World, run_of
+from .job import Executor, FailedJob, Result, TrainingJob, World, run_of
 
 CACHE_BYTES = 256 << 20
 
 
-class Way(Protocol):
+class BatchedWay(Protocol):
     """Trains jobs of one strategy from one base together, `together` of them at most."""
 
     together: int
@@ -45,7 +45,7 @@ class Way(Protocol):
     def takes(self, strategy: AnyStrategy) -> bool:
         """Whether it does jobs of this strategy."""
 
-    def train(self, base: Tensors, jobs: Sequence[Job]) -> list[Result]:
+    def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
         """In order; each as if it were alone. Raises ModelError."""
 
     def close(self) -> None:
@@ -70,10 +70,13 @@ class Batched:
         self.name = f"batched, {fallback.name}"
         self._world, self._fallback = world, fallback
         self._features = Features(world, cache_bytes)
-        self._ways: tuple[Way, ...] = (BatchedHeads(world, self._features), BatchedNetworks(world, networks))
-        self._chosen: dict[AnyStrategy, Way | None] = {}
+        self._ways: tuple[BatchedWay, ...] = (
+            BatchedHeads(world, self._features),
+            BatchedNetworks(world, networks),
+        )
+        self._chosen: dict[AnyStrategy, BatchedWay | None] = {}
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         ways = [self._way(job) for job in jobs]
         others = [job for job, way in zip(jobs, ways, strict=True) if way is None]
         rest = self._fallback.run(bases, others) if others else iter(())
@@ -95,7 +98,7 @@ class Batched:
         self._features.forget()
         self._fallback.close()
 
-    def _trained(self, way: Way, base: Tensors, jobs: Sequence[Job]) -> list[Result]:
+    def _trained(self, way: BatchedWay, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
         """Of one strategy from one base, in order, with the class statistics that it asks for."""
         results = way.train(base, jobs)
         if wished(jobs[0].strategy) is None:
@@ -104,7 +107,7 @@ class Batched:
         manifest = self._world.bundle.manifest
         return [_with_statistics(*each, manifest) for each in zip(results, jobs, known, strict=True)]
 
-    def _way(self, job: Job) -> Way | None:
+    def _way(self, job: TrainingJob) -> BatchedWay | None:
         if job.strategy.member or not len(self._world.clients.indices(job.device)):
             return None
         if (asked := wished(job.strategy)) is not None and asked.hold_out:
@@ -115,13 +118,13 @@ class Batched:
         return self._chosen[job.strategy]
 
 
-def _alike(job: Job, other: Job) -> bool:
+def _alike(job: TrainingJob, other: TrainingJob) -> bool:
     return job.base == other.base and job.strategy == other.strategy
 
 
-def _with_statistics(made: Result, job: Job, known: Known, manifest: Manifest) -> Result:
+def _with_statistics(made: Result, job: TrainingJob, known: HeadSamples, manifest: Manifest) -> Result:
     """As `class_statistics.train` makes them, and draws for them."""
-    if isinstance(made, Failed):
+    if isinstance(made, FailedJob):
         return made
     strategy, run = job.strategy, run_of(job)
     rows = measured(strategy, len(known.y), run)
@@ -132,7 +135,7 @@ def _with_statistics(made: Result, job: Job, known: Known, manifest: Manifest) -
         whole = beside(strategy, made, Measured(features, y, len(manifest.labels)), run)
         check(split_statistics(whole.tensors)[1], specs(strategy, manifest))
     except TensorError as error:
-        return Failed(str(error))
+        return FailedJob(str(error))
     return whole
 
 
@@ -159,7 +162,7 @@ class BatchedHeads:
             return True
         return isinstance(strategy, TrainsHead) and strategy.trains_head(self._manifest)
 
-    def train(self, base: Tensors, jobs: Sequence[Job]) -> list[Result]:
+    def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
         """Of one strategy from one base, in order. Raises as `Features.of` does."""
         strategy = jobs[0].strategy
         known = self._features.of(base, [job.device for job in jobs])
@@ -173,9 +176,11 @@ class BatchedHeads:
     def close(self) -> None:
         self._features.forget()
 
-    def _trained(self, base: Tensors, jobs: Sequence[Job], known: Sequence[Known]) -> list[Result]:
+    def _trained(
+        self, base: Tensors, jobs: Sequence[TrainingJob], known: Sequence[HeadSamples]
+    ) -> list[Result]:
         plans = [_plan(job, k) for job, k in zip(jobs, known, strict=True)]
-        lessons = [Lesson(k.inputs, k.y, p.batches, p.counted) for k, p in zip(known, plans, strict=True)]
+        lessons = [HeadLesson(k.inputs, k.y, p.batches, p.counted) for k, p in zip(known, plans, strict=True)]
         head, strategy = self._manifest.head, jobs[0].strategy
         learnt = train_heads(joined(base, head), lessons, plans[0].optimizer, plans[0].clip_norm)
         made = [
@@ -187,7 +192,7 @@ class BatchedHeads:
         return [_checked(contribution, self._manifest, strategy) for contribution in made]
 
 
-def _plan(job: Job, known: Known) -> HeadTraining:
+def _plan(job: TrainingJob, known: HeadSamples) -> HeadTraining:
     strategy: TrainsHead = job.strategy  # type: ignore[assignment]  # by `takes`
     return strategy.head_training(known.y, run_of(job))
 
@@ -196,7 +201,7 @@ def _checked(made: Contribution, manifest: Manifest, strategy: AnyStrategy) -> R
     try:
         check(made.tensors, strategy.expected(manifest))
     except TensorError as error:
-        return Failed(str(error))
+        return FailedJob(str(error))
     return made
 
 
@@ -212,7 +217,7 @@ BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Known:
+class HeadSamples:
     """A device's samples: inputs of its head float32 (n, inputs), labels int64 (n,)."""
 
     inputs: NDArray[np.float32]
@@ -233,10 +238,10 @@ class Features:
         names = {spec.name for spec in world.bundle.manifest.stored()} - {head.weight, head.bias}
         self._extractor: Tensors | None = None if names else {}
         self._names = sorted(names)
-        self._known: OrderedDict[int, Known] = OrderedDict()
+        self._known: OrderedDict[int, HeadSamples] = OrderedDict()
         self._bytes = 0
 
-    def of(self, base: Tensors, devices: Sequence[int]) -> list[Known]:
+    def of(self, base: Tensors, devices: Sequence[int]) -> list[HeadSamples]:
         """In the order of `devices`; not to be written to. Raises TensorError, EngineError, BundleError."""
         self._adopt(base)
         found = {device: self._known[device] for device in devices if device in self._known}
@@ -270,7 +275,7 @@ class Features:
         self._model.load(base)
         self._extractor = {name: base[name] for name in self._names}
 
-    def _computed(self, devices: Sequence[int]) -> Iterator[tuple[int, Known]]:
+    def _computed(self, devices: Sequence[int]) -> Iterator[tuple[int, HeadSamples]]:
         """Each device's by itself, as the plain executor computes them: nothing beside it changes a bit."""
         clients, given = self._world.clients, self._world.bundle.manifest.input
         for group in _groups(devices, [len(clients.indices(device)) for device in devices]):
@@ -278,12 +283,12 @@ class Features:
             ends = np.cumsum([len(part) for part in rows])[:-1]
             prepared = np.split(given.prepare(clients.x[np.concatenate(rows)]), ends)
             for device, x, part in zip(group, prepared, rows, strict=True):
-                yield device, Known(inputs_of(self._features(x), self._head), clients.y[part])
+                yield device, HeadSamples(inputs_of(self._features(x), self._head), clients.y[part])
 
     def _features(self, x: NDArray[Any]) -> NDArray[np.float32]:
         return x.reshape(len(x), -1) if self._given_through else self._model.features(x)
 
-    def _keep(self, device: int, known: Known) -> None:
+    def _keep(self, device: int, known: HeadSamples) -> None:
         self._known[device] = known
         self._bytes += known.nbytes
         while self._bytes > self._most and self._known:

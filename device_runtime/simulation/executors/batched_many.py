@@ -17,7 +17,7 @@ from device_runtime.strategies.training import local_training
 from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
 from device_runtime.strategies.training.local_training import Epochs, Plans
 
-from .job import Failed, Job, Result, World, run_of
+from .job import FailedJob, Result, TrainingJob, World, run_of
 
 if TYPE_CHECKING:
     from device_runtime.models.torch_engine.engine import TorchModel
@@ -54,9 +54,9 @@ class BatchedNetworks:
         on_cpu = self._world.engine.device == "cpu"
         return bool(self._pays or pays(self._manifest, plan.tunable, on_cpu))
 
-    def train(self, base: Tensors, jobs: Sequence[Job]) -> list[Result]:
+    def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
         """Of one strategy from one base, in order. Raises EngineError, TensorError."""
-        from device_runtime.models.torch_engine.many import Lesson, train_many
+        from device_runtime.models.torch_engine.many import CopyLesson, train_many
 
         model = self._opened()
         if base is not self._loaded:
@@ -67,7 +67,7 @@ class BatchedNetworks:
             data = self._world.clients.local(job.device, self._manifest.input)
             run = run_of(job)
             plan = _plan(job.strategy, model, data, run)
-            lessons.append(Lesson(data.x, data.y, *local_training.steps(plan, run)))
+            lessons.append(CopyLesson(data.x, data.y, *local_training.steps(plan, run)))
             plans.append(plan)
         sgd = plans[0].optimizer
         if not isinstance(sgd, Sgd):
@@ -81,7 +81,7 @@ class BatchedNetworks:
                 check(made.tensors, expected)
                 results.append(made)
             except TensorError as error:
-                results.append(Failed(str(error)))
+                results.append(FailedJob(str(error)))
         return results
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.local_training import TakesFeatures, TrainsHead
 from device_runtime.strategies.training.workload import workload
 
-from .job import Executor, Plain, World
+from .job import Executor, PlainExecutor, World
 from .processes import Processes
 
 AUTO = "auto"
@@ -42,7 +42,7 @@ class ExecutorWish:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExecutorChoice:
     """`name` trains one by one ("plain", "processes", "ray"); with `batched` only what does not gain by being
     trained together, which for whole networks is looked for if `networks`. `why` is for the reader.
     """
@@ -63,28 +63,28 @@ def make(world: World, wish: ExecutorWish, kinds: Sequence[AnyStrategy]) -> Exec
     return made(world, wish, choose(world, wish, kinds))
 
 
-def choose(world: World, wish: ExecutorWish, kinds: Sequence[AnyStrategy]) -> Choice:
+def choose(world: World, wish: ExecutorWish, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:
     """Nothing is started, and no engine imported. Raises ExecutorError for a wish that cannot be meant."""
     if wish.name not in names():
         raise ExecutorError(f"there is no executor {wish.name!r}; there are {', '.join(names())}")
     if wish.address is not None and wish.name not in (AUTO, "ray"):
         raise ExecutorError(f"executor {wish.name} has no address; ray has: {wish.address} is for it")
     if wish.name == "batched":
-        return Choice("plain", True, True, "as asked for")
+        return ExecutorChoice("plain", True, True, "as asked for")
     if wish.name != AUTO:
-        return Choice(wish.name, False, False, "as asked for")
+        return ExecutorChoice(wish.name, False, False, "as asked for")
     if wish.address is not None:
-        return Choice("ray", False, False, f"a Ray cluster is named: {wish.address}")
+        return ExecutorChoice("ray", False, False, f"a Ray cluster is named: {wish.address}")
     return _best(world, wish.workers or usable_cores(), kinds)
 
 
-def made(world: World, wish: ExecutorWish, choice: Choice) -> Executor:
+def made(world: World, wish: ExecutorWish, choice: ExecutorChoice) -> Executor:
     """What was chosen. Raises as `make` does."""
     if choice.name == "ray":
         from .ray_executor import RayExecutor
 
         return RayExecutor(world, wish.address, wish.workers)
-    single: Executor = Processes(world, wish.workers) if choice.name == "processes" else Plain(world)
+    single: Executor = Processes(world, wish.workers) if choice.name == "processes" else PlainExecutor(world)
     if not choice.batched:
         return single
     from .batched import Batched
@@ -92,7 +92,7 @@ def made(world: World, wish: ExecutorWish, choice: Choice) -> Executor:
     return Batched(world, single, networks=None if choice.networks else False)
 
 
-def _best(world: World, cores: int, kinds: Sequence[AnyStrategy]) -> Choice:
+def _best(world: World, cores: int, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:
     manifest = world.bundle.manifest
     together = [kind for kind in kinds if _on_features(kind, manifest)]
     others = [kind for kind in kinds if kind not in together]
@@ -104,7 +104,7 @@ def _best(world: World, cores: int, kinds: Sequence[AnyStrategy]) -> Choice:
     batched = bool(why)
     work = f"{heaviest / 1e6:.3g} MFLOP a job"
     if not others:
-        return Choice("plain", batched, False, "; ".join(why) or "there is nothing to train")
+        return ExecutorChoice("plain", batched, False, "; ".join(why) or "there is nothing to train")
     if heavy:
         why.append(f"{work}, {cores} cores")
     elif world.engine.device != "cpu":
@@ -113,7 +113,7 @@ def _best(world: World, cores: int, kinds: Sequence[AnyStrategy]) -> Choice:
         why.append("one core is usable")
     else:
         why.append(f"{work} is less than it takes to hand it to another process")
-    return Choice("processes" if heavy else "plain", batched, networks, "; ".join(why))
+    return ExecutorChoice("processes" if heavy else "plain", batched, networks, "; ".join(why))
 
 
 def job_flops(world: World, kind: AnyStrategy) -> float:

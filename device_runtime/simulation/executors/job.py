@@ -62,7 +62,7 @@ def aside_key(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """Device number `device`, called `name`, trains `strategy` from the base model that `base` names.
 
     `seed` is the round's, shared by its devices. `memory` is what the device kept of this kind; `aside` names
@@ -85,13 +85,13 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedJob:
     """A job whose training diverged: what a device would have found out by itself."""
 
     why: str
 
 
-Result = Contribution | Failed
+Result = Contribution | FailedJob
 
 
 class Executor(Protocol):
@@ -101,7 +101,7 @@ class Executor(Protocol):
     def name(self) -> str:
         """As on the command line, with what it works with: "processes (2)"."""
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         """The result of each job, in the order of `jobs`; `bases` has all that their `base` and `aside` name.
 
         The tensors of a result are valid until the next one is asked for; its memory is the caller's own.
@@ -112,7 +112,7 @@ class Executor(Protocol):
         """Lets go of workers and memory. May be called twice."""
 
 
-def train(model: DeviceModel, world: World, job: Job, aside: Tensors = NOTHING) -> Result:
+def train(model: DeviceModel, world: World, job: TrainingJob, aside: Tensors = NOTHING) -> Result:
     """One job by the device's own code; `model`, its strategy's member, holds its base already.
 
     The deadline was judged before.
@@ -122,11 +122,11 @@ def train(model: DeviceModel, world: World, job: Job, aside: Tensors = NOTHING) 
         made = class_statistics.train(job.strategy, model, data, run_of(job, aside))
         check(made.tensors, class_statistics.expected(job.strategy, model.manifest))
     except TensorError as error:
-        return Failed(str(error))
+        return FailedJob(str(error))
     return replace(made, form=job.strategy.form)
 
 
-def run_of(job: Job, aside: Tensors = NOTHING) -> Run:
+def run_of(job: TrainingJob, aside: Tensors = NOTHING) -> Run:
     """What a job's strategy trains by; its noise is its own, and the same whenever the job is done."""
 
     def noise() -> np.random.Generator:
@@ -149,7 +149,7 @@ def run_of(job: Job, aside: Tensors = NOTHING) -> Run:
 # FROM plain: The plain executor: one device after another, in this process.
 
 
-class Plain:
+class PlainExecutor:
     """See `Executor`. What the others are held equal to."""
 
     name = "plain"
@@ -160,7 +160,7 @@ class Plain:
         self._models: dict[str, DeviceModel] = {"": open_model(world.bundle, world.engine)}
         self._loaded: dict[str, Tensors] = {}
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for job in jobs:
             model = self._holding(job.strategy.member, bases[job.base])
             aside = bases[job.aside] if job.aside else NOTHING
@@ -183,6 +183,6 @@ class Plain:
 
 def _own(result: Result) -> Result:
     """With a memory that no engine changes later."""
-    if isinstance(result, Failed) or result.memory is None:
+    if isinstance(result, FailedJob) or result.memory is None:
         return result
     return replace(result, memory={name: value.copy() for name, value in result.memory.items()})

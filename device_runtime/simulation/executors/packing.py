@@ -21,7 +21,7 @@ from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.device_half import Contribution
 
-from .job import Failed, Job, Result, World
+from .job import FailedJob, Result, TrainingJob, World
 
 Layout = tuple[TensorSpec, ...]
 """Tensors as they lie one after another; see `places`."""
@@ -58,7 +58,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
 pack = msgspec.msgpack.Encoder().encode
 
 
-def pack_jobs(jobs: Sequence[Job]) -> Packed:
+def pack_jobs(jobs: Sequence[TrainingJob]) -> Packed:
     """The jobs without their memory, and what they point to.
 
     Raises ExecutorError for a strategy that another process would not read as the same.
@@ -80,9 +80,9 @@ def pack_jobs(jobs: Sequence[Job]) -> Packed:
     return Packed(tuple(packed), tuple(written), tuple(layouts))
 
 
-def unpack_job(packed: PackedJob, strategy: AnyStrategy, memory: Tensors) -> Job:
+def unpack_job(packed: PackedJob, strategy: AnyStrategy, memory: Tensors) -> TrainingJob:
     """With the strategy of the kind that it points to, and its memory."""
-    return Job(
+    return TrainingJob(
         packed.device, packed.name, strategy, packed.seed, packed.base, memory, packed.aside, packed.rare
     )
 
@@ -144,7 +144,7 @@ def _padded(spec: TensorSpec) -> int:
 # FROM replies: What workers answer: how a job ended, and how its result and its memory lie.
 
 
-class Trained(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class TrainedReply(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """A contribution without its tensors, which lie elsewhere in the order of their names and `shapes`.
 
     `memory` says how its memory lies; None: there is none.
@@ -159,7 +159,7 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag=0):
     memory: Layout | None
 
 
-class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class DivergedReply(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """See `Failed`."""
 
     job: int
@@ -175,13 +175,13 @@ class Broke(msgspec.Struct, frozen=True, array_like=True, tag=2):
     trace: str
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class WorkerOpened(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A worker has opened its world; `pid` is its process."""
 
     pid: int
 
 
-Reply = Trained | Diverged | Broke | Ready
+Reply = TrainedReply | DivergedReply | Broke | WorkerOpened
 read_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
@@ -190,11 +190,11 @@ def broke(job: int, error: Exception) -> Broke:
     return Broke(job, type(error).__name__, one_line(error), traceback.format_exc())
 
 
-def headline(job: int, result: Result) -> Trained | Diverged:
+def headline(job: int, result: Result) -> TrainedReply | DivergedReply:
     """The reply that goes with the tensors of a result, and with its memory."""
-    if isinstance(result, Failed):
-        return Diverged(job, result.why)
-    return Trained(
+    if isinstance(result, FailedJob):
+        return DivergedReply(job, result.why)
+    return TrainedReply(
         job,
         result.kind,
         result.form,
@@ -236,14 +236,14 @@ class Expected:
 
         Raises what broke.
         """
-        if isinstance(reply, Trained):
+        if isinstance(reply, TrainedReply):
             specs = self.specs(strategy)
             layout = [TensorSpec(name, shape, specs[name].dtype) for name, shape in reply.shapes]
             tensors = views(buffer, layout, start)
             kept = None if reply.memory is None else views(memory, reply.memory)
             return Contribution(reply.kind, tensors, reply.num_examples, reply.train_loss, reply.form, kept)
-        if isinstance(reply, Diverged):
-            return Failed(reply.why)
+        if isinstance(reply, DivergedReply):
+            return FailedJob(reply.why)
         raise error_of(reply) if isinstance(reply, Broke) else ExecutorError(f"a worker answered {reply}")
 
 

@@ -14,10 +14,10 @@ from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
 
 from . import packing
-from .job import Job, Result, World
-from .packing import Broke, Expected, Packed, Ready
+from .job import Result, TrainingJob, World
+from .packing import Broke, Expected, Packed, WorkerOpened
 from .processes_crew import BasesInMemory, Content, Crew, Heard
-from .processes_memory import MOST_WORKERS, WAVE_JOBS, Board, Shared
+from .processes_memory import MOST_WORKERS, WAVE_JOBS, JobBoard, SharedMemory
 from .processes_worker import Wave
 
 LARGE_BYTES = 1 << 20
@@ -43,7 +43,7 @@ class Processes:
         self._world = world
         self._crew = Crew(world)
         self._end = weakref.finalize(self, self._crew.close)
-        self._board = Board(self._crew.board)
+        self._board = JobBoard(self._crew.board)
         self._bases = BasesInMemory(self._crew.bases)
         self._going: Running | None = None
         self._opened = 0
@@ -54,7 +54,7 @@ class Processes:
             self.close()
             raise
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for start in range(0, len(jobs), WAVE_JOBS):
             yield from self._wave(bases, jobs[start : start + WAVE_JOBS])
 
@@ -78,7 +78,7 @@ class Processes:
                     raise packing.error_of(heard.reply)
                 ready += 1
 
-    def _wave(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def _wave(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         going = self._begin(bases, jobs)
         try:
             buffer = self._results(going.slots * going.slot_bytes)
@@ -97,7 +97,7 @@ class Processes:
                 self._board.stop()
             self._going = None
 
-    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Running:
+    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Running:
         """Lays out the jobs, of which none may be taken yet. Waits for what an abandoned run left at work."""
         self._check_open()
         if self._going is not None:
@@ -143,7 +143,7 @@ class Processes:
                 self._replace(heard.worker)
             elif isinstance(heard.reply, Broke) and heard.reply.job < 0:
                 raise packing.error_of(heard.reply)
-            elif not isinstance(heard.reply, Ready):
+            elif not isinstance(heard.reply, WorkerOpened):
                 self._board.done(heard.reply.job)
                 if self._going is not None:
                     self._going.heard[heard.reply.job] = heard
@@ -170,7 +170,7 @@ def _let_go(buffer: mmap.mmap, start: int, size: int) -> None:
         buffer.madvise(mmap.MADV_DONTNEED, start, size)
 
 
-def _work(jobs: Sequence[Job], number: int) -> str:
+def _work(jobs: Sequence[TrainingJob], number: int) -> str:
     if number < 0:
         return "starting"
     return f"{jobs[number].strategy.name} for {jobs[number].name} (seed {jobs[number].seed})"
@@ -190,7 +190,7 @@ class Running:
     Result i lies in slot i % slots, of `slot_bytes`; what the device of job i kept, in one of `memory_bytes`.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[TrainingJob]
     packed: Packed
     expected: Expected
     slots: int
@@ -199,14 +199,14 @@ class Running:
     heard: dict[int, Heard] = field(default_factory=dict)
     deaths: Counter[int] = field(default_factory=Counter)
 
-    def remember(self, number: int, memories: Shared) -> None:
+    def remember(self, number: int, memories: SharedMemory) -> None:
         """Puts what the device of a job kept where its worker looks for it."""
         start = number % self.slots * self.memory_bytes
         for spec, place in packing.places(self.packed.layout(self.packed.jobs[number])):
             memories.write(self.jobs[number].memory[spec.name], start + place)
 
 
-def planned(world: World, jobs: Sequence[Job], workers: int) -> Running:
+def planned(world: World, jobs: Sequence[TrainingJob], workers: int) -> Running:
     """With room for results as they come. Raises ExecutorError, ModelError."""
     expected, packed = Expected(world), packing.pack_jobs(jobs)
     size = max(expected.size(job.strategy) for job in jobs)
@@ -217,7 +217,7 @@ def planned(world: World, jobs: Sequence[Job], workers: int) -> Running:
     return Running(jobs, packed, expected, slots, slot, memory)
 
 
-def contents(world: World, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> dict[str, Content]:
+def contents(world: World, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> dict[str, Content]:
     """What the jobs name of `bases`."""
     members = {job.base: job.strategy.member for job in jobs}
     models = {key: Content(bases[key], world.of(member).manifest.stored()) for key, member in members.items()}

@@ -24,9 +24,9 @@ from device_runtime.simulation.errors import ExecutorError
 
 from . import packing
 from .job import World
-from .packing import Layout, Ready, Reply, Trained, read_reply
-from .processes_launch import Order, launch
-from .processes_memory import Shared
+from .packing import Layout, Reply, TrainedReply, WorkerOpened, read_reply
+from .processes_launch import LaunchOrder, launch
+from .processes_memory import SharedMemory
 from .processes_worker import BasePlace
 
 END_S = 5.0
@@ -34,7 +34,7 @@ SHARED = ("board", "wave", "bases", "results", "memories")
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """One process, and the pipe to it. `pid` is 0 until it is ready; a copy is no child of ours."""
 
     link: Connection
@@ -61,9 +61,11 @@ class Crew:
         saved = saved_in(world.clients)
         self._made = saved is None
         self.folder = Path(tempfile.mkdtemp(prefix="device-runtime-")) if saved is None else saved
-        self.board, self.wave, self.bases, self.results, self.memories = (Shared.make() for _ in range(5))
+        self.board, self.wave, self.bases, self.results, self.memories = (
+            SharedMemory.make() for _ in range(5)
+        )
         self._world = world
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, WorkerProcess] = {}
         self._selector = DefaultSelector()
         if self._made:
             world.clients.save(self.folder)
@@ -76,12 +78,12 @@ class Crew:
         processes = {group[0].number: launch(group) for group in started}
         for number, (link, theirs) in pipes.items():
             theirs.close()
-            self._workers[number] = Worker(link, processes.get(number))
+            self._workers[number] = WorkerProcess(link, processes.get(number))
             self._selector.register(link, EVENT_READ, number)
 
-    def _order(self, number: int, link: int) -> Order:
+    def _order(self, number: int, link: int) -> LaunchOrder:
         world = self._world
-        return Order(
+        return LaunchOrder(
             number=number,
             link=link,
             bundle=str(world.bundle.path.absolute()),
@@ -139,9 +141,9 @@ class Crew:
         try:
             link = self._workers[number].link
             reply = read_reply(link.recv_bytes())
-            if isinstance(reply, Ready):
+            if isinstance(reply, WorkerOpened):
                 self._workers[number].pid = reply.pid
-            if isinstance(reply, Trained) and reply.memory is not None:
+            if isinstance(reply, TrainedReply) and reply.memory is not None:
                 return Heard(number, reply, link.recv_bytes())
             return Heard(number, reply)
         except (EOFError, OSError):
@@ -157,7 +159,7 @@ def saved_in(clients: Clients) -> Path | None:
     return files[0].parent if found and files[0].parent == files[1].parent else None
 
 
-def _signal(worker: Worker, number: signal.Signals) -> None:
+def _signal(worker: WorkerProcess, number: signal.Signals) -> None:
     """To a worker that is there yet: whoever has ended has closed the pipe."""
     if worker.process is not None:
         worker.process.send_signal(number)
@@ -166,7 +168,7 @@ def _signal(worker: Worker, number: signal.Signals) -> None:
             os.kill(worker.pid, number)
 
 
-def _ended(worker: Worker, seconds: float) -> bool:
+def _ended(worker: WorkerProcess, seconds: float) -> bool:
     """Whether it has closed the pipe, or does so within this time."""
     try:
         while worker.link.poll(seconds):
@@ -176,7 +178,7 @@ def _ended(worker: Worker, seconds: float) -> bool:
     return False
 
 
-def _wait(worker: Worker) -> None:
+def _wait(worker: WorkerProcess) -> None:
     """Until it has ended, which it is made to when it takes too long."""
     if not _ended(worker, END_S):
         _signal(worker, signal.SIGKILL)
@@ -214,7 +216,7 @@ class _Slot:
 class BasesInMemory:
     """Where base models lie in shared memory. What is there already is not written again."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
         self._slots: list[_Slot] = []
         self._versions = 0

@@ -21,7 +21,7 @@ from device_runtime.simulation.executors.processes_worker import main; main(sys.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-class Order(msgspec.Struct, frozen=True):
+class LaunchOrder(msgspec.Struct, frozen=True):
     """What a worker is started with. File descriptors are inherited; `clients` is what `Clients.save` wrote,
     `bundle` and `family` are paths.
 
@@ -42,7 +42,7 @@ class Order(msgspec.Struct, frozen=True):
     engine: EngineWish
 
 
-def launch(orders: Sequence[Order]) -> subprocess.Popen[bytes]:
+def launch(orders: Sequence[LaunchOrder]) -> subprocess.Popen[bytes]:
     """A new process that is the first of these workers, and sees to the others; all are deaf to Ctrl-C."""
     first = orders[0]
     board = (first.board, first.wave, first.bases, first.results, first.memories)
@@ -58,7 +58,7 @@ def launch(orders: Sequence[Order]) -> subprocess.Popen[bytes]:
         )
 
 
-def divided(orders: Sequence[Order]) -> Order:
+def divided(orders: Sequence[LaunchOrder]) -> LaunchOrder:
     """In the launched process: copies it for every order but one, and gives each copy its own.
 
     Copies share the memory of what is imported already: 150 MB of torch. A process with several threads is

@@ -21,7 +21,7 @@ _WAITING = 64
 _OWNERS = _WAITING + MOST_WORKERS
 
 
-class Shared:
+class SharedMemory:
     """A file without a name, in memory where the system has such (Linux), that workers inherit.
 
     It takes only the memory that was written to.
@@ -31,7 +31,7 @@ class Shared:
         self.fd = fd
 
     @classmethod
-    def make(cls) -> Shared:
+    def make(cls) -> SharedMemory:
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("device-runtime"))
         with tempfile.TemporaryFile() as file:
@@ -64,13 +64,13 @@ class Shared:
             self.fd = -1
 
 
-class Board:
+class JobBoard:
     """Who does which job of a wave. Workers take jobs by themselves, so none waits for the parent.
 
     Jobs may be taken from `first` up to `end`. A lock that dies with its holder guards every taking.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
         size = 4 * (_OWNERS + WAVE_JOBS)
         shared.grow(size)

@@ -28,10 +28,10 @@ from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import NOTHING
 
 from . import packing
-from .job import Failed, Result, World, train
+from .job import FailedJob, Result, World, train
 from .packing import Layout, Packed
-from .processes_launch import Order, divided
-from .processes_memory import Board, Shared
+from .processes_launch import LaunchOrder, divided
+from .processes_memory import JobBoard, SharedMemory
 
 TOUCHED_BYTES = 8 << 20
 """Of mapped samples that are kept in a worker's memory; they stay in the system's page cache."""
@@ -63,19 +63,19 @@ class Wave(msgspec.Struct, frozen=True, array_like=True):
 
 def main(text: str) -> None:
     """The whole life of a worker; `text` has an Order in JSON, or several: then some are done by copies."""
-    orders = msgspec.json.decode(text, type=tuple[Order, ...])
+    orders = msgspec.json.decode(text, type=tuple[LaunchOrder, ...])
     if len(orders) > 1:
         importlib.import_module("device_runtime.models.torch_engine.engine")
     order = divided(orders)
     end_when_alone(order.link, partial(_tidied, order))
     with suppress(EOFError, ConnectionError), Connection(order.link) as link:
         try:
-            worker = Worker(order)
+            worker = SimulationWorker(order)
         except Exception as error:
             link.send_bytes(packing.pack(packing.broke(-1, error)))
             return
         give_back()
-        link.send_bytes(packing.pack(packing.Ready(os.getpid())))
+        link.send_bytes(packing.pack(packing.WorkerOpened(os.getpid())))
         while True:
             job = worker.take()
             if job is None:
@@ -86,33 +86,33 @@ def main(text: str) -> None:
     _tidied(order)  # the parent is gone: it ends its workers by a signal
 
 
-def _tidied(order: Order) -> None:
+def _tidied(order: LaunchOrder) -> None:
     """Removes what the parent, which is gone, would have removed."""
     if order.made:
         shutil.rmtree(order.clients, ignore_errors=True)
 
 
 @dataclass
-class Opened:
+class LoadedModel:
     """A model on its engine, and the versions of the tensors that it has loaded."""
 
     model: DeviceModel
     loaded: tuple[int, ...] = ()
 
 
-class Worker:
+class SimulationWorker:
     """One engine for each model of the family that it is asked for, and what it has loaded."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: LaunchOrder) -> None:
         """Raises BundleError, EngineError, OSError."""
         self._number = order.number
-        self._board = Board(Shared(order.board))
-        self._described, self._bases = Shared(order.wave), Shared(order.bases)
-        self._results, self._memories = Shared(order.results), Shared(order.memories)
+        self._board = JobBoard(SharedMemory(order.board))
+        self._described, self._bases = SharedMemory(order.wave), SharedMemory(order.bases)
+        self._results, self._memories = SharedMemory(order.results), SharedMemory(order.memories)
         bundle = Bundle.open(order.bundle)
         family = {name: Bundle.open(path) for name, path in order.family.items()}
         self._world = World(bundle, Clients.open(Path(order.clients)), order.engine, family)
-        self._models = {"": Opened(open_model(bundle, order.engine))}
+        self._models = {"": LoadedModel(open_model(bundle, order.engine))}
         self._wave_number, self._touched = 0, 0
         self._wave = Wave(Packed((), (), ()), 1, 0, 0, {})
         self._strategies: dict[int, AnyStrategy] = {}
@@ -144,7 +144,7 @@ class Worker:
             yield packing.pack(packing.broke(number, error))
             return
         yield packing.pack(packing.headline(number, result))
-        if not isinstance(result, Failed) and result.memory is not None:
+        if not isinstance(result, FailedJob) and result.memory is not None:
             yield packing.joined(result.memory)
 
     def _strategy(self, number: int) -> AnyStrategy:
@@ -155,7 +155,7 @@ class Worker:
     def _holding(self, member: str, base: BasePlace) -> DeviceModel:
         """Only what is new is loaded; what was loaded of it before an error is loaded again."""
         if member not in self._models:
-            self._models[member] = Opened(open_model(self._world.of(member), self._world.engine))
+            self._models[member] = LoadedModel(open_model(self._world.of(member), self._world.engine))
         opened = self._models[member]
         if base.versions == opened.loaded:
             return opened.model
@@ -181,7 +181,7 @@ class Worker:
         return packing.views(self._bases.view(max(place.end, 1)), place.layout, place.start)
 
     def _leave(self, number: int, result: Result) -> None:
-        if isinstance(result, Failed):
+        if isinstance(result, FailedJob):
             return
         start = number % self._wave.slots * self._wave.slot_bytes
         for spec, place in packing.places(packing.specs_of(result.tensors)):

@@ -25,9 +25,9 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
 
 from . import packing
-from .job import Failed, World, train
+from .job import FailedJob, World, train
 from .packing import Layout, PackedJob, Reply, read_reply
-from .processes_memory import Shared
+from .processes_memory import SharedMemory
 
 # FROM ray_actor: A worker on a node of a Ray cluster. Bytes, numbers and numpy arrays come in and go out,
 # nothing else.
@@ -36,7 +36,7 @@ Bytes = NDArray[np.uint8]
 NOTHING: Bytes = np.empty(0, np.uint8)
 
 
-class Opening(msgspec.Struct, frozen=True, array_like=True):
+class RayWorld(msgspec.Struct, frozen=True, array_like=True):
     """What a worker opens: an engine for the bundle, and the names of the bundles beside it."""
 
     engine: EngineWish
@@ -67,8 +67,8 @@ class RayWorker:
     def open(self, text: bytes, *arrays: NDArray[Any]) -> bytes:
         """An Opening, the four arrays of Clients, and the bundles' zips; gives Ready or Broke."""
         try:
-            opening = msgspec.msgpack.decode(text, type=Opening)
-            self._shared: list[Shared] = []
+            opening = msgspec.msgpack.decode(text, type=RayWorld)
+            self._shared: list[SharedMemory] = []
             main, *others = [self._opened(bundle) for bundle in arrays[4:]]
             family = dict(zip(opening.family, others, strict=True))
             self._world = World(main, Clients(*arrays[:4]), opening.engine, family)
@@ -77,7 +77,7 @@ class RayWorker:
             return packing.pack(packing.broke(-1, error))
         self._strategies: dict[tuple[str, bytes], AnyStrategy] = {}
         self._loaded: dict[str, int] = {}
-        return packing.pack(packing.Ready(os.getpid()))
+        return packing.pack(packing.WorkerOpened(os.getpid()))
 
     def do(self, text: bytes, base: Bytes, memory: Bytes, aside: Bytes) -> Answer:
         """An Errand, and what its job begins with."""
@@ -88,7 +88,7 @@ class RayWorker:
             job = packing.unpack_job(errand.job, strategy, packing.views(memory, errand.memory))
             result = train(model, self._world, job, packing.views(aside, errand.aside))
             reply = packing.pack(packing.headline(errand.number, result))
-            if isinstance(result, Failed):
+            if isinstance(result, FailedJob):
                 return reply, NOTHING, NOTHING
             kept = NOTHING if result.memory is None else packing.joined(result.memory)
             return reply, packing.joined(result.tensors), kept
@@ -109,7 +109,7 @@ class RayWorker:
     def _opened(self, bundle: Bytes) -> Bundle:
         """Where nothing of it is left when this process is killed, if the system has such a place."""
         if hasattr(os, "memfd_create"):
-            shared = Shared.make()
+            shared = SharedMemory.make()
             self._shared.append(shared)
             shared.write(bundle, 0)
             return Bundle.open(f"/proc/self/fd/{shared.fd}")
@@ -164,7 +164,7 @@ class Cluster:
         arrays = (clients.x, clients.y, clients.order, clients.offsets)
         bundles = (np.frombuffer(bundle.packed(), np.uint8) for bundle in world.bundles.values())
         self._given = [
-            msgspec.msgpack.encode(Opening(world.engine, tuple(world.family))),
+            msgspec.msgpack.encode(RayWorld(world.engine, tuple(world.family))),
             *(self.ray.put(np.asarray(array)) for array in (*arrays, *bundles)),
         ]
         self._actors: dict[int, Any] = {}

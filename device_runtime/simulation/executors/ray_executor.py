@@ -13,7 +13,7 @@ from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.simulation.errors import ExecutorError
 
 from . import packing
-from .job import Job, Result, World
+from .job import Result, TrainingJob, World
 from .packing import Broke, Expected, Layout, Packed
 from .processes import contents
 from .ray_cluster import NOTHING, Cluster, Errand, Returned
@@ -44,7 +44,7 @@ class _Running:
     """
 
     ticket: int
-    jobs: Sequence[Job]
+    jobs: Sequence[TrainingJob]
     packed: Packed
     waiting: list[int]
     came: dict[int, Returned]
@@ -83,7 +83,7 @@ class RayExecutor:
     def name(self) -> str:
         return f"ray ({len(self._load)})"
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         going = self._begin(bases, jobs)
         expected = Expected(self._world)
         try:
@@ -117,7 +117,7 @@ class RayExecutor:
         for _ in range(wanted - len(self._load) - len(self._coming)):
             self._coming.add(self._cluster.hire())
 
-    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> _Running:
+    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> _Running:
         if not self._end.alive:
             raise ExecutorError("the executor is closed")
         if self._going is not None:
@@ -129,7 +129,7 @@ class RayExecutor:
         self._tickets += len(jobs)
         return self._going
 
-    def _put(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> None:
+    def _put(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> None:
         """Into the object store what the jobs name of it and is not there."""
         kept: dict[str, _Stored] = {}
         for key, content in contents(self._world, bases, jobs).items():

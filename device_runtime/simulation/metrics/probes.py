@@ -15,7 +15,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.executors.job import Executor, Job, Result
+from device_runtime.simulation.executors.job import Executor, Result, TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.strategies.training.device_half import Contribution
 
@@ -58,7 +58,7 @@ class ProbeSet:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class ProbedRounds:
     """Which are probed, and which comes first: a run that goes on does not begin with round 1."""
 
     probed: frozenset[int]
@@ -88,7 +88,7 @@ class Probes:
     """
 
     def __init__(
-        self, model: DeviceModel, probe: ProbeSet, rounds: Rounds, tell: Callable[[ProbeLine], None]
+        self, model: DeviceModel, probe: ProbeSet, rounds: ProbedRounds, tell: Callable[[ProbeLine], None]
     ) -> None:
         self._model, self._probe, self._rounds, self._tell = model, probe, rounds.probed, tell
         self._levels = tuple(str(level) for level in model.manifest.features)
@@ -109,7 +109,7 @@ class Probes:
     def asked(self, ask: Ask) -> None:
         """Says nothing of models."""
 
-    def trained(self, job: Job, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: Contribution) -> None:
         """Reads the update while it is valid."""
         base = self._bases.get(job.base)
         if self._round not in self._rounds or base is None or job.strategy.member:
@@ -163,7 +163,7 @@ class _Listened:
     def name(self) -> str:
         return self._executor.name
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         self._probes.based_on(bases)
         return self._executor.run(bases, jobs)
 

@@ -11,7 +11,7 @@ from device_runtime.simulation.records import Ask
 
 
 @dataclass(frozen=True)
-class Busy:
+class BusyDevice:
     """One device's updates, whatever became of them: how many, and the seconds from download to upload."""
 
     group: str
@@ -32,7 +32,7 @@ class Tally:
     counted: Mapping[str, int]
     outcomes: Mapping[tuple[str, str], int]
     kinds: Mapping[str, int]
-    busy: Mapping[str, Busy]
+    busy: Mapping[str, BusyDevice]
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def tally(asks: Iterable[Ask]) -> Tally:
             so_far = spent.setdefault(ask.device, [0, 0.0])
             so_far[0] += 1
             so_far[1] += ask.download_s + ask.compute_s + ask.upload_s
-    busy = {device: Busy(groups[device], int(n), seconds) for device, (n, seconds) in spent.items()}
+    busy = {device: BusyDevice(groups[device], int(n), seconds) for device, (n, seconds) in spent.items()}
     return Tally(number, dict(counted), dict(outcomes), dict(+kinds), busy)
 
 

@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Shape:
+class PartitionShape:
     """Of a partition into k devices; `counts` (k, classes) are the samples of each class on each device.
 
     `sizes` (k,): samples. `classes` (k,): classes that are there at all. `effective` (k,): the exponential of
@@ -36,7 +36,7 @@ NAMED = 12
 """Classes that a row of the table names at most."""
 
 
-def shape(y: Ints, parts: Sequence[Ints], labels: int, groups: Sequence[str] = ()) -> Shape:
+def shape(y: Ints, parts: Sequence[Ints], labels: int, groups: Sequence[str] = ()) -> PartitionShape:
     """Of labels `y` (n,) from 0 to labels - 1, divided into `parts`, none of which is empty; see Shape."""
     sizes = np.array([len(part) for part in parts], np.int64)
     owners = np.repeat(np.arange(len(parts)), sizes)
@@ -46,10 +46,12 @@ def shape(y: Ints, parts: Sequence[Ints], labels: int, groups: Sequence[str] = (
     entropy = -(shares * np.log(np.where(counts, shares, 1.0))).sum(1)
     together = counts.sum(0) / counts.sum()
     distance = np.abs(shares - together).sum(1) / 2
-    return Shape(counts, len(y), sizes, (counts > 0).sum(1), np.exp(entropy), distance, tuple(groups))
+    return PartitionShape(
+        counts, len(y), sizes, (counts > 0).sum(1), np.exp(entropy), distance, tuple(groups)
+    )
 
 
-def table(about: Shape) -> list[tuple[str, ...]]:
+def table(about: PartitionShape) -> list[tuple[str, ...]]:
     """Rows of: what, least, median, most, mean."""
     rows = (
         ("samples of a client", about.sizes, "{:g}"),
@@ -63,7 +65,7 @@ def table(about: Shape) -> list[tuple[str, ...]]:
     ]
 
 
-def by_group(about: Shape, labels: Sequence[str]) -> list[tuple[str, ...]]:
+def by_group(about: PartitionShape, labels: Sequence[str]) -> list[tuple[str, ...]]:
     """Rows of: group, its clients, their samples, their classes."""
     rows: list[tuple[str, ...]] = []
     for name in sorted(set(about.groups)):

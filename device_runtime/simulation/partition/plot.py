@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .figures import Shape
+from .figures import PartitionShape
 
 FEW = 50  # clients that are shown one by one
 NAMED = 25  # classes whose names fit beside an axis
@@ -30,7 +30,7 @@ LOOK = {
 }
 
 
-def draw(about: Shape, labels: Sequence[str], title: str, path: Path) -> None:
+def draw(about: PartitionShape, labels: Sequence[str], title: str, path: Path) -> None:
     """Write it as PNG."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def draw(about: Shape, labels: Sequence[str], title: str, path: Path) -> None:
         figure.savefig(path, format="png", dpi=130)
 
 
-def _each_client(figure: Any, about: Shape, labels: Sequence[str]) -> None:
+def _each_client(figure: Any, about: PartitionShape, labels: Sequence[str]) -> None:
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 0.6 + 0.2 * min(len(labels), NAMED)))
     clients = np.arange(len(about.sizes))
     colours = np.full(len(clients), COLOUR)
@@ -66,14 +66,14 @@ def _each_client(figure: Any, about: Shape, labels: Sequence[str]) -> None:
     bottom.set_xlim(-0.7, len(clients) - 0.3)
 
 
-def _groups(about: Shape) -> list[tuple[str, str, NDArray[np.bool_]]]:
+def _groups(about: PartitionShape) -> list[tuple[str, str, NDArray[np.bool_]]]:
     """Name, colour and clients, bool (k,), of each group of the fleet; all clients where there is none."""
     groups = np.array(about.groups or [""] * len(about.sizes))
     names = sorted(set(about.groups)) or [""]
     return [(name, OF_GROUPS[n % len(OF_GROUPS)], groups == name) for n, name in enumerate(names)]
 
 
-def _legend(axes: Any, about: Shape) -> None:
+def _legend(axes: Any, about: PartitionShape) -> None:
     if about.groups:
         axes.legend(title="group of the fleet", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
@@ -100,7 +100,7 @@ def _classes(axis: Any, labels: Sequence[str]) -> None:
         axis.set_ticks(range(len(labels)), labels)
 
 
-def _distributions(figure: Any, about: Shape, labels: Sequence[str]) -> None:
+def _distributions(figure: Any, about: PartitionShape, labels: Sequence[str]) -> None:
     axes = figure.subplots(2, 2)
     _sizes(axes[0, 0], about.sizes)
     span = np.linspace(1, len(labels), 41) if len(labels) > 1 else 10
@@ -141,7 +141,7 @@ def _histogram(axes: Any, values: NDArray[Any], bins: Any, name: str) -> None:
     axes.grid(axis="y")
 
 
-def _used(axes: Any, about: Shape, labels: Sequence[str]) -> None:
+def _used(axes: Any, about: PartitionShape, labels: Sequence[str]) -> None:
     """What the clients hold of each class, together."""
     below = np.zeros(len(labels))
     for name, colour, members in _groups(about):

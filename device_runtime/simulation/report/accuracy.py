@@ -15,13 +15,13 @@ from device_runtime.simulation.compare.wording import BYTES, JOULE, TIMES, Units
 from device_runtime.simulation.metrics.curves import SERVED, Axis, Curve, accuracy
 from device_runtime.simulation.records import RoundLine
 
-from .canvas import MUTED, Compared, Picture, panels, stroke
+from .canvas import MUTED, Compared, Drawing, panels, stroke
 
 POINTS = 600
 MOST_PANELS = 4
 
 
-def over_time(compared: Compared) -> Picture | None:
+def over_time(compared: Compared) -> Drawing | None:
     """None where nothing was evaluated."""
     if not _evaluated(compared):
         return None
@@ -35,10 +35,10 @@ def over_time(compared: Compared) -> Picture | None:
         _marked(on, f"target\n{compared.terms.target:.1%}", y=100 * compared.terms.target)
     _legend(figure, on)
     text = f"A model is served until the next one is. {_band(compared)}"
-    return Picture("accuracy-time", "Accuracy over virtual time", text.strip(), figure)
+    return Drawing("accuracy-time", "Accuracy over virtual time", text.strip(), figure)
 
 
-def over_costs(compared: Compared) -> Picture | None:
+def over_costs(compared: Compared) -> Drawing | None:
     """Over what it took: bytes and joules. None where nothing was evaluated."""
     if not _evaluated(compared):
         return None
@@ -51,10 +51,10 @@ def over_costs(compared: Compared) -> Picture | None:
     axes[0, 1].set(xlabel=f"energy of all devices (modelled), {unit}")
     _legend(figure, axes[0, 0])
     text = f"What was spent by devices whose update came late or was lost is counted too. {_band(compared)}"
-    return Picture("accuracy-costs", "Accuracy over bytes and over energy", text.strip(), figure)
+    return Drawing("accuracy-costs", "Accuracy over bytes and over energy", text.strip(), figure)
 
 
-def of_groups(compared: Compared) -> Picture | None:
+def of_groups(compared: Compared) -> Drawing | None:
     """Over virtual time, a panel for each of the first groups; None where none holds classes alone."""
     parts = tuple(alone(compared.plan.scenario, compared.labels))[:MOST_PANELS]
     if not parts or not any(_known(compared.runs, "time", part.value) for part in parts):
@@ -69,10 +69,10 @@ def of_groups(compared: Compared) -> Picture | None:
         "Classes of which one group of the fleet has every sample: the share of their test samples that is "
         f"recognised, each class weighing the same. {_band(compared)}"
     )
-    return Picture("accuracy-of-groups", "Classes that one group alone holds", text.strip(), figure)
+    return Drawing("accuracy-of-groups", "Classes that one group alone holds", text.strip(), figure)
 
 
-def by_class(compared: Compared) -> Picture | None:
+def by_class(compared: Compared) -> Drawing | None:
     """Of the last model; None where it was not evaluated."""
     figure, axes = panels(1, 1, 3.6)
     on = axes[0, 0]
@@ -103,7 +103,7 @@ def by_class(compared: Compared) -> Picture | None:
         " Bars reach from the worst seed to the best." if len(compared.runs) > len(compared.policies) else ""
     )
     text = f"The share of each class's test samples that the model served last recognises.{bars}"
-    return Picture("accuracy-by-class", "Accuracy of each class", text, figure)
+    return Drawing("accuracy-by-class", "Accuracy of each class", text, figure)
 
 
 def _evaluated(compared: Compared) -> bool:

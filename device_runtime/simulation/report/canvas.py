@@ -12,8 +12,15 @@ from typing import Any
 from zlib import crc32
 
 from device_runtime.simulation.compare.equal import Equal, equal
-from device_runtime.simulation.compare.figures import Ran, Summary, Terms, read_all, summarise, terms
-from device_runtime.simulation.compare.plan import Plan
+from device_runtime.simulation.compare.figures import (
+    ComparisonTerms,
+    Ran,
+    Summary,
+    read_all,
+    summarise,
+    terms,
+)
+from device_runtime.simulation.compare.plan import ComparisonPlan
 
 # FROM palette: The colours of everything that is drawn, so that one thing has one colour in every picture.
 #
@@ -144,14 +151,14 @@ def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Any,
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def png(picture: Picture, path: Path) -> None:
+def png(picture: Drawing, path: Path) -> None:
     """With its title, light."""
     picture.figure.suptitle(picture.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     picture.figure.savefig(path, format="png", dpi=DPI)
     picture.figure.suptitle("")
 
 
-def svg(picture: Picture) -> str:
+def svg(picture: Drawing) -> str:
     """One <svg> element without a title; colours of the theme are variables of the style sheet."""
     import matplotlib
 
@@ -181,9 +188,9 @@ def _named_apart(text: str, name: str) -> str:
 class Compared:
     """Read back from the files; `summary` by policy."""
 
-    plan: Plan
+    plan: ComparisonPlan
     runs: tuple[Ran, ...]
-    terms: Terms
+    terms: ComparisonTerms
     summary: Mapping[str, Summary]
     equal: Equal
 
@@ -202,7 +209,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Drawing:
     """A drawing: the stem of its files, its title, what it shows, matplotlib's figure without the title."""
 
     name: str
@@ -211,7 +218,7 @@ class Picture:
     figure: Any
 
 
-def compared(plan: Plan) -> Compared:
+def compared(plan: ComparisonPlan) -> Compared:
     """Raises SimulationError when a run is not finished, or its files are damaged."""
     runs = tuple(read_all(plan))
     at = terms(runs, plan.scenario.devices, plan.comparison.target)

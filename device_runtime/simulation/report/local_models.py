@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from device_runtime.simulation.compare.figures import Ran
 from device_runtime.simulation.metrics.probes import Heat, ProbeLine
 
-from .canvas import Compared, Picture, panels, stroke
+from .canvas import Compared, Drawing, panels, stroke
 
 MAP = "cividis"
 """Even steps for any colour vision."""
@@ -20,7 +20,7 @@ MOST_VECTORS = 30
 """Classes up to which a heat map is drawn cell by cell."""
 
 
-def drift(compared: Compared) -> Picture | None:
+def drift(compared: Compared) -> Drawing | None:
     """Mean CKA over pairs by round, a panel for each level. None where no two models were compared."""
     levels = _levels(compared)
     if not levels:
@@ -37,10 +37,10 @@ def drift(compared: Compared) -> Picture | None:
         "How alike the features of up to ten locally updated models are on the same test samples: 1 is equal "
         "but for rotation and scale, less is drift. Only updates of more than the head are compared."
     )
-    return Picture("drift", "Drift of local models", text, figure)
+    return Drawing("drift", "Drift of local models", text, figure)
 
 
-def similarity(compared: Compared) -> Picture | None:
+def similarity(compared: Compared) -> Drawing | None:
     """CKA of every pair in the last probed round of each policy's first seed."""
     lines = {policy: line for policy in compared.policies if (line := _last_compared(compared.of(policy)[0]))}
     if not lines:
@@ -58,10 +58,10 @@ def similarity(compared: Compared) -> Picture | None:
             on.set_ylabel(_of_level(level) if column == 0 else "")
     figure.colorbar(drawn, ax=axes, label="linear CKA", shrink=0.8)
     text = "Every local model against every other of the same round, numbered; brighter is more alike."
-    return Picture("similarity", "Similarity of local models", text, figure)
+    return Drawing("similarity", "Similarity of local models", text, figure)
 
 
-def said(compared: Compared) -> Picture | None:
+def said(compared: Compared) -> Drawing | None:
     """Mean logits of one local model of each kind: stripes are a bias to its own classes."""
     heats = _heats(compared)
     if not heats:
@@ -81,7 +81,7 @@ def said(compared: Compared) -> Picture | None:
         "The mean logit that test samples of each class (rows) are given for each class (columns), by the "
         "model that one device made of the base with each kind of update. Stripes: a bias to what it has."
     )
-    return Picture("predictions", "What local models say of each class", text, figure)
+    return Drawing("predictions", "What local models say of each class", text, figure)
 
 
 def _levels(compared: Compared) -> list[str]:

@@ -14,10 +14,10 @@ from device_runtime.simulation.compare.equal import paired
 from device_runtime.simulation.compare.wording import asking, lasting
 
 from . import canvas, table
-from .canvas import Compared, Picture
+from .canvas import Compared, Drawing
 
 
-def page(compared: Compared, pictures: Sequence[Picture]) -> str:
+def page(compared: Compared, pictures: Sequence[Drawing]) -> str:
     """The whole file."""
     mine = compared.plan.scenario
     return _asset("page.html").format(
@@ -90,7 +90,7 @@ def _note(compared: Compared) -> str:
     )
 
 
-def _figure(picture: Picture) -> str:
+def _figure(picture: Drawing) -> str:
     drawing = canvas.svg(picture).replace(
         "<svg ", f'<svg role="img" aria-label="{escape(picture.title)}" ', 1
     )

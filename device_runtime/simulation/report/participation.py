@@ -10,14 +10,14 @@ import numpy as np
 from device_runtime.simulation.compare.wording import lasting
 from device_runtime.simulation.metrics.tally import Tally
 
-from .canvas import MUTED, PAPER, Compared, Picture, kind_colour, outcomes, panels, stroke
+from .canvas import MUTED, PAPER, Compared, Drawing, kind_colour, outcomes, panels, stroke
 
 MOST_TICKS = 10
 MOST_DOTS = 60
 """Devices of a group that are drawn one by one."""
 
 
-def who_took_part(compared: Compared) -> Picture:
+def who_took_part(compared: Compared) -> Drawing:
     """What became of the asks of each group, stacked to 100%: kinds that counted, then what did not."""
     columns = min(2, len(compared.policies))
     rows = ceil(len(compared.policies) / columns)
@@ -39,10 +39,10 @@ def who_took_part(compared: Compared) -> Picture:
         "Every time a device was asked counts once: in colour by the kind of update that counted, in grey "
         "where none did. At the right: how often devices of the group were asked in a run."
     )
-    return Picture("participation", "Who took part", text, figure)
+    return Drawing("participation", "Who took part", text, figure)
 
 
-def busy_times(compared: Compared) -> Picture:
+def busy_times(compared: Compared) -> Drawing:
     """Mean seconds of a device per ask, by group, on a log scale, against the deadline."""
     from matplotlib.ticker import FixedLocator, NullFormatter
 
@@ -71,7 +71,7 @@ def busy_times(compared: Compared) -> Picture:
         "Each device's mean over its updates, whatever became of them. The bar holds the middle half of "
         "the group, the line all but the outermost tenths, the notch the median; dots are single devices."
     )
-    return Picture("busy-times", "How long devices were busy", text, figure)
+    return Drawing("busy-times", "How long devices were busy", text, figure)
 
 
 def _ticks(limits: tuple[float, float]) -> list[float]:

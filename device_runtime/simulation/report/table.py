@@ -12,8 +12,8 @@ from math import isnan, nan
 
 from tabulate import tabulate
 
-from device_runtime.simulation.compare.equal import LATEST, LESS, Equal, Row
-from device_runtime.simulation.compare.figures import Spread, Summary, Terms
+from device_runtime.simulation.compare.equal import LATEST, LESS, Equal, EqualRow
+from device_runtime.simulation.compare.figures import ComparisonTerms, SeedSpread, Summary
 from device_runtime.simulation.compare.wording import (
     BYTES,
     DASH,
@@ -37,7 +37,7 @@ PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0)
 
 
 @dataclass(frozen=True)
-class Measure:
+class TableRow:
     """A row: the field of `Figures`, its title and meaning. `best`: 1 the highest, -1 the lowest, 0 none."""
 
     field: str
@@ -47,7 +47,7 @@ class Measure:
     best: int = 0
 
 
-def learnt(at: Terms) -> tuple[Measure, ...]:
+def learnt(at: ComparisonTerms) -> tuple[TableRow, ...]:
     """How well, how soon, by whom."""
     target = DASH if isnan(at.target) else f"{at.target:.1%}"
     equal = f"accuracy at {lasting(at.at_s)}"
@@ -55,35 +55,35 @@ def learnt(at: Terms) -> tuple[Measure, ...]:
     counted = "Jain's index of counted updates per device: 1 when all devices counted equally often"
     efficiency = "best accuracy by the time of local training of all devices (Shi 2025, 6.5)"
     return (
-        Measure("acc_at_equal_time", equal, earliest, PERCENT, 1),
-        Measure("final_acc", "final accuracy", "of the model served after the last round", PERCENT, 1),
-        Measure("best_acc", "best accuracy", "of any round's served model", PERCENT, 1),
-        Measure("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
-        Measure("devices_that_counted", "devices that counted", "at least once, of the fleet", PERCENT, 1),
-        Measure("asks_that_counted", "asks that counted", "of all times a device was asked", PERCENT, 1),
-        Measure("fairness", "fairness", counted, PLAIN, 1),
-        Measure("learning_efficiency", "learning efficiency", efficiency, PER_HOUR, 1),
+        TableRow("acc_at_equal_time", equal, earliest, PERCENT, 1),
+        TableRow("final_acc", "final accuracy", "of the model served after the last round", PERCENT, 1),
+        TableRow("best_acc", "best accuracy", "of any round's served model", PERCENT, 1),
+        TableRow("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
+        TableRow("devices_that_counted", "devices that counted", "at least once, of the fleet", PERCENT, 1),
+        TableRow("asks_that_counted", "asks that counted", "of all times a device was asked", PERCENT, 1),
+        TableRow("fairness", "fairness", counted, PLAIN, 1),
+        TableRow("learning_efficiency", "learning efficiency", efficiency, PER_HOUR, 1),
     )
 
 
-def spent() -> tuple[Measure, ...]:
+def spent() -> tuple[TableRow, ...]:
     """What it took."""
     formula = "2 x parameters sent x 4 for each update that counted (Bernier 2024, A.1)"
     passes = "in F: one forward pass of one sample (Bernier 2024, A.1)"
     wasted = "by devices whose update did not count"
     return (
-        Measure("virtual_s", "virtual time", "that all rounds took", TIMES),
-        Measure("bytes_up", "bytes up", "sent by all devices, counted", BYTES, -1),
-        Measure("bytes_down", "bytes down", "fetched by all devices, counted", BYTES, -1),
-        Measure("bytes_analytic", "bytes by formula", formula, BYTES),
-        Measure("energy_j", "energy (modelled)", "of all devices, by their profiles", JOULE, -1),
-        Measure("wasted_j", "of it wasted", wasted, JOULE, -1),
-        Measure("train_time_s", "local training", "of all devices together", TIMES),
-        Measure("forward_passes", "compute", passes, PASSES, -1),
+        TableRow("virtual_s", "virtual time", "that all rounds took", TIMES),
+        TableRow("bytes_up", "bytes up", "sent by all devices, counted", BYTES, -1),
+        TableRow("bytes_down", "bytes down", "fetched by all devices, counted", BYTES, -1),
+        TableRow("bytes_analytic", "bytes by formula", formula, BYTES),
+        TableRow("energy_j", "energy (modelled)", "of all devices, by their profiles", JOULE, -1),
+        TableRow("wasted_j", "of it wasted", wasted, JOULE, -1),
+        TableRow("train_time_s", "local training", "of all devices together", TIMES),
+        TableRow("forward_passes", "compute", passes, PASSES, -1),
     )
 
 
-def text(summary: Mapping[str, Summary], at: Terms, wide: int | None = None) -> str:
+def text(summary: Mapping[str, Summary], at: ComparisonTerms, wide: int | None = None) -> str:
     """Measures down, policies across; mean ± standard deviation over the seeds."""
     rows: list[Sequence[str]] = [("", *summary)]
     for measure in (*learnt(at), *spent()):
@@ -123,7 +123,7 @@ def as_csv(summary: Mapping[str, Summary]) -> str:
     return out.getvalue()
 
 
-def as_html(summary: Mapping[str, Summary], measures: Sequence[Measure]) -> str:
+def as_html(summary: Mapping[str, Summary], measures: Sequence[TableRow]) -> str:
     """Policies down, measures across, sortable; the best of each measure is marked."""
     rows = []
     for policy, figures in summary.items():
@@ -136,7 +136,7 @@ def as_html(summary: Mapping[str, Summary], measures: Sequence[Measure]) -> str:
     )
 
 
-def worded(each: Spread, unit: tuple[str, float]) -> str:
+def worded(each: SeedSpread, unit: tuple[str, float]) -> str:
     """Mean and standard deviation in this unit; how many seeds have the figure, where not all do.
 
     Of a difference in points the 95% interval in place of the deviation.
@@ -158,7 +158,7 @@ def worded(each: Spread, unit: tuple[str, float]) -> str:
     return f"{amount}{shown}{known}"
 
 
-def interval(each: Spread, size: float, places: int) -> str:
+def interval(each: SeedSpread, size: float, places: int) -> str:
     """The 95% interval of a mean difference, in units of this size: "[+1.2, +3.4]"; one seed has none."""
     if each.interval is None:
         return "(no interval)"
@@ -166,7 +166,7 @@ def interval(each: Spread, size: float, places: int) -> str:
     return f"[{low:+,.{places}f}, {high:+,.{places}f}]"
 
 
-def _unit(measure: Measure, summary: Mapping[str, Summary]) -> tuple[str, float]:
+def _unit(measure: TableRow, summary: Mapping[str, Summary]) -> tuple[str, float]:
     """One for all policies, so that they can be compared at a glance."""
     known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
     return unit_for(max(known, default=0.0), measure.units)
@@ -176,7 +176,7 @@ def _head(title: str, meaning: str) -> str:
     return f'<th scope="col" aria-sort="none" title="{escape(meaning)}"><button>{escape(title)}</button></th>'
 
 
-def _cell(each: Spread, unit: tuple[str, float], best: float) -> str:
+def _cell(each: SeedSpread, unit: tuple[str, float], best: float) -> str:
     mark = ' class="best"' if each.mean == best else ""
     return f'<td data-v="{each.mean:.9g}"{mark}>{escape(worded(each, unit))}</td>'
 
@@ -186,7 +186,7 @@ def _colour(policy: str) -> str:
     return f"var(--{THEMED[colour]})" if colour in THEMED else colour
 
 
-def _best(measure: Measure, summary: Mapping[str, Summary]) -> float:
+def _best(measure: TableRow, summary: Mapping[str, Summary]) -> float:
     """The value to mark; nan where none is better, or there is nothing to choose from."""
     known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
     if not measure.best or len(known) < 2 or min(known) == max(known):
@@ -207,10 +207,10 @@ class _Table:
 
     title: str
     parts: Mapping[str, Mapping[str, Summary]]
-    measures: tuple[Measure, ...]
+    measures: tuple[TableRow, ...]
 
 
-def equal_text(equal: Equal, at: Terms, wide: int | None = None) -> str:
+def equal_text(equal: Equal, at: ComparisonTerms, wide: int | None = None) -> str:
     """One below the other: accuracies, differences, classes, and which runs keep no recalls."""
     blocks = []
     for table in _tables(equal, at):
@@ -230,7 +230,7 @@ def equal_text(equal: Equal, at: Terms, wide: int | None = None) -> str:
     return "\n\n".join([*blocks, *_lacking(equal)])
 
 
-def equal_html(equal: Equal, at: Terms) -> str:
+def equal_html(equal: Equal, at: ComparisonTerms) -> str:
     """The same; each table can be sorted."""
     blocks = []
     for table in filter(None, (*_tables(equal, at), _by_class(equal, at))):
@@ -254,7 +254,7 @@ def equal_csv(equal: Equal) -> str:
     return out.getvalue()
 
 
-def _tables(equal: Equal, at: Terms) -> Iterator[_Table]:
+def _tables(equal: Equal, at: ComparisonTerms) -> Iterator[_Table]:
     energy, joule = unit_for(at.energy_j, JOULE)
     volume, size = unit_for(at.bytes, BYTES)
     heads = {
@@ -270,35 +270,35 @@ def _tables(equal: Equal, at: Terms) -> Iterator[_Table]:
         (PAIRED, paired, POINTS, 0),
     ):
         measures = tuple(
-            Measure(axis, head, f"at equal {what}: the least that all runs reached", units, best)
+            TableRow(axis, head, f"at equal {what}: the least that all runs reached", units, best)
             for axis, (head, what) in heads.items()
         )
         if rows:
             yield _Table(title, _by_part(rows), measures)
 
 
-def _by_class(equal: Equal, at: Terms) -> _Table | None:
+def _by_class(equal: Equal, at: ComparisonTerms) -> _Table | None:
     """Its only part has no name; classes are the measures. None where classes are not told one by one."""
     if not equal.by_class:
         return None
-    policies: dict[str, dict[str, Spread]] = defaultdict(dict)
+    policies: dict[str, dict[str, SeedSpread]] = defaultdict(dict)
     for row in equal.by_class:
         policies[row.policy][row.part] = row.at["rounds"]
-    unknown = Spread(nan, 0.0, 0, 0)
+    unknown = SeedSpread(nan, 0.0, 0, 0)
     classes = dict.fromkeys(row.part for row in equal.by_class)
-    measures = tuple(Measure(name, name, f"recall of class {name}", PERCENT, 1) for name in classes)
+    measures = tuple(TableRow(name, name, f"recall of class {name}", PERCENT, 1) for name in classes)
     whole = {policy: {name: mine.get(name, unknown) for name in classes} for policy, mine in policies.items()}
     return _Table(f"recall of each class at {at.rounds} rounds: {MEAN}", {"": whole}, measures)
 
 
-def _by_part(rows: Sequence[Row]) -> dict[str, dict[str, Summary]]:
+def _by_part(rows: Sequence[EqualRow]) -> dict[str, dict[str, Summary]]:
     parts: dict[str, dict[str, Summary]] = defaultdict(dict)
     for row in rows:
         parts[row.part][row.title] = row.at
     return parts
 
 
-def _cells(mine: Summary, measures: Sequence[Measure]) -> list[str]:
+def _cells(mine: Summary, measures: Sequence[TableRow]) -> list[str]:
     return [worded(mine[measure.field], measure.units[0]) for measure in measures]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from device_runtime.simulation.compare.wording import lasting
 from device_runtime.simulation.records import Ask, RoundLine
 
-from .canvas import FATES, INK, KINDS, MUTED, PAPER, STRONG, Compared, Picture, kind_colour, panels
+from .canvas import FATES, INK, KINDS, MUTED, PAPER, STRONG, Compared, Drawing, kind_colour, panels
 
 MOST_DEVICES = 20
 """Drawn of one round, from the quickest to the slowest."""
@@ -39,7 +39,7 @@ class _Shown:
         return max(1.05 * self.deadline_s, 1.03 * min(longest, PAST * self.deadline_s))
 
 
-def one_round(compared: Compared) -> Picture | None:
+def one_round(compared: Compared) -> Drawing | None:
     """Of the first two policies' first seed. None when nobody was asked in that round."""
     deadline_s = compared.plan.scenario.task.round_deadline_s
     shown: dict[str, _Shown] = {}
@@ -62,7 +62,7 @@ def one_round(compared: Compared) -> Picture | None:
         f"Round {asks[0].round} with seed {compared.runs[0].name.seed}; at most {MOST_DEVICES} devices of "
         "it, evenly from the quickest to the slowest. Grey alone: it sat out. Dotted: it waited, or was away."
     )
-    return Picture("one-round", "Time line of one round", text, figure)
+    return Drawing("one-round", "Time line of one round", text, figure)
 
 
 def _some(asks: Sequence[Ask]) -> tuple[Ask, ...]:

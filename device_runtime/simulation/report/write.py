@@ -9,16 +9,23 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.simulation.compare.equal import Equal, equal
-from device_runtime.simulation.compare.figures import Ran, Summary, Terms, read_all, summarise, terms
-from device_runtime.simulation.compare.plan import Plan, comparison_in, scenario_in
+from device_runtime.simulation.compare.figures import (
+    ComparisonTerms,
+    Ran,
+    Summary,
+    read_all,
+    summarise,
+    terms,
+)
+from device_runtime.simulation.compare.plan import ComparisonPlan, comparison_in, scenario_in
 from device_runtime.simulation.compare.run_folder import Name
 from device_runtime.simulation.errors import ScenarioError
 
 from . import accuracy, canvas, local_models, participation, table, time_line
-from .canvas import Compared, Picture, compared
+from .canvas import Compared, Drawing, compared
 from .page import page
 
-PICTURES: tuple[Callable[[Compared], Picture | None], ...] = (
+PICTURES: tuple[Callable[[Compared], Drawing | None], ...] = (
     accuracy.over_time,
     accuracy.over_costs,
     accuracy.of_groups,
@@ -34,7 +41,7 @@ PICTURES: tuple[Callable[[Compared], Picture | None], ...] = (
 
 
 @dataclass(frozen=True)
-class Report:
+class WrittenReport:
     """What was written, and what there is to say of it."""
 
     compared: Compared
@@ -66,7 +73,7 @@ class Report:
         return msgspec.json.format(msgspec.json.encode(whole)).decode()
 
 
-def write(plan: Plan) -> Report:
+def write(plan: ComparisonPlan) -> WrittenReport:
     """Into the plan's folder: report.html, summary.csv, summary.json, plots/*.png.
 
     Raises SimulationError when a run is not finished.
@@ -82,7 +89,7 @@ def write(plan: Plan) -> Report:
         for picture in pictures:
             canvas.png(picture, plots / f"{picture.name}.png")
     paths = tuple(plots / f"{picture.name}.png" for picture in pictures)
-    report = Report(mine, plan.folder / "report.html", paths)
+    report = WrittenReport(mine, plan.folder / "report.html", paths)
     report.page.write_text(text, "utf-8")
     (plan.folder / "summary.csv").write_text(
         table.as_csv(mine.summary) + table.equal_csv(mine.equal), "utf-8"
@@ -98,7 +105,7 @@ def write(plan: Plan) -> Report:
 class SideBySide:
     """`summary` by policy, or by folder/policy where there are several; `unfinished` are left out of it."""
 
-    terms: Terms
+    terms: ComparisonTerms
     summary: dict[str, Summary]
     equal: Equal
     unfinished: tuple[str, ...]
@@ -154,12 +161,12 @@ def _named(folder: Path, among: Sequence[Path]) -> str:
     return f"{folder.resolve().name if len(alike) == 1 else folder}/"
 
 
-def _plan(folder: Path) -> Plan:
+def _plan(folder: Path) -> ComparisonPlan:
     mine, comparison = scenario_in(folder), comparison_in(folder)
     if mine is None or comparison is None:
         raise ScenarioError(f"{folder} is no folder of a simulation")
-    return Plan(mine, comparison, folder)
+    return ComparisonPlan(mine, comparison, folder)
 
 
-def _ran(name: str, plan: Plan) -> list[Ran]:
+def _ran(name: str, plan: ComparisonPlan) -> list[Ran]:
     return [replace(run, name=Name(f"{name}{run.name.policy}", run.name.seed)) for run in read_all(plan)]

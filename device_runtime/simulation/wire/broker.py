@@ -148,7 +148,7 @@ AGGREGATOR = "aggregator"
 
 
 @dataclass(frozen=True)
-class Passed:
+class PassedPacket:
     """One PUBLISH packet, of `size` bytes, that arrived: `up` at the broker, else at the client.
 
     `checksum` is the payload's CRC-32.
@@ -166,9 +166,9 @@ class Log:
     """In the order of arrival."""
 
     def __init__(self) -> None:
-        self.passed: list[Passed] = []
+        self.passed: list[PassedPacket] = []
 
-    def add(self, passed: Passed) -> None:
+    def add(self, passed: PassedPacket) -> None:
         self.passed.append(passed)
 
     def bytes_of(self, client: str) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from device_runtime.profiles import DeviceProfile
 from device_runtime.simulation.clock.director import Agenda
 
 from .broker import Broker, Log
-from .link import Ends, Line, Link, Who
+from .link import Ends, LinkCapacity, VirtualLink, Who
 
 POLL_S = 0.5
 """Virtual seconds between looks at what is due on a device that waits for something."""
@@ -57,7 +57,7 @@ class DeviceTime:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedDevice:
     """A device where it is: its samples (an .npz as `join --data` takes), its folder, its way to the broker.
 
     `number` and the run's `seed` make its draws its own.
@@ -68,16 +68,16 @@ class Placed:
     profile: DeviceProfile
     data: Path
     folder: Path
-    line: Line
+    line: LinkCapacity
 
 
-class Device:
+class VirtualDevice:
     """See `start`, `crash`, `lose`; otherwise it goes by itself, by the broker's agenda."""
 
-    def __init__(self, placed: Placed, broker: Broker, log: Log, seed: int) -> None:
+    def __init__(self, placed: PlacedDevice, broker: Broker, log: Log, seed: int) -> None:
         self.placed = placed
         self.finished = False
-        self.link: Link | None = None
+        self.link: VirtualLink | None = None
         self._broker, self._agenda, self._log, self._seed = broker, broker.agenda, log, seed
         self._time = DeviceTime(broker.agenda)
         self._agent: Agent | None = None
@@ -98,7 +98,7 @@ class Device:
         agent = Agent(settings, int(boot), self._time.clock)
         who = Who(placed.name, agent.subscriptions(), agent.will(), agent.greeting())
         ends = Ends(self._heard, self._time.clock)
-        self.link = Link(who, placed.line, self._broker, ends, self._log)
+        self.link = VirtualLink(who, placed.line, self._broker, ends, self._log)
         agent.begin(self.link)
         self._agent = agent
         if not self._off:

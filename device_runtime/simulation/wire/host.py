@@ -20,7 +20,7 @@ from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import MAX_WAIT_S
 
 from .broker import AGGREGATOR, Broker, Log
-from .link import Ends, Line, Link, Who
+from .link import Ends, LinkCapacity, VirtualLink, Who
 
 POLL_S = 0.25
 """Virtual seconds between looks at what is due, while blocks are on their way."""
@@ -65,7 +65,7 @@ class Host:
         self._agenda = broker.agenda
         self._outlet = Outlet()
         self._service: Service | None = None
-        self._link: Link | None = None
+        self._link: VirtualLink | None = None
         self._due_s = inf
         self._polls_until = 0.0
         self._polls = False
@@ -90,7 +90,9 @@ class Host:
         ports = Ports(self._outlet, queue.SimpleQueue(), (self._tell,), clock, will_grace_s=0.0)
         self._service = Service(self._task, self._folder, ports)
         who = Who(AGGREGATOR, (topics.FROM_DEVICES,))
-        self._link = Link(who, Line(), self._broker, Ends(self._heard, clock, QUEUE_LIMIT), self._log)
+        self._link = VirtualLink(
+            who, LinkCapacity(), self._broker, Ends(self._heard, clock, QUEUE_LIMIT), self._log
+        )
         self._link.connect()
 
     def kill(self) -> None:

@@ -10,14 +10,14 @@ from device_runtime.broker.wire.link_events import Connected, Disconnected, Even
 from device_runtime.broker.wire.link_timing import packet_bytes, qos_of
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
 
-from .broker import Broker, Log, Passed, checksum
+from .broker import Broker, Log, PassedPacket, checksum
 
 OPENING_TRIPS = 3
 """Ways there and back until a client is subscribed: TCP, CONNECT, SUBSCRIBE."""
 
 
 @dataclass(frozen=True)
-class Line:
+class LinkCapacity:
     """What a client's packets pass: bytes per second each way, and the seconds that each way takes."""
 
     up: float = inf
@@ -47,13 +47,13 @@ class Who:
     greeting: Will | None = None
 
 
-class Link:
+class VirtualLink:
     """As `broker.wire.link.Link` is to its client. One packet at a time is on the line in each direction.
 
     A message that the broker has not acknowledged when the connection is lost is sent again on the next.
     """
 
-    def __init__(self, who: Who, line: Line, broker: Broker, ends: Ends, log: Log) -> None:
+    def __init__(self, who: Who, line: LinkCapacity, broker: Broker, ends: Ends, log: Log) -> None:
         self.who, self.line = who, line
         self._broker, self._agenda, self._ends, self._log = broker, broker.agenda, ends, log
         self._waiting: dict[int, Will] = {}
@@ -193,7 +193,7 @@ class Link:
 
     def _note(self, up: bool, topic: str, payload: bytes) -> None:
         size = packet_bytes(topic, payload)
-        self._log.add(Passed(self._agenda.now, self.name, up, topic, size, checksum(payload)))
+        self._log.add(PassedPacket(self._agenda.now, self.name, up, topic, size, checksum(payload)))
 
 
 def _lasts(message: Will) -> bool:

@@ -32,15 +32,15 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.profiles import DeviceProfile
-from device_runtime.simulation.clock.devices import Devices
+from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.director import Agenda
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.run import Prepared
 
-from .broker import Broker, Log, Passed
-from .device import Device, Placed
+from .broker import Broker, Log, PassedPacket
+from .device import PlacedDevice, VirtualDevice
 from .host import Host
-from .link import Line
+from .link import LinkCapacity
 
 # FROM faults: What goes wrong, and when: in virtual seconds since the run began.
 
@@ -88,7 +88,7 @@ MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder with a drawn name is m
 
 
 @dataclass(frozen=True)
-class Member:
+class WireMember:
     """A device of the fleet: `x` raw inputs (n, ...), `y` labels int64 (n,).
 
     Its link has the profile's bandwidth, and `latency_s` each way.
@@ -102,7 +102,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Course:
+class WireCourse:
     """`seed` names the lives of all that takes part; the task has its own. `until_s`: virtual seconds."""
 
     seed: int = 0
@@ -112,12 +112,12 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Finished:
+class WireResult:
     """What came of it. `told` is what the aggregator told, with the virtual seconds at which it did."""
 
     weights: Tensors
     told: tuple[tuple[float, Happening], ...]
-    log: tuple[Passed, ...]
+    log: tuple[PassedPacket, ...]
     seconds: float
 
     @property
@@ -134,34 +134,34 @@ class Finished:
         return tuple((at_s, what) for at_s, what in self.told if isinstance(what, PlanMade))
 
 
-def run_on_wire(task: Task, fleet: Sequence[Member], course: Course | None = None) -> Finished:
+def run_on_wire(task: Task, fleet: Sequence[WireMember], course: WireCourse | None = None) -> WireResult:
     """Until the task is done. Single-threaded; equal arguments give equal messages and weights.
 
     Raises SimulationError when nothing can happen any more or `until_s` has come before the end,
     ScenarioError for faults of devices that are not there, TopicError for names that cannot stand in a
     topic; what Service and Agent raise.
     """
-    course = course or Course()
+    course = course or WireCourse()
     where = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="wire-", dir=where) as folder:
         return _Run(task, fleet, course, Path(folder)).through()
 
 
 class _Run:
-    def __init__(self, task: Task, fleet: Sequence[Member], course: Course, folder: Path) -> None:
+    def __init__(self, task: Task, fleet: Sequence[WireMember], course: WireCourse, folder: Path) -> None:
         self._course, self._folder = course, folder
         self._agenda, self._log = Agenda(), Log()
         broker = Broker(self._agenda, course.keepalive_s)
         _found(task, folder / "run", course.seed)
         self._host = Host(task, folder / "run", broker, self._log)
         self._devices = {
-            member.name: Device(self._placed(number, member), broker, self._log, course.seed)
+            member.name: VirtualDevice(self._placed(number, member), broker, self._log, course.seed)
             for number, member in enumerate(fleet)
         }
         if len(self._devices) < len(fleet):
             raise ScenarioError(f"{len(fleet)} devices have only {len(self._devices)} names")
 
-    def through(self) -> Finished:
+    def through(self) -> WireResult:
         for fault in self._course.faults:
             self._put_down(fault)
         self._host.start()
@@ -178,16 +178,16 @@ class _Run:
         finally:
             self._host.close()
         weights = tensors.decode((self._folder / "run" / SERVED).read_bytes())
-        return Finished(weights, tuple(self._host.told), tuple(self._log.passed), self._agenda.now)
+        return WireResult(weights, tuple(self._host.told), tuple(self._log.passed), self._agenda.now)
 
-    def _placed(self, number: int, member: Member) -> Placed:
+    def _placed(self, number: int, member: WireMember) -> PlacedDevice:
         data = self._folder / "data" / f"{check_device(member.name)}.npz"
         data.parent.mkdir(exist_ok=True)
         np.savez(data, x=member.x, y=member.y)
         link = member.profile.bandwidth
-        line = Line(link.up, link.down, member.latency_s)
+        line = LinkCapacity(link.up, link.down, member.latency_s)
         folder = self._folder / "devices" / member.name
-        return Placed(member.name, number, member.profile, data, folder, line)
+        return PlacedDevice(member.name, number, member.profile, data, folder, line)
 
     def _put_down(self, fault: Fault) -> None:
         match fault:
@@ -204,7 +204,7 @@ class _Run:
         if fault.back_s < inf:
             self._agenda.at(fault.back_s, ends)
 
-    def _device(self, name: str) -> Device:
+    def _device(self, name: str) -> VirtualDevice:
         if name not in self._devices:
             raise ScenarioError(f"no device named {name!r}; there are {', '.join(self._devices)}")
         return self._devices[name]
@@ -225,21 +225,21 @@ def _found(task: Task, folder: Path, seed: int) -> None:
 # FROM scenario: A scenario on the simulated wire, as `simulation.run` has it in fast virtual time.
 
 
-def members(prepared: Prepared) -> list[Member]:
+def members(prepared: Prepared) -> list[WireMember]:
     """The scenario's devices, each with its samples, its own speed, bandwidth and latency."""
     scenario, clients = prepared.scenario, prepared.world.clients
     fleet = scenario.fleet.draw(scenario.devices, prepared.seed)
     manifests = {member: bundle.manifest for member, bundle in prepared.world.bundles.items()}
-    devices = Devices(fleet, clients, manifests, scenario.slow)
+    devices = FleetState(fleet, clients, manifests, scenario.slow)
     made = []
     for number, name in enumerate(devices.names()):
         held = clients.indices(number)
         x, y = clients.x[held], clients.y[held]
-        made.append(Member(name, devices.profile(number), x, y, fleet.latency_s(number)))
+        made.append(WireMember(name, devices.profile(number), x, y, fleet.latency_s(number)))
     return made
 
 
-def perform(prepared: Prepared, course: Course | None = None) -> Finished:
+def perform(prepared: Prepared, course: WireCourse | None = None) -> WireResult:
     """All rounds; the first waits for all devices. What `course` names goes wrong, and nothing else.
 
     What the fleet draws anew in each round (jitter, crashes, hours of the day) has no part in this.
@@ -247,4 +247,4 @@ def perform(prepared: Prepared, course: Course | None = None) -> Finished:
     """
     scenario = prepared.scenario
     task = msgspec.structs.replace(scenario.task, seed=prepared.seed, min_devices=scenario.devices)
-    return run_on_wire(task, members(prepared), course or Course(prepared.seed))
+    return run_on_wire(task, members(prepared), course or WireCourse(prepared.seed))

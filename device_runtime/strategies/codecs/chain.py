@@ -41,7 +41,7 @@ PACKED: Mapping[tuple[bool, str], float] = {
 
 
 @dataclass(frozen=True)
-class Written:
+class EncodedUpdate:
     """What the other end makes of an update, and what rounding left out of it, by tensor."""
 
     read: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -88,16 +88,18 @@ class Chain:
         left_now = written.left if self.lossy else None
         return Encoded(self.packing.pack(body) if self.packing else body, left_now)
 
-    def rounded(self, update: Tensors, base: Tensors, left: Tensors) -> Written:
+    def rounded(self, update: Tensors, base: Tensors, left: Tensors) -> EncodedUpdate:
         """The same, where nothing is sent: what the other end would read, and what is left out."""
         return self.write(update, base, left)[1]
 
-    def write(self, update: Tensors, base: Tensors, left: Tensors) -> tuple[dict[str, NDArray[Any]], Written]:
+    def write(
+        self, update: Tensors, base: Tensors, left: Tensors
+    ) -> tuple[dict[str, NDArray[Any]], EncodedUpdate]:
         """The tensors of the wire, and what they are worth. What was left out of tensors that are not in this
         update is left out still.
         """
         wire: dict[str, NDArray[Any]] = {}
-        written = Written(left={name: rest for name, rest in left.items() if name not in update})
+        written = EncodedUpdate(left={name: rest for name, rest in left.items() if name not in update})
         for name, value in update.items():
             old = self._base_of(name, value, base)
             parts, read, rest = (

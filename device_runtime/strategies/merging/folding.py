@@ -38,7 +38,9 @@ class Folding:
         self._states = {name: strategy.start(self._models[name]) for name, strategy in kinds.items()}
         asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
         self._hold_out = asked.hold_out if asked else 0.0
-        self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
+        self._statistics = (
+            closed_form.RoundStatistics(model.manifest, model.weights, asked) if asked else None
+        )
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:

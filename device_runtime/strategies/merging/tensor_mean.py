@@ -14,7 +14,7 @@ from device_runtime.models.engines.blocks import BLOCK, blocks
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartialWeights:
     """Of a tensor that some gave a part of: the weight of each element beside that of whole tensors, float64.
 
     `base` has the elements that nobody gave; it is not copied.
@@ -33,7 +33,7 @@ class TensorMean:
 
     sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
-    parts: dict[str, Parts] = field(default_factory=dict)
+    parts: dict[str, PartialWeights] = field(default_factory=dict)
 
     def add(self, tensors: Tensors, weight: float) -> TensorMean:
         """The mean with one more member; the sums are updated in place. Raises ValueError for weight <= 0."""
@@ -66,12 +66,12 @@ class TensorMean:
             parts.weights[where] += weight
         return self
 
-    def _partial(self, name: str, base: NDArray[Any]) -> tuple[NDArray[np.float64], Parts]:
+    def _partial(self, name: str, base: NDArray[Any]) -> tuple[NDArray[np.float64], PartialWeights]:
         """Sums and parts of a tensor, made where there are none."""
         if name not in self.sums:
             self.sums[name], self.weights[name] = np.zeros(base.shape), 0.0
         if name not in self.parts:
-            self.parts[name] = Parts(base, np.zeros(base.shape))
+            self.parts[name] = PartialWeights(base, np.zeros(base.shape))
         return self.sums[name], self.parts[name]
 
     def join(self, other: TensorMean) -> TensorMean:

@@ -24,7 +24,7 @@ from device_runtime.strategies.training.device_half import Contribution
 from . import coordinate_wise
 from .norm_clip import bound_of, clipped, length_of
 from .settings import Robust
-from .spool import Row, Spool
+from .spool import Spool, SpooledUpdate
 
 MEANS = "means"
 """In place of `sums`, float32 (classes, width)."""
@@ -57,7 +57,9 @@ def usual_counts(spool: Spool) -> NDArray[np.int32]:
     return np.array([np.median(counts) if counts.size else 0 for counts in having]).astype(np.int32)
 
 
-def ruled(spool: Spool, robust: Robust, rule: Callable[[Vector], Vector]) -> Iterator[tuple[Row, Vector]]:
+def ruled(
+    spool: Spool, robust: Robust, rule: Callable[[Vector], Vector]
+) -> Iterator[tuple[SpooledUpdate, Vector]]:
     """Every update as the rule of the task leaves it; `rule` is the one of values."""
     if robust.rule == "norm-clip":
         return shortened(spool, robust.clip_factor)
@@ -76,7 +78,7 @@ def middles(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
     return middle
 
 
-def shortened(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
+def shortened(spool: Spool, factor: float) -> Iterator[tuple[SpooledUpdate, Vector]]:
     """Every update with no mean longer than `factor` times the class's median length."""
     bounds = []
     for within, rows in classes(spool):
@@ -90,7 +92,7 @@ def shortened(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
         yield row, values
 
 
-def held(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
+def held(spool: Spool, factor: float) -> Iterator[tuple[SpooledUpdate, Vector]]:
     """Every update with the values of each mean within `factor` spreads of those of its class."""
     low, high = np.zeros_like(spool.starts), np.zeros_like(spool.starts)
     for within, rows in classes(spool):
@@ -101,7 +103,7 @@ def held(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
         yield row, np.clip(spool.values(row), low, high)
 
 
-def classes(spool: Spool) -> list[tuple[slice, list[Row]]]:
+def classes(spool: Spool) -> list[tuple[slice, list[SpooledUpdate]]]:
     """Where each class's mean lies, and who has the class; classes that nobody has are left out."""
     counts = counts_in(spool)
     labels = counts.shape[1]

@@ -17,7 +17,7 @@ from .coordinate_wise import bounds_in, median, trimmed_mean, weighted_median
 from .norm_clip import bound_of, clipped, norms
 from .settings import FEW, Robust
 from .sorts import FROM_ZERO, of
-from .spool import Row, Spool
+from .spool import Spool, SpooledUpdate
 
 FAR = 3.0
 """Times the bound: a change that is longer is told of when it is shortened."""
@@ -26,7 +26,7 @@ Screened = Iterator[tuple[Contribution, float]]
 
 
 @dataclass(frozen=True)
-class Group:
+class UpdateGroup:
     """The updates, and what each of them may weigh; `samples` are those of the round's median device."""
 
     spool: Spool
@@ -38,7 +38,7 @@ class Group:
         return self.spool.rows[0].told.kind
 
     @property
-    def rows(self) -> Iterator[tuple[Row, float]]:
+    def rows(self) -> Iterator[tuple[SpooledUpdate, float]]:
         """Each with its weight."""
         return zip(self.spool.rows, self.weights, strict=True)
 
@@ -59,7 +59,7 @@ class Ruling:
     def __init__(self, robust: Robust, note: Callable[[str], None]) -> None:
         self._robust, self._note = robust, note
 
-    def ruled(self, group: Group) -> Screened:
+    def ruled(self, group: UpdateGroup) -> Screened:
         """Every update as the rule leaves it, with its weight; in order, each made when it is asked for."""
         rule, spool = self._robust.rule, group.spool
         if group.kind == ClassMeans.name:
@@ -80,13 +80,13 @@ class Ruling:
             partial(trimmed_mean, share=self._robust.trim) if self._robust.rule == "trimmed-mean" else median
         )
 
-    def _class_means(self, group: Group) -> Screened:
+    def _class_means(self, group: UpdateGroup) -> Screened:
         spool, most = group.spool, by_class.usual_counts(group.spool)
         ruled = by_class.ruled(spool, self._robust, self._value_rule())
         for (row, values), weight in zip(ruled, group.weights, strict=True):
             yield by_class.as_sums(spool.update(row, values), most, group.samples), weight
 
-    def _clipped(self, group: Group) -> Screened:
+    def _clipped(self, group: UpdateGroup) -> Screened:
         spool, lengths = group.spool, norms(group.spool)
         fixed = None if group.kind in FROM_ZERO else self._robust.clip  # a bound on changes of the base
         bound = bound_of(lengths, fixed, self._robust.clip_factor)
@@ -98,7 +98,7 @@ class Ruling:
             values = clipped(spool.values(row), spool.starts, float(length), bound)
             yield spool.update(row, values), weight
 
-    def _held(self, group: Group) -> Screened:
+    def _held(self, group: UpdateGroup) -> Screened:
         spool = group.spool
         bounds = bounds_in(spool, self._robust.clip, self._robust.clip_factor)
         far = []
@@ -109,7 +109,7 @@ class Ruling:
         if far:
             self._note(f"value-clip held {of(far)}, far from where the others are")
 
-    def _stands(self, group: Group) -> bool:
+    def _stands(self, group: UpdateGroup) -> bool:
         """Whether there are enough updates for Krum; the median takes its place where there are not."""
         liars, count = self._robust.byzantine or 0, len(group.spool)
         enough = krum.most_liars(count) >= liars
@@ -120,7 +120,7 @@ class Ruling:
             )
         return enough
 
-    def _selected(self, group: Group) -> Screened:
+    def _selected(self, group: UpdateGroup) -> Screened:
         """Those that are taken weigh as much as the whole group, beside other kinds."""
         spool, weights = group.spool, group.weights
         given, count = self._robust.byzantine, len(spool)

@@ -28,7 +28,7 @@ BY_LENGTH = frozenset({"norm-clip", "value-clip"})
 
 
 @dataclass(frozen=True)
-class Usual:
+class ScalarBounds:
     """How far scalars of a round are to be from 0: each of them, or all of a device together (`by_value`).
 
     `devices` are so many as it was found from.
@@ -51,17 +51,17 @@ class Usual:
         return bool(np.mean(np.abs(g) > bound) >= 0.5) if self.by_value else length_of(g) > bound
 
 
-def usual(every: Iterable[Spool], robust: Robust) -> Usual:
+def usual(every: Iterable[Spool], robust: Robust) -> ScalarBounds:
     """By `robust`, of all scalars of a round: the latest of each device."""
     latest: dict[str, Vector] = {}
     for spool in sorted(every, key=_round):
         latest |= {row.device: spool.values(row) for row in spool.rows}
     by_value, lengths = robust.rule == "value-clip", [length_of(values) for values in latest.values()]
     if not by_value:
-        return Usual(bound_of(lengths, None, robust.clip_factor), by_value, len(latest))
+        return ScalarBounds(bound_of(lengths, None, robust.clip_factor), by_value, len(latest))
     spread = NORMAL * float(np.median(np.abs(np.concatenate(list(latest.values())))))
     bound = robust.clip_factor * spread if robust.clip is None else robust.clip
-    return Usual(bound, by_value, len(latest))
+    return ScalarBounds(bound, by_value, len(latest))
 
 
 def _round(spool: Spool) -> float:

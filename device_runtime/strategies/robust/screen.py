@@ -28,8 +28,8 @@ from device_runtime.strategies.training.device_half import Contribution
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import sorts
-from .ruling import FAR, Group, Ruling, Screened
-from .scalars import BY_LENGTH, Usual, usual
+from .ruling import FAR, Ruling, Screened, UpdateGroup
+from .scalars import BY_LENGTH, ScalarBounds, usual
 from .settings import FEW, Robust
 from .sorts import named, sorted_out
 from .spool import Spool
@@ -143,7 +143,7 @@ class Screen:
     def _sorts(self, kind: str) -> list[Spool]:
         return [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == kind]
 
-    def _as_usual(self, group: Group) -> Screened:
+    def _as_usual(self, group: UpdateGroup) -> Screened:
         """Scalars of a round that has others, along other directions."""
         rule = self._robust.rule
         by_length = rule == "norm-clip" or (rule == "value-clip" and len(group.spool) < FEW)
@@ -155,14 +155,14 @@ class Screen:
             self._note(f"{rule} shortened {named(far, group.kind)}, longer than others of the round")
 
     @cached_property
-    def _usual(self) -> Usual:
+    def _usual(self) -> ScalarBounds:
         """Of all scalars of the round, when all have come."""
         found = usual(self._sorts(ZerothOrder.name), self._robust)
         if found.devices < FEW:
             self._note(f"{found.devices} {ZerothOrder.name} too few for {self._robust.rule} to tell who lies")
         return found
 
-    def _group(self, spool: Spool) -> Group:
+    def _group(self, spool: Spool) -> UpdateGroup:
         """No update weighs more than the group's median, nor more than it would with as many samples as the
         round's median device has.
         """
@@ -173,7 +173,7 @@ class Screen:
             min(row.weight, most, row.weight * samples / own)
             for row, own in zip(spool.rows, counted, strict=True)
         ]
-        return Group(spool, weights, samples)
+        return UpdateGroup(spool, weights, samples)
 
     @property
     def _usual_samples(self) -> float:

@@ -17,7 +17,7 @@ from device_runtime.strategies.zeroth_order import ZerothOrder
 from . import by_class
 from .norm_clip import clipped, length_of, norms
 from .settings import FEW
-from .spool import Row, Spool, Start, signature, start_in
+from .spool import Spool, SpooledUpdate, Start, signature, start_in
 
 FROM_ZERO = {ZerothOrder.name: frozenset({"g"}), ClassMeans.name: frozenset({by_class.MEANS})}
 """Tensors that are no change of the base, by kind: they are compared as they are."""
@@ -54,7 +54,7 @@ def named(devices: Sequence[str], kind: str) -> str:
     return f"{', '.join(devices[:MOST])}{more} ({kind})"
 
 
-def of(rows: Sequence[Row]) -> str:
+def of(rows: Sequence[SpooledUpdate]) -> str:
     """Whose these are."""
     return named([row.device for row in rows], rows[0].told.kind)
 
@@ -96,7 +96,7 @@ def usual_length(spools: Iterable[Spool]) -> float:
 
 def shorten(spool: Spool, bound: float) -> str:
     """Shorten updates that are longer than `bound`. Returns what was done, empty where nothing was."""
-    lengths, far = norms(spool), list[Row]()
+    lengths, far = norms(spool), list[SpooledUpdate]()
     for row, length in zip(spool.rows, lengths, strict=True):
         if length > bound:
             spool.put(row, clipped(spool.values(row), spool.starts, float(length), bound))
@@ -121,7 +121,7 @@ def shorten_class_means(spool: Spool) -> str:
     ]
     if len(lengths) < FEW:
         return ""
-    bound, far = TIMES * float(np.median(lengths)), list[Row]()
+    bound, far = TIMES * float(np.median(lengths)), list[SpooledUpdate]()
     for within, rows in classes:
         for row in rows if len(rows) < FEW else ():
             mean = spool.values(row, within.start, within.stop)

@@ -28,7 +28,7 @@ Start = Callable[[str, NDArray[Any]], NDArray[Any] | None]
 
 
 @dataclass(frozen=True)
-class Row:
+class SpooledUpdate:
     """One update: who sent it and what it weighs; where its values lie, and what is not compared."""
 
     device: str
@@ -52,7 +52,7 @@ class Spool:
         self._starts = {name: value for name, value in found.items() if value is not None}
         flat = [np.asarray(value, np.float32).reshape(-1) for value in self._starts.values()]
         self.starts: Vector = np.concatenate(flat) if flat else np.empty(0, np.float32)
-        self.rows: list[Row] = []
+        self.rows: list[SpooledUpdate] = []
         self.earlier = 0
         self._file = tempfile.TemporaryFile(dir=scratch, prefix="merge-")  # noqa: SIM115 - closed in `close`
         self._end = 0
@@ -83,11 +83,11 @@ class Spool:
         if self.rows and self.rows[-1].device == device:
             self.rows.pop()
             self.earlier += 1
-        self.rows.append(Row(device, weight, told, at, rest_at, len(packed)))
+        self.rows.append(SpooledUpdate(device, weight, told, at, rest_at, len(packed)))
         self._end = rest_at + len(packed)
         return True
 
-    def values(self, row: Row, begin: int = 0, end: int | None = None) -> Vector:
+    def values(self, row: SpooledUpdate, begin: int = 0, end: int | None = None) -> Vector:
         """Values `begin` to `end` of one update, float32; the caller's own."""
         end = self.starts.size if end is None else end
         taken: Vector = np.empty(end - begin, np.float32)
@@ -95,13 +95,16 @@ class Spool:
         self._file.readinto(taken.data)
         return taken
 
-    def put(self, row: Row, values: Vector, begin: int = 0) -> None:
+    def put(self, row: SpooledUpdate, values: Vector, begin: int = 0) -> None:
         """Replace values of one update, from the one at `begin` on."""
         self._file.seek(row.at + 4 * begin)
         self._file.write(np.ascontiguousarray(values, np.float32).data)
 
     def blocks(
-        self, rows: Sequence[Row] | None = None, within: slice | None = None, width: int | None = None
+        self,
+        rows: Sequence[SpooledUpdate] | None = None,
+        within: slice | None = None,
+        width: int | None = None,
     ) -> Iterator[tuple[slice, Vector]]:
         """The values `within` (all) of these updates (of all) by pieces: where, and float32 (rows, piece).
 
@@ -118,12 +121,12 @@ class Spool:
                 part[place] = self.values(row, begin, end)
             yield slice(begin, end), part
 
-    def rest(self, row: Row) -> dict[str, NDArray[Any]]:
+    def rest(self, row: SpooledUpdate) -> dict[str, NDArray[Any]]:
         """What is not compared of an update, as it came."""
         self._file.seek(row.rest_at)
         return tensors.decode(self._file.read(row.rest_size)) if row.rest_size else {}
 
-    def update(self, row: Row, values: Vector) -> Contribution:
+    def update(self, row: SpooledUpdate, values: Vector) -> Contribution:
         """The update of a row with these values in place of its own, and what is not compared as it came."""
         content, begin = self.rest(row), 0
         for name, start in self._starts.items():

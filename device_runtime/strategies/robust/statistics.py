@@ -32,7 +32,7 @@ from device_runtime.strategies.training.device_half import NOTHING, Contribution
 from . import by_class
 from .settings import FEW
 from .sorts import TIMES, named, of
-from .spool import Row, Spool, start_in
+from .spool import Spool, SpooledUpdate, start_in
 
 KIND = "class statistics"
 SCATTER = "scatter"
@@ -111,20 +111,20 @@ class StatisticsOfDevices:
         return most
 
 
-def _latest(rows: list[Row]) -> list[Row]:
+def _latest(rows: list[SpooledUpdate]) -> list[SpooledUpdate]:
     """One of each device: that of the latest round."""
-    latest: dict[str, Row] = {}
+    latest: dict[str, SpooledUpdate] = {}
     for row in rows:
         if row.device not in latest or _round(row) >= _round(latest[row.device]):
             latest[row.device] = row
     return list(latest.values())
 
 
-def _round(row: Row) -> float:
+def _round(row: SpooledUpdate) -> float:
     return inf if row.told.late is None else row.told.late.round
 
 
-def _means(spool: Spool, row: Row, labels: int) -> NDArray[np.float64]:
+def _means(spool: Spool, row: SpooledUpdate, labels: int) -> NDArray[np.float64]:
     """(classes, width)."""
     return spool.values(row).reshape(labels, -1).astype(np.float64)
 
@@ -174,14 +174,14 @@ def _scatter(sent: Statistics) -> NDArray[np.float32]:
     return possible[np.triu_indices(width)].astype(np.float32)
 
 
-def _trace(spool: Spool, row: Row) -> float | None:
+def _trace(spool: Spool, row: SpooledUpdate) -> float | None:
     """Of the scatter that a device has sent; None: it has sent none."""
     rest = spool.rest(row)
     scatter, width = rest[SCATTER], spool.starts.size // len(rest["counts"])
     return float(_whole(scatter, width).trace()) if scatter.size else None
 
 
-def _statistics(spool: Spool, row: Row, limits: Limits) -> Statistics:
+def _statistics(spool: Spool, row: SpooledUpdate, limits: Limits) -> Statistics:
     """What a device counts with."""
     rest, labels = spool.rest(row), len(limits.classes)
     counts = rest["counts"] * limits.classes * min(1.0, limits.samples / rest["counts"].sum())

@@ -28,7 +28,7 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
-from device_runtime.profiles.cost import Pass
+from device_runtime.profiles.cost import GraphPass
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.few_shot import FewShot
@@ -209,7 +209,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     run, peak = passes(workload, forward=forward) if forward else (), work.peak_bytes
     if statistics.moments:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
-        run, peak = (*run, Pass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
+        run, peak = (*run, GraphPass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
     kept = 4 * samples * wide
     if statistics.hold_out:
         size += 12 + TENSOR_BYTES

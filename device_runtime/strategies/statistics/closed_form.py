@@ -56,7 +56,7 @@ _EXTRACTOR = "extractor/"
 
 
 @dataclass(frozen=True)
-class Pool:
+class StatisticsPool:
     """What is known after some rounds: float64 throughout.
 
     `extractor`: E, the float tensors of the base but for the head; `weight`: w; `samples`: nbar, of `rounds`
@@ -71,7 +71,7 @@ class Pool:
     rounds: int = 0
 
     @classmethod
-    def of(cls, memory: Tensors, labels: int, projection: Projection) -> Pool:
+    def of(cls, memory: Tensors, labels: int, projection: Projection) -> StatisticsPool:
         """As `kept` has written it; empty where nothing was, or of another projection."""
         if not memory or memory["projection"].tolist() != _numbers(projection):
             return cls(Statistics.none(labels, projection.size), projection)
@@ -99,7 +99,7 @@ class Pool:
             **{_EXTRACTOR + name: value for name, value in self.extractor.items()},
         }
 
-    def after(self, sent: Statistics, extractor: Tensors) -> Pool:
+    def after(self, sent: Statistics, extractor: Tensors) -> StatisticsPool:
         """With a round's statistics, and the mean of the extractors that they were measured on, float64; the
         same where nobody sent any.
         """
@@ -112,7 +112,7 @@ class Pool:
         old = gamma * self.weight
         mean = _mean([(old, self.extractor), (fresh, extractor)] if old else [(fresh, extractor)])
         statistics = self.statistics.decayed(gamma).add(sent)
-        return Pool(statistics, self.projection, mean, old + fresh, samples, rounds)
+        return StatisticsPool(statistics, self.projection, mean, old + fresh, samples, rounds)
 
     def served(self, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """The model with the closed-form head: `base` with the extractor of E, and W, b.
@@ -193,7 +193,7 @@ def rare(memory: Tensors) -> tuple[int, ...]:
     return tuple(few[np.argsort(counts[few], kind="stable")][:MOST_RARE].tolist())
 
 
-class Round:
+class RoundStatistics:
     """A round's statistics, added up one device after another: in a fixed order, for equal bits."""
 
     def __init__(self, manifest: Manifest, base: Tensors, asked: ClassStatistics) -> None:
@@ -221,10 +221,10 @@ class Round:
         self._bases[number] = base
         self._weights[number] = self._weights.get(number, 0.0) + float(sent.sums.counts.sum())
 
-    def closed(self, memory: Tensors) -> tuple[Pool, Tensors, str]:
+    def closed(self, memory: Tensors) -> tuple[StatisticsPool, Tensors, str]:
         """The pool after this round, the model to serve, and why there is none, if so; `memory` as kept."""
         manifest = self._manifest
-        pool = Pool.of(memory, len(manifest.labels), self._projection)
+        pool = StatisticsPool.of(memory, len(manifest.labels), self._projection)
         if self._sent.sums.counts.any():
             parts = [
                 (weight, _extractor(self._bases[number], manifest))

@@ -111,7 +111,7 @@ def noise_multiplier(dp: DpSgd, samples: int, batch: int, epochs: int) -> float:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class PrivacyLedger:
     """What was spent on the same samples. Equal settings are joined, so that equal spendings are equal."""
 
     events: tuple[Spent, ...] = ()
@@ -124,9 +124,9 @@ class Ledger:
         """See `spent`."""
         return spent(self.events, delta)
 
-    def after(self, event: Spent) -> Ledger:
+    def after(self, event: Spent) -> PrivacyLedger:
         """This and one more."""
-        return Ledger(joined((*self.events, event)))
+        return PrivacyLedger(joined((*self.events, event)))
 
     def check(self, event: Spent, limit: Limit) -> None:
         """Raises BudgetExceeded where `event` would go beyond the limit, PrivacyUnavailable."""

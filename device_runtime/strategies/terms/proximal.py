@@ -19,9 +19,9 @@ class Proximal:
     weight: float
     anchor: Tensors
 
-    def start(self, params: Flat) -> "Pull":
+    def start(self, params: Flat) -> "ProximalPull":
         """This term for these parameters. Raises TensorError for an anchor that is none of them."""
-        return Pull(self, params)
+        return ProximalPull(self, params)
 
 
 def fscprox(mu: float, classifier: Tensors) -> Proximal:
@@ -32,7 +32,7 @@ def fscprox(mu: float, classifier: Tensors) -> Proximal:
     return Proximal(2 * mu, classifier)
 
 
-class Pull:
+class ProximalPull:
     """One term of one run; allocates one block, and nothing per step."""
 
     def __init__(self, term: Proximal, params: Flat) -> None:

@@ -11,10 +11,10 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
-from device_runtime.profiles import Pass, Work, Workload
+from device_runtime.profiles import GraphPass, Work, Workload
 from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.kind import Coded, Usual
+from device_runtime.strategies.kind import Coded, StrategyDefaults
 from device_runtime.strategies.merging.aggregator_half import RoundModel, ServerTools
 from device_runtime.strategies.settings import (
     BatchSize,
@@ -32,7 +32,7 @@ K = TypeVar("K", bound="OfFamily")
 
 
 @dataclass(frozen=True)
-class OfFamily(Coded, Usual):
+class OfFamily(Coded, StrategyDefaults):
     """One form for each of `members`, names of smaller models, the richest first; none: the main model.
 
     Every parameter is trained for `epochs` local epochs.
@@ -75,7 +75,7 @@ def work(load: Workload, kind: OfFamily, level: str, mapped: int, maps: int) -> 
     values = maps * load.map_values(level)
     graph = f"features.{level}"
     return Work(
-        passes=(*trained.passes, Pass(graph, mapped, load.graph(graph).flops)),
+        passes=(*trained.passes, GraphPass(graph, mapped, load.graph(graph).flops)),
         peak_bytes=trained.peak_bytes + activation_bytes(load, graph) + 4 * values,
         bytes_up=upload_bytes(
             load.values("all"), load.tensors["all"] + 2, kind.codec, exact=values + load.labels

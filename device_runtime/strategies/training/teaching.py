@@ -122,14 +122,14 @@ def attended(student: Manifest) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Attention:
+class TeacherAttention:
     """The extra inputs of objective `attention`: the teacher's maps by level (n, places), a beta for each."""
 
     maps: Rows
     beta: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, maps: Rows, beta: float, levels: Sequence[str]) -> Attention:
+    def of(cls, maps: Rows, beta: float, levels: Sequence[str]) -> TeacherAttention:
         """`beta` divided by the places of a map, as Zagoruyko and Komodakis 2017 (section 4.1) divide 1e3.
 
         It is that of images whose largest map has PLACES places, theirs; of smaller ones less in proportion,

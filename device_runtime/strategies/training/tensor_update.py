@@ -14,7 +14,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.kind import Coded, Usual
+from device_runtime.strategies.kind import Coded, StrategyDefaults
 from device_runtime.strategies.merging.aggregator_half import Effect, RoundModel
 from device_runtime.strategies.merging.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
@@ -42,7 +42,7 @@ ACCOUNTANT_BYTES = 75_000_000
 """What the library that says how much noise a budget takes adds to a process (measured)."""
 
 
-class Averaged(Usual):
+class Averaged(StrategyDefaults):
     """Kinds whose tensors are averaged, weighted by samples."""
 
     name: ClassVar[str]

@@ -10,7 +10,7 @@ import numpy as np
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines.blocks import BLOCK
-from device_runtime.profiles import GraphWork, Pass, Work, Workload
+from device_runtime.profiles import GraphPass, GraphWork, Work, Workload
 from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies.codecs import chain as codecs
 
@@ -63,10 +63,10 @@ def too_few_of_each(load: Workload, smallest: int) -> str:
     )
 
 
-def passes(load: Workload, **samples: float) -> tuple[Pass, ...]:
+def passes(load: Workload, **samples: float) -> tuple[GraphPass, ...]:
     """Samples through each graph: `passes(load, forward=100, train_mid=250)`."""
     named = [(name.replace("_", ".", 1), count) for name, count in samples.items()]
-    return tuple([Pass(graph, count, load.graph(graph).flops) for graph, count in named])
+    return tuple([GraphPass(graph, count, load.graph(graph).flops) for graph, count in named])
 
 
 def upload_bytes(values: int, tensors: int, codec: str = "", exact: int = 0) -> int:
@@ -117,7 +117,7 @@ def work_of(load: Workload, training: Training) -> Work:
     if training.scored:
         held += activation_bytes(load, "forward")
     return Work(
-        passes=(*forward, Pass(name, training.trained, graph.flops, slowdown)),
+        passes=(*forward, GraphPass(name, training.trained, graph.flops, slowdown)),
         peak_bytes=held + activation_bytes(load, name, rows),
         bytes_up=upload_bytes(values, load.tensors[tunable], training.codec),
         bytes_down=load.download_bytes,

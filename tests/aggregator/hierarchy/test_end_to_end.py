@@ -91,7 +91,7 @@ def test_two_sites_and_a_direct_device_learn_while_an_edge_is_killed_in_a_round(
     assert (tmp_path / "a1.log").read_text().count("full accepted") == ROUNDS
     with closing(Store(run, reading=True)) as store:
         kept = tensors.decode(store.models.get(store.carried(ROUNDS + 1).memory[closed_form.MEMORY]))
-    pool = closed_form.Pool.of(kept, 10, ClassStatistics().projection(64))
+    pool = closed_form.StatisticsPool.of(kept, 10, ClassStatistics().projection(64))
     assert (pool.rounds, pool.samples) == (ROUNDS, sum(held.values()))
     accuracies = [one["eval_acc"] for one in lines(run / "rounds.jsonl")]
     assert len(accuracies) == ROUNDS

@@ -9,7 +9,7 @@ from device_runtime.aggregator.hierarchy import forwarding
 from device_runtime.aggregator.tasks.task import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Received
-from device_runtime.broker.wire.messages import Hello, State, encode
+from device_runtime.broker.wire.messages import DeviceState, Hello, encode
 from device_runtime.models.bundles import tensors
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies.kind import ClassStatistics
@@ -67,7 +67,7 @@ def pool(h, bundle):
     """What the aggregator above has pooled so far."""
     store = h.service.rounds.store
     kept = store.carried(h.service.state.round).memory[closed_form.MEMORY]
-    return closed_form.Pool.of(
+    return closed_form.StatisticsPool.of(
         tensors.decode(store.models.get(kept)),
         len(bundle.manifest.labels),
         ClassStatistics().projection(bundle.manifest.head.features),
@@ -90,7 +90,7 @@ def directly(h, sends, kinds):
     """One round of the same devices, all of the aggregator above."""
     for device in kinds:
         hello = Hello(boot=1, num_examples=100, profile="pi", memory_bytes=2**29, engine="onnx")
-        for leaf, said in (("state", State(boot=1, online=True)), ("hello", hello)):
+        for leaf, said in (("state", DeviceState(boot=1, online=True)), ("hello", hello)):
             h.service.handle(Received(topics.up(device, leaf), encode(said)))
     h.wait(1.0)
     for device, kind in kinds.items():

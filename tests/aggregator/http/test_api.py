@@ -8,8 +8,8 @@ pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[se
 
 from fastapi import HTTPException
 
-from device_runtime.aggregator.http.api import Api, Guard
-from device_runtime.aggregator.http.metrics import Metrics
+from device_runtime.aggregator.http.api import Api, TokenGuard
+from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.http.security import Token
 from device_runtime.aggregator.http.watch import Hosted
 from device_runtime.aggregator.rounds.ports import Pulse
@@ -29,13 +29,13 @@ def api(postgres, tmp_path, clock):
     with closing(Store(tmp_path, database=postgres.url)):
         known = place.of(tmp_path)
     server = f"host=127.0.0.1 port={postgres.port} user=locked dbname=fl"
-    place.keep(tmp_path, place.Place(server, known.schema))
+    place.keep(tmp_path, place.DatabasePlace(server, known.schema))
 
     def make(database):
         hosted = Hosted(
             Task(bundle="digits-wrn-10-1", name="digits"), tmp_path, Broker(), Pulse(clock), clock, database
         )
-        return Api([hosted], Guard(Token("sixteen-or-more-letters")), Metrics())
+        return Api([hosted], TokenGuard(Token("sixteen-or-more-letters")), ProcessMetrics())
 
     return make
 

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 from device_runtime.aggregator.http.shapes import (
-    Device,
-    Devices,
+    DevicePage,
+    DeviceStatus,
     Entries,
-    Entry,
     KindFigures,
-    Live,
-    Round,
-    Rounds,
+    LogEntry,
+    RoundPage,
+    RoundStatus,
     TaskInfo,
+    TaskStatus,
 )
 
 from .conftest import PATIENCE_MS
@@ -44,7 +44,7 @@ MEMBERS = (
 def device(number):
     name, profile, engine = MEMBERS[number % len(MEMBERS)]
     kind = ("", *KINDS)[number % (len(KINDS) + 1)]
-    return Device(
+    return DeviceStatus(
         device=f"{name}-{number}",
         online=number % 5 != 4,
         profile=profile,
@@ -68,7 +68,7 @@ def device(number):
 
 def closed(number):
     figures = KindFigures(3, 600, 312_300, 312_300, 1234.5, 0.000663 * number)
-    return Round(
+    return RoundStatus(
         round=number,
         closed_at=NOW,
         accuracy=1 - 1 / (number + 1),
@@ -89,20 +89,20 @@ def closed(number):
 def entry(number):
     name, _, _ = MEMBERS[number % len(MEMBERS)]
     status = ("accepted", "refused", "late")[number % 3]
-    return Entry(
+    return LogEntry(
         number, 1.0, 118, name, KINDS[number % 7], status, WHY, 600, 0.000663, 101.5, 1234.5, 312_300
     )
 
 
-LIVE = Live(
+LIVE = TaskStatus(
     task="digits", run="r", phase="collecting", round=119, rounds=200, opened_at=NOW - 9, closes_at=NOW + 99,
     needed=2, contributions=dict.fromkeys(KINDS, 3), devices=25, online=20, closed_rounds=118, accuracy=0.963,
     loss=0.000663, bytes_up=10**9, bytes_down=10**9, energy_j=123456.0,
 )  # fmt: skip
 ANSWERS = {
     "tasks": [TaskInfo("digits", "digits-wrn-10-1", "run", {"kinds": [{"name": k} for k in KINDS]}, LIVE)],
-    "devices": Devices(25, [device(number) for number in range(25)]),
-    "rounds": Rounds(118, [closed(number) for number in range(1, 119)]),
+    "devices": DevicePage(25, [device(number) for number in range(25)]),
+    "rounds": RoundPage(118, [closed(number) for number in range(1, 119)]),
     "contributions": Entries([entry(number) for number in range(25)], None),
     "links": {"address": "", "can": False, "why": "", "links": []},
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.aggregator.http.metrics import Metrics
+from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.serving import config
 from device_runtime.aggregator.serving.exit_codes import Exit
 from device_runtime.aggregator.tasks import task as tasks
@@ -55,12 +55,12 @@ def test_the_compose_file_has_all_that_it_mounts():
 
 def test_alerts_ask_for_metrics_that_there_are(tmp_path, clock):
     yaml = pytest.importorskip("yaml", reason="needs PyYAML")
-    from device_runtime.aggregator.views.listener import Refused
+    from device_runtime.aggregator.views.listener import ContributionRefused
 
     from .test_watch import hosted
 
-    metrics = Metrics()
-    metrics.observe(hosted(tmp_path, clock))(Refused("pi", 1, "full", "refused", ""))
+    metrics = ProcessMetrics()
+    metrics.observe(hosted(tmp_path, clock))(ContributionRefused("pi", 1, "full", "refused", ""))
     there = metrics.text().decode()
     rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
     names = set(re.findall(r"device_runtime_\w+", " ".join(rule["expr"] for rule in rules)))

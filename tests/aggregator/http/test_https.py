@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from device_runtime.aggregator.http import server
-from device_runtime.aggregator.http.server import Site
+from device_runtime.aggregator.http.server import HttpServer
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.broker.security.authority import Pair, issue, make_authority
 
@@ -96,7 +96,7 @@ def site(tmp_path, clock, authority, monkeypatch):
     monkeypatch.setattr(server, "LOOK_S", 0)
     cert, key = keep(tmp_path, issue(authority, ["127.0.0.1"], NOW, 1))
     settings = HttpSection(port=0, cert=cert, key=key, min_free_mb=0)
-    site = Site(settings, [hosted(tmp_path, clock)])
+    site = HttpServer(settings, [hosted(tmp_path, clock)])
     site.start()
     yield site
     site.stop()

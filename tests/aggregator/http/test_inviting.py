@@ -16,11 +16,11 @@ from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.security.signing import DeviceSigner
 from device_runtime.broker.servers import mosquitto
-from device_runtime.broker.servers.broker_folder import Opened
+from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link
-from device_runtime.broker.wire.messages import Hello, State, encode
+from device_runtime.broker.wire.messages import DeviceState, Hello, encode
 
 from .conftest import PATIENCE_MS
 
@@ -49,7 +49,7 @@ def house(tmp_path, program, launched, eventually):
             words = log.read_text().split()
             url = next(word for word in words if word.startswith("http://"))
             token = (tmp_path / "run" / "http-token").read_text().strip()
-            yield url, token, Opened(folder), next(word for word in words if "#link=" in word)
+            yield url, token, BrokerFolder(folder), next(word for word in words if "#link=" in word)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_link_is_made_shown_as_a_qr_code_used_and_revoked(visit, house, tmp_pa
     expect(page.locator("#invite-trouble")).to_contain_text("give another name")
     page.wrong.clear()  # Chromium tells of that 409
 
-    opening = links.Opening(link.partition("#link=")[2], "c" * 43)
+    opening = links.LinkRequest(link.partition("#link=")[2], "c" * 43)
     links.use(opened, opening, link_book.read(opened).links[0].made + 1)
     page.reload()
     page.wait_for_selector("#invite-table tr:has-text('kitchen') .tag.used")
@@ -121,7 +121,7 @@ def test_the_fleet_says_which_devices_are_browsers(visit, house):
     linked.connect()
     for name, engine in (("phone", "onnxruntime-web 1.30.0 wasm"), ("pi", "onnxruntime 1.31.0")):
         signer = DeviceSigner(register.add(opened, name, datetime.now(timezone.utc)).secret)
-        linked.publish(topics.up(name, "state"), encode(State(boot=1, online=True)), True)
+        linked.publish(topics.up(name, "state"), encode(DeviceState(boot=1, online=True)), True)
         hello = Hello(
             boot=1, num_examples=1, profile="here", memory_bytes=1, engine=engine, battery_percent=-1
         )

@@ -12,7 +12,7 @@ import pytest
 
 from device_runtime.aggregator.http import join, security
 from device_runtime.aggregator.http.join import Pages, policies
-from device_runtime.aggregator.http.server import Site
+from device_runtime.aggregator.http.server import HttpServer
 from device_runtime.aggregator.http.watch import Hosted
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.serving.join_address import Doorway
@@ -23,8 +23,8 @@ from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.broker.servers import mosquitto, production
-from device_runtime.broker.servers.broker_folder import Opened
-from device_runtime.broker.servers.broker_folder import Site as BrokerSite
+from device_runtime.broker.servers.broker_folder import BrokerFolder
+from device_runtime.broker.servers.broker_folder import BrokerSite as BrokerSite
 from device_runtime.broker.servers.server import BrokerOptions, WebSockets, find_ports
 from device_runtime.broker.wire.link import Link
 from device_runtime.broker.wire.url import BrokerUrl
@@ -66,7 +66,7 @@ def running(tmp_path, clock, monkeypatch):
         hosted = Hosted(TASK, tmp_path / "run", Broker(), lambda: 0.0, clock)
         start.hosted = hosted
         given = {"port": 0, "min_free_mb": 0, **(settings or {"token_file": tmp_path / "token"})}
-        started.append(Site(HttpSection(**given), [hosted], doorway))
+        started.append(HttpServer(HttpSection(**given), [hosted], doorway))
         started[-1].start()
         return started[-1].url
 
@@ -310,9 +310,9 @@ def test_without_the_broker_s_own_files_no_link_is_made_or_used(running, opened)
 
 def test_links_survive_a_new_start(running, opened):
     made = invited(running(of(opened)))
-    url = running(of(Opened(opened.folder)))
+    url = running(of(BrokerFolder(opened.folder)))
     answer = enrol(url, secret_of(made))
-    again = running(of(Opened(opened.folder)))
+    again = running(of(BrokerFolder(opened.folder)))
     assert enrol(again, secret_of(made)).json == answer.json
     assert enrol(again, secret_of(made), "d" * 43).status == 410
 

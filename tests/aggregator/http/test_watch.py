@@ -19,18 +19,18 @@ from device_runtime.aggregator.http import server
 from device_runtime.aggregator.http import server as sites
 from device_runtime.aggregator.http import watch as watching
 from device_runtime.aggregator.http.journal import FILE, GATHER_S, Filter, Journal
-from device_runtime.aggregator.http.metrics import Metrics
+from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.http.shapes import KindFigures
-from device_runtime.aggregator.http.watch import Hosted, Wanted, Watch, examine
+from device_runtime.aggregator.http.watch import DeviceFilter, Hosted, TaskWatch, examine
 from device_runtime.aggregator.rounds.ports import Pulse
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.tasks.task import Task, kinds_named
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
+    ContributionRefused,
     DeviceSeen,
     PlanMade,
-    Refused,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -61,7 +61,7 @@ def hosted(folder, clock):
 
 
 def test_figures_are_summed_by_kind_and_what_was_not_measured_is_null(clock):
-    watch = Watch("digits", clock)
+    watch = TaskWatch("digits", clock)
     watch(Started(TASK, "r", True, (closed(1, record("a"), record("b")),)))
     (first,) = watch.rounds().rounds
     assert first.kinds == {"full": KindFigures(2, 20, 200, 100, 4.0, 3.0)}
@@ -71,28 +71,28 @@ def test_figures_are_summed_by_kind_and_what_was_not_measured_is_null(clock):
 
 
 def test_a_device_is_shown_as_it_was_last_heard(clock):
-    watch = Watch("digits", clock)
+    watch = TaskWatch("digits", clock)
     clock.now = 5.0
     watch(RoundOpened(2, ("full",), 60.0))
     watch(DeviceSeen("pi", True, "pi-zero", 12, "onnx", 2**29, 80))
     watch(PlanMade("pi", 2, "", 0.0, 0, 0.0, ("too slow", "no memory")))
     assert watch.live().sitting_out == 1
     clock.now = 6.0
-    watch(Refused("pi", 2, "full", "refused", "nan in head"))
-    (device,) = watch.devices(Wanted()).devices
+    watch(ContributionRefused("pi", 2, "full", "refused", "nan in head"))
+    (device,) = watch.devices(DeviceFilter()).devices
     assert (device.doing, device.why, device.last_seen) == ("refused", "nan in head", 6.0)
     assert (device.battery_percent, device.profile, device.num_examples) == (80, "pi-zero", 12)
     watch(DeviceSeen("pi", False))
-    (device,) = watch.devices(Wanted()).devices
+    (device,) = watch.devices(DeviceFilter()).devices
     assert (device.online, device.profile, watch.live().online) == (False, "pi-zero", 0)
 
 
 def test_devices_without_end_do_not_fill_the_memory(clock, monkeypatch):
     monkeypatch.setattr(watching, "MOST_DEVICES", 3)
-    watch = Watch("digits", clock)
+    watch = TaskWatch("digits", clock)
     for number in range(5):
         watch(DeviceSeen(f"pi-{number}", True))
-    page = watch.devices(Wanted())
+    page = watch.devices(DeviceFilter())
     assert [device.device for device in page.devices] == ["pi-2", "pi-3", "pi-4"]
     assert watch.live().online == 3
 
@@ -101,7 +101,7 @@ def test_the_log_keeps_refusals_and_puts_back_what_a_crash_lost(tmp_path, clock)
     journal = Journal(tmp_path, clock)
     journal(Started(TASK, "r", False, ()))
     journal(Contributed(record("a")))
-    journal(Refused("b", 2**64, "full", "refused", "no such round"))
+    journal(ContributionRefused("b", 2**64, "full", "refused", "no such round"))
     journal.close()
     again = Journal(tmp_path, clock)
     again(Started(TASK, "r", True, (closed(1, record("a"), record("c")),)))
@@ -225,10 +225,10 @@ def test_a_folder_that_cannot_be_written_is_told_without_writing(tmp_path, clock
 
 
 def test_no_device_chooses_a_label_of_a_metric(tmp_path, clock):
-    metrics = Metrics()
+    metrics = ProcessMetrics()
     observe = metrics.observe(hosted(tmp_path, clock))
     for kind in ("full", "x1", 'x2"} 1\nowned'):
-        observe(Refused("pi", 1, kind, "refused", ""))
+        observe(ContributionRefused("pi", 1, kind, "refused", ""))
     text = metrics.text().decode()
     assert 'contributions_total{kind="full",status="refused",task="digits"} 1.0' in text
     assert 'contributions_total{kind="other",status="refused",task="digits"} 2.0' in text
@@ -244,7 +244,7 @@ def test_connections_that_never_begin_tls_do_not_take_all_files(tmp_path, clock,
     for name, text in (("c.pem", pair.certificate), ("k.pem", pair.key)):
         (tmp_path / name).write_text(text)
     settings = HttpSection(port=0, cert=tmp_path / "c.pem", key=tmp_path / "k.pem", min_free_mb=0)
-    site = sites.Site(settings, [hosted(tmp_path, clock)])
+    site = sites.HttpServer(settings, [hosted(tmp_path, clock)])
     trust = ssl.create_default_context(cadata=authority.certificate)
     site.start()
     try:
@@ -268,7 +268,7 @@ def test_a_connection_that_was_answered_makes_room_for_a_new_one_and_others_do_n
 ):
     """A browser holds six; where its request is lost, the page has no program."""
     monkeypatch.setattr(server, "CONNECTIONS", 4)
-    site = sites.Site(HttpSection(port=0, min_free_mb=0), [hosted(tmp_path, clock)])
+    site = sites.HttpServer(HttpSection(port=0, min_free_mb=0), [hosted(tmp_path, clock)])
     site.start()
     address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
     try:

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.errors import UpdateRefused
-from device_runtime.aggregator.intake.check import Offered, check_content, check_message, norm
+from device_runtime.aggregator.intake.check import ExpectedContribution, check_content, check_message, norm
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.broker.wire.blobs import name as blob_of
-from device_runtime.broker.wire.messages import Blob, Contribution, Metrics
+from device_runtime.broker.wire.messages import Blob, ContributionMessage, Metrics
 from device_runtime.models.bundles import tensors
 
 METRICS = Metrics(0.5, 1, 1, 1)
@@ -25,12 +25,12 @@ def message(name, content, examples=10, **changes):
         "num_examples": examples,
         "body": body,
     }
-    return Contribution(**{**fields, **changes}), body
+    return ContributionMessage(**{**fields, **changes}), body
 
 
 def offered(manifest, *kinds, base=None):
     chosen = tuple(k if isinstance(k, KindSettings) else KindSettings(name=k) for k in kinds)
-    return Offered(Task(bundle="b", kinds=chosen), "r1", {"": manifest}, lambda _: base or {})
+    return ExpectedContribution(Task(bundle="b", kinds=chosen), "r1", {"": manifest}, lambda _: base or {})
 
 
 def refusal(function, *arguments):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from device_runtime.aggregator.intake.contributions import AT_ONCE, Bytes, Stored
+from device_runtime.aggregator.intake.contributions import AT_ONCE, Bytes, StoredContribution
 from device_runtime.aggregator.storage.store import CarriedBlobs, Store
 from device_runtime.aggregator.views.listener import RoundRecord
 from device_runtime.broker.wire.messages import Base, Metrics
@@ -20,7 +20,9 @@ def store(tmp_path, database):
 
 
 def stored(device, number=1, kind="full", body=b"body"):
-    return Stored(device, number, number, kind, 10, Metrics(0.5, 1500, 2000, 1024), "", None, body)
+    return StoredContribution(
+        device, number, number, kind, 10, Metrics(0.5, 1500, 2000, 1024), "", None, body
+    )
 
 
 def record(number):

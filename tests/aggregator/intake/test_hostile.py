@@ -12,7 +12,15 @@ from device_runtime.broker.servers import brokers, mosquitto
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
-from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Metrics, Offer, Receipt, Signed
+from device_runtime.broker.wire.messages import (
+    Blob,
+    ContributionMessage,
+    Hello,
+    Metrics,
+    Offer,
+    Receipt,
+    Signed,
+)
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 
@@ -52,7 +60,7 @@ class Sender:
         """The receipt of a contribution."""
         content, examples = update
         self.seq += 1
-        message = Contribution(
+        message = ContributionMessage(
             task=offer.task,
             run=offer.run,
             round=offer.round,

@@ -4,7 +4,7 @@ import queue
 
 import pytest
 
-from device_runtime.aggregator.intake.limits import BURST, Flood, Inbox, cost
+from device_runtime.aggregator.intake.limits import BURST, BoundedInbox, Flood, cost
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import block_count
 from device_runtime.broker.wire.link_events import Connected, Received
@@ -109,7 +109,7 @@ def message(device, size):
 
 
 def test_an_inbox_keeps_so_many_bytes_of_one_device_and_of_all_and_always_what_is_no_message():
-    inbox = Inbox(most=10_000, most_of_one=5_000)
+    inbox = BoundedInbox(most=10_000, most_of_one=5_000)
     for _ in range(100):
         inbox.put(message("evil", 1_000))
     for number in range(100):

@@ -18,8 +18,16 @@ from device_runtime import cli
 from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.errors import ConfigError, DatabaseError, WorkerError
 from device_runtime.aggregator.intake import worker_main as worker
-from device_runtime.aggregator.intake.check_process import Checked, Checker, checked
-from device_runtime.aggregator.intake.worker_pool import Looked, Order, Ready, Word, Workers, read, write
+from device_runtime.aggregator.intake.check_process import CheckedMessage, Checker, checked
+from device_runtime.aggregator.intake.worker_pool import (
+    Looked,
+    Word,
+    WorkerOrder,
+    WorkerReady,
+    Workers,
+    read,
+    write,
+)
 from device_runtime.aggregator.serving.config import LogSection
 from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
 from device_runtime.aggregator.serving.process import Process
@@ -164,14 +172,16 @@ def test_a_worker_whose_database_was_away_for_too_long_ends_and_another_begins_a
 def test_what_is_no_message_is_handed_on(looked_at):
     b = looked_at("few-shot", alone=True)
     for payload in (b"", b"\x00" * 99, b"\xff" * 300_000):
-        assert checked(Received("t", payload), {"task": b.checker}) == Checked("t", payload, False, None)
+        assert checked(Received("t", payload), {"task": b.checker}) == CheckedMessage(
+            "t", payload, False, None
+        )
 
 
 def test_what_was_looked_at_reaches_its_task_with_what_was_found(looked_at, update_of):
     b = looked_at("class-means", alone=True)
     inboxes = {b.task.name: queue.SimpleQueue(), "other": queue.SimpleQueue()}
     message = messages.encode(b.contribution("class-means", update_of("class-means", 1)))
-    event = Checked(topics.up("pi-01", "contribution"), message, False, "it lies")
+    event = CheckedMessage(topics.up("pi-01", "contribution"), message, False, "it lies")
     Router(inboxes).route(event)
     assert inboxes[b.task.name].get_nowait() == event
     assert inboxes["other"].empty()
@@ -208,7 +218,7 @@ def test_what_a_worker_has_looked_at_does_not_wait_for_a_message_that_is_worth_l
 
     monkeypatch.setattr(worker, "Link", Wire)
     monkeypatch.setattr(worker, "_leave_at_the_end", lambda link: None)
-    order = Order(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (), "", LogSection())
+    order = WorkerOrder(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (), "", LogSection())
 
     def work():
         with suppress(BrokenPipeError), os.fdopen(writing, "wb") as out:
@@ -217,7 +227,7 @@ def test_what_a_worker_has_looked_at_does_not_wait_for_a_message_that_is_worth_l
     working = threading.Thread(target=work, daemon=True)
     working.start()
     with os.fdopen(reading, "rb", buffering=0) as said:
-        assert read(said, Word) == Ready()
+        assert read(said, Word) == WorkerReady()
         assert select.select([said], [], [], 60)[0]
         assert read(said, Word) == Looked(good.topic, good.payload, None)
     inboxes[0].put(good)  # nobody hears of it any more
@@ -238,7 +248,7 @@ def test_an_embedded_broker_that_cannot_share_is_refused(make_task, tmp_path, mo
 
 def test_workers_that_cannot_begin_are_the_end_in_words(tmp_path):
     url = BrokerUrl.parse("mqtt://127.0.0.1:1")
-    order = Order(url, topics.shared("g", topics.CONTRIBUTIONS), (tmp_path,), "", LogSection())
+    order = WorkerOrder(url, topics.shared("g", topics.CONTRIBUTIONS), (tmp_path,), "", LogSection())
     with pytest.raises(WorkerError, match=r"worker 1 cannot work: .*unable to open database") as failed:
         Workers(1, order, queue.SimpleQueue()).__enter__()
     assert exit_code(failed.value) == Exit.FOLDER
@@ -255,7 +265,7 @@ def test_workers_that_cannot_begin_are_the_end_in_words(tmp_path):
 )
 def test_a_worker_that_is_none_is_ended_and_said(tmp_path, monkeypatch, does, why):
     monkeypatch.setattr("device_runtime.aggregator.intake.worker_pool._BOOT", f"import sys; {does}")
-    order = Order(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (tmp_path,), "", LogSection())
+    order = WorkerOrder(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (tmp_path,), "", LogSection())
     with pytest.raises(WorkerError, match=f"worker 1 cannot work: .*{why}") as failed:
         Workers(1, order, queue.SimpleQueue()).__enter__()
     assert exit_code(failed.value) == Exit.MISTAKE
@@ -263,9 +273,9 @@ def test_a_worker_that_is_none_is_ended_and_said(tmp_path, monkeypatch, does, wh
 
 TALKER = """
 import sys
-from device_runtime.aggregator.intake.worker_pool import Looked, Ready, write
+from device_runtime.aggregator.intake.worker_pool import Looked, WorkerReady, write
 out = sys.stdout.buffer
-for word in (*[Ready()] * 20_000, Looked("t", b"", None)):
+for word in (*[WorkerReady()] * 20_000, Looked("t", b"", None)):
     write(out, word)
 out.flush()
 sys.stdin.read()
@@ -276,14 +286,14 @@ def test_however_often_a_worker_says_that_it_is_ready_nothing_of_it_is_kept(monk
     """It says so at each start."""
     monkeypatch.setattr("device_runtime.aggregator.intake.worker_pool._BOOT", TALKER)
     order, inbox = (
-        Order(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (), "", LogSection()),
+        WorkerOrder(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (), "", LogSection()),
         queue.SimpleQueue(),
     )
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         with Workers(1, order, inbox):
-            assert inbox.get(timeout=120) == Checked("t", b"", False, None)
+            assert inbox.get(timeout=120) == CheckedMessage("t", b"", False, None)
             assert tracemalloc.get_traced_memory()[0] - before < 60_000
     finally:
         tracemalloc.stop()
@@ -291,7 +301,7 @@ def test_however_often_a_worker_says_that_it_is_ready_nothing_of_it_is_kept(monk
 
 def test_a_worker_that_is_not_let_in_says_so_and_ends_in_order(closed_broker, capfd):
     url = BrokerUrl.parse(closed_broker()("aggregator").replace("secret", "wrong"))
-    order = Order(url, topics.shared("g", topics.CONTRIBUTIONS), (), "", LogSection())
+    order = WorkerOrder(url, topics.shared("g", topics.CONTRIBUTIONS), (), "", LogSection())
     with pytest.raises(WorkerError, match="worker 1 cannot work: .*wrong user name or password"):
         Workers(1, order, queue.SimpleQueue()).__enter__()
     assert "Fatal" not in capfd.readouterr().err
@@ -375,7 +385,7 @@ def test_each_contribution_goes_to_one_worker_and_rubbish_stops_none(
     b = bench(make_task("class-means", min_devices=1))
     b.join("pi-liar")
     url_of = closed_broker("pi-liar")
-    order = Order(
+    order = WorkerOrder(
         BrokerUrl.parse(url_of("aggregator")),
         topics.shared("g", topics.CONTRIBUTIONS),
         (b.folder,),

@@ -8,7 +8,16 @@ import pytest
 from device_runtime import cli
 from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.rounds import machine
-from device_runtime.aggregator.rounds.events import Announce, Close, Extend, Give, Present, Tick, Work, Worked
+from device_runtime.aggregator.rounds.events import (
+    Announce,
+    Close,
+    DevicePresent,
+    DoPhase,
+    Extend,
+    Give,
+    PhaseDone,
+    Tick,
+)
 from device_runtime.aggregator.rounds.given_rounds import FILE, GivenRound
 from device_runtime.aggregator.rounds.machine import step
 from device_runtime.aggregator.rounds.run import SERVED
@@ -30,11 +39,11 @@ def play(state, *events):
 
 
 def here(*devices):
-    return [Present(0.0, device, 1, True) for device in devices]
+    return [DevicePresent(0.0, device, 1, True) for device in devices]
 
 
 def worked(now):
-    return [Worked(now, phase) for phase in ("merge", "evaluate", "publish")]
+    return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
 def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
@@ -44,7 +53,7 @@ def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
     assert commands == [Announce(1)]
     assert (state.round, state.closes_s) == (1, 107.0)
     state, commands = play(state, Close(101.0), *worked(102.0), Tick(200.0))
-    assert commands == [Work("merge", 1), Work("evaluate", 1), Work("publish", 1)]
+    assert commands == [DoPhase("merge", 1), DoPhase("evaluate", 1), DoPhase("publish", 1)]
     assert (state.phase, state.round) == ("wait", 1)
     state, commands = play(state, Give(300.0, 5.0, 4))
     assert (state.round, commands) == (4, [Announce(4)])

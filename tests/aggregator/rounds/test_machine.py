@@ -8,23 +8,23 @@ from device_runtime.aggregator.rounds import machine
 from device_runtime.aggregator.rounds.events import (
     Announce,
     Announced,
-    Believed,
-    Disbelieved,
+    CommitFailed,
+    DevicePresent,
+    DoPhase,
     Extend,
     Fetch,
     Finish,
     Give,
-    GivenUp,
     GiveUp,
-    Keep,
+    PhaseDone,
     Planned,
-    Present,
+    Rejected,
     Reply,
+    RolledBack,
+    StoreContribution,
     Tick,
-    Unkept,
     Update,
-    Work,
-    Worked,
+    Validated,
 )
 from device_runtime.aggregator.rounds.machine import step
 from device_runtime.aggregator.rounds.state import SETTLE_S, Rules, Saved, State
@@ -42,7 +42,7 @@ def play(state, *events):
 
 
 def online(*devices, now=0.0):
-    return [Present(now, device, 1, True) for device in devices]
+    return [DevicePresent(now, device, 1, True) for device in devices]
 
 
 def update(device="a", number=1, kind="full", seq=1):
@@ -50,7 +50,7 @@ def update(device="a", number=1, kind="full", seq=1):
 
 
 def believed(device, now=1.0, number=1, kind="full", sent=""):
-    return Believed(now, update(device, number, kind), sent)
+    return Validated(now, update(device, number, kind), sent)
 
 
 def collecting(*devices, rules=RULES):
@@ -59,7 +59,7 @@ def collecting(*devices, rules=RULES):
 
 
 def worked(now):
-    return [Worked(now, phase) for phase in ("merge", "evaluate", "publish")]
+    return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
 def statuses(commands):
@@ -76,14 +76,18 @@ def test_round_one_waits_for_the_devices_asked_for():
 
 def test_a_round_goes_through_its_phases_and_the_next_one_opens():
     state, commands = play(
-        collecting("a"), believed("a"), Worked(2, "merge"), Worked(3, "evaluate"), Worked(4, "publish")
+        collecting("a"),
+        believed("a"),
+        PhaseDone(2, "merge"),
+        PhaseDone(3, "evaluate"),
+        PhaseDone(4, "publish"),
     )
     assert commands == [
-        Keep(update("a"), 1),
+        StoreContribution(update("a"), 1),
         Reply(update("a"), "accepted"),
-        Work("merge", 1),
-        Work("evaluate", 1),
-        Work("publish", 1),
+        DoPhase("merge", 1),
+        DoPhase("evaluate", 1),
+        DoPhase("publish", 1),
         Announce(2),
     ]
     assert (state.phase, state.round, state.closes_s, state.contributions) == ("collect", 2, 14.0, 0)
@@ -91,13 +95,13 @@ def test_a_round_goes_through_its_phases_and_the_next_one_opens():
 
 def test_after_the_last_round_the_task_is_done():
     last = replace(collecting("a"), round=2, phase="publish")
-    state, commands = play(last, Worked(5, "publish"))
+    state, commands = play(last, PhaseDone(5, "publish"))
     assert (state.phase, commands) == ("done", [Finish()])
 
 
 def test_work_reported_for_another_phase_changes_nothing():
     state = replace(collecting("a"), phase="evaluate")
-    assert play(state, Worked(5, "merge")) == (state, [])
+    assert play(state, PhaseDone(5, "merge")) == (state, [])
 
 
 @pytest.mark.parametrize(
@@ -109,14 +113,14 @@ def test_work_reported_for_another_phase_changes_nothing():
         ([believed("a"), Planned(1, "b", 1, "few-shot")], False),
         ([believed("a"), Planned(1, "b", 2, "")], False),
         ([Planned(1, "b", 1, ""), Planned(1, "b", 1, "full"), believed("a")], False),
-        ([believed("a"), Present(1, "b", 1, False)], True),
-        ([believed("a"), Present(1, "b", 7, False)], False),
-        ([believed("a"), Disbelieved(1, update("b"), "nan")], True),
+        ([believed("a"), DevicePresent(1, "b", 1, False)], True),
+        ([believed("a"), DevicePresent(1, "b", 7, False)], False),
+        ([believed("a"), Rejected(1, update("b"), "nan")], True),
         ([Planned(1, "a", 1, ""), Planned(1, "b", 1, "")], False),
-        ([Disbelieved(1, update("a"), "nan"), Disbelieved(1, update("b"), "nan")], False),
+        ([Rejected(1, update("a"), "nan"), Rejected(1, update("b"), "nan")], False),
         ([believed("a"), Tick(9.9)], False),
         ([believed("a"), Tick(10.0)], True),
-        ([believed("a"), Present(1, "a", 1, False), Present(1, "b", 1, False)], False),
+        ([believed("a"), DevicePresent(1, "a", 1, False), DevicePresent(1, "b", 1, False)], False),
     ],
     ids=[
         "one of two has answered",
@@ -137,7 +141,7 @@ def test_work_reported_for_another_phase_changes_nothing():
 )
 def test_a_round_closes_when_all_who_are_online_have_answered_or_at_its_deadline(events, closes):
     state, commands = play(collecting("a", "b"), *events)
-    assert (Work("merge", 1) in commands) is closes
+    assert (DoPhase("merge", 1) in commands) is closes
     assert state.phase == ("merge" if closes else "collect")
 
 
@@ -147,7 +151,7 @@ def test_a_deadline_with_too_few_contributions_is_extended_and_says_so():
     assert commands[-1] == Extend(1, 1)
     assert (state.phase, state.closes_s) == ("collect", 20.0)
     state, commands = play(state, believed("b", now=12.0), Tick(20.0))
-    assert commands[-1] == Work("merge", 1)
+    assert commands[-1] == DoPhase("merge", 1)
 
 
 IN_VAIN = replace(RULES, max_extensions=3)
@@ -181,9 +185,9 @@ def test_a_contribution_begins_the_count_anew_also_where_it_is_not_enough():
 @pytest.mark.parametrize(
     "away",
     [
-        [Present(2.0, "a", 1, False)],
-        [Present(2.0, "a", 1, True, ready=False)],
-        [Planned(1.0, "a", 1, ""), Present(2.0, "a", 1, False)],
+        [DevicePresent(2.0, "a", 1, False)],
+        [DevicePresent(2.0, "a", 1, True, ready=False)],
+        [Planned(1.0, "a", 1, ""), DevicePresent(2.0, "a", 1, False)],
     ],
     ids=["offline", "paused, or fetching", "sat out and left"],
 )
@@ -206,7 +210,7 @@ def test_where_all_that_are_there_have_contributed_a_round_waits_for_more_device
 
 
 def test_a_device_whose_contribution_was_not_believed_does_not_keep_the_run_waiting():
-    state, _ = play(collecting("a", rules=IN_VAIN), Disbelieved(1.0, update("a"), "not finite"))
+    state, _ = play(collecting("a", rules=IN_VAIN), Rejected(1.0, update("a"), "not finite"))
     for now in (10.0, 20.0, 30.0):
         state, commands = play(state, Tick(now))
     assert commands == [GiveUp(1, 3, 10.0, (), ())]
@@ -251,7 +255,7 @@ def test_a_contribution_that_is_stored_already_is_a_duplicate_in_whatever_round(
         state = replace(collecting("a", "b"), round=2)
         for event in (
             Announced(1, update(number=number), "full"),
-            Believed(1, update(number=number), "full"),
+            Validated(1, update(number=number), "full"),
         ):
             after, commands = play(state, event)
             assert statuses(commands) == ["duplicate"]
@@ -275,7 +279,7 @@ def test_a_contribution_whose_content_comes_after_the_deadline_is_late_and_told_
 def test_a_late_contribution_counts_in_the_open_round_where_the_task_says_so():
     state = replace(collecting("a", "b", rules=replace(RULES, late="count")), round=2)
     after, commands = play(state, believed("a", number=1))
-    assert commands[0] == Keep(update("a", 1), 2)
+    assert commands[0] == StoreContribution(update("a", 1), 2)
     assert commands[1] == Reply(update("a", 1), "accepted", "round 1 is closed, counted in round 2")
     assert (after.contributions, after.answered) == (1, frozenset())
 
@@ -284,7 +288,7 @@ def test_what_comes_late_for_a_round_that_was_given_up_does_not_count():
     rules = replace(RULES, rounds=9, late="count")
     state = replace(collecting("a", "b", rules=rules), round=5)
     state, commands = play(
-        state, GivenUp(2, frozenset({3, 4})), believed("a", number=3), believed("b", number=2)
+        state, RolledBack(2, frozenset({3, 4})), believed("a", number=3), believed("b", number=2)
     )
     assert statuses(commands) == ["late", "accepted"]
     assert commands[0].reason == "round 3 is closed, and was given up: the run went back to an earlier model"
@@ -304,7 +308,7 @@ def test_a_kind_that_is_bound_to_its_round_is_late_even_where_late_ones_count():
     assert statuses(play(state, believed("a", number=1, kind="prototypes"))[1]) == ["late"]
 
 
-@pytest.mark.parametrize("event", [Announced, Believed])
+@pytest.mark.parametrize("event", [Announced, Validated])
 def test_a_device_has_one_voice_in_a_round_whatever_kinds_it_sends(event):
     state, _ = play(collecting("a", "b"), believed("a"))
     state, commands = play(state, event(2.0, update("a", kind="few-shot"), "full"))
@@ -328,14 +332,14 @@ def test_a_minimum_of_contributions_is_one_of_devices():
     state = replace(collecting("a", "b", rules=rules), round=2)
     state, commands = play(state, believed("a", number=1), believed("a", number=2), Tick(10.0))
     assert (state.contributions, commands[-1]) == (2, Extend(2, 1))
-    assert play(state, believed("b", number=2, now=12.0), Tick(20.0))[1][-1] == Work("merge", 2)
+    assert play(state, believed("b", number=2, now=12.0), Tick(20.0))[1][-1] == DoPhase("merge", 2)
 
 
 def test_the_will_of_an_earlier_life_is_ignored():
     state = collecting("a")
-    state, _ = play(state, Present(1, "a", 2, True), Present(2, "a", 1, False))
+    state, _ = play(state, DevicePresent(1, "a", 2, True), DevicePresent(2, "a", 1, False))
     assert state.online == {"a"}
-    state, _ = play(state, Present(3, "a", 2, False))
+    state, _ = play(state, DevicePresent(3, "a", 2, False))
     assert state.online == frozenset()
 
 
@@ -352,13 +356,13 @@ def test_after_a_restart_nobody_is_forgotten_because_another_is_heard_first():
     state, commands = play(state, *online("a", now=500.1), *online("b", now=500.2), Tick(500.0 + SETTLE_S))
     assert (state.phase, commands) == ("collect", [])
     state, commands = play(state, believed("b", now=502.0))
-    assert commands[-1] == Work("merge", 1)
+    assert commands[-1] == DoPhase("merge", 1)
 
 
 @pytest.mark.parametrize("phase", ["merge", "evaluate", "publish"])
 def test_work_that_a_crash_interrupted_is_done_again(phase):
     state, commands = machine.resume(RULES, Saved(1, phase), 5.0)
-    assert (state.phase, commands) == (phase, (Work(phase, 1),))
+    assert (state.phase, commands) == (phase, (DoPhase(phase, 1),))
 
 
 def test_after_a_closed_round_a_restart_opens_the_next_or_finishes():
@@ -381,10 +385,10 @@ def test_a_device_that_lets_two_deadlines_pass_in_silence_is_not_waited_for_unti
     for number in (1, 2):
         now = state.opened_s + 1.0
         state, commands = play(state, believed("a", now, number))
-        assert Work("merge", number) not in commands  # the ghost is waited for, to the deadline
+        assert DoPhase("merge", number) not in commands  # the ghost is waited for, to the deadline
         state, _ = play(state, Tick(state.closes_s), *worked(state.closes_s))
     state, commands = play(state, believed("a", state.opened_s + 1.0, 3))
-    assert Work("merge", 3) in commands
+    assert DoPhase("merge", 3) in commands
     state, _ = play(state, *worked(state.opened_s + 1.0))
     heard = Announced(state.opened_s, update("ghost", 3))
     state, _ = play(state, heard)
@@ -405,7 +409,7 @@ BUFFERED = replace(RULES, rounds=9, buffer_size=2, max_staleness=2)
 
 def test_a_buffered_round_closes_as_soon_as_its_buffer_is_full_whoever_still_works():
     state, commands = play(collecting("a", "b", "c", rules=BUFFERED), believed("a"), believed("c"))
-    assert commands[-1] == Work("merge", 1)
+    assert commands[-1] == DoPhase("merge", 1)
     assert state.waiting == {"b"}
 
 
@@ -414,21 +418,21 @@ def test_a_device_alone_does_not_fill_a_buffer():
     sent = [believed("a", number=number) for number in (1, 2, 3)]
     state, commands = play(state, *sent)
     assert (state.contributions, state.phase, statuses(commands)) == (3, "collect", ["accepted"] * 3)
-    assert play(state, believed("b", number=3))[1][-1] == Work("merge", 3)
+    assert play(state, believed("b", number=3))[1][-1] == DoPhase("merge", 3)
 
 
 def test_what_the_disk_refuses_counts_for_no_device():
     rules = replace(RULES, late="count", min_contributions=2)
     state = replace(collecting("a", "b", "c", rules=rules), round=2)
     state, _ = play(state, believed("a", number=1), believed("a", number=2), believed("b", number=2))
-    state, _ = play(state, Unkept(2.0, (update("a", 2), update("b", 2))))
+    state, _ = play(state, CommitFailed(2.0, (update("a", 2), update("b", 2))))
     assert (state.contributions, dict(state.counted)) == (1, {"a": 1})
 
 
 def test_a_buffered_round_does_not_close_because_all_have_answered_but_at_its_deadline():
     state, commands = play(collecting("a", rules=BUFFERED), believed("a"), Tick(9.9))
-    assert commands == [Keep(update("a"), 1), Reply(update("a"), "accepted")]
-    assert play(state, Tick(10.0))[1] == [Work("merge", 1)]
+    assert commands == [StoreContribution(update("a"), 1), Reply(update("a"), "accepted")]
+    assert play(state, Tick(10.0))[1] == [DoPhase("merge", 1)]
     rules = replace(BUFFERED, min_contributions=2)
     assert play(collecting("a", rules=rules), believed("a"), Tick(10.0))[1][-1] == Extend(1, 1)
 
@@ -438,7 +442,7 @@ def test_a_contribution_counts_in_a_later_round_if_it_is_not_too_many_rounds_lat
     state = replace(collecting("a", "b", "c", rules=rules), round=4)
     _, commands = play(state, believed("a", number=2))
     told = Reply(update("a", 2), "accepted", "round 2 is closed, counted in round 4")
-    assert commands == [Keep(update("a", 2), 4), told]
+    assert commands == [StoreContribution(update("a", 2), 4), told]
     _, commands = play(state, believed("a", number=1))
     assert commands == [Reply(update("a", 1), "late", "round 1 is closed: 3 rounds late, at most 2 may be")]
 
@@ -452,7 +456,7 @@ def test_a_kind_that_is_bound_to_its_round_is_late_in_a_buffered_run_too():
 def test_what_comes_late_fills_the_buffer_as_well():
     state = replace(collecting("a", "b", "c", rules=BUFFERED), round=2)
     _, commands = play(state, believed("a", number=1), believed("b", number=2))
-    assert commands[-1] == Work("merge", 2)
+    assert commands[-1] == DoPhase("merge", 2)
 
 
 def test_a_round_that_is_full_puts_others_off_until_it_closes_and_waits_for_nobody_it_cannot_take():
@@ -466,7 +470,7 @@ def test_a_round_that_is_full_puts_others_off_until_it_closes_and_waits_for_nobo
         Reply(update("a"), "duplicate"),
     ]
     state, commands = play(state, believed("d", now=5.0))  # its content came while there was room
-    assert commands == [Reply(update("d"), "refused", full, retry_s=5), Work("merge", 1)]
+    assert commands == [Reply(update("d"), "refused", full, retry_s=5), DoPhase("merge", 1)]
 
 
 def test_what_comes_late_is_put_off_too_and_counts_when_it_comes_again():
@@ -478,7 +482,7 @@ def test_what_comes_late_is_put_off_too_and_counts_when_it_comes_again():
     state, _ = play(state, Tick(20.0), *worked(20.0))
     assert (state.round, state.contributions) == (3, 0)
     assert play(state, believed("b", now=21.0))[1][:2] == [
-        Keep(update("b"), 3),
+        StoreContribution(update("b"), 3),
         Reply(update("b"), "accepted", "round 1 is closed, counted in round 3"),
     ]
 

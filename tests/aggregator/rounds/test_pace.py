@@ -6,17 +6,17 @@ import pytest
 
 from device_runtime.aggregator.rounds import machine
 from device_runtime.aggregator.rounds.events import (
-    Believed,
+    CommitFailed,
+    DevicePresent,
+    DoPhase,
     Extend,
     GiveUp,
     Invited,
+    PhaseDone,
     Planned,
-    Present,
     Tick,
-    Unkept,
     Update,
-    Work,
-    Worked,
+    Validated,
 )
 from device_runtime.aggregator.rounds.pace import STEP, Pace, class_of, deadline_s, longest_s
 from device_runtime.aggregator.rounds.state import Rules, Saved, State
@@ -35,15 +35,15 @@ def play(state, *events):
 
 
 def online(*devices):
-    return [Present(0.0, device, 1, True) for device in devices]
+    return [DevicePresent(0.0, device, 1, True) for device in devices]
 
 
 def came(device, now, number=1):
-    return Believed(now, Update(device, number, "full", 1, 1))
+    return Validated(now, Update(device, number, "full", 1, 1))
 
 
 def worked(now):
-    return [Worked(now, phase) for phase in ("merge", "evaluate", "publish")]
+    return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
 def classes(*seconds):
@@ -82,7 +82,7 @@ def test_a_round_lasts_as_long_as_devices_needed_in_those_before():
     state, _ = play(State(RULES), *online("a", "b", "c", "d"))
     assert state.closes_s == 100.0
     state, commands = play(state, came("a", 2.0), came("b", 3.0), came("c", 4.0), came("d", 10.0))
-    assert commands[-1] == Work("merge", 1, tuple(sorted(classes(2, 3, 4, 10).items())))
+    assert commands[-1] == DoPhase("merge", 1, tuple(sorted(classes(2, 3, 4, 10).items())))
     state, _ = play(state, *worked(11.0))
     assert state.round == 2
     assert 8.0 <= state.closes_s - 11.0 <= 8.0 * STEP
@@ -101,7 +101,7 @@ def test_for_whom_nothing_fitted_the_deadline_was_too_short():
     state, _ = play(learnt, *online("a", "b"))
     first = state.closes_s
     state, commands = play(state, Planned(1.0, "b", 1, ""), came("a", 2.0))
-    assert commands[-1] == Work("merge", 1, tuple(sorted(classes(2, first).items())))
+    assert commands[-1] == DoPhase("merge", 1, tuple(sorted(classes(2, first).items())))
     for number in (2, 3):
         state, _ = play(state, *worked(3.0), Planned(4.0, "b", number, ""), came("a", 5.0, number))
     state, _ = play(state, *worked(6.0))
@@ -111,10 +111,10 @@ def test_for_whom_nothing_fitted_the_deadline_was_too_short():
 def test_what_the_disk_refused_has_taken_no_time():
     """Two are not kept, and one of them is sent again, later: it is as if they had come only then."""
     state, _ = play(State(RULES), *online("a", "b", "c"), came("a", 2.0), came("b", 2.0))
-    state, _ = play(state, Unkept(2.0, (came("a", 2.0).update, came("b", 2.0).update)), came("a", 9.0))
+    state, _ = play(state, CommitFailed(2.0, (came("a", 2.0).update, came("b", 2.0).update)), came("a", 9.0))
     assert dict(state.durations) == classes(9)
     _, commands = play(state, came("b", 20.0), came("c", 30.0))
-    assert commands[-1] == Work("merge", 1, tuple(sorted(classes(9, 20, 30).items())))
+    assert commands[-1] == DoPhase("merge", 1, tuple(sorted(classes(9, 20, 30).items())))
 
 
 def test_a_learnt_deadline_in_vain_is_doubled_up_to_the_longest_before_the_run_is_given_up():
@@ -137,8 +137,8 @@ def test_of_a_cohort_each_device_needed_the_time_since_it_was_asked():
     state, commands = play(state, Tick(100.0))
     assert Extend(1, 1) in commands
     state, _ = play(state, Invited(100.0, 1, ("c",)))
-    _, commands = play(state, came("c", 104.0), Present(105.0, "b", 1, False))
-    merged = next(command for command in commands if isinstance(command, Work))
+    _, commands = play(state, came("c", 104.0), DevicePresent(105.0, "b", 1, False))
+    merged = next(command for command in commands if isinstance(command, DoPhase))
     assert merged.durations == tuple(sorted(classes(3, 4).items()))
 
 
@@ -147,7 +147,7 @@ def test_a_round_that_a_restart_interrupted_teaches_nothing_and_has_its_learnt_d
     state, _ = machine.resume(RULES, saved, 50.0)
     assert 10.0 <= state.closes_s - 50.0 <= 10.0 * STEP
     _, commands = play(state, *online("a"), came("a", 51.5, 2), Tick(52.0))
-    assert Work("merge", 2) in commands
+    assert DoPhase("merge", 2) in commands
 
 
 def test_only_the_last_five_rounds_are_looked_back_on():

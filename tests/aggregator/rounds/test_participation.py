@@ -10,20 +10,20 @@ from device_runtime.aggregator.rounds import machine
 from device_runtime.aggregator.rounds.events import (
     Announce,
     Announced,
-    Believed,
-    Disbelieved,
+    DevicePresent,
+    DoPhase,
     Extend,
     Fetch,
     Invite,
     Invited,
-    Keep,
+    PhaseDone,
     Planned,
-    Present,
+    Rejected,
     Reply,
+    StoreContribution,
     Tick,
     Update,
-    Work,
-    Worked,
+    Validated,
 )
 from device_runtime.aggregator.rounds.machine import step
 from device_runtime.aggregator.rounds.state import RETRY_S, SETTLE_S, Rules, Saved, State
@@ -45,15 +45,15 @@ def update(device, number=1):
 
 
 def believed(device, now=1.0, number=1):
-    return Believed(now, update(device, number))
+    return Validated(now, update(device, number))
 
 
 def online(*devices, now=0.0):
-    return [Present(now, device, 1, True) for device in devices]
+    return [DevicePresent(now, device, 1, True) for device in devices]
 
 
 def worked(now):
-    return [Worked(now, phase) for phase in ("merge", "evaluate", "publish")]
+    return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
 def invites(commands):
@@ -81,11 +81,11 @@ def test_when_a_round_opens_a_cohort_is_to_be_invited():
         ([believed("a"), Planned(1, "b", 1, "")], True),
         ([believed("a"), Planned(1, "b", 1, ""), Planned(1, "b", 1, "full")], True),
         ([Planned(1, "b", 1, ""), Planned(1, "b", 1, "full"), believed("a")], False),
-        ([believed("a"), Present(1, "b", 1, False)], True),
-        ([Present(1, "b", 1, False), Present(1, "b", 1, True), believed("a")], False),
-        ([believed("a"), Disbelieved(1, update("b"), "nan")], True),
-        ([Present(1, "a", 1, False), Present(1, "b", 1, False)], False),
-        ([believed("a"), Present(1, "c", 1, False)], False),
+        ([believed("a"), DevicePresent(1, "b", 1, False)], True),
+        ([DevicePresent(1, "b", 1, False), DevicePresent(1, "b", 1, True), believed("a")], False),
+        ([believed("a"), Rejected(1, update("b"), "nan")], True),
+        ([DevicePresent(1, "a", 1, False), DevicePresent(1, "b", 1, False)], False),
+        ([believed("a"), DevicePresent(1, "c", 1, False)], False),
     ],
     ids=[
         "one of two has answered",
@@ -102,7 +102,7 @@ def test_when_a_round_opens_a_cohort_is_to_be_invited():
 )
 def test_a_round_waits_for_its_cohort_alone(events, closes):
     _, commands = play(asking("a", "b"), *events)
-    assert (Work("merge", 1) in commands) is closes
+    assert (DoPhase("merge", 1) in commands) is closes
 
 
 def test_who_was_not_asked_is_refused_and_told_why():
@@ -114,7 +114,7 @@ def test_who_was_not_asked_is_refused_and_told_why():
 
 
 def test_a_synchronous_round_asks_for_no_more_when_one_has_answered():
-    _, commands = play(asking("a", "b"), believed("a"), Present(2, "b", 1, False))
+    _, commands = play(asking("a", "b"), believed("a"), DevicePresent(2, "b", 1, False))
     assert invites(commands) == []
 
 
@@ -131,7 +131,7 @@ def test_an_extended_round_asks_for_as_many_as_it_does_not_wait_for():
 
 def test_places_that_nobody_could_take_are_offered_to_whoever_comes():
     state, _ = play(State(replace(RULES, min_devices=1)), *online("a"), Invited(0.0, 1, ("a",)))
-    state, commands = play(state, Tick(1.0), Present(2.0, "b", 1, True, ready=False))
+    state, commands = play(state, Tick(1.0), DevicePresent(2.0, "b", 1, True, ready=False))
     assert commands == []
     state, commands = play(state, *online("b", now=3.0))
     assert commands == [Invite(1, 1)]
@@ -143,8 +143,8 @@ def test_who_missed_a_round_is_at_work_until_it_is_heard_or_two_more_deadlines_a
     state, commands = play(asking("a", "b"), believed("a"), Tick(10.0), *worked(10.0))
     assert (state.waiting, set(state.behind), invites(commands)) == (set(), {"b"}, [Invite(2, 2)])
     late, _ = play(state, Announced(11.0, update("b")))
-    gone, _ = play(state, Present(11.0, "b", 1, False))
-    anew, _ = play(state, Present(11.0, "b", 2, True))
+    gone, _ = play(state, DevicePresent(11.0, "b", 1, False))
+    anew, _ = play(state, DevicePresent(11.0, "b", 2, True))
     given_up, _ = play(state, Planned(11.0, "b", 1, ""))
     assert [len(after.behind) for after in (late, gone, anew, given_up)] == [0, 0, 0, 0]
     for number, now, left in ((2, 29.0, {"b"}), (3, 30.0, set())):
@@ -158,7 +158,7 @@ def test_a_buffered_run_keeps_as_many_at_work_as_it_may_whatever_round_they_work
     assert commands[-1] == Invite(1, 1)
     state, commands = play(state, Invited(1.0, 1, ("c",)), Planned(1.5, "c", 1, ""))
     assert commands == [Invite(1, 1)]
-    state, commands = play(state, Invited(1.5, 1, ("d",)), Present(1.7, "d", 1, False))
+    state, commands = play(state, Invited(1.5, 1, ("d",)), DevicePresent(1.7, "d", 1, False))
     assert commands == [Invite(1, 1)]
     state, commands = play(state, Invited(1.7, 1, ("e",)), believed("e", 2.0), *worked(2.0))
     assert commands[-2:] == [Announce(2), Invite(2, 1)]  # b is still at work on round 1
@@ -180,7 +180,7 @@ def test_a_buffered_run_that_found_too_few_looks_again_after_a_while():
 def test_who_was_asked_for_a_round_may_come_late_with_it_and_nobody_else():
     state, _ = play(asking("a", "b", rules=BUFFERED), believed("a"), Invited(1.0, 1, ("c",)), believed("c"))
     state, _ = play(state, *worked(2.0))
-    assert Keep(update("b"), 2) in play(state, believed("b", 3.0))[1]
+    assert StoreContribution(update("b"), 2) in play(state, believed("b", 3.0))[1]
     refused = Reply(update("d"), "refused", "d was not asked for round 1")
     assert play(state, believed("d", 2.5))[1] == [refused]
 
@@ -221,12 +221,12 @@ class Shell:
         for command in commands:
             if isinstance(command, Fetch):
                 key = (command.update.device, command.update.round)
-                self.feed(Believed(self.now, command.update, "full" if key in self.kept else ""))
+                self.feed(Validated(self.now, command.update, "full" if key in self.kept else ""))
                 self.kept.add(key)
             elif isinstance(command, Invite):
                 self.invite(command)
-            elif isinstance(command, Work):
-                self.feed(Worked(self.now, command.phase))
+            elif isinstance(command, DoPhase):
+                self.feed(PhaseDone(self.now, command.phase))
 
     def invite(self, command):
         state = self.state
@@ -255,14 +255,14 @@ class Shell:
             return
         device, number = values[0], self.state.round - values[1]
         if name == "present":
-            self.feed(Present(self.now, device, *values[1:]))
+            self.feed(DevicePresent(self.now, device, *values[1:]))
         elif name == "planned":
             self.feed(Planned(self.now, device, number, values[2]))
         elif name == "announced":
             sent = "full" if (device, number) in self.kept else ""
             self.feed(Announced(self.now, update(device, number), sent))
         else:
-            self.feed(Disbelieved(self.now, update(device, number), "nan"))
+            self.feed(Rejected(self.now, update(device, number), "nan"))
 
 
 @settings(max_examples=150, deadline=None)

@@ -6,7 +6,7 @@ from math import nan
 import pytest
 
 from device_runtime.aggregator.rounds import machine
-from device_runtime.aggregator.rounds.events import Believed, Finish, Present, Update, Worked
+from device_runtime.aggregator.rounds.events import DevicePresent, Finish, PhaseDone, Update, Validated
 from device_runtime.aggregator.rounds.pace import Progress, score_of
 from device_runtime.aggregator.rounds.state import Rules, Saved, State
 from device_runtime.broker.wire import step_log as steps
@@ -67,9 +67,9 @@ RULES = Rules(rounds=9, round_deadline_s=10.0, stop_after=1)
 def one_round(state, number, score):
     commands = []
     for event in (
-        Believed(number, Update("a", number, "full", 1, 1)),
-        *(Worked(number, phase) for phase in ("merge", "evaluate")),
-        Worked(number, "publish", score),
+        Validated(number, Update("a", number, "full", 1, 1)),
+        *(PhaseDone(number, phase) for phase in ("merge", "evaluate")),
+        PhaseDone(number, "publish", score),
     ):
         state, more = machine.step(state, event)
         commands += more
@@ -77,7 +77,7 @@ def one_round(state, number, score):
 
 
 def test_the_machine_ends_the_run_and_names_the_best_round():
-    state, _ = machine.step(State(RULES), Present(0.0, "a", 1, True))
+    state, _ = machine.step(State(RULES), DevicePresent(0.0, "a", 1, True))
     for number, score in ((1, 0.5), (2, 0.9)):
         state, commands = one_round(state, number, score)
         assert state.phase == "collect"
@@ -87,7 +87,7 @@ def test_the_machine_ends_the_run_and_names_the_best_round():
 
 def test_a_run_that_ends_by_its_rounds_serves_its_best_too_where_it_was_to_stop():
     rules = replace(RULES, rounds=2, stop_after=5)
-    state, _ = machine.step(State(rules), Present(0.0, "a", 1, True))
+    state, _ = machine.step(State(rules), DevicePresent(0.0, "a", 1, True))
     state, _ = one_round(state, 1, 0.8)
     _, commands = one_round(state, 2, 0.7)
     assert commands[-1] == Finish(1)
@@ -105,10 +105,10 @@ def graded(bench, make_task, bundle, monkeypatch):
 
     def make(scores, kind="few-shot", **settings):
         from device_runtime.aggregator.merging.evaluation import Evaluator
-        from device_runtime.aggregator.storage.store import Figures
+        from device_runtime.aggregator.storage.store import ModelEvaluation
 
         told = iter(scores)
-        monkeypatch.setattr(Evaluator, "figures", lambda *_: Figures(next(told), 1.0, 0.5))
+        monkeypatch.setattr(Evaluator, "figures", lambda *_: ModelEvaluation(next(told), 1.0, 0.5))
         b = bench(make_task(kind, **settings))
         b.join("a")
         return b

@@ -14,19 +14,19 @@ from device_runtime.aggregator.rounds import machine
 from device_runtime.aggregator.rounds.events import (
     Announce,
     Announced,
-    Believed,
+    CommitFailed,
+    DevicePresent,
+    DoPhase,
     Fetch,
     Invite,
     Invited,
-    Keep,
+    PhaseDone,
     Planned,
-    Present,
     Reply,
+    StoreContribution,
     Tick,
-    Unkept,
     Update,
-    Work,
-    Worked,
+    Validated,
 )
 from device_runtime.aggregator.rounds.pace import STEP, WINDOW, class_of, closing_s
 from device_runtime.aggregator.rounds.state import Rules, Saved, State
@@ -47,15 +47,15 @@ def play(state, *events):
 
 
 def online(*devices, now=0.0, boot=1):
-    return [Present(now, device, boot, True) for device in devices]
+    return [DevicePresent(now, device, boot, True) for device in devices]
 
 
 def came(device, now, number=1, kind="full", samples=1, form=""):
-    return Believed(now, Update(device, number, kind, 1, 1, samples, form))
+    return Validated(now, Update(device, number, kind, 1, 1, samples, form))
 
 
 def worked(now):
-    return [Worked(now, phase) for phase in ("merge", "evaluate", "publish")]
+    return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
 def classes(*seconds):
@@ -78,7 +78,7 @@ def learnt(*seconds, rules=RULES, number=2):
     """Round `number` has just opened at 0 s for devices a, b, .., that needed so long in round 1."""
     names = [chr(ord("a") + i) for i in range(len(seconds))]
     state = State(rules, round=number - 1, phase="publish", paces=(classes(*seconds),))
-    state, _ = play(state, *online(*names), Worked(0.0, "publish"))
+    state, _ = play(state, *online(*names), PhaseDone(0.0, "publish"))
     return state
 
 
@@ -115,11 +115,11 @@ def test_a_homogeneous_fleet_loses_few_devices_to_jitter(devices):
 def test_two_rounds_wait_for_all_and_the_third_for_the_fast():
     """The base of the first was fetched before it opened: it says nothing about the others."""
     state, commands = play(State(RULES), *online("a", "b", "c"), *(came(device, 3.0) for device in "abc"))
-    assert Work("merge", 1) in commands
+    assert DoPhase("merge", 1) in commands
     state, _ = play(state, *worked(0.0), came("a", 30.0, 2), came("b", 30.0, 2), Tick(129.0))
     assert (state.phase, state.fast_s) == ("collect", inf)
     state, commands = play(state, came("c", 130.0, 2))
-    assert Work("merge", 2, tuple(sorted(classes(30, 30, 130).items()))) in commands
+    assert DoPhase("merge", 2, tuple(sorted(classes(30, 30, 130).items()))) in commands
     state, _ = play(state, *worked(130.0))
     assert 30.0 <= state.fast_s - 130.0 <= 31.5
     state, commands = play(state, came("a", 155.0, 3), Tick(161.6))
@@ -165,9 +165,9 @@ def test_where_all_are_done_before_it_closes_at_once_and_nothing_is_said():
 def test_what_comes_later_counts_in_the_open_round():
     state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), Tick(40.0), *worked(40.0))
     late = came("d", 85.0, 2).update
-    state, commands = play(state, Announced(85.0, late), Believed(85.0, late))
+    state, commands = play(state, Announced(85.0, late), Validated(85.0, late))
     reason = "round 2 is closed, counted in round 3"
-    assert commands[:3] == [Fetch(late), Keep(late, 3), Reply(late, "accepted", reason)]
+    assert commands[:3] == [Fetch(late), StoreContribution(late, 3), Reply(late, "accepted", reason)]
 
 
 def test_a_device_needed_the_time_since_it_sent_its_last_update():
@@ -196,7 +196,7 @@ def test_each_device_that_is_there_counts_once_however_many_updates_it_sends():
     state, _ = play(learnt(30, 30, 30), came("a", 5.0, 2), came("b", 6.0, 2), Tick(40.0), *worked(40.0))
     state, _ = play(state, came("a", 48.0, 3))
     assert teaches(state, 80.0) == classes(8, 6)
-    state, _ = play(state, Present(49.0, "b", 1, False))
+    state, _ = play(state, DevicePresent(49.0, "b", 1, False))
     assert teaches(state, 80.0) == classes(8)
     state, _ = play(state, *online("b", now=50.0))
     assert teaches(state, 80.0) == classes(8, 6)
@@ -206,12 +206,14 @@ def test_the_fast_are_those_with_the_richest_kind():
     """Most send class means, in 4 s: a round waits for full updates all the same, which take 30 s."""
     rules = replace(RULES, richest=(("full", ""), ("class-means", "")))
     updates = [came("a", 4.0, 2, "class-means"), came("b", 4.5, 2, "class-means"), came("c", 30.0, 2)]
-    opened, _ = play(State(rules, round=1, phase="publish"), *online("a", "b", "c"), Worked(0.0, "publish"))
+    opened, _ = play(
+        State(rules, round=1, phase="publish"), *online("a", "b", "c"), PhaseDone(0.0, "publish")
+    )
     state, commands = play(opened, *updates)
     assert commands[-1].durations == tuple(classes(30).items())
     state, _ = play(state, *worked(30.0))
     assert 30.0 <= state.fast_s - 30.0 <= 31.5
-    state, commands = play(opened, *updates[:2], Present(5.0, "c", 1, False))
+    state, commands = play(opened, *updates[:2], DevicePresent(5.0, "c", 1, False))
     assert commands[-1].durations == tuple(sorted(classes(4, 4.5).items())), "the richest that is there"
 
 
@@ -220,7 +222,7 @@ def test_no_round_waits_for_full_updates_of_fewer_epochs():
     kinds = kinds_named(["full", "entropy-subset", "class-means"])
     rules = replace(RULES, richest=Rules.of(Task(bundle="b", kinds=kinds)).richest)
     assert rules.richest[:2] == (("full", ""), ("full", "epochs=5"))
-    opened, _ = play(State(rules, round=1, phase="publish"), *online("a", "b"), Worked(0.0, "publish"))
+    opened, _ = play(State(rules, round=1, phase="publish"), *online("a", "b"), PhaseDone(0.0, "publish"))
     slow = came("b", 140.0, 2, form="epochs=5")
     _, commands = play(opened, came("a", 30.0, 2), slow)
     assert commands[-1].durations == tuple(classes(30).items())
@@ -231,7 +233,7 @@ def test_no_round_waits_for_full_updates_of_fewer_epochs():
 def test_a_round_does_not_close_when_those_with_few_samples_are_done():
     """Three of four devices are done in 10 s, with 3 of 53 samples."""
     updates = [came(device, 10.0, 2) for device in "abc"] + [came("d", 30.0, 2, samples=50)]
-    state, _ = play(State(RULES, round=1, phase="publish"), *online(*"abcd"), Worked(0.0, "publish"))
+    state, _ = play(State(RULES, round=1, phase="publish"), *online(*"abcd"), PhaseDone(0.0, "publish"))
     state, commands = play(state, *updates)
     assert commands[-1].durations == ((class_of(10), 3), (class_of(30), 50))
     state, _ = play(state, *worked(30.0))
@@ -240,7 +242,7 @@ def test_a_round_does_not_close_when_those_with_few_samples_are_done():
 
 def test_what_the_disk_refused_took_as_long_as_when_it_came_first():
     state, _ = play(learnt(30, 30), came("a", 5.0, 2))
-    state, _ = play(state, Unkept(5.0, (came("a", 5.0, 2).update,)), came("a", 25.0, 2))
+    state, _ = play(state, CommitFailed(5.0, (came("a", 5.0, 2).update,)), came("a", 25.0, 2))
     assert teaches(state, 50.0) == classes(5)
 
 
@@ -343,7 +345,7 @@ class Fleet:
         self.state, self.agenda, self.count = State(rules), [], 0
         self.at_work, self.asked = {}, dict.fromkeys(names, 0)
         for name in names:
-            self.feed(Present(0.0, name, 1, True))
+            self.feed(DevicePresent(0.0, name, 1, True))
 
     def at(self, when, action):
         self.count += 1
@@ -367,10 +369,10 @@ class Fleet:
                     self.begin(name)
             elif isinstance(command, Reply):
                 self.late[command.status] += 1
-            elif isinstance(command, Work):
+            elif isinstance(command, DoPhase):
                 if command.phase == "merge":
                     self.closings.append(self.now - self.state.opened_s)
-                self.at(self.now, lambda phase=command.phase: self.feed(Worked(self.now, phase)))
+                self.at(self.now, lambda phase=command.phase: self.feed(PhaseDone(self.now, phase)))
 
     def begin(self, name):
         number = self.state.round
@@ -385,7 +387,7 @@ class Fleet:
 
     def end(self, name):
         update = Update(name, self.at_work.pop(name), "full", 1, 1)
-        self.feed(Believed(self.now, update))
+        self.feed(Validated(self.now, update))
         if self.state.rules.devices_per_round is None:
             self.begin(name)
 

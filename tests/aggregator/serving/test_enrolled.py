@@ -7,7 +7,14 @@ import pytest
 
 from device_runtime.aggregator.serving.enrolled import AHEAD_S, IssueClock, sealing
 from device_runtime.broker.security.signing import Verifier
-from device_runtime.broker.servers.broker_folder import SHOWN_S, SITE, Opened, Site, SiteError, rotate_key
+from device_runtime.broker.servers.broker_folder import (
+    SHOWN_S,
+    SITE,
+    BrokerFolder,
+    BrokerSite,
+    SiteError,
+    rotate_key,
+)
 from device_runtime.broker.wire.messages import Base, Blob, Offer, Signed, decode
 
 
@@ -37,8 +44,8 @@ def test_offers_are_never_issued_earlier_than_before_also_after_a_restart_with_t
 def test_an_aggregator_with_a_new_key_tells_with_each_offer_that_the_old_one_has_signed_it(tmp_path):
     folder = tmp_path / "enrolment"
     folder.mkdir()
-    (folder / SITE).write_bytes(msgspec.json.encode(Site(names=("localhost",))))
-    opened, blob = Opened(folder), Blob(bytes(32), 1)
+    (folder / SITE).write_bytes(msgspec.json.encode(BrokerSite(names=("localhost",))))
+    opened, blob = BrokerFolder(folder), Blob(bytes(32), 1)
     told = {"task": "t", "run": "r", "round": 1, "seed": 5, "deadline_s": 1.0, "remaining_s": 1.0}
     offer = Offer(**told, bundle=blob, base=Base((blob,), bytes(32)), kinds=())
     before = opened.signer.public

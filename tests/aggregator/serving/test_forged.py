@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.delivery.router import Router
-from device_runtime.aggregator.intake.check_process import Checked, checked
+from device_runtime.aggregator.intake.check_process import CheckedMessage, checked
 from device_runtime.aggregator.serving.enrolled import Enrolled, devices
-from device_runtime.broker.security.register import Entry
+from device_runtime.broker.security.register import RegisteredDevice
 from device_runtime.broker.security.signing import DeviceSigner, Signer
-from device_runtime.broker.servers.broker_folder import DEVICES, SITE, Opened, Site
+from device_runtime.broker.servers.broker_folder import DEVICES, SITE, BrokerFolder, BrokerSite
 from device_runtime.broker.wire import compact_round as pact
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages, topics
@@ -31,14 +31,14 @@ def listed(folder, *entries):
 
 def entry(name, key=None, **changes):
     key = KEYS[name].public.hex() if key is None else key
-    return Entry(name=name, enrolled="2026-01-01T00:00:00+00:00", key=key, **changes)
+    return RegisteredDevice(name=name, enrolled="2026-01-01T00:00:00+00:00", key=key, **changes)
 
 
 @pytest.fixture
 def enrolment(tmp_path):
     folder = tmp_path / "enrolment"
     folder.mkdir()
-    (folder / SITE).write_bytes(msgspec.json.encode(Site(names=("localhost",))))
+    (folder / SITE).write_bytes(msgspec.json.encode(BrokerSite(names=("localhost",))))
     listed(folder, entry("a"), entry("b"), entry("old", key=""))
     return folder
 
@@ -46,11 +46,11 @@ def enrolment(tmp_path):
 @pytest.fixture
 def served(bench, make_task, enrolment):
     """A round that is open to the enrolled devices a and b, who have said hello."""
-    known = Enrolled(Opened(enrolment))
+    known = Enrolled(BrokerFolder(enrolment))
     b = bench(make_task(KIND, rounds=9), agree=AGGREGATOR.agree, devices=known)
     b.trusts = {name: Trust(AGGREGATOR.public, signs=True) for name in "ab"}
     for name in "ab":
-        b.say(name, "state", messages.State(boot=1, online=True))
+        b.say(name, "state", messages.DeviceState(boot=1, online=True))
         signed(b, name, "hello", hello_of(b, name))
     return b
 
@@ -194,13 +194,13 @@ def test_a_device_that_is_revoked_is_not_waited_for_once_the_broker_says_that_it
     listed(enrolment, entry("a"), entry("b", revoked="now"))
     signed(b, "a", "contribution", b.contribution(KIND, scalars()))
     assert b.service.state.round == 1
-    b.say("b", "state", messages.State(boot=1, online=False, leaving=True))
+    b.say("b", "state", messages.DeviceState(boot=1, online=False, leaving=True))
     assert b.service.state.round == 2
 
 
 def test_what_the_broker_kept_of_a_stranger_is_cleared(served):
     b, topic = served, topics.up("stranger", "state")
-    b.raw(topic, messages.encode(messages.State(boot=1, online=True)), retain=True)
+    b.raw(topic, messages.encode(messages.DeviceState(boot=1, online=True)), retain=True)
     assert "stranger" not in b.service.state.devices
     assert b.link.retained[topic] == b""
 
@@ -237,6 +237,6 @@ def test_several_tasks_and_workers_look_into_signed_messages():
 
     metrics = messages.Metrics(0.0, 0, 0, 0)
     about = {"task": "t", "run": "r", "round": 7, "boot": 1, "seq": 1, "num_examples": 1, "metrics": metrics}
-    topic, message = topics.up("a", "contribution"), messages.Contribution(**about, kind=KIND)
+    topic, message = topics.up("a", "contribution"), messages.ContributionMessage(**about, kind=KIND)
     event = Received(topic, KEYS["a"].seal(topic, messages.encode(message)))
-    assert checked(event, {"t": Looks()}) == Checked(event.topic, event.payload, False, "round 7")
+    assert checked(event, {"t": Looks()}) == CheckedMessage(event.topic, event.payload, False, "round 7")

@@ -13,7 +13,7 @@ from device_runtime.aggregator.serving.join_address import Reader
 from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.servers import production
-from device_runtime.broker.servers.broker_folder import Site
+from device_runtime.broker.servers.broker_folder import BrokerSite
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.operator.serve import add_arguments, server_of
 
@@ -26,7 +26,7 @@ SECURE = BrokerUrl("fl.example.org", 8883, secure=True)
 def enrolment(tmp_path):
     def make(websockets=8884, *names):
         user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
-        site = Site(names=names or ("192.0.2.7",), websockets=websockets, run_as=user)
+        site = BrokerSite(names=names or ("192.0.2.7",), websockets=websockets, run_as=user)
         return production.found(tmp_path / f"enrolment-{websockets}-{len(names)}", site, NOW).folder
 
     return make
@@ -160,7 +160,7 @@ def test_an_enrolment_needs_no_web_sockets_of_the_broker(enrolment):
     door = opened("--web", "--enrolment", enrolment(0), "--http", "192.0.2.7:8443", reached=SECURE)
     join_address.told(door, "https://192.0.2.7:8443", None)
     _, secret = links.make(door.site, NOW.timestamp(), 900)
-    given = links.use(door.site, links.Opening(secret, "c" * 43), NOW.timestamp())
+    given = links.use(door.site, links.LinkRequest(secret, "c" * 43), NOW.timestamp())
     assert given.url == "mqtts://192.0.2.7:8883"
 
 

@@ -5,13 +5,13 @@ import logging
 
 import pytest
 
-from device_runtime.aggregator.serving.logs import Lines
+from device_runtime.aggregator.serving.logs import LogFormatter
 
 
 def line(form, **fields):
     record = logging.LogRecord("aggregator", logging.INFO, "", 0, "round closed", None, None)
     record.fields = fields
-    return Lines(form).format(record)
+    return LogFormatter(form).format(record)
 
 
 @pytest.mark.parametrize(

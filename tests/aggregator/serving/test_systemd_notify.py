@@ -118,7 +118,7 @@ def test_an_abstract_address_is_reached_and_one_where_nobody_listens_is_survived
 def test_without_a_watchdog_there_are_no_beats(monkeypatch, systemd, text):
     monkeypatch.setenv("NOTIFY_SOCKET", str(systemd.path))
     monkeypatch.setenv("WATCHDOG_USEC", text)
-    with notify.Watchdog(lambda: 0.0):
+    with notify.SystemdWatchdog(lambda: 0.0):
         assert systemd.hears() == "READY=1"
         assert systemd.hears(within_s=0.2) is None
     assert systemd.hears() == "STOPPING=1"

@@ -18,7 +18,7 @@ from device_runtime.aggregator.rounds.runner import Conductor
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage import model_versions as wishes
-from device_runtime.aggregator.storage.model_versions import Registry, versions_in
+from device_runtime.aggregator.storage.model_versions import ModelVersions, versions_in
 from device_runtime.broker.wire import step_log as log
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
@@ -356,7 +356,7 @@ def test_the_command_refuses_what_is_not_there(tmp_path, bench, make_task, updat
 def test_a_registry_that_keeps_all_keeps_all(bench, make_task, update_of):
     b = play(bench, make_task("few-shot", rounds=14, keep_versions=0), update_of, 12)
     assert all(version.kept for version in versions(b))
-    assert Registry(b.store, 0).served() == 12
+    assert ModelVersions(b.store, 0).served() == 12
 
 
 def test_what_is_asked_for_while_another_wish_is_heeded_is_heeded_next(bench, make_task, monkeypatch):

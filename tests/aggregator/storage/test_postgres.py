@@ -18,7 +18,7 @@ from device_runtime.aggregator.storage import tables as place
 from device_runtime.aggregator.storage.database import Database
 from device_runtime.aggregator.storage.postgres import (
     PATIENCE_S,
-    Server,
+    PostgresServer,
     Waiting,
     connect,
     schema_for,
@@ -342,7 +342,7 @@ def test_a_server_that_does_not_let_us_in_is_said_in_one_line_without_passwords(
 @pytest.mark.parametrize("url", ["postgresql://u:pw@h/x?nonsense=1", "postgresql://u:pw@[h/x"])
 def test_a_url_that_is_none_is_refused_without_repeating_it(url):
     with pytest.raises(ConfigError, match=r"database.url: not a PostgreSQL URL") as refused:
-        Server.parse(url)
+        PostgresServer.parse(url)
     assert "pw" not in str(refused.value).replace("password", "")
 
 
@@ -357,7 +357,7 @@ def test_the_settings_name_their_key(tmp_path):
 
     (tmp_path / "pw").write_text("a b@c\n")
     section = server('[database]\nurl = "postgresql://fl:old@db/fl"\npassword_file = "pw"\n')
-    known = dict(Server.parse(database_for(section)).parameters)
+    known = dict(PostgresServer.parse(database_for(section)).parameters)
     assert known == {"user": "fl", "password": "a b@c", "host": "db", "dbname": "fl"}
     assert server("", "--database", "postgresql://db/fl").url == "postgresql://db/fl"
     with pytest.raises(ConfigError, match=r"database.url: expected postgresql://"):

@@ -10,15 +10,15 @@ import pytest
 
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.console_log import Plain, energy_from, size, summary
-from device_runtime.aggregator.views.dashboard_state import Board, sparkline
+from device_runtime.aggregator.views.console_log import ConsoleLog, energy_from, size, summary
+from device_runtime.aggregator.views.dashboard_state import Dashboard, sparkline
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
+    ContributionRefused,
     DeviceSeen,
     Finished,
     PlanMade,
-    Refused,
     RoundClosed,
     RoundExtended,
     RoundOpened,
@@ -65,7 +65,7 @@ def test_a_round_s_energy_says_of_how_many_updates_it_was_measured():
 
 def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
     out = io.StringIO()
-    view = Plain(out)
+    view = ConsoleLog(out)
     for happening in (
         Started(TASK, "r1", False, ()),
         RoundOpened(1, ("full",), 3.0),
@@ -90,7 +90,7 @@ def test_a_private_round_says_the_most_that_any_device_has_spent():
 
 def test_an_extended_round_says_who_sits_out_and_why():
     out = io.StringIO()
-    view = Plain(out)
+    view = ConsoleLog(out)
     too_slow = "full needs 9.0 s of 2.7 s (compute)"
     for happening in (
         RoundOpened(1, ("full",), 3.0),
@@ -109,7 +109,7 @@ def test_an_extended_round_says_who_sits_out_and_why():
 
 def test_an_extended_round_says_how_long_it_goes_on_and_once_that_it_waits_for_devices():
     out = io.StringIO()
-    view = Plain(out)
+    view = ConsoleLog(out)
     for happening in (
         RoundOpened(2, ("full",), 3.0),
         RoundExtended(2, 3.0, 0, 1, devices=0),
@@ -139,7 +139,7 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest():
 
 
 def test_the_board_counts_the_rounds_of_a_device_once_each():
-    board = Board()
+    board = Dashboard()
     board.take(Started(TASK, "r", True, (closed(1),)), 0.0)
     board.take(RoundOpened(2, ("full",), 60.0), 5.0)
     board.take(DeviceSeen("pi-01", True, "pi-zero", 10, "onnx"), 5.0)
@@ -149,16 +149,16 @@ def test_the_board_counts_the_rounds_of_a_device_once_each():
     board.take(Contributed(closed(2).contributions[0]), 7.0)
     row = board.devices["pi-01"]
     assert (row.rounds, row.sent, row.profile, board.closes_s) == (2, True, "pi-zero", 65.0)
-    board.take(Refused("pi-02", 2, "full", "refused", "nan"), 8.0)
+    board.take(ContributionRefused("pi-02", 2, "full", "refused", "nan"), 8.0)
     assert (board.devices["pi-02"].doing, board.devices["pi-02"].why) == ("refused", "nan")
 
 
 def test_the_live_view_shows_devices_and_rounds_and_takes_their_texts_for_text():
     console = pytest.importorskip("rich.console")
-    from device_runtime.aggregator.views.terminal import Live
+    from device_runtime.aggregator.views.terminal import TerminalView
 
     out = io.StringIO()
-    view = Live("mqtt://x", console.Console(file=out, width=160, force_terminal=False))
+    view = TerminalView("mqtt://x", console.Console(file=out, width=160, force_terminal=False))
     view(Started(TASK, "r1", False, ()))
     view(RoundOpened(1, ("full",), 60.0))
     view(DeviceSeen("pi-01", True, "[red]pi[/red]", 10, "onnx"))

@@ -54,7 +54,7 @@ def test_a_round_serves_the_head_in_closed_form_and_offers_the_trained_one(bench
         assert b.contribute(device, b.contribution(kind, sends(b, device, kind)))[0].status == "accepted"
     served, base = read(b.store.models.get(b.store.served(1))), b.weights(b.store.base(2))
     assert not np.array_equal(served["head.weight"], base["head.weight"])
-    pool = closed_form.Pool.of(
+    pool = closed_form.StatisticsPool.of(
         read(b.store.models.get(b.store.carried(2).memory[closed_form.MEMORY])),
         len(bundle.manifest.labels),
         ClassStatistics().projection(bundle.manifest.head.features),

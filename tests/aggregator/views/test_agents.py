@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks.task import KindSettings
-from device_runtime.aggregator.views.listener import Contributed, Refused, RoundClosed
+from device_runtime.aggregator.views.listener import Contributed, ContributionRefused, RoundClosed
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Connected, Received
 from device_runtime.broker.wire.messages import Hello
@@ -87,7 +87,7 @@ class Hall:
 
     def sent(self, name):
         topic = topics.up(name, "contribution")
-        return [messages.decode(p, messages.Contribution) for t, p in self.said if t == topic]
+        return [messages.decode(p, messages.ContributionMessage) for t, p in self.said if t == topic]
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_buffered_cohort_of_agents_learns_all_of_its_rounds(hall):
     closed = h.bench.heard(RoundClosed)
     assert [len(c.contributions) for c in closed] == [2] * 6
     assert len({c.record.device for c in h.bench.heard(Contributed)}) > 2
-    assert not [refused for refused in h.bench.heard(Refused) if refused.status == "refused"]
+    assert not [refused for refused in h.bench.heard(ContributionRefused) if refused.status == "refused"]
 
 
 def test_agents_that_are_not_asked_get_ready_and_do_not_work(hall):

@@ -25,7 +25,7 @@ from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.broker.security.register import RegisterError
 from device_runtime.broker.security.signing import DeviceSigner, Verifier
 from device_runtime.broker.servers import mosquitto, production
-from device_runtime.broker.servers.broker_folder import Opened, Site, SiteError, rotate_key
+from device_runtime.broker.servers.broker_folder import BrokerFolder, BrokerSite, SiteError, rotate_key
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire.link import Connected, Disconnected, LinkOptions, Received
 from device_runtime.broker.wire.messages import Base, Blob, Offer
@@ -45,16 +45,16 @@ SECRET = ("ca.key", "server.key", "aggregator.key", "aggregator.password", "pass
 FAST_S = (0.05, 0.5)
 
 
-def made(folder: Path, **changes: Any) -> Opened:
+def made(folder: Path, **changes: Any) -> BrokerFolder:
     user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
     given = {"names": ("127.0.0.1", "localhost"), "port": find_port(BrokerOptions()), "run_as": user}
-    return production.found(folder, Site(**{**given, **changes}), NOW)
+    return production.found(folder, BrokerSite(**{**given, **changes}), NOW)
 
 
 class Running:
     """Mosquitto by the written configuration, started as the printed line says."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: BrokerFolder) -> None:
         self.opened = opened
         self.log = opened.folder / "log"
         self.start()
@@ -225,10 +225,10 @@ def test_the_certificate_is_of_the_names_that_were_given_and_ends_when_it_was_sa
 
 
 def test_an_ipv6_address_comes_first_in_brackets() -> None:
-    assert Site(names=("2001:db8::1",)).url == "mqtts://[2001:db8::1]:8883"
-    assert Site(names=("a.example",), websockets=8443).web_url == "wss://a.example:8443/mqtt"
+    assert BrokerSite(names=("2001:db8::1",)).url == "mqtts://[2001:db8::1]:8883"
+    assert BrokerSite(names=("a.example",), websockets=8443).web_url == "wss://a.example:8443/mqtt"
     with pytest.raises(SiteError, match="has no WebSockets"):
-        _ = Site(names=("a.example",)).web_url
+        _ = BrokerSite(names=("a.example",)).web_url
 
 
 @pytest.mark.parametrize(
@@ -307,10 +307,10 @@ def test_a_folder_without_a_broker_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(
         SiteError, match=r"no broker is set up in .*: make one with `device-runtime broker init"
     ):
-        Opened(tmp_path)
+        BrokerFolder(tmp_path)
     (tmp_path / "site.json").write_text('{"names": [], "more": 1}')
     with pytest.raises(SiteError, match=r"site\.json cannot be read"):
-        Opened(tmp_path)
+        BrokerFolder(tmp_path)
 
 
 def test_each_device_gets_in_and_is_held_to_its_branch(running: Running, join: Callable[..., Any]) -> None:
@@ -452,15 +452,15 @@ def test_the_aggregator_s_key_is_followed_by_one_that_it_has_signed_again_and_ag
     first, offer, topic = opened.signer, offered(), "fl/v1/all/round/t"
     for now in (10, 20):
         rotate_key(opened, now)
-    write = Opened.write
+    write = BrokerFolder.write
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
 
-        def ends(self: Opened, name: str, text: str) -> None:
+        def ends(self: BrokerFolder, name: str, text: str) -> None:
             if name == "aggregator.key":
                 raise KeyboardInterrupt
             write(self, name, text)
 
-        killed.setattr(Opened, "write", ends)
+        killed.setattr(BrokerFolder, "write", ends)
         rotate_key(opened, 25)  # the statement is there, its key not
     rotate_key(opened, 30)
     assert [one.made for one in opened.successions] == [10, 20, 30]
@@ -509,8 +509,8 @@ def test_two_who_enrol_at_once_lose_nobody(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom datetime import datetime, timezone\nfrom pathlib import Path\n"
         "from device_runtime.broker.security import register\n"
-        "from device_runtime.broker.servers.broker_folder import Opened\n"
-        "for n in range(15): register.add(Opened(Path(sys.argv[1])), f'{sys.argv[2]}-{n}', "
+        "from device_runtime.broker.servers.broker_folder import BrokerFolder\n"
+        "for n in range(15): register.add(BrokerFolder(Path(sys.argv[1])), f'{sys.argv[2]}-{n}', "
         "datetime.now(timezone.utc))"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, str(opened.folder), who]) for who in "ab"]
@@ -541,7 +541,7 @@ def test_the_commands_set_up_enrol_list_and_revoke(tmp_path: Path) -> None:
     added = command("device", "add", "pi-1")
     [line] = added.stdout.splitlines()
     enrolment = Enrolment.of_token(line.removeprefix("device-runtime join --enrol "))
-    opened = Opened(tmp_path / "enrolment")
+    opened = BrokerFolder(tmp_path / "enrolment")
     assert (enrolment.name, enrolment.url) == ("pi-1", "mqtts://broker.example.org:8883")
     assert (enrolment.key, enrolment.authority) == (opened.signer.public, opened.authority)
     assert enrolment.password not in added.stderr

@@ -1,10 +1,10 @@
 """What a link makes of connections that end."""
 
-from device_runtime.broker.wire.link_timing import STEADY_S, Patience
+from device_runtime.broker.wire.link_timing import STEADY_S, ReconnectDelay
 
 
 def test_the_wait_grows_until_a_connection_was_steady() -> None:
-    patience = Patience((1.0, 64.0), seed=3)
+    patience = ReconnectDelay((1.0, 64.0), seed=3)
 
     def waits() -> list[float]:
         found = []
@@ -22,7 +22,7 @@ def test_the_wait_grows_until_a_connection_was_steady() -> None:
 
 
 def test_short_connections_in_a_row_are_suspicious_and_a_steady_one_clears_it() -> None:
-    patience = Patience((1.0, 64.0))
+    patience = ReconnectDelay((1.0, 64.0))
     patience.lost(0.1)
     assert not patience.crowded
     patience.lost(0.1)
@@ -32,7 +32,7 @@ def test_short_connections_in_a_row_are_suspicious_and_a_steady_one_clears_it() 
 
 
 def test_attempts_that_nobody_answers_are_not_suspicious() -> None:
-    patience = Patience((1.0, 64.0))
+    patience = ReconnectDelay((1.0, 64.0))
     for _ in range(10):
         patience.failed()
     assert not patience.crowded

@@ -10,7 +10,7 @@ import pytest
 
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import partial_blob as partial_module
-from device_runtime.broker.wire.blobs import Blobs, Room, name
+from device_runtime.broker.wire.blobs import BlobRoom, Blobs, name
 from device_runtime.broker.wire.messages import Blob
 
 
@@ -127,7 +127,7 @@ def test_prune_leaves_files_of_others_alone(store: Blobs) -> None:
 
 
 def test_what_is_fetched_takes_no_more_than_the_store_may_have(tmp_path: Path) -> None:
-    store = Blobs(tmp_path, room=Room(most=1000))
+    store = Blobs(tmp_path, room=BlobRoom(most=1000))
     whole = store.put(b"x" * 400)
     held = store.partial(Blob(b"\1" * 32, 500))  # 501 bytes lie there, with its map
     with pytest.raises(BlobError, match="no room for blob 020202020202 of 100 bytes: 901 of the 1000 bytes"):
@@ -139,7 +139,7 @@ def test_what_is_fetched_takes_no_more_than_the_store_may_have(tmp_path: Path) -
 
 
 def test_what_is_fetched_leaves_so_much_of_the_disk_free(tmp_path: Path, monkeypatch) -> None:
-    store = Blobs(tmp_path, room=Room(spare=1000))
+    store = Blobs(tmp_path, room=BlobRoom(spare=1000))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1500))
     store.partial(Blob(b"\1" * 32, 500))

@@ -13,10 +13,10 @@ from device_runtime.cli import main
 from device_runtime.cli.on_device.doctor import examine
 from device_runtime.client.doctor import installation as examining
 from device_runtime.client.doctor.installation import energy, rules
-from device_runtime.client.energy import Found, find
+from device_runtime.client.energy import FoundMeter, find
 from device_runtime.client.policy import work_gate as owner
 from device_runtime.client.policy.privacy_budget import Budget
-from device_runtime.client.policy.rules import Policy, Window
+from device_runtime.client.policy.rules import DayWindow, Policy
 from device_runtime.models.engines.available import EngineChoice
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError
@@ -195,7 +195,7 @@ def test_findings_are_in_the_order_in_which_they_matter(tmp_path):
 
 
 def test_the_meter_of_energy_is_named_with_those_that_cannot_be_read():
-    found = list(energy(Found(None, ("rapl: /sys/x may be read by root only: sudo chmod",))))
+    found = list(energy(FoundMeter(None, ("rapl: /sys/x may be read by root only: sudo chmod",))))
     assert states(found) == {"energy meter": "missing", "energy meter rapl": "missing"}
     assert found[0].found == "modelled: from 2 W idle, 8 W under load (assumed: no profile), ± 100%"
     assert found[1].found == "/sys/x may be read by root only: sudo chmod"
@@ -207,7 +207,7 @@ def test_rules_of_the_devices_here_are_told_with_what_they_say_now(tmp_path, cap
     (tmp_path / "free").mkdir()
     owner.keep(Policy(), tmp_path / "free")
     (tmp_path / "busy").mkdir()
-    owner.keep(Policy(daily_bytes=10**6, windows=(Window.of("00:00-24:00"),)), tmp_path / "busy")
+    owner.keep(Policy(daily_bytes=10**6, windows=(DayWindow.of("00:00-24:00"),)), tmp_path / "busy")
     owner.keep(Policy(daily_bytes=0), tmp_path)
     alone, busy = rules(tmp_path)
     assert (alone.what, alone.state, alone.found) == (

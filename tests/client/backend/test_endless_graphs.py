@@ -7,9 +7,9 @@ import psutil
 import pytest
 
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.messages import Plan
+from device_runtime.broker.wire.messages import PlanMessage
 from device_runtime.client.backend import subprocess as working
-from device_runtime.client.backend.subprocess import Apart
+from device_runtime.client.backend.subprocess import Subprocess
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.policy.work_gate import Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
@@ -137,8 +137,8 @@ def test_work_that_never_ends_is_ended_when_its_round_has_closed_and_the_next_ro
     pids = begun(known, endless, monkeypatch, lambda: setattr(known.clock, "skipped", 2 * DAY_S))
     assert known.go().contributions == []
     why = "the process that worked on it was ended: it said nothing for 2 s when its round had closed"
-    assert f"full given up: {why}" in known.link.of(Plan)[-1].reasons
-    assert known.link.of(Plan)[-1].kind == ""
+    assert f"full given up: {why}" in known.link.of(PlanMessage)[-1].reasons
+    assert known.link.of(PlanMessage)[-1].kind == ""
     assert not psutil.pid_exists(pids[0])
     known.link.announce(known.offer(number=3))
     assert [sent.round for sent in known.go().contributions] == [3]
@@ -148,7 +148,7 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, en
     alive = []
 
     def judged(_held):
-        looks = known.link.of(Plan)
+        looks = known.link.of(PlanMessage)
         if pids and not alive:
             if psutil.pid_exists(pids[0]):
                 threading.Event().wait(0.1)
@@ -161,12 +161,12 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, en
     run_until_it_is_over(known)
     assert (known.contributions, alive) == ([], [False])
     why = "it did not stand still in the 2 s that it may take"
-    assert any(why in reason for reason in known.link.of(Plan)[-1].reasons)
+    assert any(why in reason for reason in known.link.of(PlanMessage)[-1].reasons)
 
 
 def test_anything_else_that_says_nothing_for_an_hour_is_ended(stage, endless, monkeypatch):
     monkeypatch.setattr(working, "SILENT_S", 5.0)
-    place = Apart(Settings("a", stage.folder / "a.npz", stage.folder), Hours(stage.clock), LinkSpeed())
+    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), Hours(stage.clock), LinkSpeed())
     offer = stage.offer(bundle=endless)
     for content in stage.contents.values():
         Blobs(stage.folder / "blobs").put(content)

@@ -10,15 +10,15 @@ from device_runtime.client.backend.rpc import (
     LENGTH,
     Asked,
     Beat,
-    Crossing,
     Ended,
-    Gone,
     GoOn,
-    Known,
+    KnownTask,
+    Rpc,
     Said,
-    Terms,
+    WorkerGone,
+    WorkTerms,
 )
-from device_runtime.client.personal.kept import Wish
+from device_runtime.client.personal.kept import PersonalWish
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.engine_guard import Pretence
 from device_runtime.models.bundles.manifest import EngineWish
@@ -29,7 +29,7 @@ from device_runtime.strategies.terms.accountant import Limit
 @pytest.fixture
 def ends():
     ours, theirs = socket.socketpair()
-    device, worker = Crossing(ours, Said), Crossing(theirs, Asked)
+    device, worker = Rpc(ours, Said), Rpc(theirs, Asked)
     yield device, worker
     device.close()
     worker.close()
@@ -47,7 +47,7 @@ def test_messages_come_whole_and_in_order_however_large(ends):
 def test_a_message_that_comes_in_pieces_is_waited_for():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        device = Crossing(ours, Said)
+        device = Rpc(ours, Said)
         data = device._encoder.encode(Beat(0.5))
         whole = LENGTH.pack(len(data)) + data
         for at in range(len(whole)):
@@ -61,19 +61,19 @@ def test_that_the_other_end_is_closed_is_heard_of(ends):
     worker.say(Beat(1.0))
     worker.close()
     assert device.hear() == Beat(1.0)
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerGone):
         device.hear()
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerGone):
         device.say(GoOn(0.0))
 
 
 def test_settings_are_the_same_beyond(ends):
     device, worker = ends
     place = Place(Path("a.db"), "SELECT x, y FROM t", Path("labels.toml"), "y")
-    wish, engine = Wish(True, 0.1, True), EngineWish("torch", "int8", 2, "cuda:1")
+    wish, engine = PersonalWish(True, 0.1, True), EngineWish("torch", "int8", 2, "cuda:1")
     pretence = Pretence.of("pi-4", 2.0)
     given = Settings("a", place, Path("state"), pretence, 10**9, engine, Limit(8.0, 1e-3), personal=wish)
-    device.say(Terms.of(given, "rapl", held_bytes=3 * 10**7))
+    device.say(WorkTerms.of(given, "rapl", held_bytes=3 * 10**7))
     terms = worker.hear()
     assert terms.meter == "rapl"
     there = terms.settings(None)
@@ -89,13 +89,13 @@ def test_settings_are_the_same_beyond(ends):
 
 def test_where_no_limit_is_set_there_is_none_beyond_and_never_one_of_nothing():
     given = Settings("a", Path("a.npz"), Path("state"))
-    assert Terms.of(given, "auto", 10**6).settings(None).memory_bytes is None
+    assert WorkTerms.of(given, "auto", 10**6).settings(None).memory_bytes is None
     small = Settings("a", Path("a.npz"), Path("state"), memory_bytes=10)
-    assert Terms.of(small, "auto", 10**6).settings(None).memory_bytes == 1
+    assert WorkTerms.of(small, "auto", 10**6).settings(None).memory_bytes == 1
 
 
 def test_what_is_known_of_a_task_crosses(ends):
     device, worker = ends
     hello = Hello(boot=0, num_examples=3, profile="pi-4", memory_bytes=10, engine="onnxruntime")
-    worker.say(Ended(Known((), hello), over=False, cpu_s=0.5))
-    assert device.hear() == Ended(Known((), hello), over=False, cpu_s=0.5)
+    worker.say(Ended(KnownTask((), hello), over=False, cpu_s=0.5))
+    assert device.hear() == Ended(KnownTask((), hello), over=False, cpu_s=0.5)

@@ -13,16 +13,24 @@ import psutil
 import pytest
 
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.messages import Contribution, Hello, Kind, Metrics, Plan, encode, pack
+from device_runtime.broker.wire.messages import (
+    ContributionMessage,
+    Hello,
+    Kind,
+    Metrics,
+    PlanMessage,
+    encode,
+    pack,
+)
 from device_runtime.client.backend import child_process as child
 from device_runtime.client.backend import subprocess as working
-from device_runtime.client.backend.base import Death, in_this_process
+from device_runtime.client.backend.base import WorkerDeath, in_this_process
 from device_runtime.client.backend.rpc import LENGTH, Settle
-from device_runtime.client.backend.subprocess import AGAIN_S, Apart
+from device_runtime.client.backend.subprocess import AGAIN_S, Subprocess
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.energy import MeterError
 from device_runtime.client.errors import WorkDied
-from device_runtime.client.policy.rules import Rule, Verdict
+from device_runtime.client.policy.rules import Rule, RuleVerdict
 from device_runtime.client.policy.work_gate import LOOK_S, Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
@@ -34,7 +42,7 @@ from device_runtime.strategies.full import Full
 SHORT, LONG = registry.write(Full(epochs=2, batch=20)), registry.write(Full(epochs=4000, batch=20))
 SOME = registry.write(Full(epochs=100, batch=20))
 MEANS = registry.write(ClassMeans())
-PAUSED = Verdict((Rule("paused", False, "paused by hand"),))
+PAUSED = RuleVerdict((Rule("paused", False, "paused by hand"),))
 DAY_S = 86_400.0
 
 
@@ -58,7 +66,7 @@ def apart(stage, measured):
     """The stage with a device that works apart, in real time."""
     if "speed" in measured:
         (stage.folder / "speed.json").write_bytes(measured["speed"])
-    stage.clock, stage.place = Ahead(), partial(Apart, stays_s=DAY_S)
+    stage.clock, stage.place = Ahead(), partial(Subprocess, stays_s=DAY_S)
     stage.start()
     yield stage
     stage.agent.close()
@@ -78,7 +86,7 @@ def when_tried(stage, act, kinds=("full",)):
 
     def publish(topic, payload, retain=False):
         done = said(topic, payload, retain)
-        plans = stage.link.of(Plan)
+        plans = stage.link.of(PlanMessage)
         if topics.parse(topic).leaf == "plan" and plans[-1].kind in kinds:
             act()
         return done
@@ -89,7 +97,7 @@ def when_tried(stage, act, kinds=("full",)):
 def contribution(number):
     metrics = Metrics(train_loss=0.0, train_time_ms=0, energy_mj=0, peak_memory_kib=0)
     given = {"task": "t", "run": "r", "seq": 7, "kind": "full", "num_examples": 1}
-    return Contribution(boot=1, round=number, metrics=metrics, **given)
+    return ContributionMessage(boot=1, round=number, metrics=metrics, **given)
 
 
 def kill(stage, number=signal.SIGKILL):
@@ -117,12 +125,12 @@ def test_work_that_dies_is_given_up_for_a_cheaper_kind_and_the_device_stays(apar
     apart.link.announce(apart.offer(kinds=(LONG, MEANS), remaining_s=DAY_S))
     (sent,) = apart.go().contributions
     assert sent.kind == "class-means"
-    plan = apart.link.of(Plan)[-1]
+    plan = apart.link.of(PlanMessage)[-1]
     why = f"the process that worked on it was ended by {number.name}"
     assert (plan.kind, plan.reasons) == ("class-means", (f"full given up: {why}",))
     assert f"full given up: {why}" in caplog.text
     (death,) = apart.agent._duty.place._deaths[1]
-    assert death == Death("full", why, memory=number == signal.SIGKILL)
+    assert death == WorkerDeath("full", why, memory=number == signal.SIGKILL)
     apart.link.announce(apart.offer(number=2, kinds=(MEANS,)))
     assert len(apart.go().contributions) == 2
 
@@ -132,8 +140,8 @@ def test_a_round_whose_every_form_dies_is_sat_out_and_the_next_is_not(apart):
     when_tried(apart, lambda: kill(apart), ("full", "class-means"))
     apart.link.announce(apart.offer(kinds=(LONG, MEANS), remaining_s=DAY_S))
     assert apart.go().contributions == []
-    assert [plan.kind for plan in apart.link.of(Plan)] == ["full", "class-means", ""]
-    assert len(apart.link.of(Plan)[-1].reasons) == 2
+    assert [plan.kind for plan in apart.link.of(PlanMessage)] == ["full", "class-means", ""]
+    assert len(apart.link.of(PlanMessage)[-1].reasons) == 2
     apart.link.publish = published
     apart.link.announce(apart.offer(number=2, kinds=(MEANS,)))
     assert len(apart.go().contributions) == 1
@@ -149,7 +157,7 @@ def test_what_died_is_tried_again_when_its_round_has_a_new_deadline_and_not_befo
     assert apart.go().contributions == []
     apart.link.announce(apart.offer(kinds=(SHORT,), remaining_s=2 * DAY_S))
     run_until_it_is_over(apart, pause_s=0.0)
-    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(Plan)[-1].reasons
+    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(PlanMessage)[-1].reasons
 
 
 def test_an_update_that_was_handed_over_is_not_made_again_when_its_process_dies(apart):
@@ -198,8 +206,8 @@ def test_work_stands_still_while_the_rules_say_no_and_then_goes_on(apart):
     looks = []
 
     def judged(_held):
-        looks.append(bool(apart.link.of(Plan)))
-        return PAUSED if sum(looks) in (1, 2) else Verdict()
+        looks.append(bool(apart.link.of(PlanMessage)))
+        return PAUSED if sum(looks) in (1, 2) else RuleVerdict()
 
     apart.agent.hours.judged = judged
     when_tried(apart, apart.agent.hours.look_again)
@@ -215,19 +223,19 @@ def test_work_that_stands_still_is_not_ended_however_long_the_rules_say_no(apart
     until = []
 
     def judged(_held):
-        if apart.link.of(Plan) and not until:
+        if apart.link.of(PlanMessage) and not until:
             until.append(monotonic() + 3.0)
-        return PAUSED if until and monotonic() < until[0] else Verdict()
+        return PAUSED if until and monotonic() < until[0] else RuleVerdict()
 
     when_tried(apart, apart.agent.hours.look_again)
     apart.agent.hours.judged = judged
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
     run_until_it_is_over(apart, pause_s=0.0)
-    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(Plan)[-1].reasons
+    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(PlanMessage)[-1].reasons
 
 
 def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog):
-    apart.agent.hours.judged = lambda _held: PAUSED if apart.link.of(Plan) else Verdict()
+    apart.agent.hours.judged = lambda _held: PAUSED if apart.link.of(PlanMessage) else RuleVerdict()
     worked = []
     when_tried(apart, lambda: (worked.append(process(apart).pid), apart.agent.hours.look_again()))
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=3600.0))
@@ -243,10 +251,10 @@ def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it
     earlier = contribution(number=0)
 
     def judged(_held):
-        looks.append(bool(apart.link.of(Plan)))
+        looks.append(bool(apart.link.of(PlanMessage)))
         if sum(looks) == 1:
             place.settle(earlier, counts=True)
-        return PAUSED if 1 <= sum(looks) <= 3 else Verdict()
+        return PAUSED if 1 <= sum(looks) <= 3 else RuleVerdict()
 
     def asked(request, *more):
         worked.add(process(apart) and process(apart).pid)
@@ -290,7 +298,7 @@ def test_noise_on_the_standard_output_of_the_work_disturbs_nothing(apart, monkey
 
 
 def test_a_process_that_is_idle_ends_and_another_comes_with_the_next_round(apart):
-    apart.place = partial(Apart, stays_s=0.0)
+    apart.place = partial(Subprocess, stays_s=0.0)
     apart.start().link.announce(apart.offer())
     apart.go(ticks=3)
     place = apart.agent._duty.place
@@ -318,7 +326,7 @@ def test_a_round_that_makes_no_sense_is_left_out(apart, caplog):
 
 
 def test_a_meter_that_cannot_be_had_is_told_by_whoever_asks_first(stage):
-    place = Apart(
+    place = Subprocess(
         Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed(), "sundial"
     )
     try:
@@ -346,7 +354,7 @@ def test_what_dies_before_it_has_done_any_work_is_started_again_later_and_later(
 
     monkeypatch.setattr(child, "PROGRAM", child.PROGRAM.replace("from", f"{program}; from", 1))
     monkeypatch.setattr(subprocess.Popen, "__init__", counted)
-    place = Apart(Settings("a", stage.folder / "a.npz", stage.folder), Hours(clock), LinkSpeed())
+    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), Hours(clock), LinkSpeed())
     current = Open(stage.offer(), 1e9)
     for _ in range(40):
         with pytest.raises(WorkDied, match="ended with code 3"):
@@ -357,7 +365,7 @@ def test_what_dies_before_it_has_done_any_work_is_started_again_later_and_later(
 
 
 def test_what_cannot_hear_any_more_ends_instead_of_being_waited_for(stage):
-    place = Apart(Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed())
+    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed())
     place.warm_up()
     with place._child.process as working:
         place._child.crossing._end.sendall(LENGTH.pack(1) + b"\xc1")
@@ -366,7 +374,7 @@ def test_what_cannot_hear_any_more_ends_instead_of_being_waited_for(stage):
 
 
 def test_a_device_that_cannot_start_its_work_goes_on(stage, monkeypatch, caplog):
-    place = Apart(Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed())
+    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed())
     monkeypatch.setattr(sys, "executable", "/nowhere")
     place.warm_up()
     assert "no process can be started to work in" in caplog.text
@@ -377,18 +385,18 @@ import sys
 from pathlib import Path
 from time import monotonic
 from device_runtime.broker.wire.messages import Offer, decode
-from device_runtime.client.backend.subprocess import Apart
+from device_runtime.client.backend.subprocess import Subprocess
 from device_runtime.client.policy.work_gate import Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.settings import Settings
-from device_runtime.client.backend.base import Death, in_this_process
-from device_runtime.client.backend.base import Ears
+from device_runtime.client.backend.base import WorkerDeath, in_this_process
+from device_runtime.client.backend.base import BackendListener
 
 folder, hangs = Path(sys.argv[1]), sys.argv[2] == "hangs"
 offer = decode((folder / "offer").read_bytes(), Offer)
 hours = Hours(monotonic)
-place = Apart(Settings("a", folder / "a.npz", folder), hours, LinkSpeed())
+place = Subprocess(Settings("a", folder / "a.npz", folder), hours, LinkSpeed())
 current = Open(offer, monotonic() + offer.remaining_s)
 look = place.look(current)
 assert not look.missing, look
@@ -397,7 +405,7 @@ place.prepare(current)
 made = []
 def decided(offer, plan, room):
     print(plan.kind, place._child.process.pid, flush=True)
-ears = Ears(lambda _: None, lambda: None, hours.lost, decided, made.append, lambda _: False, lambda _: ())
+ears = BackendListener(lambda _: None, lambda: None, hours.lost, decided, made.append, lambda _: False, lambda _: ())
 assert place.work(current, ears)
 place.close()
 print(made[0].message.kind, [name for name in ("numpy", "onnxruntime", "safetensors") if name in sys.modules])

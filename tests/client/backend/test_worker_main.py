@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.client.backend.rpc import After, Asked, Beat, Crossing, Ended, GoOn, Said, Terms
-from device_runtime.client.backend.worker_main import Worker
+from device_runtime.client.backend.rpc import After, Asked, Beat, Ended, GoOn, Rpc, Said, WorkTerms
+from device_runtime.client.backend.worker_main import DeviceWorker
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.settings import Settings
 
@@ -17,9 +17,9 @@ from device_runtime.client.settings import Settings
 def worker(tmp_path):
     """With its device's end (`device`) and what has come from there (`inbox`)."""
     ours, theirs = socket.socketpair()
-    device, crossing, inbox = Crossing(ours, Said), Crossing(theirs, Asked), queue.SimpleQueue()
-    terms = Terms.of(Settings("a", Path("a.npz"), tmp_path), "modelled", 0)
-    made = Worker(terms, None, crossing, inbox)
+    device, crossing, inbox = Rpc(ours, Said), Rpc(theirs, Asked), queue.SimpleQueue()
+    terms = WorkTerms.of(Settings("a", Path("a.npz"), tmp_path), "modelled", 0)
+    made = DeviceWorker(terms, None, crossing, inbox)
     made.device, made.inbox = device, inbox
     yield made
     device.close()

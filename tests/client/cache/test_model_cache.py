@@ -9,7 +9,7 @@ from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.blobs import name
 from device_runtime.broker.wire.messages import Base, Blob, Offer, Step
 from device_runtime.client.cache import base_route as ways
-from device_runtime.client.cache.model_cache import Holdings
+from device_runtime.client.cache.model_cache import ModelCache
 from device_runtime.client.delivery.downloads import prune
 from device_runtime.client.errors import StaleBase, UnusableBase
 from device_runtime.models.bundles.tensors import TensorError, encode, encoded_parts
@@ -66,7 +66,7 @@ class Aggregator:
 @pytest.fixture
 def holdings(tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "SEGMENT", 4)
-    return Holdings(tmp_path)
+    return ModelCache(tmp_path)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_device_that_keeps_up_goes_over_a_new_checkpoint_by_steps_and_keeps_th
     assert holdings.missing(base) == ()
     holdings.base(base, aggregator.bundle.manifest)
     prune(holdings.blobs, msgspec.structs.replace(offer, base=base), [])
-    later = Holdings(holdings.blobs.folder.parent)
+    later = ModelCache(holdings.blobs.folder.parent)
     assert later.missing(base) == ()
     assert encode(later.base(base, aggregator.bundle.manifest)) == encode(weights)
 
@@ -123,7 +123,7 @@ def test_a_device_that_missed_many_rounds_fetches_those_segments_of_the_log_not_
 
 def test_a_joiner_fetches_checkpoint_and_the_steps_since(holdings, aggregator):
     assert take(holdings, aggregator, 9) == ["checkpoint", "log 0", "log 1", "log 2"]
-    assert take(Holdings(holdings.blobs.folder.parent / "b"), aggregator, 15, since=12) == [
+    assert take(ModelCache(holdings.blobs.folder.parent / "b"), aggregator, 15, since=12) == [
         "checkpoint", "log 3",
     ]  # fmt: skip
 
@@ -255,7 +255,7 @@ def test_a_bundle_is_unpacked_once_and_verified_when_opened(holdings, aggregator
 def test_what_was_put_down_is_gone_on_from_in_another_process(holdings, aggregator, tmp_path):
     take(holdings, aggregator, 5)
     holdings.put_down()
-    later = Holdings(tmp_path)
+    later = ModelCache(tmp_path)
     later.blobs.prune([])
     assert take(later, aggregator, 6) == []
 
@@ -265,7 +265,7 @@ def test_what_was_put_down_and_is_another_model_now_is_begun_anew_from(holdings,
     holdings.put_down()
     (kept,) = (tmp_path / "stand").iterdir()
     kept.write_bytes(encode(aggregator.start))
-    later = Holdings(tmp_path)
+    later = ModelCache(tmp_path)
     offer, _, _ = aggregator.offer(6)
     with pytest.raises(StaleBase, match="beginning anew"):
         later.base(offer.base, aggregator.bundle.manifest)
@@ -276,7 +276,7 @@ def test_what_was_put_down_and_is_another_model_now_is_begun_anew_from(holdings,
 def test_a_bundle_or_a_base_that_memory_cannot_hold_is_not_fetched(tmp_path, aggregator):
     offer, blobs, _ = aggregator.offer(0)
     free = 2 * len(blobs["bundle"]) - 1
-    holdings = Holdings(tmp_path / "small", memory=lambda: free)
+    holdings = ModelCache(tmp_path / "small", memory=lambda: free)
     huge = msgspec.structs.replace(offer, bundle=Blob(b"\1" * 32, len(blobs["bundle"])))
     with pytest.raises(BundleError, match=r"bundle 010101010101 needs .* MB of memory to be read, and"):
         holdings.missing_bundles(huge)
@@ -289,7 +289,7 @@ def test_a_bundle_or_a_base_that_memory_cannot_hold_is_not_fetched(tmp_path, agg
 
 def test_bundles_of_earlier_offers_make_room_for_the_next(tmp_path, bundle, another):
     size = len(bundle.packed())
-    holdings = Holdings(tmp_path / "one", disk_bytes=3 * size)
+    holdings = ModelCache(tmp_path / "one", disk_bytes=3 * size)
     for number, one in enumerate((bundle, another)):
         blob = name(one.packed())
         base = Base(checkpoint=(), sha=b"")
@@ -306,7 +306,7 @@ def test_bundles_of_earlier_offers_make_room_for_the_next(tmp_path, bundle, anot
 
 
 def test_a_bundle_is_not_unpacked_where_the_owner_s_part_of_the_disk_is_taken(tmp_path, bundle):
-    holdings = Holdings(tmp_path / "two", disk_bytes=int(1.5 * len(bundle.packed())))
+    holdings = ModelCache(tmp_path / "two", disk_bytes=int(1.5 * len(bundle.packed())))
     blob = holdings.blobs.put(bundle.packed())
     with pytest.raises(NoRoom):
         holdings.bundle(blob)

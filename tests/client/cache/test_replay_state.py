@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire.messages import Base
-from device_runtime.client.cache.base_route import Stand, Stands
+from device_runtime.client.cache.base_route import ReplayState, ReplayStates
 
 LINE, OTHER = b"8 bytes.", b"others.."
 WEIGHTS = {"w": np.arange(3, dtype=np.float32)}
@@ -12,7 +12,7 @@ WEIGHTS = {"w": np.arange(3, dtype=np.float32)}
 
 @pytest.fixture
 def stands(tmp_path):
-    return Stands(tmp_path / "stand")
+    return ReplayStates(tmp_path / "stand")
 
 
 def base(at, line=LINE):
@@ -24,7 +24,7 @@ def files(tmp_path):
 
 
 def test_what_was_put_down_is_found_for_bases_of_its_line_from_there_on(stands):
-    stands.put(Stand(LINE, 5, WEIGHTS))
+    stands.put(ReplayState(LINE, 5, WEIGHTS))
     for at in (5, 9):
         found = stands.get(base(at))
         assert (found.line, found.at) == (LINE, 5)
@@ -34,15 +34,15 @@ def test_what_was_put_down_is_found_for_bases_of_its_line_from_there_on(stands):
 
 
 def test_one_is_kept_and_none_after_it_has_led_to_nothing(stands, tmp_path):
-    stands.put(Stand(LINE, 5, WEIGHTS))
-    stands.put(Stand(OTHER, 7, WEIGHTS))
+    stands.put(ReplayState(LINE, 5, WEIGHTS))
+    stands.put(ReplayState(OTHER, 7, WEIGHTS))
     assert files(tmp_path) == [f"{OTHER.hex()}.7.safetensors"]
     stands.drop()
     assert files(tmp_path) == []
 
 
 def test_one_that_is_damaged_is_as_if_it_were_not_there(stands, tmp_path, caplog):
-    stands.put(Stand(LINE, 5, WEIGHTS))
+    stands.put(ReplayState(LINE, 5, WEIGHTS))
     (tmp_path / "stand" / f"{LINE.hex()}.5.safetensors").write_bytes(b"damaged")
     assert stands.get(base(5)) is None
     assert "where this device stood is not readable" in caplog.text
@@ -50,6 +50,6 @@ def test_one_that_is_damaged_is_as_if_it_were_not_there(stands, tmp_path, caplog
 
 def test_a_disk_that_refuses_is_warned_of(stands, tmp_path, caplog):
     (tmp_path / "stand").write_bytes(b"in the way")
-    stands.put(Stand(LINE, 5, WEIGHTS))
+    stands.put(ReplayState(LINE, 5, WEIGHTS))
     assert "where this device stands cannot be kept" in caplog.text
     assert stands.get(base(5)) is None

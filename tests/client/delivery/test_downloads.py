@@ -3,7 +3,7 @@
 import pytest
 
 from device_runtime.broker.errors import BlobError, NoRoom
-from device_runtime.broker.wire.blobs import Blobs, Room, name
+from device_runtime.broker.wire.blobs import BlobRoom, Blobs, name
 from device_runtime.broker.wire.messages import Blob
 from device_runtime.broker.wire.transfer import UNKNOWN
 from device_runtime.client.delivery.downloads import Downloads
@@ -68,7 +68,7 @@ def test_a_disk_that_fails_is_no_wrong_content(downloads, asked, monkeypatch):
 def test_of_many_large_blobs_no_more_is_begun_than_there_is_room_for_and_the_next_offer_is_fetched(
     tmp_path, asked
 ):
-    blobs = Blobs(tmp_path, room=Room(most=1_000_000))
+    blobs = Blobs(tmp_path, room=BlobRoom(most=1_000_000))
     downloads = Downloads(blobs, asked.append, lambda *_: None)
     huge = [Blob(bytes([number]) * 32, 400_000) for number in range(1, 50)]
     for _ in range(3):

@@ -3,17 +3,17 @@ from math import isnan
 import pytest
 
 from device_runtime.client.energy import (
-    About,
     Account,
     Energy,
     MeterError,
-    Reading,
+    MeterInfo,
+    MeterReading,
     modelled,
     resting,
     together,
 )
 from device_runtime.client.energy.meter import Joules, Polled
-from device_runtime.client.errors import OutOfMemory, Stopped
+from device_runtime.client.errors import OutOfMemory, WorkStopped
 from device_runtime.profiles import Power
 
 POWER = Power(2.0, 8.0, "maker", uncertainty=0.4)
@@ -23,14 +23,14 @@ class Scripted:
     """A meter whose readings are given; an error among them is raised."""
 
     def __init__(self, *readings, step_j=0.0):
-        self.about = About("scripted", "all", error=0.05, step_j=step_j)
+        self.about = MeterInfo("scripted", "all", error=0.05, step_j=step_j)
         self.readings, self.rests = list(readings), 0
 
     def read(self):
         reading = self.readings.pop(0)
         if isinstance(reading, Exception):
             raise reading
-        return Reading(reading)
+        return MeterReading(reading)
 
     def rest(self):
         self.rests += 1
@@ -106,7 +106,7 @@ def test_a_sum_is_off_by_as_much_as_its_parts_and_measured_if_all_of_them_are():
 
 def test_what_passes_while_the_work_stands_still_is_not_its_energy(clock):
     counter = iter([0.0, 30.0, 500.0, 520.0])
-    meter = Polled(About("m", "all", 0.0, every_s=3600.0), lambda: next(counter), Joules(), clock)
+    meter = Polled(MeterInfo("m", "all", 0.0, every_s=3600.0), lambda: next(counter), Joules(), clock)
     account = Account(meter)
     account.begin()
     with resting(meter):
@@ -118,14 +118,14 @@ def test_work_that_is_given_up_while_it_stands_still_leaves_the_meter_at_rest():
     meter = Scripted(1.0, 2.0)
     account = Account(meter)
     account.begin()
-    with pytest.raises(Stopped), resting(meter):
-        raise Stopped("overtaken")
+    with pytest.raises(WorkStopped), resting(meter):
+        raise WorkStopped("overtaken")
     assert (meter.rests, meter.readings) == (1, [])
 
 
 def test_what_is_done_instead_of_work_that_did_not_get_on_is_measured(clock):
     counter = iter([0.0, 30.0, 500.0, 520.0])
-    meter = Polled(About("m", "all", 0.0, every_s=3600.0), lambda: next(counter), Joules(), clock)
+    meter = Polled(MeterInfo("m", "all", 0.0, every_s=3600.0), lambda: next(counter), Joules(), clock)
     account = Account(meter)
     account.begin()
     with pytest.raises(OutOfMemory), resting(meter):

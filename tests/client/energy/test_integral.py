@@ -2,7 +2,7 @@ from math import sqrt
 
 import pytest
 
-from device_runtime.client.energy.meter import About, Energy, Joules, Reading, Watts, spent
+from device_runtime.client.energy.meter import Energy, Joules, MeterInfo, MeterReading, Watts, spent
 
 
 def added(integral, samples):
@@ -12,7 +12,7 @@ def added(integral, samples):
 
 
 def test_steady_power_is_power_times_time_and_nothing_is_unsure_between_looks():
-    assert added(Watts(1.0), [(t, 5.0) for t in range(11)]) == Reading(50.0, 0.0)
+    assert added(Watts(1.0), [(t, 5.0) for t in range(11)]) == MeterReading(50.0, 0.0)
 
 
 def test_power_between_two_looks_was_anything_from_one_to_the_other():
@@ -34,7 +34,7 @@ def test_a_look_that_is_a_little_late_is_no_gap():
 
 def test_power_that_is_taken_to_hold_is_believed_to_no_joule():
     reading = Watts(1.0).after(0.0, 5.0).held(2.0).after(3.0, 5.0).reading
-    assert reading == Reading(15.0, 100.0)
+    assert reading == MeterReading(15.0, 100.0)
     assert Watts(1.0).held(5.0) == Watts(1.0)
 
 
@@ -61,21 +61,24 @@ def test_a_counter_that_rested_goes_on_from_where_it_is_then():
 
 
 def test_errors_of_scale_step_and_gaps_add_up_by_their_squares():
-    about = About("m", "all", error=0.03, step_j=4.0)
-    energy = spent(about, Reading(10.0, 9.0), Reading(110.0, 153.0))
+    about = MeterInfo("m", "all", error=0.03, step_j=4.0)
+    energy = spent(about, MeterReading(10.0, 9.0), MeterReading(110.0, 153.0))
     assert energy.joules == 100.0
     assert energy.uncertainty == pytest.approx(0.13)  # 3, 4 and 12 J of 100
     assert energy.measured
 
 
 def test_what_the_device_would_have_used_idle_is_told_apart():
-    energy = spent(About("m", "all", 0.0), Reading(0.0), Reading(30.0), idle_j=12.0)
+    energy = spent(MeterInfo("m", "all", 0.0), MeterReading(0.0), MeterReading(30.0), idle_j=12.0)
     assert (energy.joules, energy.above_idle_j) == (30.0, 18.0)
 
 
 def test_of_less_than_a_meter_s_step_nothing_is_known():
-    assert spent(About("m", "all", 0.05, step_j=36.0), Reading(0.0), Reading(20.0)).uncertainty == 1.0
-    assert spent(About("m", "all", 0.05), Reading(7.0), Reading(7.0)).uncertainty == 1.0
+    assert (
+        spent(MeterInfo("m", "all", 0.05, step_j=36.0), MeterReading(0.0), MeterReading(20.0)).uncertainty
+        == 1.0
+    )
+    assert spent(MeterInfo("m", "all", 0.05), MeterReading(7.0), MeterReading(7.0)).uncertainty == 1.0
 
 
 def test_energy_says_nothing_was_measured_unless_it_names_a_meter():

@@ -2,11 +2,11 @@ import threading
 
 import pytest
 
-from device_runtime.client.energy.meter import About, Joules, MeterError, Polled, Watts
+from device_runtime.client.energy.meter import Joules, MeterError, MeterInfo, Polled, Watts
 
 
 def polled(look, clock, every_s=3600.0, integral=None):
-    return Polled(About("test", "all", 0.01, every_s=every_s), look, integral or Watts(1.0), clock)
+    return Polled(MeterInfo("test", "all", 0.01, every_s=every_s), look, integral or Watts(1.0), clock)
 
 
 def test_two_readings_have_between_them_what_was_drawn(clock):

@@ -8,14 +8,14 @@ import onnxruntime
 import pytest
 
 from device_runtime import Personal
-from device_runtime.client.personal.kept import Keeper
+from device_runtime.client.personal.kept import PersonalModelStore
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import DataError
 
 
 @pytest.fixture
 def personal(tmp_path, bundle, offer):
-    Keeper(tmp_path).keep(offer(4), bundle, bundle.weights())
+    PersonalModelStore(tmp_path).keep(offer(4), bundle, bundle.weights())
     return Personal.open(tmp_path)
 
 
@@ -63,7 +63,7 @@ def test_a_query_is_asked_about(personal, digits, tmp_path, monkeypatch):
 
 
 def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, offer, digits):
-    keeper, head = Keeper(tmp_path), bundle.manifest.head
+    keeper, head = PersonalModelStore(tmp_path), bundle.manifest.head
     keeper.keep(offer(4), bundle, bundle.weights())
     weights = bundle.weights()
     bias = np.zeros(10, np.float32)
@@ -127,7 +127,7 @@ def test_values_that_are_no_numbers_get_no_label_and_no_samples_no_answer(person
 
 
 def test_a_text_is_answered_whether_it_is_in_a_file_or_given(tmp_path, text_bundle, offer):
-    Keeper(tmp_path).keep(offer(4), text_bundle, text_bundle.weights())
+    PersonalModelStore(tmp_path).keep(offer(4), text_bundle, text_bundle.weights())
     personal = Personal.open(tmp_path)
     (tmp_path / "a.txt").write_text("a great film , it was warm .\n")
     [given] = personal.read("a great film , it was warm .")

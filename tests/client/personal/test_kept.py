@@ -3,13 +3,13 @@ import numpy as np
 import pytest
 
 from device_runtime.client.personal import kept as module
-from device_runtime.client.personal.kept import FOLDER, Judged, Keeper, NothingKept
+from device_runtime.client.personal.kept import FOLDER, Judged, NothingKept, PersonalModelStore
 from device_runtime.models.training.heads import Evaluation
 
 
 @pytest.fixture
 def keeper(tmp_path):
-    return Keeper(tmp_path)
+    return PersonalModelStore(tmp_path)
 
 
 def moved(bundle, by):
@@ -27,7 +27,7 @@ def files(tmp_path):
 
 def test_what_is_kept_is_read_again_with_its_bundle(keeper, bundle, offer):
     keeper.keep(offer(3), bundle, moved(bundle, 1))
-    found = Keeper(keeper._device).read()
+    found = PersonalModelStore(keeper._device).read()
     assert (found.record.round, found.bundle.sha256) == (3, bundle.sha256)
     assert all(np.array_equal(found.weights[n], value) for n, value in moved(bundle, 1).items())
 
@@ -84,7 +84,7 @@ def test_a_power_cut_at_any_write_leaves_the_model_before(keeper, bundle, offer,
     monkeypatch.setattr(module, "replace_file", cut)
     with pytest.raises(OSError, match="the power is gone"):
         keeper.keep(offer(2), bundle, moved(bundle, 2))
-    found = Keeper(keeper._device).read()
+    found = PersonalModelStore(keeper._device).read()
     assert found.record.round == 1
     assert all(np.array_equal(found.weights[n], value) for n, value in moved(bundle, 1).items())
 

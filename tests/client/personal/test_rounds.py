@@ -5,12 +5,12 @@ import pytest
 
 from device_runtime.broker.wire.blobs import name
 from device_runtime.broker.wire.link import Connected
-from device_runtime.broker.wire.messages import Base, Contribution, Get, Hello
+from device_runtime.broker.wire.messages import Base, ContributionMessage, Get, Hello
 from device_runtime.client.agent import Agent
 from device_runtime.client.duty import FINAL_S
 from device_runtime.client.errors import WorkDied
 from device_runtime.client.personal.after_round import judged
-from device_runtime.client.personal.kept import Keeper, Wish
+from device_runtime.client.personal.kept import PersonalModelStore, PersonalWish
 from device_runtime.client.settings import Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.data import Place
@@ -34,12 +34,12 @@ def device(stage, digits):
 
 
 def record(stage):
-    return Keeper(stage.folder).record()
+    return PersonalModelStore(stage.folder).record()
 
 
 def test_after_each_round_the_served_model_is_kept_and_judged(device, caplog):
     caplog.set_level("INFO")
-    stage = device(Wish(keep=True, held_out=0.25))
+    stage = device(PersonalWish(keep=True, held_out=0.25))
     for number in (1, 2):
         stage.link.announce(stage.offer(number))
         stage.go()
@@ -53,7 +53,7 @@ def test_after_each_round_the_served_model_is_kept_and_judged(device, caplog):
 
 
 def test_an_own_head_is_trained_where_it_is_wished_for(device):
-    stage = device(Wish(keep=True, held_out=0.25, head=True))
+    stage = device(PersonalWish(keep=True, held_out=0.25, head=True))
     stage.link.announce(stage.offer(1))
     stage.go()
     [judged] = record(stage).rounds
@@ -62,7 +62,7 @@ def test_an_own_head_is_trained_where_it_is_wished_for(device):
 
 
 def test_without_samples_held_out_it_is_kept_and_not_judged(device):
-    stage = device(Wish(keep=True))
+    stage = device(PersonalWish(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
     assert (record(stage).round, record(stage).rounds) == (1, ())
@@ -70,7 +70,7 @@ def test_without_samples_held_out_it_is_kept_and_not_judged(device):
 
 
 def test_without_the_wish_nothing_is_kept(device):
-    stage = device(Wish(held_out=0.25))
+    stage = device(PersonalWish(held_out=0.25))
     stage.link.announce(stage.offer(1))
     stage.go()
     assert record(stage) is None
@@ -78,7 +78,7 @@ def test_without_the_wish_nothing_is_kept(device):
 
 
 def test_it_is_judged_only_when_nothing_waits_to_be_sent(device):
-    stage = device(Wish(keep=True, held_out=0.25))
+    stage = device(PersonalWish(keep=True, held_out=0.25))
     stage.link.receipts = False
     stage.link.announce(stage.offer(1))
     stage.go()
@@ -90,7 +90,7 @@ def test_it_is_judged_only_when_nothing_waits_to_be_sent(device):
 
 def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, monkeypatch):
     caplog.set_level("INFO")
-    stage = device(Wish(keep=True, held_out=0.25))
+    stage = device(PersonalWish(keep=True, held_out=0.25))
 
     def stopping(*given):
         stage.agent._going.stop.set()
@@ -108,7 +108,7 @@ def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypa
         raise OSError("the disk is full")
 
     monkeypatch.setattr("device_runtime.client.personal.kept.replace_file", full)
-    stage = device(Wish(keep=True, held_out=0.25))
+    stage = device(PersonalWish(keep=True, held_out=0.25))
     stage.link.announce(stage.offer(1))
     stage.go()
     assert len(stage.contributions) == 1
@@ -116,20 +116,20 @@ def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypa
 
 
 def test_samples_that_come_between_rounds_take_part_in_the_next(device, digits):
-    stage = device(Wish())
+    stage = device(PersonalWish())
     stage.link.announce(stage.offer(1))
     stage.go()
     np.savez(stage.folder / "samples" / "b.npz", x=digits[0][200:230], y=digits[1][200:230])
     stage.link.announce(stage.offer(2))
     stage.go()
     assert [c.num_examples for c in stage.contributions] == [120, 150]
-    sent = [one for one in stage.link.sent if isinstance(one, Hello | Contribution)]
-    assert [type(one) for one in sent[-2:]] == [Hello, Contribution]
+    sent = [one for one in stage.link.sent if isinstance(one, Hello | ContributionMessage)]
+    assert [type(one) for one in sent[-2:]] == [Hello, ContributionMessage]
     assert sent[-2].num_examples == 150  # an aggregator takes no more than the hello says
 
 
 def test_a_hello_says_no_fewer_samples_than_what_waits_to_be_sent(device, digits):
-    stage = device(Wish())
+    stage = device(PersonalWish())
     stage.link.receipts = False
     stage.link.announce(stage.offer(1))
     stage.go()
@@ -144,7 +144,7 @@ def test_a_hello_says_no_fewer_samples_than_what_waits_to_be_sent(device, digits
 
 
 def test_a_round_without_samples_is_left_out_and_the_next_with_some_is_not(device, digits, caplog):
-    stage = device(Wish())
+    stage = device(PersonalWish())
     (stage.folder / "samples" / "a.npz").rename(stage.folder / "samples" / "a.away")
     np.savez(stage.folder / "samples" / "b.npz", x=digits[0][:30], y=digits[1][:30])
     stage.link.announce(stage.offer(1))
@@ -170,7 +170,7 @@ def over(stage, number=1):
 
 
 def test_the_model_of_a_task_that_is_done_is_fetched_kept_and_judged(device):
-    stage = device(Wish(keep=True, held_out=0.25))
+    stage = device(PersonalWish(keep=True, held_out=0.25))
     stage.link.announce(stage.offer(1))
     stage.go()
     offer, data = over(stage)
@@ -181,14 +181,14 @@ def test_the_model_of_a_task_that_is_done_is_fetched_kept_and_judged(device):
     assert stage.agent.finished
     found = record(stage)
     assert (found.round, [one.round for one in found.rounds]) == (2, [1, 2])
-    assert tensors.encode(Keeper(stage.folder).read().weights) == data
+    assert tensors.encode(PersonalModelStore(stage.folder).read().weights) == data
     asked = len(stage.link.of(Get))
     stage.link.announce(offer, unasked=False)
     assert len(stage.go().link.of(Get)) == asked
 
 
 def test_a_final_model_is_asked_for_before_whoever_works_is_there(device, monkeypatch):
-    stage = device(Wish(keep=True))
+    stage = device(PersonalWish(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
     asked = len(stage.link.of(Get))
@@ -203,12 +203,12 @@ def test_a_final_model_is_asked_for_before_whoever_works_is_there(device, monkey
         stage.link.announce(offer, unasked=False)
         stage.agent.step()
     assert stage.go().agent.finished
-    assert tensors.encode(Keeper(stage.folder).read().weights) == data
+    assert tensors.encode(PersonalModelStore(stage.folder).read().weights) == data
     assert len(stage.link.of(Get)) == asked + 1
 
 
 def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, caplog):
-    stage = device(Wish(keep=True))
+    stage = device(PersonalWish(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
     place, deaths = stage.agent._duty.place, [WorkDied("it was ended by SIGKILL")]
@@ -224,11 +224,11 @@ def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, c
     stage.link.announce(offer, unasked=False)
     assert stage.go().agent.finished
     assert "the model of task 't' is not kept: it was ended by SIGKILL" in caplog.text
-    assert tensors.encode(Keeper(stage.folder).read().weights) == data
+    assert tensors.encode(PersonalModelStore(stage.folder).read().weights) == data
 
 
 def test_a_final_model_that_does_not_come_in_time_is_not_waited_for(device, caplog):
-    stage = device(Wish(keep=True))
+    stage = device(PersonalWish(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
     stage.link._answer = lambda _message: None
@@ -243,7 +243,7 @@ def test_a_final_model_that_does_not_come_in_time_is_not_waited_for(device, capl
 
 
 def test_a_final_model_that_is_not_wished_for_is_not_fetched(device):
-    stage = device(Wish())
+    stage = device(PersonalWish())
     stage.link.announce(stage.offer(1))
     asked = len(stage.go().link.of(Get))
     stage.link.announce(over(stage)[0], unasked=False)

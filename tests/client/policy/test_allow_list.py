@@ -7,11 +7,11 @@ from datetime import datetime
 import pytest
 
 from device_runtime.broker.wire.link import Connected
-from device_runtime.broker.wire.messages import Contribution, Get, Plan
+from device_runtime.broker.wire.messages import ContributionMessage, Get, PlanMessage
 from device_runtime.cli.on_device import policy_options
 from device_runtime.cli.on_device.join import add_arguments
 from device_runtime.client.agent import Agent
-from device_runtime.client.backend.rpc import Terms
+from device_runtime.client.backend.rpc import WorkTerms
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy import work_gate as owner
 from device_runtime.client.policy.rules import AllowList, Conditions, Policy, judge
@@ -81,7 +81,7 @@ def test_a_device_trains_the_next_kind_that_its_owner_allows_and_tells_why(stage
     stage.go()
     assert [sent.kind for sent in stage.contributions] == ["class-means"]
     told = "full is not allowed by the owner, who allows class-means"
-    assert told in stage.link.of(Plan)[-1].reasons
+    assert told in stage.link.of(PlanMessage)[-1].reasons
 
 
 def test_a_device_whose_owner_allows_nothing_of_a_round_sits_it_out(stage):
@@ -89,7 +89,7 @@ def test_a_device_whose_owner_allows_nothing_of_a_round_sits_it_out(stage):
     stage.link.announce(stage.offer(kinds=(registry.write(ZerothOrder(num_z=1024)),)))
     stage.go()
     assert stage.contributions == []
-    assert stage.link.of(Plan)[-1].reasons == ("zeroth-order sends 1024 scalars, the owner allows 1",)
+    assert stage.link.of(PlanMessage)[-1].reasons == ("zeroth-order sends 1024 scalars, the owner allows 1",)
 
 
 def test_a_bundle_that_is_not_allowed_is_not_even_fetched(stage, caplog):
@@ -97,7 +97,7 @@ def test_a_bundle_that_is_not_allowed_is_not_even_fetched(stage, caplog):
     allowing(stage, AllowList(bundles=("0" * 16,)))
     stage.link.announce(offer, unasked=False)
     stage.go()
-    assert not stage.link.of(Get) and not stage.link.of(Contribution)
+    assert not stage.link.of(Get) and not stage.link.of(ContributionMessage)
     assert f"bundle {offer.bundle.hex} is not among those that the owner allows" in caplog.text
     allowing(stage, AllowList(bundles=("0" * 16, offer.bundle.hex[:16])))
     stage.link.announce(offer)
@@ -130,7 +130,7 @@ def test_what_is_no_sha256_is_refused(text, capsys):
 
 def test_the_list_crosses_to_the_process_that_works(tmp_path):
     settings = Settings("a", tmp_path / "a.npz", tmp_path, allowed=AllowList(("full",), ("ab" * 8,), 8, 5))
-    assert Terms.of(settings, "modelled", 0).settings(None).allowed == settings.allowed
+    assert WorkTerms.of(settings, "modelled", 0).settings(None).allowed == settings.allowed
 
 
 @pytest.mark.parametrize("said", ["", " , "])

@@ -14,8 +14,8 @@ from device_runtime.client.policy import conditions
 from device_runtime.client.policy.conditions import (
     COMMANDS_EACH_S,
     NETWORK_MANAGER,
+    ConditionReader,
     Load,
-    Look,
     own_cpu_s,
     said,
 )
@@ -158,7 +158,7 @@ def look(policy, clock, answers=()):
         return known.get(tuple(command), "")
 
     when = datetime(2026, 11, 22, 12, 0)
-    return Look(policy, lambda: 7, say, now=lambda: when, clock=clock), asked
+    return ConditionReader(policy, lambda: 7, say, now=lambda: when, clock=clock), asked
 
 
 def test_nothing_is_looked_at_that_no_rule_asks_for(clock):

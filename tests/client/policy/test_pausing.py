@@ -7,18 +7,18 @@ import pytest
 
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Connected
-from device_runtime.broker.wire.messages import VERSION, Get, Hello, Plan, State, decode, encode
-from device_runtime.client.policy.rules import Rule, Verdict
+from device_runtime.broker.wire.messages import VERSION, DeviceState, Get, Hello, PlanMessage, decode, encode
+from device_runtime.client.policy.rules import Rule, RuleVerdict
 from device_runtime.client.policy.work_gate import Hours
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full
 
-YES = Verdict()
+YES = RuleVerdict()
 FULL = registry.write(Full(epochs=5, batch=20))
-NO = Verdict((Rule("mains", False, "on battery power"),))
-SPARE = Verdict((Rule("unmetered", False, "the network is metered", network=True),))
+NO = RuleVerdict((Rule("mains", False, "on battery power"),))
+SPARE = RuleVerdict((Rule("unmetered", False, "the network is metered", network=True),))
 
 
 class Says:
@@ -33,7 +33,7 @@ class Says:
 
         def published(topic, payload, retain=False):
             if topics.parse(topic).leaf == "state":
-                state = decode(payload, State)
+                state = decode(payload, DeviceState)
                 assert retain
                 self.states.append(state.paused)
                 return True
@@ -103,7 +103,7 @@ def test_nothing_is_begun_while_the_rules_say_no_and_the_aggregator_is_told_why(
     ticking()
     assert stage.contributions == []
     assert says.states == [True]
-    assert [(plan.round, plan.kind, plan.reasons) for plan in stage.link.of(Plan)] == [
+    assert [(plan.round, plan.kind, plan.reasons) for plan in stage.link.of(PlanMessage)] == [
         (1, "", ("paused: on battery power",))
     ]
     assert stage.link.of(Get) == []
@@ -160,7 +160,7 @@ def test_work_stands_still_at_its_next_step_and_goes_on_where_it_was(stage, tick
     assert [round(after - before) for before, after in pairwise(steps)].count(1) == 8
     assert says.states == [True, False]
     assert sent.metrics.train_time_ms == pytest.approx(10_000, abs=100)  # the pause is no work
-    plans = [(plan.kind, plan.reasons[:1]) for plan in stage.link.of(Plan)]
+    plans = [(plan.kind, plan.reasons[:1]) for plan in stage.link.of(PlanMessage)]
     assert plans == [("full", ()), ("", ("paused: on battery power",)), ("full", ())]
 
 
@@ -177,7 +177,7 @@ def test_work_that_stands_still_until_its_round_closes_is_given_up_with_the_reas
     stage.agent._go_on = noted
     ticking(30)
     assert stage.contributions == []
-    last = stage.link.of(Plan)[-1]
+    last = stage.link.of(PlanMessage)[-1]
     assert last.kind == ""
     assert any("when the round closed; paused: on battery power" in reason for reason in last.reasons)
     assert stage.agent._duty.open is None
@@ -269,6 +269,6 @@ def test_the_message_of_a_pause_is_read_by_those_who_do_not_know_of_it(stage):
         online: bool
         leaving: bool = False
 
-    known = msgspec.msgpack.decode(encode(State(boot=7, online=True, paused=True)), type=Before)
+    known = msgspec.msgpack.decode(encode(DeviceState(boot=7, online=True, paused=True)), type=Before)
     assert (known.boot, known.online, known.leaving) == (7, True, False)
-    assert decode(msgspec.msgpack.encode(Before(VERSION, 7, True)), State).paused is False
+    assert decode(msgspec.msgpack.encode(Before(VERSION, 7, True)), DeviceState).paused is False

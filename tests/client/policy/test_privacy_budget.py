@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from device_runtime.client.policy import privacy_budget
-from device_runtime.client.policy.privacy_budget import Budget, Guard, samples
+from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard, samples
 from device_runtime.models.data import stamp
 from device_runtime.models.errors import DataError
 from device_runtime.strategies.terms.accountant import Limit, PrivacyError, Spent, spent
-from device_runtime.strategies.terms.dp_sgd import BudgetExceeded, DpSgd, Ledger
+from device_runtime.strategies.terms.dp_sgd import BudgetExceeded, DpSgd, PrivacyLedger
 
 DELTA = 1e-3
 LIMIT = (Limit(5.0, DELTA),)
@@ -112,7 +112,7 @@ def test_samples_with_the_same_past_are_kept_together(path):
     budget(path, A).spend(ONE, LIMIT)
     budget(path, B).spend(ONE, LIMIT)
     groups = privacy_budget._read(path)
-    assert [(group.samples, group.ledger) for group in groups] == [(frozenset({A, B}), Ledger((ONE,)))]
+    assert [(group.samples, group.ledger) for group in groups] == [(frozenset({A, B}), PrivacyLedger((ONE,)))]
 
 
 KILLED = """
@@ -144,7 +144,7 @@ def test_a_crash_while_writing_leaves_what_was_there_and_training_does_not_begin
         crashed.spend(ONE, LIMIT)
     assert crashed.rounds == 1
     with pytest.raises(PrivacyError, match="cannot be written down: .*No space"):
-        Guard(lambda: crashed).before(Kind(DpSgd()), 10)
+        PrivacyGuard(lambda: crashed).before(Kind(DpSgd()), 10)
     monkeypatch.undo()
     assert budget(path, A).rounds == 1
 
@@ -205,7 +205,7 @@ def test_nothing_is_spent_on_nobody(path):
 
 
 def test_without_an_owner_s_limit_unprotected_kinds_go_on(path):
-    guard = Guard(lambda: budget(path, A))
+    guard = PrivacyGuard(lambda: budget(path, A))
     assert guard.unfit(Kind(), 10) == ""
     guard.before(Kind(), 10)
     assert np.isnan(guard.spent(Kind()))
@@ -213,14 +213,14 @@ def test_without_an_owner_s_limit_unprotected_kinds_go_on(path):
 
 
 def test_with_an_owner_s_limit_nothing_unprotected_is_sent(path):
-    guard = Guard(lambda: budget(path, A), Limit(5.0, 1e-3))
+    guard = PrivacyGuard(lambda: budget(path, A), Limit(5.0, 1e-3))
     assert guard.unfit(Kind(), 10) == "is not private, and the owner asks for epsilon 5 at delta 0.001"
     assert guard.unfit(object(), 10).startswith("is not private")
 
 
 @pytest.mark.parametrize("asked", [DpSgd(epsilon=8.0, delta=1e-3), DpSgd(epsilon=5.0, delta=1e-2)])
 def test_a_task_that_asks_for_less_privacy_than_the_owner_allows_is_refused(path, asked):
-    guard = Guard(lambda: budget(path, A), Limit(5.0, 1e-3))
+    guard = PrivacyGuard(lambda: budget(path, A), Limit(5.0, 1e-3))
     said = f"asks for {asked.limit}, the owner allows epsilon 5 at delta 0.001"
     assert guard.unfit(Kind(asked), 10) == said
 
@@ -228,7 +228,7 @@ def test_a_task_that_asks_for_less_privacy_than_the_owner_allows_is_refused(path
 def test_a_guard_lets_the_planned_rounds_pass_and_no_more(path):
     kind = Kind(DpSgd(rounds=3))
     for done in range(3):
-        guard = Guard(lambda: budget(path, A), Limit(5.0, 1e-3))
+        guard = PrivacyGuard(lambda: budget(path, A), Limit(5.0, 1e-3))
         assert guard.unfit(kind, 10) == ""
         guard.before(kind, 10)
         assert guard.spent(kind) == spent([kind.dp.round(10, 64, 5)] * (done + 1), DELTA)
@@ -241,13 +241,13 @@ def test_a_guard_lets_the_planned_rounds_pass_and_no_more(path):
 
 def test_another_task_on_the_same_data_draws_from_the_same_budget(path):
     first, second = Kind(DpSgd(rounds=1)), Kind(DpSgd(epsilon=4.0, rounds=1, max_norm=0.1), batch=32)
-    Guard(lambda: budget(path, A)).before(first, 10)
-    assert "of 4 at delta 0.001 after 1 round" in Guard(lambda: budget(path, A)).unfit(second, 10)
-    assert Guard(lambda: budget(path, B)).unfit(second, 10) == ""
+    PrivacyGuard(lambda: budget(path, A)).before(first, 10)
+    assert "of 4 at delta 0.001 after 1 round" in PrivacyGuard(lambda: budget(path, A)).unfit(second, 10)
+    assert PrivacyGuard(lambda: budget(path, B)).unfit(second, 10) == ""
 
 
 def test_the_owner_s_limit_is_over_all_tasks(path):
-    guard = Guard(lambda: budget(path, A), Limit(5.0, 1e-3))
+    guard = PrivacyGuard(lambda: budget(path, A), Limit(5.0, 1e-3))
     guard.before(Kind(DpSgd(epsilon=3.0, rounds=1)), 10)
     assert "of 3 at" in guard.unfit(Kind(DpSgd(epsilon=3.0, rounds=1)), 10)
     assert guard.unfit(Kind(DpSgd(epsilon=5.0, rounds=10)), 10) == ""
@@ -255,12 +255,12 @@ def test_the_owner_s_limit_is_over_all_tasks(path):
 
 def test_a_device_s_guard_reads_its_samples_and_its_file_when_a_private_kind_comes(tmp_path, path):
     x = np.arange(8, dtype=np.uint8).reshape(2, 4)
-    guard = Guard.of(tmp_path, tmp_path / "data.npz")
+    guard = PrivacyGuard.of(tmp_path, tmp_path / "data.npz")
     assert guard.unfit(Kind(), 2) == ""  # there is no such file yet
     np.savez(tmp_path / "data.npz", x=x, y=np.zeros(2, int))
     kind = Kind(DpSgd())
     guard.before(kind, 2)
-    assert Guard.of(tmp_path, tmp_path / "data.npz").spent(kind) == guard.spent(kind) > 0
+    assert PrivacyGuard.of(tmp_path, tmp_path / "data.npz").spent(kind) == guard.spent(kind) > 0
     assert Budget(path, samples(tmp_path / "data.npz")).rounds == 1
 
 
@@ -271,7 +271,7 @@ def test_samples_that_went_after_they_were_loaded_are_not_trained_on_unaccounted
     data.mkdir()
     for name in "ab":
         np.savez(data / f"{name}.npz", x=np.full((5, 2), ord(name)), y=np.zeros(5, int))
-    guard = Guard.of(tmp_path, data, loaded=stamp(data))
+    guard = PrivacyGuard.of(tmp_path, data, loaded=stamp(data))
     if change == "removed":
         (data / "b.npz").unlink()
     else:
@@ -284,7 +284,7 @@ def test_samples_that_went_after_they_were_loaded_are_not_trained_on_unaccounted
 def test_a_damaged_file_keeps_private_kinds_from_being_trained(tmp_path, path):
     path.write_bytes(b"{")
     np.savez(tmp_path / "data.npz", x=np.zeros((1, 4)), y=np.zeros(1, int))
-    guard = Guard.of(tmp_path, tmp_path / "data.npz")
+    guard = PrivacyGuard.of(tmp_path, tmp_path / "data.npz")
     assert "cannot be read" in guard.unfit(Kind(DpSgd()), 1)
     with pytest.raises(PrivacyError, match="cannot be read"):
         guard.before(Kind(DpSgd()), 1)
@@ -294,7 +294,7 @@ def test_a_damaged_file_keeps_private_kinds_from_being_trained(tmp_path, path):
 def test_a_guard_without_the_accountant_says_what_to_install(path, monkeypatch):
     monkeypatch.setattr("device_runtime.strategies.terms.accountant._accounting", _missing)
     fresh = Kind(DpSgd(epsilon=4.321))
-    assert "pip install" in Guard(lambda: budget(path, A)).unfit(fresh, 10)
+    assert "pip install" in PrivacyGuard(lambda: budget(path, A)).unfit(fresh, 10)
 
 
 def _missing():
@@ -303,4 +303,4 @@ def _missing():
 
 def test_a_budget_that_no_noise_keeps_is_a_reason_too(path):
     kind = Kind(DpSgd(epsilon=1e-3, delta=1e-12, rounds=1000))
-    assert Guard(lambda: budget(path, A)).unfit(kind, 10).startswith("no noise keeps 5000 steps")
+    assert PrivacyGuard(lambda: budget(path, A)).unfit(kind, 10).startswith("no noise keeps 5000 steps")

@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from device_runtime.client.errors import PolicyError
-from device_runtime.client.policy.rules import Charge, Conditions, Policy, Seen, Window, judge
+from device_runtime.client.policy.rules import Charge, Conditions, DayWindow, Policy, Seen, judge
 
 NOON = datetime(2026, 11, 22, 12, 0)
 
@@ -34,7 +34,7 @@ def test_without_rules_a_device_may_always_work():
     ],
 )
 def test_a_window_is_from_its_start_until_its_end_over_midnight_too(text, inside, outside):
-    policy = Policy(windows=(Window.of(text),))
+    policy = Policy(windows=(DayWindow.of(text),))
     for times, allowed in ((inside, True), (outside, False)):
         for time in times:
             when = datetime.fromisoformat(f"2026-11-22 {time}")
@@ -42,7 +42,7 @@ def test_a_window_is_from_its_start_until_its_end_over_midnight_too(text, inside
 
 
 def test_of_several_windows_one_is_enough_and_all_are_named():
-    policy = Policy(windows=(Window.of("01:00-02:00"), Window.of("11:30-12:30")))
+    policy = Policy(windows=(DayWindow.of("01:00-02:00"), DayWindow.of("11:30-12:30")))
     assert said(policy).allows
     verdict = said(policy, when=NOON.replace(hour=14))
     assert verdict.reasons == ("it is 14:00, outside 01:00-02:00, 11:30-12:30",)
@@ -53,7 +53,7 @@ def test_of_several_windows_one_is_enough_and_all_are_named():
 )
 def test_what_is_no_part_of_the_day_is_refused_with_what_was_expected(text):
     with pytest.raises(PolicyError, match="expected 22:00-06:30"):
-        Window.of(text)
+        DayWindow.of(text)
 
 
 def test_only_on_mains_power():

@@ -1,9 +1,9 @@
 import pytest
 
-from device_runtime.client.selection.calibration import Learnt, Measurements, grown
+from device_runtime.client.selection.calibration import Corrections, Measurements, grown
 from device_runtime.client.selection.choose import Candidate, Plan
-from device_runtime.client.training.work import Outcome, Timing
-from device_runtime.profiles import Bandwidth, Cost, DeviceProfile, Memory, Power, Speed, Verdict
+from device_runtime.client.training.work import Timing, WorkOutcome
+from device_runtime.profiles import Bandwidth, Cost, DeviceProfile, Memory, Power, Speed, StragglerVerdict
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.training.device_half import Contribution
 
@@ -19,9 +19,9 @@ def device(**growth):
 def outcome(peak, gave_up=(), outgrew=()):
     """Of class means that were predicted to take the process to 300 bytes."""
     cost = Cost(1.0, 1.0, 300, 0, 0, 0.0)
-    plan = Plan(Candidate(ClassMeans(), cost, ()), (), Verdict(False, ()))
+    plan = Plan(Candidate(ClassMeans(), cost, ()), (), StragglerVerdict(False, ()))
     made = Contribution("class-means", {}, 1, 0.0)
-    return Outcome(plan, made, peak_memory_bytes=peak, gave_up=gave_up, outgrew=outgrew)
+    return WorkOutcome(plan, made, peak_memory_bytes=peak, gave_up=gave_up, outgrew=outgrew)
 
 
 def test_an_update_that_added_more_than_predicted_is_taken_to_add_as_much_again():
@@ -42,32 +42,32 @@ def test_a_kind_given_up_for_want_of_memory_is_taken_to_need_more_and_the_peak_i
 
 def test_what_was_learnt_is_there_after_a_restart(tmp_path):
     path = tmp_path / "speed.json"
-    assert Measurements(path).get("bundle", lambda: Learnt(SPEED)) == Learnt(SPEED)
-    learnt = Learnt(SPEED, {"full": 1.5}, {"full": 2.0}, 0.25, 2)
+    assert Measurements(path).get("bundle", lambda: Corrections(SPEED)) == Corrections(SPEED)
+    learnt = Corrections(SPEED, {"full": 1.5}, {"full": 2.0}, 0.25, 2)
     Measurements(path).put("other", learnt)
     again = Measurements(path)
-    assert again.get("bundle", pytest.fail) == Learnt(SPEED)
+    assert again.get("bundle", pytest.fail) == Corrections(SPEED)
     assert again.get("other", pytest.fail) == learnt
 
 
 def test_a_damaged_file_is_measured_anew_and_a_disk_that_refuses_is_no_reason_to_stop(tmp_path, caplog):
     (tmp_path / "speed.json").write_bytes(b"{")
-    assert Measurements(tmp_path / "speed.json").get("bundle", lambda: Learnt(SPEED)).speed == SPEED
+    assert Measurements(tmp_path / "speed.json").get("bundle", lambda: Corrections(SPEED)).speed == SPEED
     assert "measuring anew" in caplog.text
     nowhere = Measurements(tmp_path / "not here" / "speed.json")
-    assert nowhere.get("bundle", lambda: Learnt(SPEED)) == nowhere.get("bundle", pytest.fail)
+    assert nowhere.get("bundle", lambda: Corrections(SPEED)) == nowhere.get("bundle", pytest.fail)
     assert "cannot be kept" in caplog.text
 
 
 def sat_out(compute_s=9.0, seconds=9.0, memory=300, timings=()):
     """Of a device that nothing fitted, of which a kind would have taken so long and so much."""
     cost = Cost(seconds, compute_s, memory, 0, 0, 0.0)
-    plan = Plan(None, (Candidate(ClassMeans(), cost, ("too much",)),), Verdict(True, ()))
-    return Outcome(plan, None, timings=timings)
+    plan = Plan(None, (Candidate(ClassMeans(), cost, ("too much",)),), StragglerVerdict(True, ()))
+    return WorkOutcome(plan, None, timings=timings)
 
 
 def test_rounds_in_a_row_that_were_sat_out_for_want_of_time_are_counted():
-    learnt = Learnt(SPEED)
+    learnt = Corrections(SPEED)
     for count in (1, 2, 3):
         learnt = learnt.after(device(), sat_out())
         assert learnt.sat_out == count
@@ -80,13 +80,13 @@ def test_rounds_in_a_row_that_were_sat_out_for_want_of_time_are_counted():
         (sat_out(), True),
         (sat_out(compute_s=1.0), False),
         (sat_out(memory=2000), False),
-        (Outcome(Plan(None, (), Verdict(True, ())), None), False),
+        (WorkOutcome(Plan(None, (), StragglerVerdict(True, ())), None), False),
         (sat_out(memory=2000, timings=(Timing("full", 1.0, 9.0),)), True),
     ],
     ids=["computing", "its link", "its memory", "what may not be trained", "tried, and too slow"],
 )
 def test_only_what_a_faster_device_would_have_done_makes_the_speed_doubtful(what, counts):
-    assert bool(Learnt(SPEED).after(device(), what).sat_out) is counts
+    assert bool(Corrections(SPEED).after(device(), what).sat_out) is counts
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_only_what_a_faster_device_would_have_done_makes_the_speed_doubtful(what
 def test_a_device_that_sits_out_doubts_its_speed_at_the_third_round_or_when_the_load_has_changed_much(
     then, now, rounds, why
 ):
-    assert Learnt(SPEED, load=then, sat_out=rounds).doubted(now) == why
+    assert Corrections(SPEED, load=then, sat_out=rounds).doubted(now) == why

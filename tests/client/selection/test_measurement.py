@@ -2,12 +2,17 @@ from math import isnan, nan
 
 import pytest
 
-from device_runtime.client.energy import MODELLED, About, find
+from device_runtime.client.energy import MODELLED, MeterInfo, find
 from device_runtime.client.energy.meter import Joules, Polled
 from device_runtime.client.selection import measurement as trials
-from device_runtime.client.selection.measure_one import Device, Figures, Order, peak_bytes
+from device_runtime.client.selection.measure_one import (
+    MeasuredDevice,
+    MeasuredFigures,
+    MeasureOrder,
+    peak_bytes,
+)
 from device_runtime.client.selection.measurement import (
-    Spread,
+    MeasuredSpread,
     cells,
     idle_watts,
     in_a_child,
@@ -26,26 +31,26 @@ STATUS = (
 
 
 def order(kind, bundle="digits-wrn-10-1", **device):
-    return Order(bundle, kind, "", "", 30, Device(Speed(1e9), EngineWish(), **device))
+    return MeasureOrder(bundle, kind, "", "", 30, MeasuredDevice(Speed(1e9), EngineWish(), **device))
 
 
 def figures(seconds, joules=4.0, **changes):
     known = {"kind": "full", "seconds": seconds, "predicted_s": 2.0, "joules": joules, "source": "rapl"}
     known |= {"uncertainty": 0.05, "peak_bytes": 90_000_000, "predicted_peak_bytes": 80_000_000}
-    return Figures(**{**known, **changes})
+    return MeasuredFigures(**{**known, **changes})
 
 
 def test_the_middle_run_counts_and_half_of_the_range_is_told():
-    spread = Spread.of([3.0, 1.0, 2.0])
-    assert spread == Spread(2.0, 1.0, 3.0)
+    spread = MeasuredSpread.of([3.0, 1.0, 2.0])
+    assert spread == MeasuredSpread(2.0, 1.0, 3.0)
     assert spread.said(".2f") == "2.00 ± 1.00"
     assert spread.said(".1f", 1e3) == "2000.0 ± 1000.0"
 
 
 def test_what_was_not_measured_is_left_out_and_nothing_is_told_of_nothing():
-    assert Spread.of([nan, 5.0, nan]) == Spread(5.0, 5.0, 5.0)
-    assert isnan(Spread.of([nan]).median)
-    assert Spread.of([]).said(".2f") == ""
+    assert MeasuredSpread.of([nan, 5.0, nan]) == MeasuredSpread(5.0, 5.0, 5.0)
+    assert isnan(MeasuredSpread.of([nan]).median)
+    assert MeasuredSpread.of([]).said(".2f") == ""
 
 
 def test_a_kind_is_believed_as_little_as_its_least_believable_run():
@@ -56,7 +61,7 @@ def test_a_kind_is_believed_as_little_as_its_least_believable_run():
 
 
 def test_a_run_in_which_nothing_was_made_counts_for_nothing_and_says_why():
-    failed = Figures("full", why="needs 90 MB of 80 MB")
+    failed = MeasuredFigures("full", why="needs 90 MB of 80 MB")
     one = row([failed, figures(2.0)])
     assert (one.runs, one.seconds.median, one.why) == (1, 2.0, "needs 90 MB of 80 MB")
     nothing = row([failed, failed])
@@ -65,7 +70,7 @@ def test_a_run_in_which_nothing_was_made_counts_for_nothing_and_says_why():
 
 
 def test_a_file_of_runs_has_their_names_and_nothing_for_what_is_not_known():
-    names, first, second = lines([figures(1.5), Figures("full", why="no")])
+    names, first, second = lines([figures(1.5), MeasuredFigures("full", why="no")])
     told, untold = dict(zip(names, first, strict=True)), dict(zip(names, second, strict=True))
     assert (told["kind"], told["seconds"], told["source"], told["above_idle_j"]) == ("full", 1.5, "rapl", "")
     assert (untold["seconds"], untold["why"]) == ("", "no")
@@ -73,7 +78,7 @@ def test_a_file_of_runs_has_their_names_and_nothing_for_what_is_not_known():
 
 def test_kinds_take_turns(monkeypatch):
     seen = []
-    monkeypatch.setattr(trials, "in_a_child", lambda order: Figures(order.kind))
+    monkeypatch.setattr(trials, "in_a_child", lambda order: MeasuredFigures(order.kind))
     runs = interleaved([order("full"), order("few-shot")], 2, lambda order, _: seen.append(order.kind))
     assert seen == ["full", "few-shot", "full", "few-shot"]
     assert {kind: len(some) for kind, some in runs.items()} == {"full": 2, "few-shot": 2}
@@ -135,5 +140,5 @@ def test_power_at_rest_is_what_the_meter_shows_while_nothing_is_done(clock):
 
 def test_a_meter_too_coarse_for_seconds_at_rest_tells_no_power_at_rest(clock):
     counter = iter([0.0, 36.0])
-    coarse = Polled(About("battery", "all", 0.1, step_j=36.0), lambda: next(counter), Joules(), clock)
+    coarse = Polled(MeterInfo("battery", "all", 0.1, step_j=36.0), lambda: next(counter), Joules(), clock)
     assert isnan(idle_watts(coarse, 5.0, Time(clock, clock.sleep)))

@@ -15,7 +15,7 @@ from device_runtime.client.connection import connecting
 from device_runtime.client.errors import InUse, PolicyError
 from device_runtime.client.policy import work_gate as owner
 from device_runtime.client.policy.process_priority import Manners
-from device_runtime.client.policy.rules import Policy, Window
+from device_runtime.client.policy.rules import DayWindow, Policy
 from device_runtime.client.policy.work_gate import Owner
 from device_runtime.client.service import instance_lock as guest
 from device_runtime.client.service import uninstall as leaving
@@ -88,7 +88,7 @@ def test_the_link_s_bytes_count_against_the_limit_of_the_day(tmp_path):
 
 
 def test_the_rules_of_the_last_join_are_kept_for_whoever_asks(tmp_path):
-    policy = Policy(battery_above=40.0, windows=(Window.of("22:00-06:30"),), daily_bytes=5)
+    policy = Policy(battery_above=40.0, windows=(DayWindow.of("22:00-06:30"),), daily_bytes=5)
     assert owner.kept(tmp_path) is None
     owner.keep(policy, tmp_path)
     assert owner.kept(tmp_path) == policy

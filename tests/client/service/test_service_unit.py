@@ -12,10 +12,10 @@ from device_runtime.client.errors import InstallError
 from device_runtime.client.service import install
 from device_runtime.client.service import install as installing
 from device_runtime.client.service import uninstall as leaving
-from device_runtime.client.service.install import Job, device_service, unit
+from device_runtime.client.service.install import ServiceCommand, device_service, unit
 
 COMMAND = ("/opt/a b/bin/device-runtime", "join", "--config", "/x/100%/$HOME.toml")
-LIMITED = Job("kitchen-pi", COMMAND, Path("/srv"), 10, True, 50.0, 200_000_000)
+LIMITED = ServiceCommand("kitchen-pi", COMMAND, Path("/srv"), 10, True, 50.0, 200_000_000)
 
 
 def test_the_unit_has_absolute_paths_and_the_limits_of_the_policy():
@@ -29,7 +29,7 @@ def test_the_unit_has_absolute_paths_and_the_limits_of_the_policy():
 
 
 def test_without_limits_there_are_none_in_the_unit():
-    text = unit(Job("a", ("/bin/true",), Path("/")))
+    text = unit(ServiceCommand("a", ("/bin/true",), Path("/")))
     assert not any(word in text for word in ("Nice", "IOSched", "CPUQuota", "MemoryMax"))
 
 
@@ -39,7 +39,7 @@ def test_systemd_has_nothing_to_say_against_the_unit(tmp_path):
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    job = Job("a", (str(program), "join"), tmp_path, 10, True, 50.0, 200_000_000)
+    job = ServiceCommand("a", (str(program), "join"), tmp_path, 10, True, 50.0, 200_000_000)
     made = tmp_path / "device-runtime-a.service"
     made.write_text(unit(job))
     done = subprocess.run(

@@ -10,11 +10,11 @@ import pytest
 
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.training.engine_guard import Watcher
-from device_runtime.client.training.memory_watchdog import STALLED, Watchdog, guarded
+from device_runtime.client.training.memory_watchdog import STALLED, MemoryWatchdog, guarded
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.profiles.machine import MIB, Room
+from device_runtime.profiles.machine import MIB, MachineMemory
 
-PLENTY = Room(8000 * MIB, 4000 * MIB)
+PLENTY = MachineMemory(8000 * MIB, 4000 * MIB)
 ONE = np.zeros((1, 1, 8, 8), np.float32)
 
 
@@ -28,7 +28,7 @@ def calm(tmp_path):
 
 
 def dog(watcher, room=PLENTY, pressure=None):
-    return Watchdog(watcher, lambda: room, pressure)
+    return MemoryWatchdog(watcher, lambda: room, pressure)
 
 
 def test_with_room_enough_nothing_is_wrong(calm):
@@ -37,7 +37,7 @@ def test_with_room_enough_nothing_is_wrong(calm):
 
 def test_a_process_over_its_limit_a_machine_without_room_and_one_that_stands_still_are_noticed(calm):
     assert "over its 1 MB" in dog(Watcher(1_000_000), PLENTY, calm).shortage()
-    scarce = dog(Watcher(10**12), Room(8000 * MIB, 63 * MIB), calm)
+    scarce = dog(Watcher(10**12), MachineMemory(8000 * MIB, 63 * MIB), calm)
     assert scarce.shortage() == "66 MB of memory are left here, of 8389"
     calm.write_text(f"full avg10={STALLED:.2f} avg60=0.00 avg300=0.00 total=0\n")
     assert "stood still for 20%" in dog(Watcher(10**12), PLENTY, calm).shortage()
@@ -70,7 +70,7 @@ def test_the_thread_looks_while_there_is_work_and_ends_with_it(bundle, monkeypat
         looked.set()
         return "it is tight"
 
-    monkeypatch.setattr(Watchdog, "shortage", shortage)
+    monkeypatch.setattr(MemoryWatchdog, "shortage", shortage)
     model, steps = OnnxModel(bundle, watch=watcher), []
     with guarded(watcher, lambda: steps.append(1)):
         assert not any(thread.name == "memory watchdog" for thread in threading.enumerate())
@@ -114,8 +114,8 @@ def test_memory_beyond_a_cap_is_refused_and_the_process_lives():
 TIGHT = """
 from device_runtime.client.training import memory_watchdog as watchdog
 from device_runtime.client.training.engine_guard import Watcher
-from device_runtime.profiles.machine import Room
-watchdog.room = lambda: Room(10**9, 0)
+from device_runtime.profiles.machine import MachineMemory
+watchdog.room = lambda: MachineMemory(10**9, 0)
 watcher = Watcher(10**12)
 with watchdog.guarded(watcher, lambda: None):
     watcher.start()
@@ -141,7 +141,7 @@ def test_a_cap_ends_with_the_work(bundle):
 def test_a_session_is_refused_that_does_not_fit_into_what_is_free_by_now(bundle, monkeypatch):
     """The limit was set when the round began; others have taken memory since."""
     monkeypatch.setattr(
-        "device_runtime.client.training.engine_guard.room", lambda: Room(1000 * MIB, 21 * MIB)
+        "device_runtime.client.training.engine_guard.room", lambda: MachineMemory(1000 * MIB, 21 * MIB)
     )
     model = OnnxModel(bundle, watch=Watcher(10**12))
     with pytest.raises(OutOfMemory, match=r"train\.all needs \d+ MB in all, this device may use \d+ MB"):

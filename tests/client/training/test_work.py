@@ -5,25 +5,25 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire.messages import Base, Blob, Offer
-from device_runtime.client.backend.base import Death
+from device_runtime.client.backend.base import WorkerDeath
 from device_runtime.client.delivery.reports import contribution_message
-from device_runtime.client.energy import About, Account, Energy, Reading
+from device_runtime.client.energy import Account, Energy, MeterInfo, MeterReading
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.policy.privacy_budget import Budget, Guard
+from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard
 from device_runtime.client.selection.choose import MAIN, Candidate, Plan
 from device_runtime.client.training.engine_guard import Pretence, Time, Watcher
 from device_runtime.client.training.work import (
     Assignment,
     Equipment,
-    Outcome,
     Timing,
+    WorkOutcome,
     cheaper,
     corrected,
     perform,
 )
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError, TensorError
-from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, Verdict
+from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, StragglerVerdict
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full
@@ -32,7 +32,7 @@ from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
 
 BLOB = Blob(bytes(32), 10)
-UNLIMITED = Guard(Budget)
+UNLIMITED = PrivacyGuard(Budget)
 """Of a device whose owner says nothing; its budget is never looked at unless a kind is private."""
 
 
@@ -73,13 +73,13 @@ def test_a_plan_that_fits_is_carried_out_and_accounted_for(bundle, digits, clock
 class Metered:
     """A meter that shows 3 W of the device's clock."""
 
-    about = About("bench", "all", error=0.02)
+    about = MeterInfo("bench", "all", error=0.02)
 
     def __init__(self, clock):
         self.clock = clock
 
     def read(self):
-        return Reading(3 * self.clock())
+        return MeterReading(3 * self.clock())
 
     def rest(self):
         pass
@@ -186,7 +186,7 @@ def test_cheaper_leaves_the_forms_after_the_failed_one(every_kind):
 def test_what_a_process_died_at_is_not_tried_again_nor_what_is_dearer(bundle, digits, clock, every_kind):
     equipment = equip(bundle, digits, clock)
     quarter = "entropy-subset 25%"
-    deaths = (Death("full", "killed", memory=True), Death(quarter, "crashed", memory=False))
+    deaths = (WorkerDeath("full", "killed", memory=True), WorkerDeath(quarter, "crashed", memory=False))
     assignment = Assignment(every_kind, 1, deadline=3600.0, deaths=deaths)
     outcome = perform(equipment, believed(1e12), assignment)
     forms = [form for kind in every_kind for form in kind.variants()]
@@ -198,7 +198,9 @@ def test_what_a_process_died_at_is_not_tried_again_nor_what_is_dearer(bundle, di
 
 
 def test_after_a_death_at_something_unheard_of_nothing_is_tried(bundle, digits, clock, every_kind):
-    assignment = Assignment(every_kind, 1, deadline=3600.0, deaths=(Death("another", "killed", memory=True),))
+    assignment = Assignment(
+        every_kind, 1, deadline=3600.0, deaths=(WorkerDeath("another", "killed", memory=True),)
+    )
     outcome = perform(equip(bundle, digits, clock), believed(1e12), assignment)
     assert (outcome.contribution, outcome.outgrew) == (None, ())
     assert outcome.gave_up == ("another given up: killed",)
@@ -272,7 +274,7 @@ def test_private_training_is_refused_as_soon_as_it_would_exceed_the_budget(bundl
     kinds = (registry.make("peft", settings), registry.make("class-means"))
     sent, spent = [], []
     for _ in range(3):
-        equipment = equip(bundle, few, clock, guard=Guard.of(tmp_path, data))
+        equipment = equip(bundle, few, clock, guard=PrivacyGuard.of(tmp_path, data))
         outcome = perform(equipment, believed(57e9), Assignment(kinds, 1, deadline=clock.now + 60))
         sent.append(outcome.contribution.kind)
         spent.append(outcome.epsilon)
@@ -282,7 +284,7 @@ def test_private_training_is_refused_as_soon_as_it_would_exceed_the_budget(bundl
 
 
 def test_an_owner_s_limit_bars_all_that_is_not_private(bundle, digits, clock, tmp_path):
-    guard = Guard.of(tmp_path, tmp_path, owner=Limit(1.0, 1e-3))
+    guard = PrivacyGuard.of(tmp_path, tmp_path, owner=Limit(1.0, 1e-3))
     kinds = (registry.make("full"), registry.make("peft", {"tunable": "head", "dp": {"epsilon": 5.0}}))
     outcome = perform(
         equip(bundle, digits, clock, guard=guard), believed(57e9), Assignment(kinds, 1, deadline=60.0)
@@ -297,7 +299,9 @@ def test_an_owner_s_limit_bars_all_that_is_not_private(bundle, digits, clock, tm
 def test_what_a_device_was_too_slow_for_once_is_tried_again_some_rounds_later():
     """A correction of 2 that bars a kind is 1.9, 1.81, ... in rounds in which only others are tried."""
     profile = replace(believed(1e9), corrections={"full": 2.0, "few-shot": 0.5})
-    sat_out = Outcome(Plan(None, (), Verdict(True, ())), None, timings=(Timing("few-shot", 1.0, 1.0),))
+    sat_out = WorkOutcome(
+        Plan(None, (), StragglerVerdict(True, ())), None, timings=(Timing("few-shot", 1.0, 1.0),)
+    )
     after = corrected(profile, sat_out)
     assert after["full"] == pytest.approx(1.9)
     assert after["few-shot"] == pytest.approx(0.7 * 0.5 + 0.3 * 0.5)

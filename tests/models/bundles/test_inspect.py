@@ -43,7 +43,9 @@ def test_token_ids_and_their_range_are_named(capsys, digits, tmp_path):
 
 
 def test_json_holds_the_whole_manifest(capsys, digits):
-    figures = msgspec.json.decode(shown(capsys, str(digits.path), "--format", "json"), type=inspect.Figures)
+    figures = msgspec.json.decode(
+        shown(capsys, str(digits.path), "--format", "json"), type=inspect.BundleFigures
+    )
     assert figures.manifest == digits.manifest
     assert figures.sha256 == digits.sha256
     assert figures.num_parameters["head"] == 650

@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.models.data import Place, opened, raw
 from device_runtime.models.data.listing import listing
-from device_runtime.models.data.source import OTHER, REASONS, Skip, Tally
+from device_runtime.models.data.source import OTHER, REASONS, Skip, SkippedTally
 
 
 def strays(found):
@@ -47,7 +47,7 @@ def test_what_is_not_read_is_said_by_its_kind(tmp_path, digit_png):
 
 @pytest.mark.parametrize("count", [REASONS, 5 * REASONS])
 def test_however_many_reasons_there_are_the_report_stays_short(count):
-    tally = Tally()
+    tally = SkippedTally()
     for number in range(count):
         tally.add(Skip(f"reason {number}", f"file {number}"))
     found = {skipped.reason: skipped.count for skipped in tally}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models import data
-from device_runtime.models.data import Keep, Place, arrays, opened
+from device_runtime.models.data import Place, Selection, arrays, opened
 from device_runtime.models.data.shelf import Shelf
 from device_runtime.models.data.source import Refused
 from device_runtime.models.errors import DataError
@@ -86,7 +86,7 @@ def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, bundle, m
 def test_an_archive_of_more_than_the_device_has_room_for_is_not_unpacked(tmp_path, bundle):
     np.savez(tmp_path / "large.npz", x=images(2000), y=np.zeros(2000, int))
     np.savez(tmp_path / "small.npz", x=images(20), y=np.zeros(20, int))
-    shelf = Shelf(Place(tmp_path), bundle.manifest, Keep(room_bytes=20_000))
+    shelf = Shelf(Place(tmp_path), bundle.manifest, Selection(room_bytes=20_000))
     shelf.refresh()
     assert len(shelf.training) == 20
     assert [one.reason for one in shelf.skipped] == ["unpacks to too much"]

@@ -5,7 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from device_runtime.models.data import Keep, Place, Shelf, database, opened, single, table
+from device_runtime.models.data import Place, Selection, Shelf, database, opened, single, table
 from device_runtime.models.data.local_data import Rows, is_held_out
 from device_runtime.models.errors import DataError
 
@@ -39,7 +39,7 @@ def reads(monkeypatch):
 
 
 def shelf_of(folder, bundle, **keep):
-    shelf = Shelf(Place(folder.path), bundle.manifest, Keep(**keep))
+    shelf = Shelf(Place(folder.path), bundle.manifest, Selection(**keep))
     shelf.refresh()
     return shelf
 
@@ -298,4 +298,4 @@ def test_a_few_held_out_samples_are_trained_on_unless_somebody_wishes_them_held_
 
 def test_samples_that_would_all_be_held_out_are_not_said_to_be_missing(folder, bundle):
     with pytest.raises(DataError, match="all samples, 6, would be held out"):
-        opened(folder.path, bundle.manifest, Keep(held_out=0.9999))
+        opened(folder.path, bundle.manifest, Selection(held_out=0.9999))

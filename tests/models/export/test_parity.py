@@ -14,9 +14,9 @@ from device_runtime.models.errors import ParityError
 from device_runtime.models.export import candidates as torch_candidates
 from device_runtime.models.export import graph as torch_graph
 from device_runtime.models.export import parity as torch_parity
-from device_runtime.models.export.candidates import Wanted, candidates
+from device_runtime.models.export.candidates import WantedGraphs, candidates
 from device_runtime.models.export.export import ExportSpec, export
-from device_runtime.models.export.parity import BATCHES, MOST_NUDGES, SEEDS, Candidate, check_parity
+from device_runtime.models.export.parity import BATCHES, MOST_NUDGES, SEEDS, GraphCandidate, check_parity
 from device_runtime.models.export.subject import Subject
 from device_runtime.models.export.trace import TRACED_BATCH
 
@@ -72,10 +72,10 @@ def refusal(module, tmp_path: Path) -> str:
     return str(caught.value)
 
 
-def gradients(subject: Subject) -> Candidate:
+def gradients(subject: Subject) -> GraphCandidate:
     """The graph train.all, as `export` makes it."""
     names = tuple(name for name, _ in subject.module.named_parameters())
-    *_, last = candidates(subject, Wanted({"all": names}, ("train",), (), False))
+    *_, last = candidates(subject, WantedGraphs({"all": names}, ("train",), (), False))
     return last
 
 
@@ -182,7 +182,7 @@ def test_what_a_rounding_turns_once_in_many_times_is_refused(doubled, monkeypatc
 
 def test_outputs_that_are_all_zero_are_compared():
     subject = Subject(nn.Sequential(nn.Threshold(9, 0), nn.Linear(8, 3)), "1", torch.randn(TRACED_BATCH, 8))
-    forward = next(candidates(subject, Wanted({}, (), (), False)))
+    forward = next(candidates(subject, WantedGraphs({}, (), (), False)))
     assert check_parity(subject, forward) < 1e-4
 
 
@@ -265,5 +265,5 @@ def test_the_gate_tries_other_batches_than_the_traced_one_and_weights_that_diffe
     assert len(BATCHES) >= 2
     assert len(SEEDS) >= 5
     subject = Subject(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
-    forward = next(candidates(subject, Wanted({}, (), (), False)))
+    forward = next(candidates(subject, WantedGraphs({}, (), (), False)))
     assert 0 <= check_parity(subject, forward) < 1e-5

@@ -9,7 +9,7 @@ onnx = pytest.importorskip("onnx")
 
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export import graph as torch_graph
-from device_runtime.models.export.candidates import Wanted, candidates
+from device_runtime.models.export.candidates import WantedGraphs, candidates
 from device_runtime.models.export.parity import check_parity
 from device_runtime.models.export.subject import Subject
 from device_runtime.models.export.trace import TRACED_BATCH
@@ -17,7 +17,7 @@ from device_runtime.models.export.trace import TRACED_BATCH
 nn = torch.nn
 functional = nn.functional
 SHAPE = (4, 6, 6)  # of one sample
-FORWARD = Wanted({}, (), (), False)
+FORWARD = WantedGraphs({}, (), (), False)
 
 
 class Around(nn.Module):
@@ -148,7 +148,7 @@ class Called(nn.Module):
 def test_parameters_may_be_called_as_values_of_graphs_are(name):
     subject = Subject(Called(name).eval(), "head", torch.randn(TRACED_BATCH, 8))
     names = (name, "head.weight", "head.bias")
-    for graph in candidates(subject, Wanted({"all": names}, ("train",), (), False)):
+    for graph in candidates(subject, WantedGraphs({"all": names}, ("train",), (), False)):
         assert check_parity(subject, graph) < 1e-4
 
 
@@ -156,4 +156,4 @@ def test_parameters_may_be_called_as_values_of_graphs_are(name):
 def test_parameters_that_are_called_as_inputs_or_outputs_are_refused(name):
     subject = Subject(Called(name).eval(), "head", torch.randn(TRACED_BATCH, 8))
     with pytest.raises(ExportError, match=f"tensor {name} is called as an input or output of the graph"):
-        list(candidates(subject, Wanted({"all": (name,)}, ("train",), (), False)))
+        list(candidates(subject, WantedGraphs({"all": (name,)}, ("train",), (), False)))

@@ -10,7 +10,7 @@ from device_runtime.models.bundles.manifest import Source
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
 from device_runtime.models.torch_engine.engine import TorchModel
-from device_runtime.models.torch_engine.many import Lesson, pays, possible, train_many
+from device_runtime.models.torch_engine.many import CopyLesson, pays, possible, train_many
 from device_runtime.models.training.clipping import clip
 from device_runtime.models.training.optimizer import Sgd
 
@@ -36,7 +36,7 @@ def opened(tmp_path_factory):
     return make
 
 
-def lessons(counted: int = 0) -> list[Lesson]:
+def lessons(counted: int = 0) -> list[CopyLesson]:
     """Of 10, 1, 4 and 17 samples in batches of 4, two epochs; the third of one class."""
     rng, made = np.random.default_rng(0), []
     for k, n in enumerate((10, 1, 4, 17)):
@@ -44,13 +44,13 @@ def lessons(counted: int = 0) -> list[Lesson]:
         batches = [order[i : i + 4] for order in orders for i in range(0, n, 4)]
         y = rng.integers(4, size=n) if k != 2 else np.full(n, 2)
         made.append(
-            Lesson(rng.standard_normal((n, 1, 8, 8), np.float32), y, batches, min(counted, len(batches)))
+            CopyLesson(rng.standard_normal((n, 1, 8, 8), np.float32), y, batches, min(counted, len(batches)))
         )
     return made
 
 
 def alone(
-    model: TorchModel, tunable: str, lesson: Lesson, sgd: Sgd, clip_norm: float
+    model: TorchModel, tunable: str, lesson: CopyLesson, sgd: Sgd, clip_norm: float
 ) -> tuple[dict[str, np.ndarray], float]:
     trainer = model.trainer(tunable)
     steps, total, seen = sgd.start(trainer.params.vector), 0.0, 0

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.subject import Subject, run, stored_tensors
-from device_runtime.models.torch_engine.objectives import OBJECTIVES, Given, measure
+from device_runtime.models.torch_engine.objectives import OBJECTIVES, ObjectiveBatch, measure
 from device_runtime.models.training.heads import cross_entropy, log_softmax
 
 nn = torch.nn
@@ -53,7 +53,7 @@ def loss(subject, batch, objective: str, **extras) -> float:
     assert shapes == {name: tuple(value.shape) for name, value in given.items()}
     with torch.no_grad():
         return float(
-            OBJECTIVES[objective].loss(Given(subject, *batch, given, stored_tensors(subject.module)))
+            OBJECTIVES[objective].loss(ObjectiveBatch(subject, *batch, given, stored_tensors(subject.module)))
         )
 
 

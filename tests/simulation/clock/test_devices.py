@@ -7,8 +7,8 @@ import pytest
 
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.clock.devices import Devices
-from device_runtime.simulation.clock.timeline import Asked, Luck
+from device_runtime.simulation.clock.devices import FleetState
+from device_runtime.simulation.clock.timeline import AskSchedule, Luck
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -16,17 +16,17 @@ KINDS = (ClassMeans(),)
 MINE = 40
 
 
-def one(bundle, **settings) -> Devices:
+def one(bundle, **settings) -> FleetState:
     """A fleet of one Pi 5 with 40 samples, much slowed: about 40 * 3.2 MFLOP at a thousandth of its speed."""
     group = {"profile": "pi-5", "share": 1.0, "speed": {"factor": 0.001}, **settings}
     fleet = fleets.read({"name": "one", "groups": {"all": group}}).draw(1, 0)
     y = np.arange(MINE) % 10
     clients = Clients.of(np.zeros((MINE, 1, 8, 8), np.float32), y, [np.arange(MINE)])
-    return Devices(fleet, clients, {"": bundle.manifest})
+    return FleetState(fleet, clients, {"": bundle.manifest})
 
 
-def asked(now: float = 0.0, **other) -> Asked:
-    return Asked(now=now, closes_s=now + 1e6, down_bytes=lambda _: 0, kinds=KINDS, **other)
+def asked(now: float = 0.0, **other) -> AskSchedule:
+    return AskSchedule(now=now, closes_s=now + 1e6, down_bytes=lambda _: 0, kinds=KINDS, **other)
 
 
 def test_a_device_learns_how_slow_it_is_and_forgets_it_when_its_process_dies(bundle):
@@ -78,8 +78,8 @@ def test_a_battery_charges_only_while_the_device_is_there(bundle):
 def test_a_device_without_samples_sits_out_and_has_spent_its_download(bundle):
     fleet = fleets.read({"name": "one", "groups": {"all": {"profile": "pi-5", "share": 1.0}}}).draw(1, 0)
     none = Clients.of(np.zeros((0, 1, 8, 8), np.float32), np.zeros(0, np.int64), [np.arange(0)])
-    devices = Devices(fleet, none, {"": bundle.manifest})
-    line = devices.ask(0, Asked(now=0.0, closes_s=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
+    devices = FleetState(fleet, none, {"": bundle.manifest})
+    line = devices.ask(0, AskSchedule(now=0.0, closes_s=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
     assert (line.lost, line.bytes_down, line.bytes_up, line.flops) == ("sat out", 1000, 0, 0.0)
     assert line.outcome.reasons == ("class-means there is no local data",)
 

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from device_runtime.profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Power, Speed, Workload
-from device_runtime.simulation.clock.timeline import Asked, Luck, timeline
+from device_runtime.simulation.clock.timeline import AskSchedule, Luck, timeline
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.terms.dp_sgd import DpSgd
 
@@ -33,12 +33,12 @@ LOAD = Workload(
 """100 samples, two epochs at 30 MFLOP: 6 s at 1 GFLOP/s. Up go 4 * 952 + 72 + 120 = 4000 bytes: 0.4 s."""
 
 
-def run(asked: Asked, device: DeviceProfile = DEVICE):
+def run(asked: AskSchedule, device: DeviceProfile = DEVICE):
     return timeline(device, {"": LOAD}, asked)
 
 
-def asked(closes_s: float = 100.0, **other) -> Asked:
-    return Asked(now=10.0, closes_s=closes_s, down_bytes=lambda _: 40_000, kinds=(FULL,), **other)
+def asked(closes_s: float = 100.0, **other) -> AskSchedule:
+    return AskSchedule(now=10.0, closes_s=closes_s, down_bytes=lambda _: 40_000, kinds=(FULL,), **other)
 
 
 def test_a_device_is_charged_its_download_its_computing_and_its_upload():

@@ -7,7 +7,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.figures import Terms, figures, read_run
+from device_runtime.simulation.compare.figures import ComparisonTerms, figures, read_run
 from device_runtime.simulation.compare.performing import How, perform
 from device_runtime.simulation.compare.run_folder import Name
 from device_runtime.simulation.executors.choice import ExecutorWish
@@ -22,7 +22,7 @@ def ran(asked, policy, folder):
     name = Name(policy, 0)
     perform(asked, name, folder, PLAIN, Nobody())
     run = read_run(folder, name, shown=1)
-    return figures(run, Terms(at_s=run.ends_s, target=0.0, devices=asked.devices)), run
+    return figures(run, ComparisonTerms(at_s=run.ends_s, target=0.0, devices=asked.devices)), run
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import pytest
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.equal import Equal, equal
-from device_runtime.simulation.compare.figures import Ran, Terms
+from device_runtime.simulation.compare.figures import ComparisonTerms, Ran
 from device_runtime.simulation.compare.run_folder import Info, Name
 from device_runtime.simulation.metrics.tally import tally
 
-AT = Terms(at_s=25.0, target=nan, devices=4, rounds=3, energy_j=60.0, bytes=4000.0)
+AT = ComparisonTerms(at_s=25.0, target=nan, devices=4, rounds=3, energy_j=60.0, bytes=4000.0)
 SHARED = scenario.load("digits", {})
 GROUPED = scenario.load("straggler-classes", {"data": {"groups": {"weak": {"classes": [2]}}}})
 

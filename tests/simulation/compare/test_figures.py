@@ -4,7 +4,15 @@ from math import isnan, nan
 
 import pytest
 
-from device_runtime.simulation.compare.figures import Ran, Terms, figures, spread, summarise, t_of_95, terms
+from device_runtime.simulation.compare.figures import (
+    ComparisonTerms,
+    Ran,
+    figures,
+    spread,
+    summarise,
+    t_of_95,
+    terms,
+)
 from device_runtime.simulation.compare.run_folder import Info, Name
 from device_runtime.simulation.metrics.tally import tally
 
@@ -31,7 +39,7 @@ def ran(round_line, ask):
 
 
 def test_the_figures_of_one_run(ran):
-    got = figures(ran(), Terms(at_s=25.0, target=0.5, devices=10))
+    got = figures(ran(), ComparisonTerms(at_s=25.0, target=0.5, devices=10))
     assert (got.acc_at_equal_time, got.final_acc, got.best_acc) == (0.8, 0.6, 0.8)
     assert (got.time_to_target_s, got.virtual_s) == (20.0, 30.0)
     assert (got.bytes_up, got.bytes_down) == (3000, 9000)
@@ -47,7 +55,7 @@ def test_the_figures_of_one_run(ran):
 def test_equal_time_is_the_earliest_end_and_the_target_what_all_reach(ran):
     runs = [ran(), ran("drop", accuracies=(0.3, 0.5))]
     points = {"rounds": 2, "energy_j": 60.0, "bytes": 8000.0}  # of the run of two rounds
-    assert terms(runs, 10, None) == Terms(at_s=20.0, target=0.5, devices=10, **points)
+    assert terms(runs, 10, None) == ComparisonTerms(at_s=20.0, target=0.5, devices=10, **points)
     assert terms(runs, 10, 0.7).target == 0.7
 
 
@@ -73,7 +81,7 @@ def test_runs_that_were_never_evaluated_have_no_target(ran):
 
 def test_a_policy_is_the_mean_of_its_seeds_with_the_sample_s_deviation(ran):
     runs = [ran(seed=0), ran(seed=1, accuracies=(0.2, 0.4, 0.4)), ran("drop")]
-    summary = summarise(runs, Terms(at_s=30.0, target=0.5, devices=10))
+    summary = summarise(runs, ComparisonTerms(at_s=30.0, target=0.5, devices=10))
     assert list(summary) == ["choose", "drop"]
     final = summary["choose"]["final_acc"]
     assert (final.mean, final.n, final.of) == (pytest.approx(0.5), 2, 2)

@@ -5,13 +5,13 @@ from math import isnan, nan
 
 import pytest
 
-from device_runtime.simulation.compare.run_folder import Lines, read
+from device_runtime.simulation.compare.run_folder import RecordWriter, read
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.records import Ask, RoundLine
 
 
 def written(folder, *lines):
-    with Lines(folder, "rounds", RoundLine) as files:
+    with RecordWriter(folder, "rounds", RoundLine) as files:
         for line in lines:
             files.add(line)
     return folder / "rounds.jsonl"
@@ -37,7 +37,7 @@ def test_nan_is_null_in_json_and_empty_in_csv(tmp_path, round_line):
 def test_tuples_stand_in_one_cell_and_truth_in_lower_case(tmp_path, round_line, ask):
     written(tmp_path, round_line(eval_acc_by_class=(0.25, 0.75)))
     assert (tmp_path / "rounds.csv").read_text().splitlines()[1].endswith(",0.25 0.75,,,")
-    with Lines(tmp_path, "asks", Ask) as files:
+    with RecordWriter(tmp_path, "asks", Ask) as files:
         files.add(ask(straggler=True))
     with (tmp_path / "asks.csv").open(newline="") as file:
         [row] = csv.DictReader(file)
@@ -70,7 +70,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_lines_may_be_added_to_what_is_there(tmp_path, round_line):
     path = written(tmp_path, round_line())
-    with Lines(tmp_path, "rounds", RoundLine, more=True) as files:
+    with RecordWriter(tmp_path, "rounds", RoundLine, more=True) as files:
         files.add(round_line(round=2))
     assert [line.round for line in read(path, RoundLine)] == [1, 2]
     assert len((tmp_path / "rounds.csv").read_text().splitlines()) == 3  # one header

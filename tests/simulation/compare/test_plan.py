@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.performing import of_policy
-from device_runtime.simulation.compare.plan import Comparison, Plan, comparison_in, scenario_in
+from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, comparison_in, scenario_in
 from device_runtime.simulation.compare.run_folder import Info, Name, fingerprint
 from device_runtime.simulation.errors import ScenarioError
 
@@ -14,7 +14,7 @@ TWO = Comparison(policies=("choose", "drop"), seeds=2, target=0.8)
 
 @pytest.fixture
 def plan(tmp_path):
-    return Plan(scenario.load("digits"), TWO, tmp_path / "run")
+    return ComparisonPlan(scenario.load("digits"), TWO, tmp_path / "run")
 
 
 def finish(plan, name, **changes):
@@ -51,7 +51,7 @@ def test_what_was_saved_is_found_again_and_may_be_extended(plan):
     assert scenario_in(plan.folder) == plan.scenario
     assert comparison_in(plan.folder) == TWO
     more = Comparison(policies=("choose", "drop", "few-shot"), seeds=3)
-    Plan(plan.scenario, more, plan.folder).save()
+    ComparisonPlan(plan.scenario, more, plan.folder).save()
     assert comparison_in(plan.folder) == more
 
 
@@ -59,7 +59,7 @@ def test_another_scenario_in_the_same_folder_is_refused_with_what_differs(plan):
     plan.save()
     other = scenario.load("digits", {"task": {"rounds": 3}})
     with pytest.raises(ScenarioError, match=r"another scenario \(task\.rounds is 15, not 3\)"):
-        Plan(other, TWO, plan.folder).save()
+        ComparisonPlan(other, TWO, plan.folder).save()
 
 
 def test_a_folder_of_something_else_is_refused(plan):
@@ -77,7 +77,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(plan):
 
 def test_another_bundle_of_the_same_name_is_refused_and_one_that_is_not_there_is_not(plan):
     def of(sha256):
-        return Plan(plan.scenario, msgspec.structs.replace(TWO, bundle=sha256), plan.folder)
+        return ComparisonPlan(plan.scenario, msgspec.structs.replace(TWO, bundle=sha256), plan.folder)
 
     of("1" * 64).save()
     with pytest.raises(

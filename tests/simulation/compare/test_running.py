@@ -8,9 +8,9 @@ import pytest
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare import running
-from device_runtime.simulation.compare.plan import Comparison, Plan
+from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
 from device_runtime.simulation.compare.run_folder import Name
-from device_runtime.simulation.compare.running import Children, Job, run_all, run_jobs
+from device_runtime.simulation.compare.running import Children, RunJob, run_all, run_jobs
 from device_runtime.simulation.errors import SimulationError
 
 TICK = '{"type":"round","round":1,"closed_s":3.0,"eval_acc":0.5,"participants":4}'
@@ -49,7 +49,7 @@ def stand_in(tmp_path, monkeypatch):
 @pytest.fixture
 def plan(tmp_path):
     comparison = Comparison(policies=("choose", "drop"), seeds=2)
-    return Plan(scenario.load("digits"), comparison, tmp_path / "run")
+    return ComparisonPlan(scenario.load("digits"), comparison, tmp_path / "run")
 
 
 def test_every_run_is_started_with_its_policy_and_seed_and_told_of(plan, stand_in):
@@ -67,8 +67,8 @@ def test_every_run_is_started_with_its_policy_and_seed_and_told_of(plan, stand_i
 
 def test_runs_of_several_comparisons_have_the_names_that_they_are_given(plan, stand_in, tmp_path):
     stand_in("print(sys.argv[1:], file=sys.stderr)")
-    other = Plan(plan.scenario, plan.comparison, tmp_path / "other")
-    jobs = {Name("here", 0): Job(plan, Name("drop", 0)), Name("there", 0): Job(other, Name("drop", 0))}
+    other = ComparisonPlan(plan.scenario, plan.comparison, tmp_path / "other")
+    jobs = {Name("here", 0): RunJob(plan, Name("drop", 0)), Name("there", 0): RunJob(other, Name("drop", 0))}
     view = Noted()
     run_jobs(jobs, Children((), parallel=2), view)
     assert sorted(view.told) == [("here-0", ""), ("there-0", "")]

@@ -6,20 +6,28 @@ from math import isnan, nan
 import msgspec
 import pytest
 
-from device_runtime.simulation.compare.progress import Bars, Lines, Message, Pace, Teller, Tick, Working
+from device_runtime.simulation.compare.progress import (
+    Bars,
+    Message,
+    ProgressLines,
+    RemainingTime,
+    RoundDone,
+    Teller,
+    Working,
+)
 from device_runtime.simulation.compare.run_folder import Name
-from device_runtime.simulation.executors.job import Job
+from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.strategies import registry
 
 CHOOSE, DROP = Name("choose", 0), Name("drop", 0)
 
 
 def tick(number, accuracy=0.5):
-    return Tick(number, 10.0 * number, accuracy, 4)
+    return RoundDone(number, 10.0 * number, accuracy, 4)
 
 
 def test_the_rest_takes_as_long_as_what_was_done(clock):
-    pace = Pace(10, clock)
+    pace = RemainingTime(10, clock)
     assert isnan(pace.left_s())
     clock.sleep(8)
     pace.step()
@@ -28,7 +36,7 @@ def test_the_rest_takes_as_long_as_what_was_done(clock):
 
 
 def test_what_was_done_before_costs_no_time(clock):
-    pace = Pace(10, clock)
+    pace = RemainingTime(10, clock)
     pace.spare(8)
     clock.sleep(3)
     pace.step()
@@ -37,7 +45,7 @@ def test_what_was_done_before_costs_no_time(clock):
 
 def test_a_line_comes_every_few_seconds_and_when_a_run_ends(clock):
     out = io.StringIO()
-    view = Lines([CHOOSE, DROP], 4, out, clock)
+    view = ProgressLines([CHOOSE, DROP], 4, out, clock)
     clock.sleep(1)
     view.moved(CHOOSE, tick(1))
     clock.sleep(5)
@@ -56,7 +64,7 @@ def test_a_line_comes_every_few_seconds_and_when_a_run_ends(clock):
 
 def test_a_run_that_goes_on_in_round_3_has_less_left(clock):
     out = io.StringIO()
-    view = Lines([CHOOSE], 4, out, clock)
+    view = ProgressLines([CHOOSE], 4, out, clock)
     clock.sleep(6)
     view.moved(CHOOSE, tick(3))
     assert out.getvalue().endswith("accuracy 50.0%, 30 s of virtual time; about 6 s left\n")
@@ -64,7 +72,7 @@ def test_a_run_that_goes_on_in_round_3_has_less_left(clock):
 
 def test_runs_may_have_rounds_of_their_own(clock):
     out = io.StringIO()
-    view = Lines([CHOOSE, DROP], {CHOOSE: 4, DROP: 1}, out, clock)
+    view = ProgressLines([CHOOSE, DROP], {CHOOSE: 4, DROP: 1}, out, clock)
     clock.sleep(6)
     view.moved(CHOOSE, tick(1))
     view.moved(DROP, tick(1))
@@ -98,7 +106,7 @@ def test_bars_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     view.working(name, Working(1000, 123))
     view.close()
     view = Bars([name], 4)
-    view.moved(name, Tick(3, 86400 * 3.2, 0.987, 9))
+    view.moved(name, RoundDone(3, 86400 * 3.2, 0.987, 9))
     view.close()
     shown = capsys.readouterr().out
     assert "…" not in shown
@@ -111,13 +119,13 @@ def test_each_round_is_told_as_one_line_of_json(round_line):
     teller = Teller(out)
     teller.closed(round_line(round=3, closed_s=9.5, eval_acc=nan, participants=7))
     [line] = out.getvalue().splitlines()
-    assert msgspec.json.decode(line, type=Message) == Tick(3, 9.5, None, 7)
+    assert msgspec.json.decode(line, type=Message) == RoundDone(3, 9.5, None, 7)
 
 
 def test_a_long_round_gives_signs_of_life(clock, round_line):
     out = io.StringIO()
     teller = Teller(out, clock)
-    job = Job(device=0, name="a", strategy=registry.make("full", {}), seed=0, base="3")
+    job = TrainingJob(device=0, name="a", strategy=registry.make("full", {}), seed=0, base="3")
     for _ in range(5):
         clock.sleep(0.4)
         teller.trained(job, None)
@@ -130,7 +138,7 @@ def test_a_long_round_gives_signs_of_life(clock, round_line):
 
 def test_signs_of_life_within_a_round_are_lines_too(clock):
     out = io.StringIO()
-    view = Lines([CHOOSE], 4, out, clock)
+    view = ProgressLines([CHOOSE], 4, out, clock)
     view.working(CHOOSE, Working(1, 3))
     clock.sleep(6)
     view.working(CHOOSE, Working(1, 12))

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.models.bundles.inputs import File, Text
+from device_runtime.models.bundles.inputs import File, TextInput
 from device_runtime.models.text.texts import Texts
 from device_runtime.models.text.word_pieces import Cleaning, WordPieces
 from device_runtime.simulation.data import DataSpec, load, loading
@@ -16,7 +16,7 @@ PIECES = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "good": 4, "film": 5}
 
 @pytest.fixture
 def texts():
-    spec = Text("word-pieces/1", File("tokenizer.json", "", 0), (2,), (3,), 0)
+    spec = TextInput("word-pieces/1", File("tokenizer.json", "", 0), (2,), (3,), 0)
     return Texts(spec, WordPieces(PIECES, 1, Cleaning(True, True, True)), 6)
 
 

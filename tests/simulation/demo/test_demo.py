@@ -19,9 +19,17 @@ from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.simulation import digits
 from device_runtime.simulation.demo import calibration, plot, processes, worth
 from device_runtime.simulation.demo.figures import kind_costs, parts, recall, summarise
-from device_runtime.simulation.demo.fleet import DROPPED, FLEET, MIXED, Member, beside, divided
-from device_runtime.simulation.demo.processes import FleetProcesses, Placed
-from device_runtime.simulation.demo.runs import BUNDLE, Collected, Run, Setting, _abandoned_if, _late, save
+from device_runtime.simulation.demo.fleet import DROPPED, FLEET, MIXED, DemoDevice, beside, divided
+from device_runtime.simulation.demo.processes import FleetProcesses, PlacedMember
+from device_runtime.simulation.demo.runs import (
+    BUNDLE,
+    Collected,
+    DemoRun,
+    DemoSetting,
+    _abandoned_if,
+    _late,
+    save,
+)
 from device_runtime.simulation.digits import Labelled
 from device_runtime.strategies import registry
 
@@ -45,7 +53,7 @@ def run(policy, seed, *accuracies, contributions=()):
         tuple(0.0 if policy == "dropped" and digit > 5 else accuracy for digit in range(10))
         for accuracy in accuracies
     )
-    return Run(policy, seed, rounds, tuple(contributions), recalls=recalls)
+    return DemoRun(policy, seed, rounds, tuple(contributions), recalls=recalls)
 
 
 MIXED_RUN = run(
@@ -125,7 +133,7 @@ def test_the_first_lines_say_which_digits_only_weak_devices_hold(capsys):
 
 
 def test_in_simulation_each_device_holds_what_it_holds_in_the_demo_and_one_may_be_left_out():
-    setting = Setting(1, 2, 12.0, scale=4.0)
+    setting = DemoSetting(1, 2, 12.0, scale=4.0)
     known = worth.prepared(command.POLICIES[0], setting)
     assert known.scenario.task.round_deadline_s == 3.0
     split = digits.load(np.random.default_rng(1))
@@ -146,10 +154,10 @@ def test_what_a_device_is_worth_is_what_is_lost_without_it_in_the_mean_over_the_
 
     def simulated(policy, setting, without, stop):
         recalls = tuple(0.0 if without == "buoy" and digit == 7 else 0.8 for digit in range(10))
-        return worth.Outcome(0.9 - (without == "buoy") * (0.1 + 0.2 * setting.seed), recalls)
+        return worth.DemoOutcome(0.9 - (without == "buoy") * (0.1 + 0.2 * setting.seed), recalls)
 
     monkeypatch.setattr(worth, "_simulated", simulated)
-    settings = [Setting(seed, 2, 3.0) for seed in (0, 1)]
+    settings = [DemoSetting(seed, 2, 3.0) for seed in (0, 1)]
     whole, found = worth.worths(command.POLICIES[0], settings)
     assert whole == pytest.approx(0.9)
     assert [one.device for one in found] == ["phone-a", "jetson", "buoy", "pi-zero"]
@@ -163,17 +171,17 @@ def test_what_a_device_is_worth_is_what_is_lost_without_it_in_the_mean_over_the_
 def test_simulations_that_take_far_too_long_are_given_up(monkeypatch, capsys):
     monkeypatch.setattr(worth, "_simulated", lambda policy, setting, without, stop: stop.wait(600))
     with pytest.raises(futures.TimeoutError):
-        worth.worths(command.POLICIES[0], [Setting(0, 2, 3.0)], most_s=0.01)
+        worth.worths(command.POLICIES[0], [DemoSetting(0, 2, 3.0)], most_s=0.01)
     monkeypatch.setattr(command, "worths", lambda *_: worth.worths(*_, most_s=0.01))
-    command._report_worths([Setting(0, 2, 3.0)])
+    command._report_worths([DemoSetting(0, 2, 3.0)])
     assert capsys.readouterr().out == "given up: this machine is too busy now\n"
 
 
 def test_a_simulated_run_ends_where_the_others_are_given_up():
     stop = threading.Event()
     stop.set()
-    with pytest.raises(worth.GivenUp):
-        worth._simulated(command.POLICIES[0], Setting(0, 1, 3.0), "", stop)
+    with pytest.raises(worth.DemoEnded):
+        worth._simulated(command.POLICIES[0], DemoSetting(0, 1, 3.0), "", stop)
 
 
 def test_the_picture_is_a_png_for_one_seed_and_for_several(tmp_path):
@@ -216,8 +224,8 @@ def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monk
     script.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such broker')\n")
     script.chmod(0o755)
     monkeypatch.setattr(processes, "device_command", lambda: str(script))
-    empty = Placed(
-        Member("phone-a", "phone-high"), Labelled(np.zeros((0, 1, 8, 8), np.uint8), np.zeros(0, np.int64))
+    empty = PlacedMember(
+        DemoDevice("phone-a", "phone-high"), Labelled(np.zeros((0, 1, 8, 8), np.uint8), np.zeros(0, np.int64))
     )
     with (
         FleetProcesses([empty], "mqtt://127.0.0.1:1", tmp_path / "devices") as fleet,
@@ -255,7 +263,9 @@ def test_a_device_in_javascript_is_started_with_its_own_samples(tmp_path, monkey
     script.chmod(0o755)
     monkeypatch.setattr(processes, "node_command", lambda: (str(script),))
     few = Labelled(np.zeros((2, 1, 8, 8), np.uint8), np.zeros(2, np.int64))
-    with FleetProcesses([Placed(beside(1)[-1], few)], "mqtt://127.0.0.1:1", tmp_path / "devices") as fleet:
+    with FleetProcesses(
+        [PlacedMember(beside(1)[-1], few)], "mqtt://127.0.0.1:1", tmp_path / "devices"
+    ) as fleet:
         fleet.wait(600)
         assert fleet.failed() == ""
     home = tmp_path / "devices" / "javascript-1"
@@ -323,17 +333,17 @@ def test_a_fast_board_may_fall_back_as_long_as_its_full_update_is_in_time_and_a_
 
 
 def test_the_machine_is_measured_with_all_boards_at_once():
-    bundle, hours = Bundle.open(shipped(BUNDLE)), calibration.Round(deadline_s=3600.0, steps=1.0)
+    bundle, hours = Bundle.open(shipped(BUNDLE)), calibration.DemoRound(deadline_s=3600.0, steps=1.0)
     assert calibration.scale(bundle, [("pi-zero-2w", 20.0)] * 2, hours) == 1.0
 
 
 def test_on_a_slow_machine_devices_pretend_to_be_slower_and_their_links_too(tmp_path):
-    words = processes._arguments(Member("buoy", "jetson-nano", 300.0), "mqtt://b", tmp_path, 4.0)
+    words = processes._arguments(DemoDevice("buoy", "jetson-nano", 300.0), "mqtt://b", tmp_path, 4.0)
     assert words[-4:] == ["--slow", "80.0", "--uplink", "75.0"]
 
 
 def test_a_run_that_takes_far_too_long_is_ended_with_how_far_it_came():
-    setting = Setting(0, 15, 12.0, scale=4.0)
+    setting = DemoSetting(0, 15, 12.0, scale=4.0)
     assert setting.most_s == 4 * 120 + 3 * 15 * 12
     assert _late(setting, Collected(None), time.monotonic() + 60) == ""
     said = _late(setting, Collected(None), time.monotonic() - 1)

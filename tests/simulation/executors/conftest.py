@@ -10,7 +10,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.executors.job import Failed, Job, Plain, World, base_key
+from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob, World, base_key
 from device_runtime.strategies import registry
 from device_runtime.strategies.training.tensor_update import FEW_SHOT
 
@@ -42,31 +42,31 @@ def bases(bundle):
     }
 
 
-def jobs_of(kind: str, count: int = DEVICES) -> list[Job]:
+def jobs_of(kind: str, count: int = DEVICES) -> list[TrainingJob]:
     """One for each device, from both bases in turn."""
     strategy = registry.make(kind, SHORT.get(kind))
     return [
-        Job(i % DEVICES, f"pi-{i}", strategy, seed=77 + i // DEVICES, base=("1", "4")[i % 2])
+        TrainingJob(i % DEVICES, f"pi-{i}", strategy, seed=77 + i // DEVICES, base=("1", "4")[i % 2])
         for i in range(count)
     ]
 
 
 @pytest.fixture(scope="session")
-def every_kind() -> list[Job]:
+def every_kind() -> list[TrainingJob]:
     return [job for kind in registry.USUAL for job in jobs_of(kind)]
 
 
 @pytest.fixture(scope="session")
 def plainly(world, bases, every_kind):
     """What the plain executor makes of `every_kind`."""
-    return same(Plain(world).run(bases, every_kind))
+    return same(PlainExecutor(world).run(bases, every_kind))
 
 
 def same(results):
     """Everything of each result, as values that are equal only if every bit is."""
     return [
         result
-        if isinstance(result, Failed)
+        if isinstance(result, FailedJob)
         else (
             (result.kind, result.form),
             list(result.tensors),
@@ -85,7 +85,7 @@ class Kept:
 
     world: World
     bases: dict[str, Tensors]
-    jobs: list[Job]
+    jobs: list[TrainingJob]
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +109,7 @@ def kept(exported) -> Kept:
         registry.make("few-shot", SHORT["few-shot"]),
     ]
     jobs = [
-        Job(
+        TrainingJob(
             device,
             f"pi-{device}",
             kind,
@@ -128,4 +128,4 @@ def kept(exported) -> Kept:
 @pytest.fixture(scope="session")
 def kept_plainly(kept):
     """What the plain executor makes of the jobs of `kept`."""
-    return same(Plain(kept.world).run(kept.bases, kept.jobs))
+    return same(PlainExecutor(kept.world).run(kept.bases, kept.jobs))

@@ -11,7 +11,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.batched import Batched
-from device_runtime.simulation.executors.job import Failed, Job, Plain, Result, World
+from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, Result, TrainingJob, World
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.entropy_subset import EntropySubset
@@ -32,10 +32,10 @@ class Watched:
     """The plain executor, and which devices it was asked for."""
 
     def __init__(self, world: World) -> None:
-        self.plain, self.asked = Plain(world), []
+        self.plain, self.asked = PlainExecutor(world), []
         self.name, self.closed = self.plain.name, False
 
-    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         self.asked.append([job.device for job in jobs])
         return self.plain.run(bases, jobs)
 
@@ -60,8 +60,10 @@ def world(bundle: Bundle, clients: Clients) -> World:
     return World(bundle, clients, EngineWish("onnxruntime"))
 
 
-def jobs(strategy: AnyStrategy, devices: Sequence[int] = range(len(SIZES)), base: str = "0") -> list[Job]:
-    return [Job(device, f"pi-{device}", strategy, 77, base) for device in devices]
+def jobs(
+    strategy: AnyStrategy, devices: Sequence[int] = range(len(SIZES)), base: str = "0"
+) -> list[TrainingJob]:
+    return [TrainingJob(device, f"pi-{device}", strategy, 77, base) for device in devices]
 
 
 def results(executor, bases, asked) -> list[Result]:
@@ -70,7 +72,7 @@ def results(executor, bases, asked) -> list[Result]:
 
 
 def copied(result: Result) -> Result:
-    if isinstance(result, Failed):
+    if isinstance(result, FailedJob):
         return result
     return replace(result, tensors={name: value.copy() for name, value in result.tensors.items()})
 
@@ -101,7 +103,7 @@ def assert_alike(found: list[Result], expected: list[Result], within: float = 1e
 def test_head_only_kinds_are_trained_together_and_equal_the_plain_executor(world, bundle, strategy):
     bases, watched = {"0": bundle.weights()}, Watched(world)
     batched, devices = Batched(world, watched), [2, 0, 1, 3, 4, 6]
-    expected = results(Plain(world), bases, jobs(strategy, devices))
+    expected = results(PlainExecutor(world), bases, jobs(strategy, devices))
     for _ in range(2):  # computed, then kept
         assert_alike(results(batched, bases, jobs(strategy, devices)), expected)
     assert watched.asked == []
@@ -118,7 +120,7 @@ def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in
         *jobs(ClassMeans(), [5, 1]),
     ]
     found = results(Batched(world, watched), bases, mixed)
-    assert_alike(found, results(Plain(world), bases, mixed))
+    assert_alike(found, results(PlainExecutor(world), bases, mixed))
     assert watched.asked == [[2, 6, 5]]
     assert [result.kind for result in found] == [job.strategy.name for job in mixed]
 
@@ -126,7 +128,7 @@ def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in
 def test_smaller_models_and_what_takes_more_than_the_base_go_to_the_fallback(kept):
     watched = Watched(kept.world)
     found = results(Batched(kept.world, watched), kept.bases, kept.jobs)
-    assert_alike(found, results(Plain(kept.world), kept.bases, kept.jobs))
+    assert_alike(found, results(PlainExecutor(kept.world), kept.bases, kept.jobs))
     assert [result.form for result in found] == [job.strategy.form for job in kept.jobs]
     [asked] = watched.asked
     assert len(asked) == sum(job.strategy.name != "few-shot" for job in kept.jobs)
@@ -141,13 +143,13 @@ def test_features_are_computed_anew_for_another_extractor_and_not_for_another_he
     other_head = {**{n: v.copy() for n, v in first.items()}, head.weight: first[head.weight] * 2}
     other_body = {**bodies, head.weight: first[head.weight]}
     bases = {"0": first, "1": other_head, "2": other_body}
-    batched, seen = Batched(world, Plain(world)), []
+    batched, seen = Batched(world, PlainExecutor(world)), []
     features = batched._ways[0]._features
     compute = features._model.features
     monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
     for base, computed in (("0", [23, 40]), ("1", [23, 40]), ("2", [23, 40] * 2)):
         asked = jobs(few, [0, 2], base)
-        assert_alike(results(batched, bases, asked), results(Plain(world), bases, asked))
+        assert_alike(results(batched, bases, asked), results(PlainExecutor(world), bases, asked))
         assert seen == computed
 
 
@@ -177,7 +179,7 @@ def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regress
     batched = Batched(regression, watched)
     assert batched._ways[0]._features._given_through
     monkeypatch.setattr(batched._ways[0]._features._model, "features", None)  # never called
-    expected = results(Plain(regression), bases, jobs(full, devices))
+    expected = results(PlainExecutor(regression), bases, jobs(full, devices))
     assert_alike(results(batched, bases, jobs(full, devices)), expected)
     assert watched.asked == []
 
@@ -192,8 +194,8 @@ def test_full_updates_with_terms_that_heads_do_not_have_go_to_the_fallback(regre
 def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(world, bundle):
     bases, few = {"0": bundle.weights()}, FewShot(epochs=2)
     one = 40 * (4 * (bundle.manifest.head.features + 1) + 8)  # device 2, the largest but one
-    batched = Batched(world, Plain(world), cache_bytes=one)
-    expected = results(Plain(world), bases, jobs(few, [0, 2, 4]))
+    batched = Batched(world, PlainExecutor(world), cache_bytes=one)
+    expected = results(PlainExecutor(world), bases, jobs(few, [0, 2, 4]))
     for _ in range(2):
         assert_alike(results(batched, bases, jobs(few, [0, 2, 4])), expected)
     assert batched._ways[0]._features._bytes <= one
@@ -201,8 +203,8 @@ def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(world
 
 def test_a_job_gives_the_same_bits_whatever_is_run_beside_it(world, bundle):
     bases, few = {"0": bundle.weights()}, FewShot()
-    together = results(Batched(world, Plain(world)), bases, jobs(few, [0, 1, 2, 3, 4, 6]))
-    [alone] = results(Batched(world, Plain(world)), bases, jobs(few, [3]))
+    together = results(Batched(world, PlainExecutor(world)), bases, jobs(few, [0, 1, 2, 3, 4, 6]))
+    [alone] = results(Batched(world, PlainExecutor(world)), bases, jobs(few, [3]))
     for name, value in alone.tensors.items():
         assert value.tobytes() == together[3].tensors[name].tobytes()
 
@@ -213,8 +215,8 @@ def test_a_training_that_diverges_is_told_and_leaves_the_others(world, bundle):
     spoilt = {**weights, head.weight: np.full_like(weights[head.weight], 3e38)}
     bases, few = {"0": weights, "1": spoilt}, FewShot(lr=1e30, epochs=3)
     asked = [*jobs(few, [2], "1"), *jobs(FewShot(), [2], "0")]
-    found = results(Batched(world, Plain(world)), bases, asked)
-    assert isinstance(found[0], Failed)
+    found = results(Batched(world, PlainExecutor(world)), bases, asked)
+    assert isinstance(found[0], FailedJob)
     assert "non-finite" in found[0].why
     assert isinstance(found[1], Contribution)
 
@@ -247,7 +249,7 @@ def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy
     """As far apart as in test_torch_many: a ReLU whose input is 0 to rounding falls on either side."""
     bases, watched, devices = {"0": bundle.weights()}, Watched(on_torch), [0, 1, 2, 3, 4, 6]
     found = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
-    expected = results(Plain(on_torch), bases, jobs(strategy, devices))
+    expected = results(PlainExecutor(on_torch), bases, jobs(strategy, devices))
     assert_alike(found, expected, within=5e-4)
     assert watched.asked == []
 
@@ -261,8 +263,8 @@ def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(ke
     kinds += [registry.make("sparse", settings), registry.make("full", {**settings, "moon": 1.0})]
     on_torch, bases = replace(kept.world, engine=EngineWish("torch")), {"1": kept.bases["1"]}
     asked = [job for kind in kinds for job in jobs(kind, [0, 1, 2], "1")]
-    found = results(Batched(on_torch, Plain(on_torch), networks=True), bases, asked)
-    assert_alike(found, results(Plain(on_torch), bases, asked), within=5e-4)
+    found = results(Batched(on_torch, PlainExecutor(on_torch), networks=True), bases, asked)
+    assert_alike(found, results(PlainExecutor(on_torch), bases, asked), within=5e-4)
     assert [result.memory is not None for result in found] == [False] * 12 + [True] * 3
 
 
@@ -286,8 +288,8 @@ def test_each_base_is_trained_from_by_its_own_jobs(on_torch, bundle):
     first, full = bundle.weights(), Full(epochs=1, lr=0.05, batch=8)
     bases = {"4": first, "9": {name: value * np.float32(0.9) for name, value in first.items()}}
     mixed = [*jobs(full, [0], "4"), *jobs(full, [1], "9"), *jobs(full, [2], "4")]
-    found = results(Batched(on_torch, Plain(on_torch)), bases, mixed)
-    assert_alike(found, results(Plain(on_torch), bases, mixed), within=5e-4)
+    found = results(Batched(on_torch, PlainExecutor(on_torch)), bases, mixed)
+    assert_alike(found, results(PlainExecutor(on_torch), bases, mixed), within=5e-4)
 
 
 def with_statistics(strategy: AnyStrategy, **settings) -> AnyStrategy:
@@ -333,7 +335,7 @@ def test_statistics_beside_heads_are_of_the_features_that_heads_learn_from(
     features = batched._features
     compute = features._model.features
     monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
-    expected = results(Plain(world), bases, jobs(strategy, devices))
+    expected = results(PlainExecutor(world), bases, jobs(strategy, devices))
     for _ in range(2):
         found = results(batched, bases, jobs(strategy, devices))
         assert_statistics_alike(found, expected)
@@ -354,7 +356,7 @@ def test_statistics_beside_networks_are_of_the_same_samples(on_torch, bundle, st
     """Of half of the samples, where half are trained on."""
     bases, watched, devices = {"0": bundle.weights()}, Watched(on_torch), [0, 1, 2, 3, 4, 6]
     found = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
-    expected = results(Plain(on_torch), bases, jobs(strategy, devices))
+    expected = results(PlainExecutor(on_torch), bases, jobs(strategy, devices))
     assert_statistics_alike(found, expected)
     assert_alike(without_statistics(found), without_statistics(expected), within=5e-4)
     assert watched.asked == []
@@ -371,7 +373,7 @@ def test_statistics_of_two_kinds_on_one_base_share_features_and_scalars_go_to_th
     monkeypatch.setattr(batched._features._model, "features", lambda x: seen.append(len(x)) or compute(x))
     asked = [*jobs(full, [0, 2]), *jobs(few, [2, 0]), *jobs(scalars, [2])]
     found = results(batched, bases, asked)
-    assert_statistics_alike(found, results(Plain(on_torch), bases, asked))
+    assert_statistics_alike(found, results(PlainExecutor(on_torch), bases, asked))
     assert (seen, watched.asked) == ([23, 40], [[2]])
 
 
@@ -380,8 +382,8 @@ def test_features_of_a_base_that_has_diverged_are_told(on_torch, bundle):
     spoilt = {name: np.full_like(value, 3e38) for name, value in weights.items()}
     for strategy in (Full(epochs=1, batch=8), FewShot(epochs=1)):
         asked = jobs(with_statistics(strategy), [2])
-        [found] = results(Batched(on_torch, Plain(on_torch)), {"0": spoilt}, asked)
-        assert isinstance(found, Failed)
+        [found] = results(Batched(on_torch, PlainExecutor(on_torch)), {"0": spoilt}, asked)
+        assert isinstance(found, FailedJob)
         assert "non-finite" in found.why
 
 

@@ -8,7 +8,7 @@ import pytest
 from device_runtime.models.bundles import tensors
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.executors.job import Failed, Job, Plain, run_of
+from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob, run_of
 from device_runtime.strategies import registry
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.training.device_half import Run
@@ -19,7 +19,7 @@ from .conftest import jobs_of, same
 @pytest.mark.parametrize("kind", registry.USUAL)
 def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, world, bases):
     jobs = jobs_of(kind)
-    results = [(result, dict(result.tensors)) for result in Plain(world).run(bases, jobs)]
+    results = [(result, dict(result.tensors)) for result in PlainExecutor(world).run(bases, jobs)]
     for job, (result, sent) in zip(jobs, results, strict=True):
         model = OnnxModel(world.bundle, bases[job.base])
         data = world.clients.local(job.device, world.bundle.manifest.input)
@@ -30,7 +30,7 @@ def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, world, ba
 
 
 def test_a_job_begins_with_what_its_device_kept_and_was_sent_and_ends_with_what_it_keeps(kept):
-    executor = Plain(kept.world)
+    executor = PlainExecutor(kept.world)
     for job in kept.jobs:
         [made] = executor.run(kept.bases, [job])
         model = OnnxModel(kept.world.of(job.strategy.member), kept.bases[job.base])
@@ -47,7 +47,7 @@ def test_a_job_begins_with_what_its_device_kept_and_was_sent_and_ends_with_what_
 
 def test_memory_and_what_is_beside_the_base_change_what_is_trained(kept):
     """Of the second round: kinds that take neither are trained to the same bits without."""
-    executor = Plain(kept.world)
+    executor = PlainExecutor(kept.world)
     second = [job for job in kept.jobs if job.round == 2 and len(kept.world.clients.indices(job.device)) > 1]
     without = [replace(job, memory={}, aside="") for job in second]
     with_it, without_it = (same(executor.run(kept.bases, jobs)) for jobs in (second, without))
@@ -58,7 +58,7 @@ def test_memory_and_what_is_beside_the_base_change_what_is_trained(kept):
 
 def test_a_result_s_memory_is_the_caller_s_own(kept):
     first, second = (job for job in kept.jobs[:2])
-    executor = Plain(kept.world)
+    executor = PlainExecutor(kept.world)
     [made] = executor.run(kept.bases, [first])
     before = tensors.encode(made.memory)
     list(executor.run(kept.bases, [second]))
@@ -66,7 +66,7 @@ def test_a_result_s_memory_is_the_caller_s_own(kept):
 
 
 def test_noise_is_a_job_s_own_and_the_same_whenever_it_is_done():
-    jobs = [Job(0, name, Full(), seed, "1") for name in "ab" for seed in (1, 2)]
+    jobs = [TrainingJob(0, name, Full(), seed, "1") for name in "ab" for seed in (1, 2)]
     drawn = [run_of(job).noise().random() for job in jobs]
     assert drawn == [run_of(job).noise().random() for job in jobs]
     assert len({*drawn, *(run_of(job).rng().random() for job in jobs)}) == 8
@@ -78,17 +78,17 @@ def test_a_member_that_is_not_there_is_named(world):
 
 
 def test_order_and_company_of_jobs_change_nothing(world, bases, every_kind, plainly):
-    executor = Plain(world)
+    executor = PlainExecutor(world)
     back = same(executor.run(bases, every_kind[::-1]))
     assert back[::-1] == plainly
     assert same(executor.run(bases, every_kind[:1])) == plainly[:1]
 
 
 def test_a_job_that_diverges_says_so_and_the_next_goes_on(world, bases):
-    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
+    wild = TrainingJob(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
     [calm] = jobs_of("class-means", 1)
     with np.errstate(all="ignore"):
-        diverged, fine = Plain(world).run(bases, [wild, calm])
-    assert isinstance(diverged, Failed)
+        diverged, fine = PlainExecutor(world).run(bases, [wild, calm])
+    assert isinstance(diverged, FailedJob)
     assert "non-finite" in diverged.why
     assert fine.kind == "class-means"

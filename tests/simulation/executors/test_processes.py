@@ -20,7 +20,7 @@ from device_runtime.models.engines.available import EngineWish
 from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.executors.job import Failed, Job, Plain
+from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
 from device_runtime.simulation.executors.processes import Processes
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import ClassStatistics
@@ -36,14 +36,14 @@ import sys
 from pathlib import Path
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.executors.job import Job, World
+from device_runtime.simulation.executors.job import TrainingJob, World
 from device_runtime.simulation.executors.processes import Processes
 from device_runtime.strategies.full import Full
 
 bundle = Bundle.open(sys.argv[1])
 executor = Processes(World(bundle, Clients.open(Path(sys.argv[2]))), 2)
 print(*executor.pids, flush=True)
-results = executor.run({"1": bundle.weights()}, [Job(0, "pi-0", Full(epochs=int(sys.argv[3])), 7, "1")] * 2)
+results = executor.run({"1": bundle.weights()}, [TrainingJob(0, "pi-0", Full(epochs=int(sys.argv[3])), 7, "1")] * 2)
 next(results)
 """
 
@@ -95,7 +95,7 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
         for job in asked
         for label in (0, 1)
     ]
-    plainly = same(Plain(world).run(bases, jobs))
+    plainly = same(PlainExecutor(world).run(bases, jobs))
     assert plainly[::2] != plainly[1::2]
     assert same(executor.run(bases, jobs)) == plainly
     assert all(class_statistics.ROWS in names for _, names, *_ in plainly)
@@ -125,7 +125,7 @@ def test_what_is_beside_the_base_may_change_its_shape(kept):
     try:
         for beside in (kept.bases[job.aside], {}, {f"{FEW_SHOT}head.bias": np.ones(10, np.float32)}):
             bases = kept.bases | {job.aside: beside}
-            assert same(executor.run(bases, [job])) == same(Plain(kept.world).run(bases, [job]))
+            assert same(executor.run(bases, [job])) == same(PlainExecutor(kept.world).run(bases, [job]))
     finally:
         executor.close()
 
@@ -139,7 +139,7 @@ def test_more_jobs_than_there_is_room_for_results_come_in_their_order(world, bas
     jobs = jobs_of("class-means", 40)
     executor = Processes(world, 1)
     try:
-        assert same(executor.run(bases, jobs)) == same(Plain(world).run(bases, jobs))
+        assert same(executor.run(bases, jobs)) == same(PlainExecutor(world).run(bases, jobs))
         assert os.fstat(executor._crew.results.fd).st_size == 3 * mmap.PAGESIZE
     finally:
         executor.close()
@@ -156,7 +156,9 @@ def test_a_run_of_several_waves_is_one_run(executor, bases, monkeypatch):
 def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, world, bases):
     jobs = [replace(job, base="1") for job in jobs_of("class-means")]
     for weights in (bases["1"], bases["4"], dict(bases["1"]), bases["4"]):
-        assert same(executor.run({"1": weights}, jobs)) == same(Plain(world).run({"1": weights}, jobs))
+        assert same(executor.run({"1": weights}, jobs)) == same(
+            PlainExecutor(world).run({"1": weights}, jobs)
+        )
 
 
 def test_a_base_model_with_a_tensor_missing_is_refused(executor, bases):
@@ -166,21 +168,21 @@ def test_a_base_model_with_a_tensor_missing_is_refused(executor, bases):
 
 
 def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
-    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
+    wild = TrainingJob(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
     diverged, fine = executor.run(bases, [wild, *jobs_of("class-means", 1)])
-    assert isinstance(diverged, Failed)
+    assert isinstance(diverged, FailedJob)
     assert "non-finite" in diverged.why
     assert fine.kind == "class-means"
 
 
 def test_what_a_bundle_cannot_do_is_said_as_plainly_and_others_go_on(executor, world, bases):
-    jobs = [*jobs_of("class-means", 2), Job(0, "pi-0", ZerothOrder(tunable="lora"), 77, "1")]
+    jobs = [*jobs_of("class-means", 2), TrainingJob(0, "pi-0", ZerothOrder(tunable="lora"), 77, "1")]
     with pytest.raises(ModelError) as plainly:
-        list(Plain(world).run(bases, jobs))
+        list(PlainExecutor(world).run(bases, jobs))
     with pytest.raises(type(plainly.value)) as raised:
         list(executor.run(bases, jobs))
     assert str(raised.value) == str(plainly.value)
-    assert same(executor.run(bases, jobs[:2])) == same(Plain(world).run(bases, jobs[:2]))
+    assert same(executor.run(bases, jobs[:2])) == same(PlainExecutor(world).run(bases, jobs[:2]))
 
 
 def test_a_strategy_that_is_not_in_the_registry_is_refused_before_it_is_sent(executor, bases):
@@ -188,7 +190,7 @@ def test_a_strategy_that_is_not_in_the_registry_is_refused_before_it_is_sent(exe
         """Of the registry's name, and not the registry's."""
 
     with pytest.raises(ExecutorError, match="only executor plain"):
-        list(executor.run(bases, [Job(0, "pi-0", Own(), 77, "1")]))
+        list(executor.run(bases, [TrainingJob(0, "pi-0", Own(), 77, "1")]))
 
 
 def test_a_run_that_is_left_early_does_not_disturb_the_next(executor, bases, every_kind, plainly):
@@ -230,7 +232,7 @@ def test_a_job_that_ends_every_worker_is_named(world, bases):
 
     killer = threading.Thread(target=kill_three_times)
     killer.start()
-    jobs = [*jobs_of("class-means", 1), Job(3, "pi-3", ENDLESS, 77, "1")]
+    jobs = [*jobs_of("class-means", 1), TrainingJob(3, "pi-3", ENDLESS, 77, "1")]
     with pytest.raises(ExecutorError, match=r"full for pi-3 \(seed 77\) ended 3 workers; .*SIGKILL.* memory"):
         list(executor.run(bases, jobs))
     killer.join()
@@ -241,7 +243,7 @@ def test_a_job_that_ends_every_worker_is_named(world, bases):
 def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
     executor = Processes(world, 2)
     pids = executor.pids
-    results = executor.run(bases, [*jobs_of("class-means", 1), Job(3, "pi-3", ENDLESS, 77, "1")])
+    results = executor.run(bases, [*jobs_of("class-means", 1), TrainingJob(3, "pi-3", ENDLESS, 77, "1")])
     next(results)
     assert folders(scratch)
     executor.close()
@@ -257,7 +259,7 @@ def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
 def test_workers_of_torch_are_copies_of_one_and_as_good_as_any(world, bases, every_kind):
     pytest.importorskip("torch")
     jobs, on_torch = every_kind[::2], replace(world, engine=EngineWish(engine="torch"))
-    plainly = same(Plain(on_torch).run(bases, jobs))
+    plainly = same(PlainExecutor(on_torch).run(bases, jobs))
     executor = Processes(on_torch, 3)
     first, *copies = pids = executor.pids
     if sys.platform == "linux":
@@ -277,7 +279,7 @@ def test_clients_that_were_opened_from_files_are_used_where_they_are(world, base
     world.clients.save(tmp_path / "clients")
     executor = Processes(replace(world, clients=Clients.open(tmp_path / "clients")), 1)
     jobs = jobs_of("class-means")
-    assert same(executor.run(bases, jobs)) == same(Plain(world).run(bases, jobs))
+    assert same(executor.run(bases, jobs)) == same(PlainExecutor(world).run(bases, jobs))
     assert folders(scratch) == []
     executor.close()
     assert len(Clients.open(tmp_path / "clients")) == len(world.clients)

@@ -12,9 +12,9 @@ from device_runtime.models.bundles.tensors import TensorError
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.executors.job import Failed, Job, Plain
+from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
 from device_runtime.simulation.executors.packing import error_of, read_reply
-from device_runtime.simulation.executors.ray_cluster import Opening, RayWorker
+from device_runtime.simulation.executors.ray_cluster import RayWorker, RayWorld
 from device_runtime.simulation.executors.ray_executor import RayExecutor
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.zeroth_order import ZerothOrder
@@ -42,23 +42,25 @@ def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases
 def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, world, bases):
     jobs = [replace(job, base="1") for job in jobs_of("class-means")]
     for weights in (bases["1"], bases["4"], bases["1"]):
-        assert same(executor.run({"1": weights}, jobs)) == same(Plain(world).run({"1": weights}, jobs))
+        assert same(executor.run({"1": weights}, jobs)) == same(
+            PlainExecutor(world).run({"1": weights}, jobs)
+        )
 
 
 @with_ray
 def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
-    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
+    wild = TrainingJob(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
     diverged, fine = executor.run(bases, [wild, *jobs_of("class-means", 1)])
-    assert isinstance(diverged, Failed)
+    assert isinstance(diverged, FailedJob)
     assert "non-finite" in diverged.why
     assert fine.kind == "class-means"
 
 
 @with_ray
 def test_what_cannot_be_done_is_said_as_plainly(executor, world, bases):
-    jobs = [*jobs_of("class-means", 2), Job(0, "pi-0", ZerothOrder(tunable="lora"), 77, "1")]
+    jobs = [*jobs_of("class-means", 2), TrainingJob(0, "pi-0", ZerothOrder(tunable="lora"), 77, "1")]
     with pytest.raises(ModelError) as plainly:
-        list(Plain(world).run(bases, jobs))
+        list(PlainExecutor(world).run(bases, jobs))
     with pytest.raises(type(plainly.value)) as raised:
         list(executor.run(bases, jobs))
     assert str(raised.value) == str(plainly.value)
@@ -104,7 +106,7 @@ def test_no_workers_are_refused(world):
 def test_what_a_worker_finds_wrong_at_its_start_is_told_as_it_is(world, wish, error):
     zipped, held = np.frombuffer(world.bundle.packed(), np.uint8), world.clients
     arrays = held.x, held.y, held.order, held.offsets
-    opening = msgspec.msgpack.encode(Opening(wish, ()))
+    opening = msgspec.msgpack.encode(RayWorld(wish, ()))
     reply = read_reply(RayWorker().open(opening, *arrays, zipped))
     with pytest.raises(error, match=wish.engine if error is EngineError else wish.precision):
         raise error_of(reply)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from device_runtime.simulation.executors.job import Job
-from device_runtime.simulation.metrics.probes import Probes, ProbeSet, Rounds, spread_rounds
+from device_runtime.simulation.executors.job import TrainingJob
+from device_runtime.simulation.metrics.probes import ProbedRounds, Probes, ProbeSet, spread_rounds
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.training.device_half import Contribution
 from device_runtime.strategies.width_slice import WidthSlice
@@ -32,13 +32,13 @@ def told():
 
 @pytest.fixture
 def probes(model, bundle, told):
-    probes = Probes(model, PROBE, Rounds(frozenset({1, 3})), told.append)
+    probes = Probes(model, PROBE, ProbedRounds(frozenset({1, 3})), told.append)
     probes.over(Answers()).run({"1": bundle.weights()}, [])
     return probes
 
 
 def job(name):
-    return Job(0, name, Full(), 0, base="1")
+    return TrainingJob(0, name, Full(), 0, base="1")
 
 
 def changed(bundle, seed, only=None):
@@ -93,7 +93,7 @@ def test_what_holds_no_weights_has_no_model(probes, told, round_line):
 
 def test_a_smaller_model_of_the_family_is_passed_over(probes, bundle, told, round_line):
     half = {name: value[: len(value) // 2] for name, value in bundle.weights().items()}
-    member = Job(0, "a", WidthSlice(members=("half",)), 0, base="1")
+    member = TrainingJob(0, "a", WidthSlice(members=("half",)), 0, base="1")
     probes.trained(member, Contribution("width-slice", half, 9, 1.0, "half"))
     probes.closed(round_line(round=1))
     assert told == []

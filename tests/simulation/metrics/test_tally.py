@@ -1,6 +1,6 @@
 """What asks add up to, worked by hand."""
 
-from device_runtime.simulation.metrics.tally import Busy, tally
+from device_runtime.simulation.metrics.tally import BusyDevice, tally
 
 
 def test_asks_are_counted_by_device_group_and_outcome(ask):
@@ -25,9 +25,9 @@ def test_asks_are_counted_by_device_group_and_outcome(ask):
     assert result.kinds == {"full": 1, "few-shot": 1}
     assert result.groups == ("pi-5", "zero")
     assert result.busy == {
-        "pi-5-0": Busy("pi-5", 2, 16.0),
-        "pi-5-1": Busy("pi-5", 1, 8.0),
-        "zero-0": Busy("zero", 1, 6.0),
+        "pi-5-0": BusyDevice("pi-5", 2, 16.0),
+        "pi-5-1": BusyDevice("pi-5", 1, 8.0),
+        "zero-0": BusyDevice("zero", 1, 6.0),
     }
 
 

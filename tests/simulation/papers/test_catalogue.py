@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from benchmarks.papers import catalogue, resolving
-from benchmarks.papers.claims import Verdict, verdicts
+from benchmarks.papers.claims import ClaimVerdict, verdicts
 from benchmarks.papers.measures import value_of
 from benchmarks.papers.places import shared
 from device_runtime.aggregator.tasks.task import Task
@@ -84,7 +84,7 @@ def test_the_paper_s_own_numbers_are_as_it_claims(name):
         assert each.holds, _said(each)
 
 
-def _said(each: Verdict) -> str:
+def _said(each: ClaimVerdict) -> str:
     return f"{each.claim.text} in {each.column}: {each.ours.mean}"
 
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from benchmarks.papers import exporting
-from benchmarks.papers.exporting import Samples
-from benchmarks.papers.places import BundleEntry, DataEntry, DataFolder, Form, Shared
+from benchmarks.papers.exporting import BundleSamples
+from benchmarks.papers.places import BundleEntry, DataEntry, DataFolder, Form, SharedTables
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.errors import ExportError
 from device_runtime.simulation.errors import DataSetError
 
 ENTRY = DataEntry(title="dots", classes=2, export="--input {pixels} --labels no,yes")
-SAMPLES = Samples(ENTRY, Form(file="dots.npz", source="npz", pixels=6))
+SAMPLES = BundleSamples(ENTRY, Form(file="dots.npz", source="npz", pixels=6))
 LINEAR = "linear --set inputs=6 --set classes={classes} --tunable all --tunable head"
 
 
@@ -24,7 +24,7 @@ def cache(monkeypatch, tmp_path):
 
 
 def made(name="dots-linear", where=None, **entry):
-    shared = Shared(data={}, bundles={"dots-linear": BundleEntry(**{"export": LINEAR, **entry})})
+    shared = SharedTables(data={}, bundles={"dots-linear": BundleEntry(**{"export": LINEAR, **entry})})
     return exporting.bundle(name, shared, SAMPLES, where or DataFolder(None))
 
 

@@ -9,9 +9,9 @@ from benchmarks.papers import rendering, resolving
 from benchmarks.papers.outcome import read
 from benchmarks.papers.places import DataFolder, shared
 from benchmarks.papers.resolving import Where
-from benchmarks.papers.runs import Wanted, cells, plans
+from benchmarks.papers.runs import WantedTable, cells, plans
 from device_runtime.simulation.compare.performing import of_policy
-from device_runtime.simulation.compare.run_folder import Info, Lines, Name, fingerprint
+from device_runtime.simulation.compare.run_folder import Info, Name, RecordWriter, fingerprint
 from device_runtime.simulation.records import Ask, RoundLine
 
 NOON = 1_790_000_000  # in September 2026
@@ -25,11 +25,11 @@ def finish(round_line, ask):
     def write(plan, name, accuracy, scale=1.0):
         folder = plan.of(name)
         folder.mkdir(parents=True)
-        with Lines(folder, "rounds", RoundLine) as lines:
+        with RecordWriter(folder, "rounds", RoundLine) as lines:
             for number, share in ((1, 0.5), (2, 1.0)):
                 closed = 10.0 * number * scale
                 lines.add(round_line(round=number, eval_acc=share * accuracy, closed_s=closed))
-        with Lines(folder, "asks", Ask) as asks:
+        with RecordWriter(folder, "asks", Ask) as asks:
             asks.add(ask())
         sha256 = fingerprint(of_policy(plan.scenario, name.policy), name.seed)
         versions = {"device-runtime": "0.1.0", "torch": "2"}
@@ -42,7 +42,7 @@ def finish(round_line, ask):
 
 @pytest.fixture
 def wanted(table, tmp_path):
-    return Wanted(table, "cpu", 2, tmp_path)
+    return WantedTable(table, "cpu", 2, tmp_path)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_equal_time_is_when_a_named_row_ends(changed, tmp_path, finish):
     scales = {"cpu": {}}
     table = changed(columns=[column], rows=rows, claims=[], scales=scales)
     where = Where(DataFolder(None), shared())
-    wanted = Wanted(table, "cpu", 1, tmp_path)
+    wanted = WantedTable(table, "cpu", 1, tmp_path)
     every = cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
     finish(plans(every)[0], Name("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
     finish(plans(every)[0], Name("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
@@ -132,7 +132,7 @@ def test_a_late_accuracy_is_the_mean_of_the_latest_evaluations(changed, tmp_path
     rows = [{"system": "drop"}, {"system": "few-shot"}]
     table = changed(columns=[late, even], rows=rows, claims=[], scales={"cpu": {}})
     where = Where(DataFolder(None), shared())
-    wanted = Wanted(table, "cpu", 1, tmp_path)
+    wanted = WantedTable(table, "cpu", 1, tmp_path)
     every = cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
     finish(plans(every)[0], Name("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
     finish(plans(every)[0], Name("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
@@ -144,7 +144,7 @@ def test_a_late_accuracy_is_the_mean_of_the_latest_evaluations(changed, tmp_path
 
 def test_scale_smoke_claims_nothing(table, tmp_path, finish):
     where = Where(DataFolder(None), shared())
-    wanted = Wanted(table, "smoke", 1, tmp_path)
+    wanted = WantedTable(table, "smoke", 1, tmp_path)
     every = cells(wanted, lambda cell: resolving.scenario(table, "smoke", cell, where))
     finish(plans(every)[0], Name("drop", 0), 0.8)
     found = read(wanted, every)
@@ -176,13 +176,13 @@ def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
     }
     table = changed(columns=[column], rows=[{"system": "drop"}], claims=[], scales={"cpu": {}})
     every = cells(
-        Wanted(table, "cpu", 1, tmp_path),
+        WantedTable(table, "cpu", 1, tmp_path),
         lambda cell: resolving.scenario(table, "cpu", cell, Where(DataFolder(None), shared())),
     )
     [plan] = plans(every)
     name = Name("drop", 0)
     plan.of(name).mkdir(parents=True)
-    with Lines(plan.of(name), "rounds", RoundLine) as lines:
+    with RecordWriter(plan.of(name), "rounds", RoundLine) as lines:
         for number, more in ((1, 0.0), (2, 0.1)):
             lines.add(
                 round_line(
@@ -194,10 +194,10 @@ def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
                     closed_form_eval_acc_by_class=(1.0, 0.2 + 4 * more, 0.0),
                 )
             )
-    with Lines(plan.of(name), "asks", Ask):
+    with RecordWriter(plan.of(name), "asks", Ask):
         pass
     sha256 = fingerprint(of_policy(plan.scenario, "drop"), 0)
     info = Info(policy="drop", seed=0, sha256=sha256, finished=True, labels=("a", "b", "c"))
     (plan.of(name) / "run.json").write_bytes(msgspec.json.encode(info))
-    found = read(Wanted(table, "cpu", 1, tmp_path), every)
+    found = read(WantedTable(table, "cpu", 1, tmp_path), every)
     assert found.values["drop", "even"] == (pytest.approx(sum(shares) / 2),)

@@ -5,13 +5,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from benchmarks.papers import exporting, pretraining, resolving
-from benchmarks.papers.places import BundleEntry, DataEntry, DataFolder, Pretrain, Shared
+from benchmarks.papers.places import BundleEntry, DataEntry, DataFolder, Pretrain, SharedTables
 from device_runtime.models.bundles.bundle import Bundle
 
 LINEAR = "linear --set inputs=64 --set classes={classes} --tunable all"
 DIGITS = "--input 1,8,8 --scale 0.0625 --labels 0,1,2,3,4,5,6,7,8,9"
 FIRST = Pretrain(bundle="plain", data="digits", rounds=2, settings={"epochs": 1, "lr": 0.1})
-SHARED = Shared(
+SHARED = SharedTables(
     data={
         "digits": DataEntry(title="digits", classes=10, source="digits", export=DIGITS),
         "letters": DataEntry(title="letters", classes=10, source="digits", cpu="digits", export=DIGITS),

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.papers import resolving
-from benchmarks.papers.places import DataEntry, DataFolder, Form, Shared, shared
+from benchmarks.papers.places import DataEntry, DataFolder, Form, SharedTables, shared
 from benchmarks.papers.resolving import Where
 from device_runtime.profiles import shipped
 from device_runtime.simulation.errors import ScenarioError
@@ -113,7 +113,9 @@ def test_notes_say_what_stands_for_the_data_and_what_it_is_not(changed, tmp_path
     (tmp_path / "images").touch()
     form = Form(file="images", source="images", difference="They are small.")
     letters = DataEntry(title="letters", classes=2, export="", smoke="digits", forms=(form,))
-    where = Where(DataFolder(tmp_path), Shared(data={"digits": shared().data["digits"], "letters": letters}))
+    where = Where(
+        DataFolder(tmp_path), SharedTables(data={"digits": shared().data["digits"], "letters": letters})
+    )
     table = changed(
         columns=[{"id": "even", "title": "", "data": "letters"}], rows=[{"system": "drop"}], claims=[]
     )

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.papers import resolving
 from benchmarks.papers.places import DataFolder, shared
 from benchmarks.papers.resolving import Where
-from benchmarks.papers.runs import Wanted, cells, jobs, plans
+from benchmarks.papers.runs import WantedTable, cells, jobs, plans
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.run_folder import Info, Name, fingerprint
 from device_runtime.simulation.errors import ScenarioError
@@ -16,7 +16,7 @@ WHERE = Where(DataFolder(None), shared())
 
 @pytest.fixture
 def made(table, tmp_path):
-    wanted = Wanted(table, "cpu", 2, tmp_path)
+    wanted = WantedTable(table, "cpu", 2, tmp_path)
     return cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, WHERE))
 
 
@@ -54,4 +54,6 @@ def test_what_is_finished_is_not_run_again(made):
 def test_a_system_that_there_is_not_is_refused(changed, tmp_path):
     table = changed(rows=[{"system": "telepathy"}], claims=[])
     with pytest.raises(ScenarioError, match="telepathy"):
-        cells(Wanted(table, "cpu", 1, tmp_path), lambda cell: resolving.scenario(table, "cpu", cell, WHERE))
+        cells(
+            WantedTable(table, "cpu", 1, tmp_path), lambda cell: resolving.scenario(table, "cpu", cell, WHERE)
+        )

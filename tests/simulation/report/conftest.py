@@ -6,8 +6,8 @@ import pytest
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.performing import of_policy
-from device_runtime.simulation.compare.plan import Comparison, Plan
-from device_runtime.simulation.compare.run_folder import Info, Lines, fingerprint
+from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
+from device_runtime.simulation.compare.run_folder import Info, RecordWriter, fingerprint
 from device_runtime.simulation.metrics.probes import Heat, ProbeLine
 from device_runtime.simulation.records import Ask, RoundLine
 
@@ -36,7 +36,7 @@ def comparison(tmp_path_factory, made_up):
     def make(policies=("choose", "drop"), seeds=2, probed=True, **changes):
         task = {"rounds": ROUNDS, "round_deadline_s": 8.0}
         mine = scenario.load("digits", {"task": task, **changes})
-        plan = Plan(
+        plan = ComparisonPlan(
             mine, Comparison(policies=policies, seeds=seeds, command=COMMAND), tmp_path_factory.mktemp("run")
         )
         plan.save()
@@ -45,7 +45,7 @@ def comparison(tmp_path_factory, made_up):
             folder.mkdir(parents=True)
             rounds, asks = made_up(name.policy, name.seed, ROUNDS)
             for stem, kind, lines in (("rounds", RoundLine, rounds), ("asks", Ask, asks)):
-                with Lines(folder, stem, kind) as files:
+                with RecordWriter(folder, stem, kind) as files:
                     for line in lines:
                         files.add(line)
             rng = np.random.default_rng(name.seed)

@@ -4,27 +4,27 @@ from math import nan
 
 import pytest
 
-from device_runtime.simulation.compare.figures import Spread, Terms
+from device_runtime.simulation.compare.figures import ComparisonTerms, SeedSpread
 from device_runtime.simulation.report import table
 
 POINTS = ("points", 0.01)
-AT = Terms(at_s=120.0, target=0.8, devices=10)
+AT = ComparisonTerms(at_s=120.0, target=0.8, devices=10)
 PERCENT, SECONDS = ("%", 0.01), ("s", 1.0)
 
 
 @pytest.mark.parametrize(
     "each, unit, text",
     [
-        (Spread(0.9312, 0.004, 3, 3), PERCENT, "93.1 ± 0.4%"),
-        (Spread(0.9312, 0.0, 1, 1), PERCENT, "93.1%"),
-        (Spread(41.26, 3.14, 2, 3), SECONDS, "41.3 ± 3.1 s (2 of 3)"),
-        (Spread(1234.5, 60.0, 3, 3), SECONDS, "1,234 ± 60 s"),
-        (Spread(nan, 0.0, 0, 3), SECONDS, "–"),
-        (Spread(0.0, 0.0, 2, 2), SECONDS, "0 ± 0 s"),
-        (Spread(0.104, 0.02, 4, 4), POINTS, "+10.4 [+7.2, +13.6]"),  # 3.182 * 2.0 / 2 = 3.182
-        (Spread(0.0, 0.02, 4, 5), POINTS, "+0.0 [-3.2, +3.2] (4 of 5)"),
-        (Spread(-0.104, 0.0, 1, 1), POINTS, "-10.4 (no interval)"),
-        (Spread(-0.0004, 0.0, 1, 1), POINTS, "+0.0 (no interval)"),
+        (SeedSpread(0.9312, 0.004, 3, 3), PERCENT, "93.1 ± 0.4%"),
+        (SeedSpread(0.9312, 0.0, 1, 1), PERCENT, "93.1%"),
+        (SeedSpread(41.26, 3.14, 2, 3), SECONDS, "41.3 ± 3.1 s (2 of 3)"),
+        (SeedSpread(1234.5, 60.0, 3, 3), SECONDS, "1,234 ± 60 s"),
+        (SeedSpread(nan, 0.0, 0, 3), SECONDS, "–"),
+        (SeedSpread(0.0, 0.0, 2, 2), SECONDS, "0 ± 0 s"),
+        (SeedSpread(0.104, 0.02, 4, 4), POINTS, "+10.4 [+7.2, +13.6]"),  # 3.182 * 2.0 / 2 = 3.182
+        (SeedSpread(0.0, 0.02, 4, 5), POINTS, "+0.0 [-3.2, +3.2] (4 of 5)"),
+        (SeedSpread(-0.104, 0.0, 1, 1), POINTS, "-10.4 (no interval)"),
+        (SeedSpread(-0.0004, 0.0, 1, 1), POINTS, "+0.0 (no interval)"),
     ],
 )
 def test_a_cell_has_three_digits_a_unit_and_how_many_seeds_have_it(each, unit, text):
@@ -32,8 +32,8 @@ def test_a_cell_has_three_digits_a_unit_and_how_many_seeds_have_it(each, unit, t
 
 
 def summary(**values):
-    known = {measure.field: Spread(nan, 0.0, 0, 1) for measure in (*table.learnt(AT), *table.spent())}
-    return {**known, **{name: Spread(value, 0.0, 1, 1) for name, value in values.items()}}
+    known = {measure.field: SeedSpread(nan, 0.0, 0, 1) for measure in (*table.learnt(AT), *table.spent())}
+    return {**known, **{name: SeedSpread(value, 0.0, 1, 1) for name, value in values.items()}}
 
 
 def test_all_policies_of_a_row_have_one_unit():

@@ -9,7 +9,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.training.engine_guard import Pretence
 from device_runtime.simulation import digits
 from device_runtime.simulation.demo.fleet import FLEET, MIXED, SLOW
-from device_runtime.simulation.wire.run import Course, Member, run_on_wire
+from device_runtime.simulation.wire.run import WireCourse, WireMember, run_on_wire
 
 SAMPLES = 60
 SLOWER = SLOW * 150 / SAMPLES
@@ -27,7 +27,7 @@ def members(split):
     chosen = [member for member in FLEET if member.name in NAMES]
     parts = np.split(np.arange(SAMPLES * len(chosen)), len(chosen))
     return [
-        Member(
+        WireMember(
             m.name, Pretence.of(m.profile, SLOWER, m.uplink).profile, split.train.x[part], split.train.y[part]
         )
         for m, part in zip(chosen, parts, strict=True)
@@ -52,7 +52,7 @@ def mixed(split, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def undisturbed(mixed, members):
-    return run_on_wire(mixed, members, Course(seed=1, until_s=100))
+    return run_on_wire(mixed, members, WireCourse(seed=1, until_s=100))
 
 
 @pytest.fixture
@@ -61,6 +61,6 @@ def one_member(split):
 
     def make(name, latency_s=0.0, **changes):
         profile = replace(Pretence.of(name).profile, **changes)
-        return Member("alone", profile, split.train.x[:40], split.train.y[:40], latency_s)
+        return WireMember("alone", profile, split.train.x[:40], split.train.y[:40], latency_s)
 
     return make

@@ -5,7 +5,7 @@ from device_runtime.broker.wire.link_timing import packet_bytes
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
 from device_runtime.simulation.clock.director import Agenda
 from device_runtime.simulation.wire.broker import Broker, Log
-from device_runtime.simulation.wire.link import Ends, Line, Link, Who
+from device_runtime.simulation.wire.link import Ends, LinkCapacity, VirtualLink, Who
 
 LATENCY_S = 0.05
 PACKET = packet_bytes("up", bytes(993))
@@ -19,8 +19,8 @@ class Pair:
         self.agenda, self.log = Agenda(), Log()
         self.broker = Broker(self.agenda)
         self.ahead_s = 0.0
-        self.slow = self.client("slow", Line(1000.0, 4000.0, LATENCY_S), "down", queue_limit)
-        self.fast = self.client("fast", Line(), "up", queue_limit)
+        self.slow = self.client("slow", LinkCapacity(1000.0, 4000.0, LATENCY_S), "down", queue_limit)
+        self.fast = self.client("fast", LinkCapacity(), "up", queue_limit)
 
     def client(self, name, line, wanted, queue_limit):
         came = []
@@ -29,7 +29,9 @@ class Pair:
             lambda: self.agenda.now + self.ahead_s,
             queue_limit,
         )
-        link = Link(Who(name, (wanted,), Will("up", b"gone", False)), line, self.broker, ends, self.log)
+        link = VirtualLink(
+            Who(name, (wanted,), Will("up", b"gone", False)), line, self.broker, ends, self.log
+        )
         link.came = came
         link.connect()
         return link
@@ -133,7 +135,7 @@ def test_no_more_waits_than_there_is_room_for_and_nothing_larger_than_a_message(
 
 
 def test_what_is_said_in_few_bytes_is_not_kept_while_the_line_is_down(pair):
-    wanted = pair.client("all", Line(), "fl/v1/d/+/up/c", 10)
+    wanted = pair.client("all", LinkCapacity(), "fl/v1/d/+/up/c", 10)
     pair.through()
     pair.slow.publish("fl/v1/d/slow/up/c", b"\x04 on the line")
     pair.slow.lose()

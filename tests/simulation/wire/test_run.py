@@ -16,7 +16,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.profiles import Bandwidth
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.wire.broker import AGGREGATOR
-from device_runtime.simulation.wire.run import AggregatorKilled, Course, Crash, LinkLost, run_on_wire
+from device_runtime.simulation.wire.run import AggregatorKilled, Crash, LinkLost, WireCourse, run_on_wire
 from device_runtime.strategies.training.workload import workload
 
 MIDDLE = 0.5
@@ -68,7 +68,7 @@ def test_all_three_rounds_count_everyone_and_the_model_learns(undisturbed):
 
 
 def test_the_same_seed_gives_the_same_messages_and_the_same_bytes(undisturbed, mixed, members):
-    again = run_on_wire(mixed, members, Course(seed=1, until_s=100))
+    again = run_on_wire(mixed, members, WireCourse(seed=1, until_s=100))
     assert again.log == undisturbed.log
     assert same(again, undisturbed)
     assert again.seconds == undisturbed.seconds
@@ -90,7 +90,7 @@ def test_an_update_arrives_when_operations_and_bytes_say(one_member, bundle, kin
         round_deadline_s=600.0,
         kinds=(KindSettings(name=kind, settings=settings),),
     )
-    finished = run_on_wire(task, [member], Course(until_s=1000))
+    finished = run_on_wire(task, [member], WireCourse(until_s=1000))
     [(came_s, record)] = finished.contributions
     graphs = bundle.manifest.graphs
     passes = {"class-means": 40 * graphs["forward"].flops, "full": 80 * graphs["train.all"].flops}
@@ -113,7 +113,7 @@ def test_a_device_that_dies_while_it_computes_comes_back_and_answers_the_round(u
     came_s, record = counted(undisturbed, "jetson")
     at_s = came_s - MIDDLE * record.train_time_s
     finished = run_on_wire(
-        mixed, members, Course(seed=1, faults=(Crash(at_s, at_s + 0.2, "jetson"),), until_s=100)
+        mixed, members, WireCourse(seed=1, faults=(Crash(at_s, at_s + 0.2, "jetson"),), until_s=100)
     )
     assert [(r.round, r.participants) for r in finished.rounds] == [(1, 6), (2, 6), (3, 6)]
     again_s, _ = counted(finished, "jetson")
@@ -127,7 +127,7 @@ def test_a_device_that_dies_before_the_receipt_sends_what_it_has_on_disk(undistu
     came_s, record = counted(undisturbed, "jetson")
     at_s = came_s - 0.02  # of the 0.036 s that 285 kB take at 8 MB/s
     crash = Crash(at_s, at_s + 0.2, "jetson")
-    finished = run_on_wire(mixed, members, Course(seed=1, faults=(crash,), until_s=100))
+    finished = run_on_wire(mixed, members, WireCourse(seed=1, faults=(crash,), until_s=100))
     again_s, again = counted(finished, "jetson")
     assert again_s > at_s + 0.2
     assert [what.kind for _, what in finished.plans if (what.device, what.round) == ("jetson", 1)] == [
@@ -144,7 +144,7 @@ def test_a_link_that_is_lost_while_an_update_is_on_its_way_delays_it_only(
     """With the short keep-alive the last will is spoken while the device is away, and it comes back."""
     came_s, _ = counted(undisturbed, "phone-c")
     lost = LinkLost(came_s - 0.01, came_s + 0.5, "phone-c")
-    finished = run_on_wire(mixed, members, Course(1, (lost,), keepalive_s, until_s=100))
+    finished = run_on_wire(mixed, members, WireCourse(1, (lost,), keepalive_s, until_s=100))
     assert counted(finished, "phone-c")[0] > came_s + 0.5
     assert kinds(finished) == kinds(undisturbed)
     assert same(finished, undisturbed)
@@ -155,7 +155,7 @@ def test_a_link_that_is_lost_while_a_device_computes_changes_nothing(undisturbed
     came_s, record = counted(undisturbed, "jetson")
     at_s = came_s - MIDDLE * record.train_time_s
     lost = LinkLost(at_s, at_s + 0.1, "jetson")
-    finished = run_on_wire(mixed, members, Course(seed=1, faults=(lost,), until_s=100))
+    finished = run_on_wire(mixed, members, WireCourse(seed=1, faults=(lost,), until_s=100))
     assert counted(finished, "jetson")[0] == pytest.approx(came_s, abs=0.01)
     assert kinds(finished) == kinds(undisturbed)
     assert same(finished, undisturbed)
@@ -165,7 +165,7 @@ def test_of_a_cohort_only_those_who_are_asked_take_part(mixed, members):
     task = msgspec.structs.replace(
         mixed, devices_per_round=2, min_contributions=1, round_deadline_s=5.0, wait_for="all"
     )
-    finished = run_on_wire(task, members, Course(seed=1, until_s=100))
+    finished = run_on_wire(task, members, WireCourse(seed=1, until_s=100))
     took_part = [{device for number, device in kinds(finished) if number == one} for one in (1, 2, 3)]
     assert [len(devices) for devices in took_part] == [2, 2, 2]
     assert len(set.union(*took_part)) > 2
@@ -177,7 +177,7 @@ def test_an_aggregator_that_is_killed_goes_on_where_it_was(undisturbed, mixed, m
     came = sorted(at for at, record in undisturbed.contributions if record.round == 2)
     at_s = counted(undisturbed, "jetson", 2)[0] - 0.02 if phase.startswith("in") else came[2] + 0.001
     killed = AggregatorKilled(at_s, at_s + 1.0)
-    finished = run_on_wire(mixed, members, Course(seed=1, faults=(killed,), until_s=100))
+    finished = run_on_wire(mixed, members, WireCourse(seed=1, faults=(killed,), until_s=100))
     assert [(r.round, r.participants) for r in finished.rounds] == [(1, 6), (2, 6), (3, 6)]
     assert kinds(finished) == kinds(undisturbed)
     assert same(finished, undisturbed)
@@ -190,7 +190,7 @@ def test_a_device_that_never_comes_back_costs_a_round_its_deadline(mixed, member
     finished = run_on_wire(
         task_of_five,
         members,
-        Course(seed=1, faults=(Crash(at_s, device="jetson"),), keepalive_s=10, until_s=100),
+        WireCourse(seed=1, faults=(Crash(at_s, device="jetson"),), keepalive_s=10, until_s=100),
     )
     assert [r.participants for r in finished.rounds] == [6, 5, 5]
     assert finished.rounds[1].duration_s == pytest.approx(2.8)
@@ -211,14 +211,14 @@ def test_a_run_that_cannot_end_says_where_it_stands(mixed, members):
     with pytest.raises(SimulationError, match="nothing happens after .* s: round 0, wait, 5 devices online"):
         run_on_wire(mixed, members[:5])
     with pytest.raises(SimulationError, match=r"not done after 2\.0 s: round 1, collect, 6 devices online"):
-        run_on_wire(mixed, members, Course(until_s=2.0))
+        run_on_wire(mixed, members, WireCourse(until_s=2.0))
 
 
 def test_a_fault_or_a_name_that_cannot_be_meant_is_refused(mixed, members):
     with pytest.raises(TopicError, match="device name 'a/b'"):
         run_on_wire(mixed, [replace(members[0], name="a/b")])
     with pytest.raises(ScenarioError, match="no device named 'toaster'; there are phone-a"):
-        run_on_wire(mixed, members, Course(faults=(Crash(1.0, device="toaster"),)))
+        run_on_wire(mixed, members, WireCourse(faults=(Crash(1.0, device="toaster"),)))
     with pytest.raises(ScenarioError, match="from 5 s to 3 s"):
         AggregatorKilled(5, 3)
     with pytest.raises(ScenarioError, match="6 devices have only 5 names"):
@@ -231,6 +231,6 @@ def test_two_hundred_devices_go_through_the_same_wire(split, one_member):
     task = Task(
         bundle="digits-wrn-10-1", rounds=2, min_devices=200, kinds=(KindSettings(name="class-means"),)
     )
-    finished = run_on_wire(task, fleet, Course(until_s=100))
+    finished = run_on_wire(task, fleet, WireCourse(until_s=100))
     assert [r.participants for r in finished.rounds] == [200, 200]
     assert all(r.duration_s < 1.0 for r in finished.rounds)  # virtual: they work side by side

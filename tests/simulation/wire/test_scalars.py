@@ -7,12 +7,19 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.client.cache.model_cache import Holdings
+from device_runtime.client.cache.model_cache import ModelCache
 from device_runtime.client.training.engine_guard import Pretence
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.simulation.wire.host import Host
-from device_runtime.simulation.wire.run import AggregatorKilled, Course, Crash, LinkLost, Member, run_on_wire
+from device_runtime.simulation.wire.run import (
+    AggregatorKilled,
+    Crash,
+    LinkLost,
+    WireCourse,
+    WireMember,
+    run_on_wire,
+)
 
 DEVICES, SAMPLES, ROUNDS = 10, 8, 12
 WEIGHTS_BYTES = 250_000
@@ -29,7 +36,7 @@ def fleet(split):
     profile = Pretence.of("pi-5", 100.0).profile
     parts = np.split(np.arange(DEVICES * SAMPLES), DEVICES)
     return [
-        Member(f"d{i}", profile, split.train.x[part], split.train.y[part], 0.02)
+        WireMember(f"d{i}", profile, split.train.x[part], split.train.y[part], 0.02)
         for i, part in enumerate(parts)
     ]
 
@@ -44,7 +51,7 @@ def task(**settings):
 def caught_up(monkeypatch):
     """At the end of a run every device takes what it lacks of the log: digests, bytes fetched, and steps."""
     known, fetched = {}, Counter()
-    begin, close = Holdings.__init__, Host.close
+    begin, close = ModelCache.__init__, Host.close
 
     def init(self, folder, *limits):
         begin(self, folder, *limits)
@@ -62,7 +69,7 @@ def caught_up(monkeypatch):
         close(self)
 
     ends, steps = {}, []
-    monkeypatch.setattr(Holdings, "__init__", init)
+    monkeypatch.setattr(ModelCache, "__init__", init)
     monkeypatch.setattr(Host, "close", last)
     return ends, fetched, steps
 
@@ -71,7 +78,7 @@ def caught_up(monkeypatch):
 def test_whoever_takes_part_when_all_end_with_the_same_bits_and_no_weights_travel(fleet, caught_up, asked):
     ends, fetched, steps = caught_up
     settings = {} if asked == DEVICES else {"devices_per_round": asked}
-    finished = run_on_wire(task(**settings), fleet, Course(seed=1, until_s=1000))
+    finished = run_on_wire(task(**settings), fleet, WireCourse(seed=1, until_s=1000))
     part = Counter(record.device for _, record in finished.contributions)
     assert sum(part.values()) == ROUNDS * asked
     assert len(ends) == DEVICES
@@ -86,10 +93,10 @@ def test_scalars_that_a_lost_link_makes_late_count_and_all_hold_the_same_bits(fl
     """One device's network goes while it computes round 3, and is back when round 5 is open."""
     ends, _, steps = caught_up
     counting = task(rounds=5, late="count")
-    undisturbed = run_on_wire(counting, fleet, Course(seed=1, until_s=1000))
+    undisturbed = run_on_wire(counting, fleet, WireCourse(seed=1, until_s=1000))
     came_s = next(at for at, one in undisturbed.contributions if (one.device, one.round) == ("d4", 3))
     lost = LinkLost(came_s - 0.021, came_s + 5.5, "d4")
-    finished = run_on_wire(counting, fleet, Course(seed=1, faults=(lost,), until_s=1000))
+    finished = run_on_wire(counting, fleet, WireCourse(seed=1, faults=(lost,), until_s=1000))
     counted = Counter((one.device, one.round) for _, one in finished.contributions)
     assert [counted["d4", number] for number in range(1, 6)] == [1, 1, 0, 0, 2]
     assert steps == [5, 6]  # a step of its own, beside that of the round it counts in
@@ -100,16 +107,16 @@ def test_what_is_said_twice_or_to_an_aggregator_that_falls_changes_no_bit(fleet,
     """Crashed devices send what is on their disks again; a receipt that was lost is given again."""
     ends, _, _ = caught_up
     awaited = task(rounds=4, min_contributions=DEVICES)
-    undisturbed = run_on_wire(awaited, fleet, Course(seed=1, until_s=1000))
+    undisturbed = run_on_wire(awaited, fleet, WireCourse(seed=1, until_s=1000))
     came_s = {(one.device, one.round): at for at, one in undisturbed.contributions}
     faults = (
         Crash(came_s["d1", 2] + 0.001, came_s["d1", 2] + 0.3, "d1"),  # its receipt is on the way
         Crash(came_s["d2", 2] - 0.001, came_s["d2", 2] + 0.2, "d2"),  # its scalars are
     )
-    disturbed = run_on_wire(awaited, fleet, Course(seed=1, faults=faults, until_s=1000))
+    disturbed = run_on_wire(awaited, fleet, WireCourse(seed=1, faults=faults, until_s=1000))
     assert digest(disturbed.weights) == digest(undisturbed.weights)
     killed = AggregatorKilled(came_s["d5", 3] + 0.001, came_s["d5", 3] + 2.0)
-    finished = run_on_wire(awaited, fleet, Course(seed=1, faults=(killed,), until_s=1000))
+    finished = run_on_wire(awaited, fleet, WireCourse(seed=1, faults=(killed,), until_s=1000))
     assert digest(finished.weights) == digest(undisturbed.weights)
     assert set(ends.values()) == {digest(undisturbed.weights)}
 
@@ -130,7 +137,7 @@ def test_a_scale_of_features_that_class_means_set_is_in_the_base_that_scalars_be
     means = KindSettings(name="class-means", until_round=1)
     scalars = KindSettings(name="zeroth-order", from_round=2, settings={"tunable": "head", "lr": 0.01})
     given = task(bundle=str(tmp_path / "scaled"), rounds=5, kinds=(means, scalars))
-    finished = run_on_wire(given, fleet, Course(seed=1, until_s=1000))
+    finished = run_on_wire(given, fleet, WireCourse(seed=1, until_s=1000))
     ends, _, steps = caught_up
     assert steps == [4]
     assert set(ends.values()) == {digest(finished.weights)}

@@ -9,7 +9,7 @@ from device_runtime.simulation.demo.fleet import MIXED
 from device_runtime.simulation.records import Nobody
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.scenario import Scenario
-from device_runtime.simulation.wire.run import Course, members, perform
+from device_runtime.simulation.wire.run import WireCourse, members, perform
 
 KINDS = [{"name": k.name, "settings": dict(k.settings), "from_round": k.from_round} for k in MIXED]
 SEED = 5
@@ -62,7 +62,7 @@ def both(made):
     """(fast: noted, weights), (wire: finished) of one scenario."""
     prepared, noted = prepare(made, SEED), Noted()
     served = simulate(prepared, watch=noted)
-    return noted, served, perform(prepared, Course(SEED, until_s=10_000))
+    return noted, served, perform(prepared, WireCourse(SEED, until_s=10_000))
 
 
 def check_equal(noted, served, finished):

@@ -7,7 +7,7 @@ from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.aggregator.views.listener import DeviceSeen, RoundExtended, RoundOpened
 from device_runtime.broker.wire import topics
 from device_runtime.profiles import Bandwidth
-from device_runtime.simulation.wire.run import AggregatorKilled, Course, LinkLost, run_on_wire
+from device_runtime.simulation.wire.run import AggregatorKilled, LinkLost, WireCourse, run_on_wire
 
 KINDS = ("full", "entropy-subset", "few-shot", "zeroth-order")
 
@@ -27,7 +27,7 @@ def said(finished, leaf):
 @pytest.mark.parametrize(("kind", "uplink", "blocks"), [("few-shot", 50.0, 0), ("full", 5000.0, 5)])
 def test_a_link_that_takes_a_minute_for_an_update_carries_it_once(one_member, kind, uplink, blocks):
     member = one_member("pi-5", bandwidth=Bandwidth(uplink, 1e6))
-    finished = run_on_wire(task(kind), [member], Course(until_s=1000))
+    finished = run_on_wire(task(kind), [member], WireCourse(until_s=1000))
     assert len(said(finished, "contribution")) == 3
     assert len(said(finished, "block")) == 3 * blocks
     for number, record in enumerate(finished.rounds, start=1):
@@ -39,7 +39,7 @@ def test_a_link_that_takes_a_minute_for_an_update_carries_it_once(one_member, ki
 def test_a_device_that_was_there_before_the_aggregator_loses_no_time(one_member):
     """It hears of the lobby, for which nothing comes unasked, and asks at once."""
     away = AggregatorKilled(0.0, 10.0)
-    finished = run_on_wire(task("class-means", rounds=1), [one_member("pi-5")], Course(faults=(away,)))
+    finished = run_on_wire(task("class-means", rounds=1), [one_member("pi-5")], WireCourse(faults=(away,)))
     down = [p.at_s for p in finished.log if p.client == "alone" and not p.up]
     opened = next(at for at, what in finished.told if isinstance(what, RoundOpened))
     assert min(down) >= 10.0
@@ -53,7 +53,7 @@ def test_an_update_does_not_come_late_because_of_the_words_about_it(one_member, 
     finished = run_on_wire(
         task(*KINDS, round_deadline_s=deadline_s, min_contributions=1, head="trained"),
         [member],
-        Course(until_s=100),
+        WireCourse(until_s=100),
     )
     assert [record.kind for _, record in finished.contributions] == ["zeroth-order"] * 3
     assert not any(isinstance(what, RoundExtended) for _, what in finished.told)
@@ -67,12 +67,12 @@ def test_a_device_whose_link_fails_for_a_moment_while_it_computes_is_waited_for(
     """The broker has spoken its will; it is here again long before it has computed: its link says so."""
     pair = [member for member in members if member.name in ("phone-a", "jetson")]
     one_round = msgspec.structs.replace(mixed, rounds=1, min_devices=2, min_contributions=1)
-    calm = run_on_wire(one_round, pair, Course(1, until_s=100))
+    calm = run_on_wire(one_round, pair, WireCourse(1, until_s=100))
     (first_s, first), (last_s, last) = calm.contributions
     assert (first.device, last.device) == ("phone-a", "jetson")
     begins_s = first_s - 0.5 * first.train_time_s
     lost = LinkLost(begins_s, begins_s + 0.1, "jetson")
-    finished = run_on_wire(one_round, pair, Course(1, (lost,), keepalive_s=0.02, until_s=100))
+    finished = run_on_wire(one_round, pair, WireCourse(1, (lost,), keepalive_s=0.02, until_s=100))
     seen = [at for at, what in finished.told if what == DeviceSeen("jetson", False)]
     assert lost.at_s < seen[0] < lost.back_s < first_s < last_s - 0.1
     assert [(at, record.device) for at, record in finished.contributions] == [

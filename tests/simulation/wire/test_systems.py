@@ -10,7 +10,7 @@ from device_runtime.aggregator.tasks.known_systems import SYSTEMS
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.client.training.engine_guard import Pretence
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation.wire.run import Course, Member, run_on_wire
+from device_runtime.simulation.wire.run import WireCourse, WireMember, run_on_wire
 
 ROUNDS, DEVICES, SAMPLES = 3, 3, 24
 QUICK = {"epochs": 1, "lr": 0.05, "batch": 8}
@@ -25,7 +25,7 @@ def fleet(split):
     profile = Pretence.of("pi-5").profile
     x, y = split.train.x, split.train.y
     parts = (slice(i * SAMPLES, (i + 1) * SAMPLES) for i in range(DEVICES))
-    return [Member(f"pi-{i}", profile, x[part], y[part]) for i, part in enumerate(parts)]
+    return [WireMember(f"pi-{i}", profile, x[part], y[part]) for i, part in enumerate(parts)]
 
 
 def task_for(name, exported):
@@ -50,7 +50,7 @@ def task_for(name, exported):
 @pytest.mark.parametrize("name", [*SYSTEMS, *COMPOSED])
 def test_a_system_runs_by_its_name_from_the_first_hello_to_the_last_receipt(name, fleet, exported):
     task = systems.under(name, task_for(name, exported))
-    finished = run_on_wire(task, fleet, Course(seed=1, until_s=1000))
+    finished = run_on_wire(task, fleet, WireCourse(seed=1, until_s=1000))
     assert [line.participants for line in finished.rounds] == [DEVICES] * task.rounds
     for number in range(1, task.rounds + 1):
         sent = {record.kind for _, record in finished.contributions if record.round == number}

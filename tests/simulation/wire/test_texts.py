@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.simulation import run, scenario
-from device_runtime.simulation.wire.run import Course, perform
+from device_runtime.simulation.wire.run import WireCourse, perform
 
 KINDS = {
     "bias": {"name": "peft", "settings": {"tunable": "bias", "epochs": 1, "lr": 0.05}},
@@ -36,7 +36,7 @@ def prepared(text_bundle, reviews):
 def test_devices_of_texts_take_part_in_every_round(prepared, text_bundle, name):
     ready = prepared(KINDS[name])
     assert ready.data.train_x.shape == (48, 24)
-    done = perform(ready, Course(seed=0, until_s=5000))
+    done = perform(ready, WireCourse(seed=0, until_s=5000))
     assert [record.participants for record in done.rounds] == [3, 3]
     before = text_bundle.weights()
     moved = {n for n in before if not np.array_equal(before[n], done.weights[n])}

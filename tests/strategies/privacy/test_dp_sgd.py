@@ -16,7 +16,7 @@ from device_runtime.strategies.terms.accountant import Limit, PrivacyUnavailable
 from device_runtime.strategies.terms.dp_sgd import (
     BudgetExceeded,
     DpSgd,
-    Ledger,
+    PrivacyLedger,
     noise_multiplier,
     round_of,
     sampling_rate,
@@ -57,7 +57,7 @@ def test_a_round_is_so_many_poisson_samples():
 @pytest.mark.parametrize("shape", [SMALL, (30, 64, 5), (5000, 64, 1)])
 def test_the_planned_rounds_spend_the_budget_and_one_more_exceeds_it(rounds, shape):
     dp = DpSgd(rounds=rounds)
-    ledger, one = Ledger(), dp.round(*shape)
+    ledger, one = PrivacyLedger(), dp.round(*shape)
     for _ in range(rounds - 1):
         ledger = ledger.after(one)
     ledger.check(one, dp.limit)
@@ -70,7 +70,7 @@ def test_the_planned_rounds_spend_the_budget_and_one_more_exceeds_it(rounds, sha
 
 def test_the_refusal_says_what_epsilon_would_be():
     dp = DpSgd(rounds=12)
-    ledger = Ledger((Spent(dp.round(*SMALL).noise, 0.32, 480, 12),))
+    ledger = PrivacyLedger((Spent(dp.round(*SMALL).noise, 0.32, 480, 12),))
     there = spent([Spent(dp.round(*SMALL).noise, 0.32, 520)], 1e-3)
     assert there > 5
     with pytest.raises(BudgetExceeded) as refused:
@@ -131,15 +131,15 @@ def test_different_settings_are_spent_together():
 
 def test_equal_settings_are_joined_so_that_a_ledger_stays_small():
     one, other = Spent(2.0, 0.1, 100), Spent(3.0, 0.5, 7)
-    ledger = Ledger().after(one).after(other).after(one)
+    ledger = PrivacyLedger().after(one).after(other).after(one)
     assert ledger.events == (Spent(2.0, 0.1, 200, 2), Spent(3.0, 0.5, 7, 1))
-    assert ledger == Ledger().after(other).after(one).after(one)
+    assert ledger == PrivacyLedger().after(other).after(one).after(one)
     assert ledger.rounds == 3
 
 
 def test_a_limit_that_the_past_exceeds_refuses_any_more():
     with pytest.raises(BudgetExceeded, match=r"of 0\.5 at delta 0\.001 after 1 round$"):
-        Ledger((Spent(1.0, 1.0, 10),)).check(Spent(1e6, 1.0, 1), Limit(0.5, 1e-3))
+        PrivacyLedger((Spent(1.0, 1.0, 10),)).check(Spent(1e6, 1.0, 1), Limit(0.5, 1e-3))
 
 
 def test_the_plan_of_training_has_the_noise_of_what_is_spent():

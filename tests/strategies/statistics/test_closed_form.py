@@ -12,7 +12,7 @@ from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.statistics import class_statistics, closed_form
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import Projection
-from device_runtime.strategies.statistics.closed_form import Pool
+from device_runtime.strategies.statistics.closed_form import StatisticsPool
 from device_runtime.strategies.training.device_half import Contribution, Late, LocalData
 
 
@@ -74,7 +74,7 @@ def test_the_pool_decays_and_the_extractor_is_a_mean_with_its_weights():
     """
     first = statistics(np.ones((2, 2)), np.zeros(2, np.int64), 2)
     second = statistics(np.full((18, 2), 2.0), np.ones(18, np.int64), 2)
-    pool = Pool.of({}, 2, Projection(2, 512, 0)).after(first, {"low": np.full(3, 1.0)})
+    pool = StatisticsPool.of({}, 2, Projection(2, 512, 0)).after(first, {"low": np.full(3, 1.0)})
     assert (pool.weight, pool.samples, pool.rounds) == (2, 2, 1)
     pool = pool.after(second, {"low": np.full(3, 3.0)})
     assert (pool.weight, pool.samples, pool.rounds) == (19.5, 10, 2)
@@ -88,7 +88,7 @@ def test_the_pool_decays_and_the_extractor_is_a_mean_with_its_weights():
 def test_late_statistics_weigh_the_extractor_of_their_own_round(manifest_of_two):
     """6 samples of this round's base, 2 of one that was 5.0: its extractor counts (6 * 1 + 2 * 5) / 8."""
     now, then = ({"low": np.full(3, v), "index": np.arange(2), "w": np.ones(1)} for v in (1.0, 5.0))
-    one = closed_form.Round(manifest_of_two, now, ClassStatistics())
+    one = closed_form.RoundStatistics(manifest_of_two, now, ClassStatistics())
     one.add(statistics(np.ones((6, 2)), np.zeros(6, np.int64), 2), None)
     one.add(statistics(np.ones((2, 2)), np.ones(2, np.int64), 2), Late(3, 7, 1.0, base=lambda: then))
     pool, served, why = one.closed({})
@@ -166,7 +166,7 @@ def test_a_class_of_devices_that_measure_a_part_is_no_rarer(kind, model, digits,
         folding.add(rest, 1.0)
     merged, _ = folding.merged()
     kept = merged.carried.memory[closed_form.MEMORY]
-    known = Pool.of(kept, 10, ClassStatistics().projection(64)).statistics.sums
+    known = StatisticsPool.of(kept, 10, ClassStatistics().projection(64)).statistics.sums
     of_low, of_high = known.counts[:5].sum(), known.counts[5:].sum()
     assert of_low == len(low)
     assert of_high == pytest.approx(len(high), rel=0.2)
@@ -221,7 +221,7 @@ def test_a_pool_that_was_kept_goes_on_to_the_bit(model, digits, run, round_model
     assert encode(second[0].carried.memory[closed_form.MEMORY]) == encode(
         second[1].carried.memory[closed_form.MEMORY]
     )
-    assert Pool.of(memory, 10, Projection(64, 512, 0)).rounds == 1
+    assert StatisticsPool.of(memory, 10, Projection(64, 512, 0)).rounds == 1
 
 
 def test_statistics_are_of_features_without_their_scale(exported):
@@ -237,5 +237,5 @@ def test_statistics_are_of_features_without_their_scale(exported):
 
 def test_a_contribution_without_statistics_is_left_as_it_is(round_model):
     plain = Contribution("full", {"w": np.ones(2)}, 3, 0.5)
-    known = closed_form.Round(round_model.manifest, round_model.weights, ClassStatistics())
+    known = closed_form.RoundStatistics(round_model.manifest, round_model.weights, ClassStatistics())
     assert known.parted(plain) == (plain, None)

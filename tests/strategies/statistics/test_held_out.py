@@ -19,7 +19,7 @@ from device_runtime.strategies.merging.merge import NOTHING_CARRIED
 from device_runtime.strategies.statistics import class_statistics, closed_form, held_out
 from device_runtime.strategies.statistics.class_statistics import RIGHT, ROWS, Statistics
 from device_runtime.strategies.statistics.class_sums import Projection
-from device_runtime.strategies.statistics.closed_form import Pool
+from device_runtime.strategies.statistics.closed_form import StatisticsPool
 from device_runtime.strategies.training.device_half import Late, LocalData
 from device_runtime.strategies.training.workload import workload
 
@@ -195,13 +195,13 @@ def test_the_pool_keeps_the_counts_and_they_decay_as_the_statistics_do():
         return replace(known, right=np.array(counts, np.float64))
 
     projection = Projection(2, 512, 0)
-    pool = Pool.of({}, 2, projection).after(sent(2, [8, 4, 8]), {"low": np.ones(3)})
+    pool = StatisticsPool.of({}, 2, projection).after(sent(2, [8, 4, 8]), {"low": np.ones(3)})
     pool = pool.after(sent(18, [10, 9, 1]), {"low": np.ones(3)})
     assert pool.statistics.right.tolist() == [16, 12, 7]
     kept = decode(encode(pool.kept()))
-    assert Pool.of(kept, 2, projection).statistics.right.tolist() == [16, 12, 7]
+    assert StatisticsPool.of(kept, 2, projection).statistics.right.tolist() == [16, 12, 7]
     del kept["right"]
-    older = Pool.of(kept, 2, projection)
+    older = StatisticsPool.of(kept, 2, projection)
     assert older.statistics.right.tolist() == [0, 0, 0]
     assert older.samples == pool.samples
 
@@ -239,7 +239,9 @@ def test_the_next_base_brings_the_head_in_closed_form_and_devices_say_which_is_s
 
 
 def test_counts_that_come_late_are_added_as_they_are(round_model):
-    one = closed_form.Round(round_model.manifest, round_model.weights, ClassStatistics(hold_out=0.2))
+    one = closed_form.RoundStatistics(
+        round_model.manifest, round_model.weights, ClassStatistics(hold_out=0.2)
+    )
     known = class_statistics.of(np.ones((4, 64), np.float32), np.zeros(4, np.int64), 10, 1)
     one.add(replace(known, right=np.array([5.0, 3, 2])), None)
     one.add(replace(known, right=np.array([4.0, 0, 4])), Late(2, 7, 0.5, times=3.0))

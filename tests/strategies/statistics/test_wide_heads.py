@@ -107,7 +107,7 @@ def test_logits_are_those_of_the_discriminant_analysis_of_projected_features(wid
     projected = projection.project(features)
     known = class_statistics.of(projected, digits.y, 10, 1)
     weights, bias = closed_form.head(known)
-    pool = closed_form.Pool.of({}, 10, projection).after(known, wide_round.weights)
+    pool = closed_form.StatisticsPool.of({}, 10, projection).after(known, wide_round.weights)
     wide_model.load(pool.served(wide_round.weights, wide_round.manifest))
     expected = projected @ weights.T + bias
     np.testing.assert_allclose(wide_model.logits(digits.x), expected, atol=1e-3 * np.abs(expected).max())
@@ -125,7 +125,7 @@ def test_wide_features_fit_but_where_they_have_a_scale(wide):
 def test_a_pool_of_another_projection_is_begun_anew(wide_model, wide_round, digits):
     projection = ClassStatistics(features=100).projection(640)
     known = class_statistics.of(projection.project(wide_model.features(digits.x)), digits.y, 10, 1)
-    first = closed_form.Pool.of({}, 10, projection).after(known, wide_round.weights)
-    assert closed_form.Pool.of(first.kept(), 10, projection).rounds == 1
+    first = closed_form.StatisticsPool.of({}, 10, projection).after(known, wide_round.weights)
+    assert closed_form.StatisticsPool.of(first.kept(), 10, projection).rounds == 1
     for other in (ClassStatistics(features=101), ClassStatistics(features=100, projection_seed=1)):
-        assert closed_form.Pool.of(first.kept(), 10, other.projection(640)).rounds == 0
+        assert closed_form.StatisticsPool.of(first.kept(), 10, other.projection(640)).rounds == 0

@@ -6,7 +6,7 @@ from device_runtime.models.errors import BundleError
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.strategies.training import teaching
 from device_runtime.strategies.training.device_half import LocalData
-from device_runtime.strategies.training.teaching import Attention, Lesson
+from device_runtime.strategies.training.teaching import Lesson, TeacherAttention
 
 
 def test_a_lesson_is_the_loop_written_out(model, digits):
@@ -70,14 +70,14 @@ def test_attention_maps_of_many_samples_are_those_of_each_part(family, monkeypat
 
 def test_beta_is_divided_by_the_places_and_0_where_a_level_does_not_count():
     maps = {"low": np.ones((3, 1024), np.float32), "mid": np.ones((3, 256), np.float32)}
-    given = Attention.of(maps, 1024.0, ("mid",))(np.array([2, 0]))
+    given = TeacherAttention.of(maps, 1024.0, ("mid",))(np.array([2, 0]))
     assert given["beta"].tolist() == [0.0, 4.0]
     assert given["teacher.low"].shape == (2, 1024)
 
 
 def test_a_level_weighs_the_same_whatever_the_size_of_the_images():
     of_8x8 = {"low": np.ones((1, 64), np.float32), "mid": np.ones((1, 16), np.float32)}
-    given = Attention.of(of_8x8, 1024.0, ("low", "mid"))(np.array([0]))
+    given = TeacherAttention.of(of_8x8, 1024.0, ("low", "mid"))(np.array([0]))
     assert given["beta"].tolist() == [1.0, 4.0]
 
 

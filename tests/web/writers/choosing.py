@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from device_runtime.client.selection.choose import MAIN, Candidate, Plan, choose
-from device_runtime.client.training.work import Outcome, Timing, corrected
+from device_runtime.client.training.work import Timing, WorkOutcome, corrected
 from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Speed
 from device_runtime.profiles import shipped as board
@@ -167,7 +167,7 @@ def _rounds() -> Iterator[tuple[dict[str, float], list[Timing]]]:
 def _corrected(before: dict[str, float], timings: list[Timing]) -> dict[str, Any]:
     profile = replace(board("pi-4"), corrections=before)
     nothing = Plan(None, (), None)  # type: ignore[arg-type]
-    after = corrected(profile, Outcome(nothing, None, timings=tuple(timings)))
+    after = corrected(profile, WorkOutcome(nothing, None, timings=tuple(timings)))
     return {
         "before": before,
         "timings": [[one.kind, one.predicted_s, one.seconds] for one in timings],

@@ -15,7 +15,7 @@ from device_runtime.broker.wire.compact_round import Next
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
-    Contribution,
+    ContributionMessage,
     Kind,
     MessageError,
     Metrics,
@@ -198,8 +198,10 @@ def told(key: bytes, heard: list[Heard]) -> list[dict[str, Any]]:
     return entries
 
 
-def contribution(number: int = 3, scalars: tuple[float, ...] = (0.5, -1.0), **changes: Any) -> Contribution:
-    made = Contribution(
+def contribution(
+    number: int = 3, scalars: tuple[float, ...] = (0.5, -1.0), **changes: Any
+) -> ContributionMessage:
+    made = ContributionMessage(
         task="t",
         run="r",
         round=number,

@@ -8,7 +8,7 @@ from typing import Any
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.blobs import Blobs, name
 from device_runtime.broker.wire.messages import Base, Blob, Step
-from device_runtime.client.cache.base_route import Stand, Way, steps_of, way
+from device_runtime.client.cache.base_route import BaseRoute, ReplayState, steps_of, way
 from device_runtime.client.errors import UnusableBase
 
 LINE, OTHER = bytes(8), bytes([1]) * 8
@@ -41,7 +41,7 @@ def base_at(draw: random.Random) -> Base:
     )
 
 
-def told(found: Way | None) -> dict[str, Any] | None:
+def told(found: BaseRoute | None) -> dict[str, Any] | None:
     if found is None:
         return None
     return {
@@ -59,7 +59,7 @@ def cases() -> list[dict[str, Any]]:
         stand = None
         if draw.random() < 0.8:
             at = draw.choice((0, base.at, max(0, base.at - 1), max(0, base.at - 40), base.at + 1, 600))
-            stand = Stand(OTHER if draw.random() < 0.1 else LINE, at, {})
+            stand = ReplayState(OTHER if draw.random() < 0.1 else LINE, at, {})
         here = [blob for blob in (*base.checkpoint, *base.log) if draw.random() < 0.4]
         made.append(
             {
@@ -80,7 +80,7 @@ def cases() -> list[dict[str, Any]]:
     return made
 
 
-def gone(blobs: Blobs, base: Base, found: Way) -> dict[str, Any]:
+def gone(blobs: Blobs, base: Base, found: BaseRoute) -> dict[str, Any]:
     try:
         return {"rounds": [one.round for one in steps_of(found, base, blobs)]}
     except UnusableBase as error:
@@ -99,7 +99,7 @@ def logged() -> list[dict[str, Any]]:
         for segment in segments:
             blobs.put(segment)
         for count, first in ((0, 2), (32, 2), (33, 1), (88, 1), (600, 0), (89, 1)):
-            found = Way(None, count, log[first:])
+            found = BaseRoute(None, count, log[first:])
             results.append({"steps": count, "from": first, **gone(blobs, base, found)})
     return [{"segments": segments, "tail": [568, 600], "at": 600, "gone": results}]
 
