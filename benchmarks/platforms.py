@@ -21,7 +21,7 @@ import numpy as np
 from tabulate import tabulate
 
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.manifest import PRECISIONS
+from device_runtime.models.bundles.names import PRECISIONS
 from device_runtime.models.engines.onnx_engine import OnnxModel
 
 SAMPLES = 6

@@ -35,7 +35,7 @@ from tabulate import tabulate
 from device_runtime.models.bundles import quantised
 from device_runtime.models.bundles.bundle import Bundle, shipped, write
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.bundles.manifest import PRECISIONS
+from device_runtime.models.bundles.names import PRECISIONS
 from device_runtime.models.engines.freed_memory import give_back
 from device_runtime.models.engines.onnx_session import Loaded, SessionSettings, load_session, onnxruntime
 from device_runtime.models.errors import ParityError

@@ -21,7 +21,7 @@ from device_runtime.cli.research import export as command
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import FORMAT
 from device_runtime.models.errors import ModelError
-from device_runtime.models.export.source import build
+from device_runtime.models.export.network_factory import build
 from device_runtime.simulation.data import DataSpec, load
 from device_runtime.simulation.data import files as cache
 from device_runtime.simulation.data.files import told

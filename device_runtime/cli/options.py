@@ -9,9 +9,9 @@ from pathlib import Path
 
 from device_runtime.client.energy import AUTO as AUTO_METER
 from device_runtime.client.energy import MODELLED, WISHES, FoundMeter, find
-from device_runtime.client.personal.kept import PersonalWish
-from device_runtime.client.training.engine_guard import Pretence
-from device_runtime.models.bundles.manifest import AUTO, ENGINES, PRECISIONS, EngineWish
+from device_runtime.client.personal.wish import PersonalWish
+from device_runtime.client.training.emulation import Pretence
+from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineWish
 from device_runtime.models.data import Place
 from device_runtime.models.errors import DataError
 

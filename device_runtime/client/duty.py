@@ -13,7 +13,7 @@ from device_runtime.broker.errors import BlobError, NoRoom
 from device_runtime.broker.wire.messages import Blob, Get, Offer, PlanMessage, Receipt
 from device_runtime.client.energy import Meter, resting
 from device_runtime.client.errors import RoundOver, WorkStopped
-from device_runtime.client.training.engine_guard import rest
+from device_runtime.models.engines.freed_memory import rest
 
 from .backend.base import (
     BackendListener,

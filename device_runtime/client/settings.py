@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_runtime.models.bundles.manifest import EngineWish
+from device_runtime.models.bundles.names import EngineWish
 from device_runtime.models.data import Place
 from device_runtime.strategies.terms.accountant import Limit
 
 from .energy import Meter
-from .personal.kept import PersonalWish
+from .personal.wish import PersonalWish
 from .policy.rules import ANYTHING, AllowList
-from .training.engine_guard import Pretence
+from .training.emulation import Pretence
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from device_runtime.models.bundles.manifest import ABOVE, LEVELS, Manifest
+from device_runtime.models.bundles.manifest import ABOVE, Manifest
+from device_runtime.models.bundles.names import LEVELS
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from device_runtime.models.bundles.manifest import TUNABLE_SETS
+from device_runtime.models.bundles.names import TUNABLE_SETS
 
 MOST = 1_000_000
 """Epochs, samples of a batch, shots: more is a mistake, not a setting."""

@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.cli import options as data_options
 from device_runtime.cli.on_device import join
-from device_runtime.client.personal.kept import PersonalWish
+from device_runtime.client.personal.wish import PersonalWish
 from device_runtime.models.data import Place
 from device_runtime.models.errors import DataError
 

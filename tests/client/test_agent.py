@@ -25,7 +25,7 @@ from device_runtime.broker.wire.messages import (
 from device_runtime.broker.wire.topics import parse
 from device_runtime.client.agent import Agent
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.training.engine_guard import Pretence, Time
+from device_runtime.client.training.emulation import Pretence, Time
 from device_runtime.client.training.local_task import Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle

@@ -5,9 +5,9 @@ import pytest
 from device_runtime.profiles import (
     Bandwidth,
     DeviceProfile,
+    GraphPass,
     GraphWork,
     Memory,
-    GraphPass,
     Power,
     Speed,
     Work,
@@ -39,7 +39,10 @@ def device(**changes):
 
 
 WORK = Work(
-    (GraphPass("forward", 4, 10.0), GraphPass("train.all", 8, 25.0)), peak_bytes=300, bytes_up=30, bytes_down=40
+    (GraphPass("forward", 4, 10.0), GraphPass("train.all", 8, 25.0)),
+    peak_bytes=300,
+    bytes_up=30,
+    bytes_down=40,
 )
 
 

@@ -12,9 +12,9 @@ from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count
-from device_runtime.broker.wire.compact_round import Pact
 from device_runtime.broker.wire.link import packet_bytes
 from device_runtime.broker.wire.messages import Blob, Get, Message, Offer, Receipt
+from device_runtime.broker.wire.session_mac import Pact
 from device_runtime.broker.wire.transfer import MAX_WINDOW, answer
 
 log = logging.getLogger(__name__)

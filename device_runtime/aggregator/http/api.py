@@ -14,9 +14,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from device_runtime.aggregator.errors import DatabaseError, RollbackError, RunFolderError
 from device_runtime.aggregator.rounds.run import SERVED
-from device_runtime.aggregator.storage import model_versions as wishes
+from device_runtime.aggregator.storage import rollback_request
 from device_runtime.aggregator.storage.model_versions import Version as Made
-from device_runtime.aggregator.storage.model_versions import check_rollback, versions_in
+from device_runtime.aggregator.storage.stored_versions import check_rollback, versions_in
 from device_runtime.broker.wire.messages import Status
 
 from .journal import Filter
@@ -136,7 +136,7 @@ class Api:
             )
         try:
             check_rollback(hosted.folder, round, hosted.database)
-            wishes.ask(hosted.folder, round)
+            rollback_request.ask(hosted.folder, round)
         except RollbackError as error:
             raise HTTPException(409, str(error)) from None
         except (RunFolderError, DatabaseError) as error:

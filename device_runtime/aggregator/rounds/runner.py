@@ -16,7 +16,7 @@ from device_runtime.aggregator.errors import AggregatorError, DatabaseError, Rol
 from device_runtime.aggregator.intake.contributions import StoredContribution, record_of
 from device_runtime.aggregator.intake.receipts import Receipts
 from device_runtime.aggregator.intake.reception import Desk, Reception
-from device_runtime.aggregator.storage import model_versions as wishes
+from device_runtime.aggregator.storage import rollback_request
 from device_runtime.aggregator.storage.run_files import SavedSession
 from device_runtime.aggregator.views.listener import (
     Contributed,
@@ -138,14 +138,14 @@ class Conductor:
 
     def heed(self) -> None:
         """Do what the owner of the machine has asked for in the run folder; what cannot be done is said."""
-        if (to := wishes.taken(self.rounds.store.folder)) is None:
+        if (to := rollback_request.taken(self.rounds.store.folder)) is None:
             return
         try:
             self.go_back(to)
             log.warning("went back to the model of round %d, as was asked for", to)
         except RollbackError as error:
             log.warning("cannot go back: %s", error)
-        wishes.done(self.rounds.store.folder, to)
+        rollback_request.done(self.rounds.store.folder, to)
 
     def farewell(self) -> Offer | None:
         """What to leave behind on the broker; None when the run is to be resumed."""

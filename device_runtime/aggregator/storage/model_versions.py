@@ -7,29 +7,18 @@ go on from there. Files are content-addressed; who they belong to is in the stor
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
-from pathlib import Path
 
-from device_runtime.aggregator.errors import RollbackError, RunFolderError
-from device_runtime.aggregator.rounds import given_rounds as outside
-from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.errors import RollbackError
 from device_runtime.aggregator.views.listener import RoundClosed
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Base, Blob
-from device_runtime.broker.wire.partial_blob import replace_file
-from device_runtime.models.bundles import tensors
-from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.engines import onnx_whole
 
 from .history import Rollback
-from .run_files import SHA_BYTES
 from .store import CarriedBlobs, Store
 
 log = logging.getLogger(__name__)
@@ -182,93 +171,3 @@ class ModelVersions:
         wanted = {*range(first, latest + 1), best, self.served()} - {0}
         made = ((number, self.made(number)) for number in filter(self._store.opened, sorted(wanted)))
         return tuple((number, one) for number, one in made if number >= first or self._is_kept(number, one))
-
-
-# FROM stored_versions: The models that a run has served, seen from beside the aggregator that may be at
-# work on it.
-
-
-def versions_in(folder: Path, database: str = "") -> tuple[Version, ...]:
-    """In the order of their rounds; `database` as in Ports. Raises RunFolderError, DatabaseError."""
-    with closing(Store(folder, True, database)) as store:
-        return ModelVersions(store, 0).versions()
-
-
-def check_rollback(folder: Path, to: int, database: str = "") -> None:
-    """Raises RollbackError where the run cannot go back to the model of round `to`, and as versions_in."""
-    if (folder / outside.FILE).exists():
-        raise RollbackError(outside.ITS_ROUNDS)
-    kept = [version.round for version in versions_in(folder, database) if version.kept]
-    if to not in kept:
-        there = ", ".join(map(str, kept)) or "none"
-        raise RollbackError(f"no model of round {to} is kept in {folder}; those that are: {there}")
-
-
-def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
-    """The served version, and its model as one ONNX file with the weights inside. Needs only the run folder.
-
-    Raises RunFolderError where nothing is served yet, ModelError, BlobError, and as versions_in.
-    """
-    with closing(Store(folder, True, database)) as store:
-        identity = store.identity()
-        version = next((one for one in ModelVersions(store, 0).versions() if one.served), None)
-        if identity is None or version is None:
-            raise RunFolderError(f"{folder} serves no model yet: its first round is not closed")
-        bundle = Bundle.open(store.models.path(identity.bundles[:SHA_BYTES]))
-        weights = tensors.decode(store.models.get(store.served(version.round)))
-        metadata = {"task": tasks.decode(identity.task).name, "round": str(version.round)}
-        return version, onnx_whole.whole(
-            bundle, weights, {**onnx_whole.described(bundle.manifest), **metadata}
-        )
-
-
-# FROM rollback_request: What is asked of a running aggregator through its run folder: a file, which is
-# there until it is done.
-
-FILE = "rollback"
-"""In the run folder: the number of the round whose model is to be gone back to."""
-
-
-def ask(folder: Path, to: int) -> None:
-    """Go back to the model of round `to`; durable on return. Of several who ask, the last is heeded.
-
-    Raises RunFolderError.
-    """
-    try:
-        with _alone(folder):
-            replace_file(folder / FILE, f"{to}\n".encode("ascii"))
-    except OSError as error:
-        raise RunFolderError(f"cannot write {folder / FILE}: {error.strerror or error}") from None
-
-
-def taken(folder: Path) -> int | None:
-    """What is asked for; None for nothing, 0 for what is no number: no model is of that round."""
-    try:
-        return int((folder / FILE).read_text("ascii"))
-    except OSError:
-        return None
-    except ValueError:
-        return 0
-
-
-def done(folder: Path, to: int) -> None:
-    """It is done, or cannot be; what has been asked for since then is still to be. Never waits: while
-    somebody asks, it is left for the next time.
-    """
-    with suppress(OSError), _alone(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-        if taken(folder) == to:
-            (folder / FILE).unlink()
-
-
-@contextmanager
-def _alone(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Nobody else changes what is asked for; whoever is killed meanwhile leaves it to the next.
-
-    Raises OSError.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, how)
-        yield
-    finally:
-        os.close(handle)

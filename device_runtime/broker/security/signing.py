@@ -16,8 +16,7 @@ from nacl.exceptions import BadSignatureError, CryptoError
 from nacl.signing import SigningKey, VerifyKey
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.wire import compact_round as pact
-from device_runtime.broker.wire.compact_round import Pact
+from device_runtime.broker.wire import session_mac
 from device_runtime.broker.wire.messages import (
     FromDevice,
     MessageError,
@@ -28,6 +27,7 @@ from device_runtime.broker.wire.messages import (
     encode,
 )
 from device_runtime.broker.wire.partial_blob import sync_folder
+from device_runtime.broker.wire.session_mac import Pact
 
 KEY_BYTES = 32
 _PURPOSE = b"device-runtime offer/1\0"
@@ -80,7 +80,7 @@ class Signer:
 
     def agree(self, device: bytes) -> Pact:
         """With a device that has said this. Raises MessageError for what is no key."""
-        return pact.of_aggregator(bytes(self._key.to_curve25519_private_key()), device)
+        return session_mac.of_aggregator(bytes(self._key.to_curve25519_private_key()), device)
 
 
 class Verifier:
@@ -122,7 +122,7 @@ class Verifier:
     def agree(self, secret: bytes) -> Pact:
         """By a secret half of the device's own. Raises NotTrusted where the aggregator's key is no point."""
         try:
-            return pact.of_device(secret, bytes(self._key.to_curve25519_public_key()))
+            return session_mac.of_device(secret, bytes(self._key.to_curve25519_public_key()))
         except (CryptoError, MessageError):
             name = fingerprint(bytes(self._key))
             raise NotTrusted(f"the aggregator's key {name} is none that can be agreed by") from None

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 where no kind could be done."""
     from device_runtime.client.selection.measurement import idle_watts, interleaved, row
-    from device_runtime.client.training.engine_guard import Time
+    from device_runtime.client.training.emulation import Time
     from device_runtime.models.bundles.bundle import Bundle, find
 
     bundle, names = Bundle.open(find(options.bundle)), _kinds(options)

@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.servers import production as setting_up
 from device_runtime.broker.servers.brokers import CHOICES, start
 from device_runtime.broker.servers.server import WEB_USER, BrokerOptions, WebSockets
+from device_runtime.cli.operator import broker_setup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="Listen for WebSockets, too, for pages and Node; 0 takes a free port (default: do not).",
     )
-    setting_up.add_actions(parser)
+    broker_setup.add_actions(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Returns the exit status: 0, or 1 with one line on stderr."""
     if args.action:
-        return setting_up.run(args)
+        return broker_setup.run(args)
     try:
         web = None if args.websockets is None else WebSockets(args.websockets, secrets.token_urlsafe(24))
         options = BrokerOptions(args.port, folder=args.folder, persistence=args.folder is not None, web=web)

@@ -13,7 +13,7 @@ import msgspec
 from tabulate import tabulate
 
 from device_runtime.aggregator.errors import AggregatorError, RunFolderError, RunInUse
-from device_runtime.aggregator.storage import model_versions as wishes
+from device_runtime.aggregator.storage import rollback_request
 from device_runtime.aggregator.storage.database import begun
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.views.console_log import number, percent, size
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises RunFolderError for a folder that is none, RollbackError for a model that is not kept."""
-    from device_runtime.aggregator.storage.model_versions import versions_in
+    from device_runtime.aggregator.storage.stored_versions import versions_in
 
     folder: Path = options.run_dir
     if not begun(folder):
@@ -81,7 +81,7 @@ def table(versions: tuple[Version, ...]) -> str:
 
 
 def _exported(folder: Path, file: Path) -> str:
-    from device_runtime.aggregator.storage.model_versions import served_onnx
+    from device_runtime.aggregator.storage.stored_versions import served_onnx
 
     version, data = served_onnx(folder)
     try:
@@ -94,13 +94,13 @@ def _exported(folder: Path, file: Path) -> str:
 
 def _gone_back(folder: Path, to: int) -> str:
     """Done at once where no aggregator has the folder, and else asked of it."""
-    from device_runtime.aggregator.storage.model_versions import check_rollback
+    from device_runtime.aggregator.storage.stored_versions import check_rollback
 
     check_rollback(folder, to)
     try:
         _go_back(folder, to)
     except RunInUse:
-        wishes.ask(folder, to)
+        rollback_request.ask(folder, to)
         return f"asked the aggregator that runs in {folder} to go back to the model of round {to}"
     return f"{folder} serves the model of round {to}; the next round goes on from it"
 

@@ -14,10 +14,11 @@ from tabulate import tabulate
 from device_runtime.models import networks
 from device_runtime.models.bundles.bundle import MANIFEST
 from device_runtime.models.bundles.inputs import LARGEST, InputSpec
-from device_runtime.models.bundles.manifest import LEVELS, PRECISIONS, TRAINING, TUNABLE_SETS, Source
+from device_runtime.models.bundles.manifest import TRAINING, Source
+from device_runtime.models.bundles.names import LEVELS, PRECISIONS, TUNABLE_SETS
 from device_runtime.models.data.reading import inputs
 from device_runtime.models.errors import ExportError, one_line
-from device_runtime.models.export.source import build, once, settings
+from device_runtime.models.export.network_factory import build, once, settings
 
 from .export_texts import TextReading, add_text_arguments, folder_settings, reading
 

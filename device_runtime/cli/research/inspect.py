@@ -8,7 +8,8 @@ from tabulate import tabulate
 
 from device_runtime.models.bundles.bundle import Bundle, find
 from device_runtime.models.bundles.inputs import TextInput
-from device_runtime.models.bundles.manifest import LEVELS, Manifest, Setting, Tunable
+from device_runtime.models.bundles.manifest import Manifest, Setting, Tunable
+from device_runtime.models.bundles.names import LEVELS
 
 
 class BundleFigures(msgspec.Struct, frozen=True):

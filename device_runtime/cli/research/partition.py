@@ -11,7 +11,7 @@ import numpy as np
 from tabulate import tabulate
 
 from device_runtime.cli.options import count, positive
-from device_runtime.models.export.source import settings
+from device_runtime.models.export.network_factory import settings
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
 from device_runtime.simulation import scenario

@@ -19,11 +19,11 @@ import msgspec
 from device_runtime.broker.wire.messages import ContributionMessage, Hello, PlanMessage
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.energy import Meter
-from device_runtime.client.personal.kept import PersonalWish
+from device_runtime.client.personal.wish import PersonalWish
 from device_runtime.client.policy.rules import ANYTHING, AllowList
 from device_runtime.client.settings import Settings
-from device_runtime.client.training.engine_guard import Pretence
-from device_runtime.models.bundles.manifest import EngineWish
+from device_runtime.client.training.emulation import Pretence
+from device_runtime.models.bundles.names import EngineWish
 from device_runtime.models.data import Place
 from device_runtime.profiles import DeviceProfile
 from device_runtime.strategies.terms.accountant import Limit

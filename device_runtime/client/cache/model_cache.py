@@ -26,7 +26,8 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, ModelError, TensorError
 from device_runtime.strategies.directions.replaying import replay
 
-from .base_route import BaseRoute, ReplayState, ReplayStates, steps_of, way
+from .base_route import BaseRoute, ReplayState, steps_of, way
+from .replay_state import ReplayStates
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from device_runtime.broker.wire.partial_blob import replace_file
 
 if TYPE_CHECKING:
     from device_runtime.broker.security.signing import Verifier
-    from device_runtime.broker.wire.compact_round import Pact
+    from device_runtime.broker.wire.session_mac import Pact
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +102,11 @@ class Trust:
         self._issued = Issued(key, folder if key else None)
         if key:
             from device_runtime.broker.security.signing import Verifier
-            from device_runtime.broker.wire import compact_round as pact
+            from device_runtime.broker.wire import session_mac
 
-            self._own, self._folder = draw(pact.KEY_BYTES), folder
+            self._own, self._folder = draw(session_mac.KEY_BYTES), folder
             self._verifier = Verifier(key)
-            self._pact, self.key = self._verifier.agree(self._own), pact.public(self._own)
+            self._pact, self.key = self._verifier.agree(self._own), session_mac.public(self._own)
 
     def next(self, topic: str, run: str, payload: bytes) -> small.Next:
         """The next round of this run that came on this topic. Raises MessageError as `offer`."""

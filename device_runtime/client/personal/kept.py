@@ -180,18 +180,3 @@ class PersonalModelStore:
             self._folder.mkdir(parents=True)
             sync_folder(self._device)
         replace_file(self._folder / name, data)
-
-
-# FROM wish: What a device's owner wants of a model of the device's own.
-
-
-@dataclass(frozen=True)
-class PersonalWish:
-    """`keep` the served model after each round; `held_out`: the share of samples that are not trained on but
-    judge it, None for the usual one (`data.Keep`); `head`: train a head of one's own, and use it where it is
-    better on those.
-    """
-
-    keep: bool = False
-    held_out: float | None = 0.0
-    head: bool = False

@@ -16,12 +16,14 @@ from device_runtime.broker.servers.dependent_process import end_when_alone
 from device_runtime.client import energy as meters
 from device_runtime.client.energy import Account
 from device_runtime.client.policy.privacy_budget import PrivacyGuard
-from device_runtime.client.training.engine_guard import Pretence, own_memory, rest, watcher
+from device_runtime.client.training.emulation import Pretence
+from device_runtime.client.training.engine_guard import own_memory, watcher
 from device_runtime.client.training.work import Assignment, Equipment, WorkOutcome, perform
 from device_runtime.models import data as local_data
 from device_runtime.models.bundles.bundle import Bundle, find
 from device_runtime.models.engines.available import EngineWish, engine_choice, open_model
 from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.engines.freed_memory import rest
 from device_runtime.profiles import Speed
 from device_runtime.strategies import registry
 from device_runtime.strategies.codecs import chain as codecs

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from device_runtime.client.energy import Meter, spent
-from device_runtime.client.training.engine_guard import Time
+from device_runtime.client.training.emulation import Time
 
 from .measure_one import MeasuredFigures, MeasureOrder
 

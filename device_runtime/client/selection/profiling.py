@@ -13,9 +13,12 @@ import psutil
 from numpy.typing import NDArray
 
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.training.engine_guard import Pretence, Watcher, rest
-from device_runtime.models.bundles.manifest import ARENA_FACTOR, TRAINING, EngineWish, Graph, Manifest
+from device_runtime.client.training.emulation import Pretence
+from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.models.bundles.manifest import ARENA_FACTOR, TRAINING, Graph, Manifest
+from device_runtime.models.bundles.names import EngineWish
 from device_runtime.models.engines.base import DeviceModel, Gradients, Inputs
+from device_runtime.models.engines.freed_memory import rest
 from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import DeviceProfile, Speed, host_profile, measure_speed

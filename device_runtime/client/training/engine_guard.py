@@ -5,21 +5,22 @@ Both hang on the same hook, `engines.base.Watch`: it is told before a session is
 
 from __future__ import annotations
 
-import gc
 import sys
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import psutil
 
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.models.bundles.manifest import RUN_BYTES, Graph
+from device_runtime.models.bundles.manifest import Graph
+from device_runtime.models.bundles.names import RUN_BYTES
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.freed_memory import give_back
-from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, shipped
+from device_runtime.models.engines.freed_memory import rest
+from device_runtime.profiles import DeviceProfile, Memory
 from device_runtime.profiles.cost import session_bytes
 from device_runtime.profiles.machine import room
+
+from .emulation import Pretence, Time
 
 ENGINE_BYTES = 30 * 2**20
 """What loading ONNX Runtime adds to the process (measured 19 to 28 MB)."""
@@ -216,53 +217,3 @@ def limit_bytes(pretence: Pretence | None, memory_bytes: int | None) -> int:
     if pretence is not None:
         return pretence.profile.memory.limit_bytes
     return room().usable + int(psutil.Process().memory_info().rss)
-
-
-# FROM emulation: Another device to be, and how it tells time and spends it.
-
-
-@dataclass(frozen=True)
-class Time:
-    """How time is told and spent, in seconds."""
-
-    clock: Callable[[], float] = time.perf_counter
-    sleep: Callable[[float], None] = time.sleep
-
-
-@dataclass(frozen=True)
-class Pretence:
-    """Another device to be: its profile, and how much slower still (a busy or hot board, a heavier task).
-
-    With a `time` of its own it is virtual, one of many in a simulation: what it does takes the time that the
-    profile says, whatever it takes here, and its memory is judged by prediction; its link is simulated too.
-    """
-
-    profile: DeviceProfile
-    slow: float = 1.0
-    time: Time | None = None
-
-    @classmethod
-    def of(cls, name: str, slow: float = 1.0, uplink: float | None = None) -> Pretence:
-        """A shipped profile by name, changed; `uplink` in bytes per second. Raises ProfileError."""
-        profile = shipped(name)
-        speed = replace(profile.speed, flops_per_s=profile.speed.flops_per_s / slow)
-        bandwidth = profile.bandwidth if uplink is None else Bandwidth(uplink, profile.bandwidth.down, "set")
-        return cls(replace(profile, speed=speed, bandwidth=bandwidth), slow)
-
-    def transfer(self, up: int = 0, down: int = 0) -> None:
-        """Sleep for as long as these bytes take on its link."""
-        if self.time is None:
-            link = self.profile.bandwidth
-            time.sleep(up / link.up + down / link.down)
-
-
-# FROM free_memory: Memory between two pieces of work.
-
-
-def rest() -> None:
-    """Give memory that was freed back to the system: between rounds a device should be small.
-
-    Only glibc keeps it otherwise (9 of 88 MB after measuring a small network).
-    """
-    gc.collect()
-    give_back()

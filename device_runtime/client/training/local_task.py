@@ -32,6 +32,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data import Place, Selection
 from device_runtime.models.engines.available import engine_choice, open_model
 from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.engines.freed_memory import rest
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import DeviceProfile, Workload
 from device_runtime.profiles.measure import load
@@ -45,7 +46,7 @@ from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.device_half import Contribution, LocalData, OutOfTime
 from device_runtime.strategies.training.workload import workload
 
-from .engine_guard import limit_bytes, own_memory, rest, watcher
+from .engine_guard import limit_bytes, own_memory, watcher
 from .work import Assignment, Equipment, Listener, WorkOutcome, perform
 
 # FROM samples: A device's samples for its task, and what follows from them: the work of a round, and whose

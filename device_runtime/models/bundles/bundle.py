@@ -19,7 +19,8 @@ from . import manifest as manifests
 from . import tensors
 from .archive import FolderFiles, is_plain, pack_files, read_zip, unpack_files
 from .inputs import File, TextInput
-from .manifest import LEVELS, ORT_TRAINING, PRECISIONS, TRAINING, Graph, Manifest
+from .manifest import ORT_TRAINING, TRAINING, Graph, Manifest
+from .names import LEVELS, PRECISIONS
 from .tensors import TensorSpec
 
 MANIFEST = "manifest.json"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .source import Place
+from .place import Place
 
 if TYPE_CHECKING:
     from .reading import Stamp, check_path, load, opened, raw, stamp

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .source import Place, RawSamples, Refused, SampleFormat, Unit, WantedSamples
+from .place import Place
+from .source import RawSamples, Refused, SampleFormat, Unit, WantedSamples
 
 DAMAGED = (
     OSError, ValueError, EOFError, TypeError, AttributeError, KeyError, ArithmeticError, MemoryError,

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 
 from .cells import label_column, text_column, text_of
+from .place import Place
 from .single import raw, unnamed
 from .source import (
     ONE_SAMPLE_BYTES,
     TOO_LARGE,
     Passing,
-    Place,
     RawSamples,
     Refused,
     SampleFormat,

@@ -11,7 +11,8 @@ import msgspec
 from device_runtime.models.errors import DataError
 
 from .cells import folded
-from .source import Place, Refused
+from .place import Place
+from .source import Refused
 
 if sys.version_info >= (3, 11):
     import tomllib

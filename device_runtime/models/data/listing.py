@@ -10,8 +10,9 @@ from pathlib import Path
 from . import database, labels, table
 from .arrays import NPZ
 from .database import DATABASE
+from .place import DATABASES, Place
 from .single import DECODERS, SINGLE
-from .source import DATABASES, Place, Refused, SampleFormat, Skip, SkippedTally, Unit, stamp_of
+from .source import Refused, SampleFormat, Skip, SkippedTally, Unit, stamp_of
 from .table import TABLE
 
 WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}

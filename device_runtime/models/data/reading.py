@@ -21,8 +21,9 @@ from . import arrays, single, table
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LocalData
+from .place import Place
 from .shelf import Selection, Shelf
-from .source import Place, Refused, Skip, WantedSamples, whole
+from .source import Refused, Skip, WantedSamples, whole
 
 log = logging.getLogger(__name__)
 

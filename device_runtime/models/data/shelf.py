@@ -19,9 +19,9 @@ from .bounded import bounded
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out
+from .place import Place
 from .source import (
     Passing,
-    Place,
     RawSamples,
     Refused,
     Skip,

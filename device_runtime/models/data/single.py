@@ -12,7 +12,8 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.text.texts import Texts
 
 from . import arrays, bmp, cells, netpbm, picture, png, sound
-from .source import Place, RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, whole
+from .place import Place
+from .source import RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, whole
 
 
 class Item(Protocol):

@@ -19,8 +19,9 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.errors import TensorError
 
 from .cells import FILES, LABELS, NONE, TEXTS, LabelColumn, folded, label_column, text_column, text_of
+from .place import Place
 from .single import DECODERS, ending_of
-from .source import Place, RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
+from .source import RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from importlib import metadata, util
 
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.manifest import AUTO as AUTO
-from device_runtime.models.bundles.manifest import ENGINES as ENGINES
-from device_runtime.models.bundles.manifest import NO_WISH
-from device_runtime.models.bundles.manifest import EngineWish as EngineWish
+from device_runtime.models.bundles.names import AUTO as AUTO
+from device_runtime.models.bundles.names import ENGINES as ENGINES
+from device_runtime.models.bundles.names import NO_WISH
+from device_runtime.models.bundles.names import EngineWish as EngineWish
 from device_runtime.models.errors import EngineError
 
 from .base import DeviceModel, EngineWatch

@@ -1,5 +1,6 @@
 """Memory that was freed goes back to the system, where the C library would keep it."""
 
+import gc
 import os
 
 
@@ -15,3 +16,12 @@ def give_back() -> bool:
         return False
     trim(0)
     return True
+
+
+def rest() -> None:
+    """Collects garbage and returns freed memory to the system: between rounds a device should be small.
+
+    Only glibc keeps it otherwise (9 of 88 MB after measuring a small network).
+    """
+    gc.collect()
+    give_back()

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.manifest import RUN_BYTES, Graph, Manifest
+from device_runtime.models.bundles.manifest import Graph, Manifest
+from device_runtime.models.bundles.names import RUN_BYTES
 from device_runtime.models.bundles.quantised import initialisers
 from device_runtime.models.bundles.tensors import Flat, Tensors
 from device_runtime.models.errors import BundleError, EngineError

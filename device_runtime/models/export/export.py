@@ -15,9 +15,7 @@ from device_runtime.models import networks
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.inputs import File, InputSpec, Shape
 from device_runtime.models.bundles.manifest import (
-    LEVELS,
     ORT_TRAINING,
-    PRECISIONS,
     TRAINING,
     Graph,
     Head,
@@ -25,6 +23,7 @@ from device_runtime.models.bundles.manifest import (
     Manifest,
     Source,
 )
+from device_runtime.models.bundles.names import LEVELS, PRECISIONS
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ExportError, one_line
 from device_runtime.models.export.graph_cost import measure_work

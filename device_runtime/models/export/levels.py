@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from device_runtime.models.bundles.manifest import LEVELS, Level
+from device_runtime.models.bundles.manifest import Level
+from device_runtime.models.bundles.names import LEVELS
 from device_runtime.models.errors import ExportError
 
 from .subject import stored_tensors

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from device_runtime.models import peft as torch_peft
-from device_runtime.models.bundles.manifest import LEVELS_OF, SCALE, TUNABLE_SETS, Parameter, Setting, Tunable
+from device_runtime.models.bundles.manifest import Parameter, Setting, Tunable
+from device_runtime.models.bundles.names import LEVELS_OF, SCALE, TUNABLE_SETS
 from device_runtime.models.errors import ExportError
 
 from .levels import ModuleLevels

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from device_runtime.client.selection.profiling import BATCH, drawn, runnable
-from device_runtime.client.training.engine_guard import Pretence, Time
+from device_runtime.client.training.emulation import Pretence, Time
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import open_model
 

@@ -13,7 +13,7 @@ import numpy as np
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.client.agent import Agent
 from device_runtime.client.settings import Settings
-from device_runtime.client.training.engine_guard import Pretence, Time
+from device_runtime.client.training.emulation import Pretence, Time
 from device_runtime.profiles import DeviceProfile
 from device_runtime.simulation.clock.director import Agenda
 

@@ -22,8 +22,7 @@ from device_runtime.aggregator.rounds.given_rounds import FILE, GivenRound
 from device_runtime.aggregator.rounds.machine import step
 from device_runtime.aggregator.rounds.run import SERVED
 from device_runtime.aggregator.rounds.state import Rules, Saved, State
-from device_runtime.aggregator.storage import bases
-from device_runtime.aggregator.storage import model_versions as wishes
+from device_runtime.aggregator.storage import bases, rollback_request
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.views.listener import RoundClosed
 
@@ -169,7 +168,7 @@ def test_a_site_does_not_go_back_by_itself(site, update_of, capsys):
     before = (site.folder / SERVED).read_bytes()
     assert cli.main(["models", str(site.folder), "--rollback", "1"]) == 2
     assert "what its rounds begin with comes from the aggregator above" in capsys.readouterr().err
-    wishes.ask(site.folder, 1)
+    rollback_request.ask(site.folder, 1)
     site.wait(0.1)
     assert (site.folder / SERVED).read_bytes() == before
     assert site.store.history.rollbacks() == ()

@@ -10,9 +10,8 @@ from device_runtime.aggregator.serving.enrolled import Enrolled, devices
 from device_runtime.broker.security.register import RegisteredDevice
 from device_runtime.broker.security.signing import DeviceSigner, Signer
 from device_runtime.broker.servers.broker_folder import DEVICES, SITE, BrokerFolder, BrokerSite
-from device_runtime.broker.wire import compact_round as pact
 from device_runtime.broker.wire import compact_round as small
-from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire import messages, session_mac, topics
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import Hello, Receipt
 from device_runtime.client.connection.trust import Trust
@@ -117,7 +116,7 @@ def test_a_forged_hello_puts_no_key_of_the_broker_in_place_of_the_device_s(serve
     b = served
     for name in "ab":
         signed(b, name, "contribution", b.contribution(KIND, scalars()))
-    own = pact.public(bytes(range(1, 33)))
+    own = session_mac.public(bytes(range(1, 33)))
     b.say("a", "hello", msgspec.structs.replace(hello_of(b, "a"), key=own))
     sent = len(b.link.sent)
     for name in "ab":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from device_runtime.aggregator.serving import process as notify
-from device_runtime.aggregator.storage import model_versions as wishes
+from device_runtime.aggregator.storage import rollback_request
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 BEAT_S = 0.5
@@ -73,7 +73,7 @@ def serving(tmp_path, systemd):
 @contextmanager
 def stuck(run):
     """The loop waits for what it is asked to do: a pipe that nobody writes into."""
-    wish = run / wishes.FILE
+    wish = run / rollback_request.FILE
     os.mkfifo(wish)
     try:
         yield

@@ -18,10 +18,10 @@ from device_runtime.client.backend.rpc import (
     WorkerGone,
     WorkTerms,
 )
-from device_runtime.client.personal.kept import PersonalWish
+from device_runtime.client.personal.wish import PersonalWish
 from device_runtime.client.settings import Settings
-from device_runtime.client.training.engine_guard import Pretence
-from device_runtime.models.bundles.manifest import EngineWish
+from device_runtime.client.training.emulation import Pretence
+from device_runtime.models.bundles.names import EngineWish
 from device_runtime.models.data import Place
 from device_runtime.strategies.terms.accountant import Limit
 

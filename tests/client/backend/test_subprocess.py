@@ -405,7 +405,8 @@ place.prepare(current)
 made = []
 def decided(offer, plan, room):
     print(plan.kind, place._child.process.pid, flush=True)
-ears = BackendListener(lambda _: None, lambda: None, hours.lost, decided, made.append, lambda _: False, lambda _: ())
+quiet = (lambda _: None, lambda: None, hours.lost)
+ears = BackendListener(*quiet, decided, made.append, lambda _: False, lambda _: ())
 assert place.work(current, ears)
 place.close()
 print(made[0].message.kind, [name for name in ("numpy", "onnxruntime", "safetensors") if name in sys.modules])

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire.messages import Base
-from device_runtime.client.cache.base_route import ReplayState, ReplayStates
+from device_runtime.client.cache.base_route import ReplayState
+from device_runtime.client.cache.replay_state import ReplayStates
 
 LINE, OTHER = b"8 bytes.", b"others.."
 WEIGHTS = {"w": np.arange(3, dtype=np.float32)}

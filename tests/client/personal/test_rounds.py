@@ -10,7 +10,8 @@ from device_runtime.client.agent import Agent
 from device_runtime.client.duty import FINAL_S
 from device_runtime.client.errors import WorkDied
 from device_runtime.client.personal.after_round import judged
-from device_runtime.client.personal.kept import PersonalModelStore, PersonalWish
+from device_runtime.client.personal.kept import PersonalModelStore
+from device_runtime.client.personal.wish import PersonalWish
 from device_runtime.client.settings import Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.data import Place

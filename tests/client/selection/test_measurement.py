@@ -20,7 +20,7 @@ from device_runtime.client.selection.measurement import (
     lines,
     row,
 )
-from device_runtime.client.training.engine_guard import Time
+from device_runtime.client.training.emulation import Time
 from device_runtime.models.engines.available import EngineWish
 from device_runtime.profiles import Speed
 

@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.selection.profiling import clocks, completed, measure, ready
-from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.client.training.emulation import Pretence
 from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.models.engines.available import EngineWish, open_model
 from device_runtime.profiles import Speed

@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.training.engine_guard import (
-    Pretence,
-    Time,
-    Watcher,
-    limit_bytes,
-    own_memory,
-    run_bytes,
-    watcher,
-)
+from device_runtime.client.training.emulation import Pretence, Time
+from device_runtime.client.training.engine_guard import Watcher, limit_bytes, own_memory, run_bytes, watcher
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.profiles import Memory, ProfileError, Speed, shipped
 from device_runtime.profiles.cost import session_bytes

@@ -11,7 +11,8 @@ from device_runtime.client.energy import Account, Energy, MeterInfo, MeterReadin
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard
 from device_runtime.client.selection.choose import MAIN, Candidate, Plan
-from device_runtime.client.training.engine_guard import Pretence, Time, Watcher
+from device_runtime.client.training.emulation import Pretence, Time
+from device_runtime.client.training.engine_guard import Watcher
 from device_runtime.client.training.work import (
     Assignment,
     Equipment,

@@ -3,7 +3,8 @@ import pytest
 from msgspec.structs import replace
 
 from device_runtime.models.bundles import manifest as manifests
-from device_runtime.models.bundles.manifest import RUN_BYTES, Graph
+from device_runtime.models.bundles.manifest import Graph
+from device_runtime.models.bundles.names import RUN_BYTES
 from device_runtime.models.errors import BundleError
 
 

@@ -14,7 +14,7 @@ from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
 from device_runtime.cli import main
 from device_runtime.cli.research import demo as command
-from device_runtime.client.training.engine_guard import Time
+from device_runtime.client.training.emulation import Time
 from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.simulation import digits
 from device_runtime.simulation.demo import calibration, plot, processes, worth

@@ -43,7 +43,8 @@ from device_runtime.strategies.full import Full
 bundle = Bundle.open(sys.argv[1])
 executor = Processes(World(bundle, Clients.open(Path(sys.argv[2]))), 2)
 print(*executor.pids, flush=True)
-results = executor.run({"1": bundle.weights()}, [TrainingJob(0, "pi-0", Full(epochs=int(sys.argv[3])), 7, "1")] * 2)
+job = TrainingJob(0, "pi-0", Full(epochs=int(sys.argv[3])), 7, "1")
+results = executor.run({"1": bundle.weights()}, [job] * 2)
 next(results)
 """
 

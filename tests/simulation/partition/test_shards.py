@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_runtime.simulation.errors import DataSetError
-from device_runtime.simulation.partition import classes, methods
+from device_runtime.simulation.partition import classes, shards
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def labels():
 
 def test_two_shards_are_two_classes_where_shards_divide_them(labels):
     # 600 samples in 30 * 2 shards of 10: six shards are one class
-    parts = methods(labels, 30, 2, np.random.default_rng(1))
+    parts = shards(labels, 30, 2, np.random.default_rng(1))
     assert [len(part) for part in parts] == [20] * 30
     assert sorted(np.concatenate(parts).tolist()) == list(range(600))
     assert max(len(np.unique(labels[part])) for part in parts) == 2
@@ -22,7 +22,7 @@ def test_two_shards_are_two_classes_where_shards_divide_them(labels):
 
 def test_the_remainder_of_shards_is_drawn_from_all_classes(labels):
     # 7 * 3 shards of 28 samples leave 12
-    parts = methods(labels, 7, 3, np.random.default_rng(1))
+    parts = shards(labels, 7, 3, np.random.default_rng(1))
     used = np.concatenate(parts)
     assert (len(used), len(np.unique(used))) == (588, 588)
     assert len(np.unique(np.delete(labels, used))) > 3
@@ -56,4 +56,4 @@ def test_what_does_not_suffice_is_said():
     with pytest.raises(DataSetError, match="classes_per_client is 3, the training data has 2 classes"):
         classes(y, 3, 3, np.random.default_rng(0))
     with pytest.raises(DataSetError, match="27 devices of 2 shards need as many samples, the data has 52"):
-        methods(y, 27, 2, np.random.default_rng(0))
+        shards(y, 27, 2, np.random.default_rng(0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.client.training.emulation import Pretence
 from device_runtime.simulation import digits
 from device_runtime.simulation.demo.fleet import FLEET, MIXED, SLOW
 from device_runtime.simulation.wire.run import WireCourse, WireMember, run_on_wire

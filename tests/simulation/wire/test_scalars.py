@@ -8,7 +8,7 @@ import pytest
 
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.client.cache.model_cache import ModelCache
-from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.client.training.emulation import Pretence
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.simulation.wire.host import Host

@@ -8,7 +8,7 @@ import pytest
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.known_systems import SYSTEMS
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.client.training.engine_guard import Pretence
+from device_runtime.client.training.emulation import Pretence
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.wire.run import WireCourse, WireMember, run_on_wire
 

@@ -6,11 +6,10 @@ import msgspec
 import numpy as np
 
 from device_runtime.broker.security.signing import DeviceSigner, Signer
-from device_runtime.broker.wire import compact_round as pact
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages as wire
+from device_runtime.broker.wire import session_mac, topics
 from device_runtime.broker.wire import step_log as steps
-from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.compact_round import Next
 from device_runtime.broker.wire.messages import (
     Base,
@@ -78,7 +77,7 @@ def plain(payload: bytes, topic: str = TOPIC, retained: bool = False, task: str 
 def said(number: int, by: Signer = SIGNER, own: bytes = OWN, topic: str = MINE, run: str = "r") -> bytes:
     """A next round with the word for who draws such a key."""
     payload = after(number)
-    return small.with_word(payload, by.agree(pact.public(own)).word(topic, run, payload))
+    return small.with_word(payload, by.agree(session_mac.public(own)).word(topic, run, payload))
 
 
 def sealed(made: Offer, topic: str = TASK, by: Signer = SIGNER, issued: int = 7) -> bytes:
@@ -247,7 +246,7 @@ SENT = {
 
 def says() -> dict[str, Any]:
     """What a device with a key of its own says, and what is said to it alone."""
-    signer, agreed = DeviceSigner(SECRET), SIGNER.agree(pact.public(OWN))
+    signer, agreed = DeviceSigner(SECRET), SIGNER.agree(session_mac.public(OWN))
     hello = encode(wire.Hello(boot=7, num_examples=1, profile="p", memory_bytes=1, engine="e"))
     receipt = encode(Receipt(boot=7, seq=2, round=3, status="accepted"))
     short = b"\x04\x03rest"

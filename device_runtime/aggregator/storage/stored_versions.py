@@ -1,0 +1,51 @@
+"""Reads a run's served models from outside the aggregator, which may be running."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from device_runtime.aggregator.errors import RollbackError, RunFolderError
+from device_runtime.aggregator.rounds import given_rounds as outside
+from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.models.bundles import tensors
+from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.engines import onnx_whole
+
+from .model_versions import ModelVersions, Version
+from .run_files import SHA_BYTES
+from .store import Store
+
+
+def versions_in(folder: Path, database: str = "") -> tuple[Version, ...]:
+    """In the order of their rounds; `database` as in Ports. Raises RunFolderError, DatabaseError."""
+    with closing(Store(folder, True, database)) as store:
+        return ModelVersions(store, 0).versions()
+
+
+def check_rollback(folder: Path, to: int, database: str = "") -> None:
+    """Raises RollbackError where the run cannot go back to the model of round `to`, and as versions_in."""
+    if (folder / outside.FILE).exists():
+        raise RollbackError(outside.ITS_ROUNDS)
+    kept = [version.round for version in versions_in(folder, database) if version.kept]
+    if to not in kept:
+        there = ", ".join(map(str, kept)) or "none"
+        raise RollbackError(f"no model of round {to} is kept in {folder}; those that are: {there}")
+
+
+def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
+    """The served version, and its model as one ONNX file with the weights inside. Needs only the run folder.
+
+    Raises RunFolderError where nothing is served yet, ModelError, BlobError, and as versions_in.
+    """
+    with closing(Store(folder, True, database)) as store:
+        identity = store.identity()
+        version = next((one for one in ModelVersions(store, 0).versions() if one.served), None)
+        if identity is None or version is None:
+            raise RunFolderError(f"{folder} serves no model yet: its first round is not closed")
+        bundle = Bundle.open(store.models.path(identity.bundles[:SHA_BYTES]))
+        weights = tensors.decode(store.models.get(store.served(version.round)))
+        metadata = {"task": tasks.decode(identity.task).name, "round": str(version.round)}
+        return version, onnx_whole.whole(
+            bundle, weights, {**onnx_whole.described(bundle.manifest), **metadata}
+        )

@@ -1,0 +1,69 @@
+"""Where a device's samples are, as `--data` names it; without numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from device_runtime.models.errors import DataError
+
+SQLITE = "sqlite:"
+
+
+DATABASES = (".db", ".sqlite", ".sqlite3")
+
+
+SHAPES = "a folder of class folders, a .npz or .csv file, a folder of those, or sqlite:FILE?QUERY"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or a folder. `query` is for a SQLite file; `labels` is a label map (see `labels.LabelMap`).
+
+    `label_column`: name or number (from 0) of the column of a table that has the labels; empty: see
+    `columns.label_column`. `text_column`: of texts; empty: by its name, else the only other one.
+    `task_labels`: names that stand for a label of the task, folded; empty where no task is known.
+    """
+
+    path: Path
+    query: str = ""
+    labels: Path | None = None
+    label_column: str = ""
+    text_column: str = ""
+    task_labels: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, given: Place | Path | str) -> Place:
+        """`sqlite:FILE?SELECT ..`, or a path. Raises DataError for a database without a query."""
+        if isinstance(given, Place):
+            return given
+        text = str(given)
+        folder, scheme, rest = text.partition(SQLITE)
+        if scheme and folder[-1:] in ("", "/"):  # a path that was made absolute has its folder before it
+            file, _, query = rest.partition("?")
+            if not file or not query.strip():
+                raise DataError(f"{text}: expected sqlite:FILE?QUERY, a query that gives columns and a label")
+            return cls(Path(folder) / file, query.strip())
+        path = Path(given)
+        if path.suffix.lower() in DATABASES:
+            raise DataError(
+                f"{path} is a database: give sqlite:{path}?QUERY, a query that gives columns and a label"
+            )
+        return cls(path)
+
+    def check(self) -> Place:
+        """The same, if there is anything: known before the task is. Raises DataError."""
+        try:
+            there = self.path.exists()
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror}") from None
+        if not there:
+            raise DataError(f"no data at {self.path}: give {SHAPES}")
+        return self
+
+    def absolute(self) -> Place:
+        """The same, named from the root."""
+        return replace(self, path=self.path.absolute(), labels=self.labels and self.labels.absolute())
+
+    def __str__(self) -> str:
+        return str(self.path)
