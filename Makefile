@@ -9,10 +9,11 @@ WORKERS ?= 4
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint slow web clean
+.PHONY: help demo check test lint slow web clean
 
 help:
 	@echo "make demo   eight device processes, a real MQTT broker, real handwritten digits: about two minutes"
+	@echo "make check  lint, types, layers and the tests that need no torch, process, broker, browser or database"
 	@echo "make test   lint, types, layers and all tests but the slow ones, $(WORKERS) at a time (WORKERS=0: one by one)"
 	@echo "make web    the libraries of the page by which browsers join, from npm (Node.js 20 or newer)"
 	@echo "make slow   the slow tests: many repeats, real data of ../shared/data where it is there"
@@ -49,6 +50,10 @@ web: web/vendor/.whole
 demo: $(VENV)/.demo
 	@echo "== running the demo"
 	@$(BIN)/device-runtime demo $(DEMO)
+
+check: lint
+	@echo "== running the quick tests"
+	@$(BIN)/python -m pytest -m "not slow" --quick -n auto --dist loadfile
 
 test: lint web
 	@echo "== running the tests"

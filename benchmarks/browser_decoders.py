@@ -19,7 +19,7 @@ from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
-    ContributionMessage,
+    Contribution,
     FromDevice,
     Kind,
     Message,
@@ -102,8 +102,8 @@ def message_pairs() -> Iterator[Pair]:
     sound = {one.name: one.sound for one in targets()}
     sound |= {"Offer": (messages.encode(offer()),), "Signed": (messages.encode(_signed()),)}
     sound["FromDevice"] = (messages.encode(FromDevice(signature=bytes(64), message=b"a hello")),)
-    plain = (messages.DeviceState, messages.Hello, messages.PlanMessage, messages.Receipt, messages.Get)
-    for kind in (*plain, FromDevice, Offer, Signed, ContributionMessage):
+    plain = (messages.State, messages.Hello, messages.Plan, messages.Receipt, messages.Get)
+    for kind in (*plain, FromDevice, Offer, Signed, Contribution):
         name = kind.__name__
 
         def read(data: bytes, kind: type[Message] = kind) -> Any:
@@ -140,13 +140,11 @@ def _signed() -> Signed:
     return Signed(issued=1_700_000_000, signature=bytes(64), offer=said, successions=(change,))
 
 
-def contribution() -> ContributionMessage:
+def contribution() -> Contribution:
     body = tensors.encode({"g": np.array([0.5, -0.25], np.float32)})
     metrics = Metrics(0.5, 1500, 2000, 1024)
     who = {"task": "t", "run": "r", "round": 3}
-    return ContributionMessage(
-        **who, boot=1, seq=2, kind="zeroth-order", num_examples=9, metrics=metrics, body=body
-    )
+    return Contribution(**who, boot=1, seq=2, kind="zeroth-order", num_examples=9, metrics=metrics, body=body)
 
 
 def _told(read: tuple[Step, ...]) -> Any:
@@ -241,7 +239,7 @@ def pairs() -> list[Pair]:
         Pair("next round", (after, led), _next, same_message(Offer),
              before=("Offer", messages.encode(offer()))),
         Pair("short contribution", (short,), lambda data: small.long_of(data, contribution()),
-             same_message(ContributionMessage), before=("Contribution", messages.encode(contribution()))),
+             same_message(Contribution), before=("Contribution", messages.encode(contribution()))),
         Pair("settings", kinds, _settings, as_json, (messages.MessageError, KindError), "msgpack"),
         Pair("npz", (npz(np.savez), npz(np.savez_compressed)), share=0.3),
     ]  # fmt: skip

@@ -22,7 +22,7 @@ from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.scenario import load
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 LAST = 5
 """Rounds whose recalls are averaged."""
@@ -46,7 +46,7 @@ class Rounds:
     def asked(self, ask: Ask) -> None:
         pass
 
-    def trained(self, job: TrainingJob, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         pass
 
     def closed(self, line: RoundLine) -> None:

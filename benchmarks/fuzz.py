@@ -37,14 +37,14 @@ from device_runtime.broker.errors import BrokerError, UrlError
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.messages import (
     Blob,
-    ContributionMessage,
-    DeviceState,
+    Contribution,
     Get,
     Hello,
     Message,
     Metrics,
-    PlanMessage,
+    Plan,
     Receipt,
+    State,
 )
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import archive, manifest, tensors
@@ -99,15 +99,13 @@ def targets() -> list[Target]:
     update = tensors.encode(
         {"g": np.array([0.5, -0.25], np.float32), "head.weight": np.ones((10, 64), np.float32)}
     )
-    contribution = ContributionMessage(
+    contribution = Contribution(
         **who, boot=1, seq=2, kind="full", num_examples=9, metrics=metrics, body=update
     )
     sound: list[Message] = [
-        DeviceState(boot=7, online=True),
+        State(boot=7, online=True),
         Hello(boot=7, num_examples=20, profile="pi", memory_bytes=2**30, engine="onnx"),
-        PlanMessage(
-            task="t", round=3, kind="full", seconds=1.5, memory_bytes=1, energy_j=2.0, reasons=("a", "b")
-        ),
+        Plan(task="t", round=3, kind="full", seconds=1.5, memory_bytes=1, energy_j=2.0, reasons=("a", "b")),
         contribution,
         Receipt(boot=7, seq=2, round=3, status="refused", reason="no"),
         Get(blob=blob, blocks=(0, 1, 2)),

@@ -38,13 +38,13 @@ from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.link_events import Event, Received, Will
 from device_runtime.broker.wire.messages import (
     INLINE_LIMIT,
-    ContributionMessage,
-    DeviceState,
+    Contribution,
     Get,
     Hello,
     Metrics,
     Offer,
     Receipt,
+    State,
     offer_in,
 )
 from device_runtime.broker.wire.transfer import answer
@@ -65,8 +65,8 @@ class Device:
     def __init__(self, number: int, url: BrokerUrl, heard: queue.SimpleQueue[Told]) -> None:
         self.name, self._heard = f"page-{number}", heard
         self.round = self.counted = 0
-        gone = messages.encode(DeviceState(boot=1, online=False))
-        here = messages.encode(DeviceState(boot=1, online=True))
+        gone = messages.encode(State(boot=1, online=False))
+        here = messages.encode(State(boot=1, online=True))
         state = topics.up(self.name, "state")
         options = LinkOptions(
             Will(state, gone, True),
@@ -153,7 +153,7 @@ class Rounds:
         where = self.small or {"blob": self.large[device.name]}
         device.say(
             "contribution",
-            ContributionMessage(
+            Contribution(
                 task=offer.task,
                 run=offer.run,
                 round=offer.round,

@@ -39,7 +39,7 @@ from tabulate import tabulate
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import BrokerOptions
-from device_runtime.broker.wire.messages import ContributionMessage, decode
+from device_runtime.broker.wire.messages import Contribution, decode
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.simulation import digits
 
@@ -222,7 +222,7 @@ class Soak:
         for device in self.devices:
             for path in (self.folder / device.name / "outbox").glob("*.msg"):
                 with suppress(FileNotFoundError):  # it has its receipt just now
-                    found.append((device.name, decode(path.read_bytes(), ContributionMessage).round))
+                    found.append((device.name, decode(path.read_bytes(), Contribution).round))
         return [(name, number) for name, number in found if number <= until]
 
     def audit(self) -> list[str]:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -42,6 +43,25 @@ if threading.current_thread() is threading.main_thread():
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
+
+
+HEAVY = re.compile(
+    r"\b(torch|subprocess|Popen|brokers?|mosquitto|amqtt|postgres|chromium|node|ray|main\()", re.IGNORECASE
+)
+"""What the text of a test file names that `make check` leaves out."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="only files that name no torch, process, broker, browser or database",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    quick = config.getoption("--quick") and collection_path.name.startswith("test_")
+    return True if quick and HEAVY.search(collection_path.read_text()) else None
 
 
 @dataclass

@@ -17,7 +17,7 @@ from device_runtime.broker.servers.broker_folder import AGGREGATOR_KEY
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
-from device_runtime.broker.wire.messages import Base, ContributionMessage, Offer, Receipt, decode, encode
+from device_runtime.broker.wire.messages import Base, Contribution, Offer, Receipt, decode, encode
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies import registry
@@ -111,6 +111,7 @@ def test_an_aggregator_killed_in_a_round_goes_on_with_what_it_had_acknowledged(
         assert sum(device == name for _, device in counted) >= count
 
 
+@pytest.mark.slow
 def test_bad_data_ends_the_device_in_one_line_and_the_others_go_on(serve, join, lines, tmp_path):
     wrong = tmp_path / "wrong.npz"
     np.savez(wrong, x=np.zeros((3, 8, 8)), y=np.array([1, 2, 99]))
@@ -215,7 +216,7 @@ class ScriptedAggregator:
                     leaf = topics.block(get.blob.sha, index)
                     self.link.publish(topics.down(address.device, leaf), data)
             elif address.leaf == "contribution":
-                return decode(event.payload, ContributionMessage)
+                return decode(event.payload, Contribution)
         pytest.fail("no contribution came")
 
     def receipt(self, device, message, status="accepted"):
@@ -297,6 +298,7 @@ def signing_keys(folder):
     return [(folder / "runs" / task / AGGREGATOR_KEY).read_text() for task in ("digits", "letters")]
 
 
+@pytest.mark.slow
 def test_each_device_is_in_its_task_and_goes_on_to_the_next_when_it_may(
     join, serve_two, devices_by_round, tmp_path
 ):
@@ -319,6 +321,7 @@ def test_each_device_is_in_its_task_and_goes_on_to_the_next_when_it_may(
     assert "letters: round 4 of 4" in said
 
 
+@pytest.mark.slow
 def test_all_tasks_go_on_after_a_kill(join, eventually, digits_in, serve_two, devices_by_round, tmp_path):
     data = digits_in(tmp_path / "shared.npz")
     with (
@@ -361,6 +364,7 @@ def test_the_run_of_one_task_is_not_begun_anew_when_another_comes_to_it(serve_tw
     )
 
 
+@pytest.mark.slow
 def test_a_round_that_waits_for_the_fast_closes_while_a_slow_device_is_at_work_whose_update_counts_later(
     serve, join, lines, tmp_path
 ):

@@ -145,6 +145,7 @@ def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_
         broker.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_devices_over_web_sockets_and_one_over_tcp_go_on_where_mosquitto_was_killed(
     build, command, eventually, tmp_path
 ):
@@ -174,6 +175,7 @@ def test_devices_over_web_sockets_and_one_over_tcp_go_on_where_mosquitto_was_kil
     assert counted == Counter((number, name) for number in range(1, rounds + 1) for name in names)
 
 
+@pytest.mark.slow
 def test_an_aggregator_with_another_key_gets_no_update(build, eventually):
     house = build()
     with house.mosquitto():

@@ -109,6 +109,7 @@ def test_a_device_is_paused_by_a_signal_or_a_command_stays_connected_and_goes_on
     assert [line["round"] for line in counted(tmp_path)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_second_process_of_the_same_device_is_refused(broker, tmp_path):
     with join(broker, tmp_path) as first:
         eventually(lambda: guest.process(tmp_path / "pi") == first.pid)
@@ -133,6 +134,7 @@ def test_leaving_stops_the_device_and_leaves_nothing_of_it(broker, tmp_path):
     assert (tmp_path / "samples.npz").exists()
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_receipt_is_not_lost_by_leaving_unless_forced(broker, tmp_path):
     with join(broker, tmp_path, *SLOW) as device:
         while not leaving.waiting(tmp_path / "pi"):

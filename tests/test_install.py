@@ -191,6 +191,7 @@ def test_a_device_install_suggests_the_command_that_was_meant(bare, installed):
     assert "did you mean serve?" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, extra, code",
     [

@@ -75,6 +75,7 @@ def undisturbed(join, serve, exported, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "bundle", "family"), [("fedkad", "taught", ("small",)), ("heterofl", "taught", ("half",))]
 )
@@ -84,6 +85,7 @@ def test_a_family_of_models_is_learnt_by_processes(undisturbed, tmp_path, system
     assert all(np.isfinite(value).all() for value in weights.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["fedncm+ft+fedadam", "moon"])
 def test_what_kinds_and_optimisers_keep_survives_kill_9_on_both_sides(
     undisturbed, join, serve, exported, eventually, tmp_path, system

@@ -18,7 +18,7 @@ from device_runtime.simulation.executors.choice import ExecutorWish
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from . import exporting
 from .exporting import BundleSamples
@@ -79,7 +79,7 @@ class Telling:
     def asked(self, ask: Ask) -> None:
         """Not told."""
 
-    def trained(self, job: TrainingJob, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         """Not told."""
 
     def closed(self, line: RoundLine) -> None:

@@ -13,7 +13,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.kind import StrategyDefaults
 from device_runtime.strategies.merging.aggregator_half import Effect, RoundModel
 from device_runtime.strategies.merging.tensor_mean import TensorMean
-from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
+from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import upload_bytes
 
 
@@ -31,10 +31,10 @@ class Echo(StrategyDefaults):
         work = Work(passes=(), peak_bytes=2 * workload.weights_bytes, bytes_up=sent, bytes_down=sent)
         return predict(profile, work, self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         weights = model.weights
         tensors = {name: weights[name] for name in model.manifest.names("all")}
-        return Contribution(self.name, tensors, 1, float("nan"))
+        return TrainedUpdate(self.name, tensors, 1, float("nan"))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return manifest.specs("all")
@@ -42,7 +42,7 @@ class Echo(StrategyDefaults):
     def start(self, model: RoundModel) -> TensorMean:
         return TensorMean()
 
-    def fold(self, state: TensorMean, contribution: Contribution, weight: float) -> TensorMean:
+    def fold(self, state: TensorMean, contribution: TrainedUpdate, weight: float) -> TensorMean:
         return state.add(contribution.tensors, weight)
 
     def finish(self, state: TensorMean, model: RoundModel) -> Effect:

@@ -35,7 +35,7 @@ from device_runtime.simulation.executors.job import World
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.run import Prepared, simulate
 from device_runtime.simulation.scenario import Scenario
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 LABELS = tuple(str(label) for label in range(10))
 FLEET = {"name": "alike", "groups": {"user": {"profile": "pi-5", "share": 1.0}}}
@@ -52,7 +52,7 @@ class Marks:
         if ask.fate not in ("counted", "unheard"):
             raise SystemExit(f"{ask.device} in round {ask.round}: {ask.fate}, {ask.why}")
 
-    def trained(self, job: Training, made: Contribution) -> None:
+    def trained(self, job: Training, made: TrainedUpdate) -> None:
         if (job.name, job.seed) != (user_name(job.device), round_seed(job.round - 1)):
             raise SystemExit(f"device {job.device} is {job.name} with seed {job.seed}: not as in work.py")
 

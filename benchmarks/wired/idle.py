@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 
 from device_runtime.broker.wire import messages, topics
-from device_runtime.broker.wire.messages import DeviceState
+from device_runtime.broker.wire.messages import State
 from device_runtime.models.bundles import tensors
 
 from .load import Answers, Row, broker, connected, contribution, opened, serving, up
@@ -32,7 +32,7 @@ def idle(options: argparse.Namespace) -> list[Row]:
             mosquitto = psutil.Process(running.pid)
             before = (mosquitto.memory_info().rss, process.memory_info().rss)
             started, first = time.perf_counter(), len(fleet.connections)
-            state = messages.encode(DeviceState(boot=1, online=True))
+            state = messages.encode(State(boot=1, online=True))
             for number in range(count):
                 device = f"idle-{number}"
                 connection = fleet.add(device, topics.down(device, "#"))

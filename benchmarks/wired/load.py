@@ -18,7 +18,7 @@ from benchmarks.bare_mqtt import Connection, Fleet, publish
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.wire import messages, topics
-from device_runtime.broker.wire.messages import ContributionMessage, Get, Hello, Metrics, Offer, Receipt
+from device_runtime.broker.wire.messages import Contribution, Get, Hello, Metrics, Offer, Receipt
 from device_runtime.broker.wire.url import BrokerUrl
 
 MB = 1_000_000
@@ -152,7 +152,7 @@ def contribution(offer: Offer, kind: str, body: bytes, **changes: object) -> byt
         "kind": kind,
         "num_examples": 9,
     }
-    return messages.encode(ContributionMessage(**fields, metrics=METRICS, **where, **changes))  # type: ignore[arg-type]
+    return messages.encode(Contribution(**fields, metrics=METRICS, **where, **changes))  # type: ignore[arg-type]
 
 
 def stream(

@@ -26,7 +26,7 @@ from device_runtime.simulation.learning import RoundEvaluator
 from device_runtime.simulation.run import Prepared, prepare
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.training.device_half import Contribution, Late
+from device_runtime.strategies.training.device_half import Late, TrainedUpdate
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from .heads import Heads
@@ -70,7 +70,7 @@ class Learning:
             late = Late(number - 1, course.task.round_seed(number - 1), course.task.late_share(1))
             for made in self._made(number - 1, range(LATE)):
                 folding.add(
-                    Contribution(made.kind, made.tensors, made.num_examples, 0.0, late=late),
+                    TrainedUpdate(made.kind, made.tensors, made.num_examples, 0.0, late=late),
                     made.num_examples,
                 )
         for made in self._made(number, range(behind, DEVICES)):
@@ -81,12 +81,12 @@ class Learning:
         manifest, seed = self._prepared.world.bundle.manifest, self._course.task.round_seed(number)
         return RoundModel(manifest, self.weights[number - 1], number, seed)
 
-    def _made(self, number: int, devices: Sequence[int]) -> list[Contribution]:
+    def _made(self, number: int, devices: Sequence[int]) -> list[TrainedUpdate]:
         """What these devices send of a round."""
         key, seed = base_key(number), self._course.task.round_seed(number)
         jobs = [TrainingJob(one, f"device-{one}", self._course.kind, seed, key) for one in devices]
         made = self._heads.run({key: self.weights[number - 1]}, jobs)
-        return [one for one in made if isinstance(one, Contribution)]
+        return [one for one in made if isinstance(one, TrainedUpdate)]
 
 
 def accuracy(prepared: Prepared, course: Course) -> float:

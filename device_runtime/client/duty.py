@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from device_runtime.broker.errors import BlobError, NoRoom
-from device_runtime.broker.wire.messages import Blob, Get, Offer, PlanMessage, Receipt
+from device_runtime.broker.wire.messages import Blob, Get, Offer, Plan, Receipt
 from device_runtime.client.energy import Meter, resting
 from device_runtime.client.errors import RoundOver, WorkStopped
 from device_runtime.models.engines.freed_memory import rest
@@ -274,7 +274,7 @@ class Duty:
         """Whether this round was worked on already, in this life or an earlier one."""
         return (offer.run, offer.round) == self._answered or self.outbox.answered(offer.run, offer.round)
 
-    def _decided(self, offer: Offer, plan: PlanMessage, room_bytes: float) -> None:
+    def _decided(self, offer: Offer, plan: Plan, room_bytes: float) -> None:
         """Tell what is tried now, so that the word travels while the device computes."""
         self._standing.plan(plan, room_bytes)
 

@@ -9,7 +9,7 @@ from device_runtime.broker.wire.messages import Hello, Offer
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.codecs.chain import Encoded
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .selection.link_speed import LinkSpeed
 from .training.engine_guard import Watcher
@@ -47,7 +47,7 @@ class OneTask(Protocol):
         Raises ValueError for an outcome without contribution, TensorError.
         """
 
-    def keep(self, offer: Offer, made: Contribution) -> None:
+    def keep(self, offer: Offer, made: TrainedUpdate) -> None:
         """What the kind keeps of a round's update for the next. Raises OSError."""
 
     def final(self, given: RoundInputs, between: Callable[[], None]) -> None:

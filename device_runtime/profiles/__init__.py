@@ -1,4 +1,4 @@
-"""What a device can do and what work costs on it: measured, predicted, classified."""
+"""Device profiles, the predicted cost of an update, and the fleets that simulations draw."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ __all__ = [
     "shipped_names",
 ]
 
-_WHERE = {
+_NAMES_OF_MODULE = {
     ".fleets.groups": ("Chances",),
     ".cost": (
         "Cost",
@@ -53,11 +53,11 @@ _WHERE = {
     ".fleets.fleet": ("BatterySpec", "Fleet", "FleetSpec"),
     ".measure": ("host_profile", "measure_speed"),
 }
-_LATER = {name: module for module, names in _WHERE.items() for name in names}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A device that waits needs none of these: they are imported when they are first asked for."""
-    if name not in _LATER:
+    """Imports a name at its first use: a waiting device needs none of them, and their imports take memory."""
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name], __name__), name)
+    return getattr(import_module(_MODULE_OF_NAME[name], __name__), name)

@@ -1,4 +1,8 @@
-"""The cost model: what an update will take, before anything runs. Pure functions over dataclasses."""
+"""Predicts the cost of an update before it runs, and tells whether the device is a straggler.
+
+Pure functions over dataclasses. A straggler is a property of device and task together: a device whose full
+update of the task at hand does not fit its memory or the deadline.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,13 @@ from functools import cached_property
 from .device import DeviceProfile, Memory, Speed
 
 SESSION_BYTES = 12 * 2**20
-"""What an open session holds besides its graph, weights and activations (measured 1 to 11 MB)."""
+"""Bytes of an open session besides its graph, weights and activations (measured 1 to 11 MB)."""
 GRAPH_FACTOR = 128
-"""What ONNX Runtime holds of an open graph, over its file (measured 70 to 150, graphs of 6 to 66 KB)."""
+"""Memory of an open graph in ONNX Runtime over its file size (measured 70 to 150, graphs of 6 to 66 KB)."""
 
 
 class MissingGraph(LookupError):
-    """Work on a graph, as "moon.bias", that the bundle does not have."""
+    """Raised for work on a graph, such as "moon.bias", that the bundle does not have."""
 
     def __init__(self, message: str, graph: str) -> None:
         super().__init__(message)
@@ -23,7 +27,7 @@ class MissingGraph(LookupError):
 
     @property
     def options(self) -> str:
-        """Of `export`, that give a bundle the graph."""
+        """The options of `device-runtime export` that add the graph to a bundle."""
         what, _, of = self.graph.partition(".")
         if what == "features":
             return f"--features {of}"
@@ -32,10 +36,11 @@ class MissingGraph(LookupError):
 
 @dataclass(frozen=True)
 class GraphWork:
-    """One graph of a bundle: operations per sample, and what a run holds beside the weights, in bytes.
+    """Work of one graph: `flops` per sample, and the memory of a run beside the weights, in bytes.
 
-    `file_bytes` is the size of its file, `rows` the most samples of one run. `held_bytes`: what an open
-    session with so many in it holds; 0 where that is not known. `whole`: a run is never of fewer.
+    A run of n samples holds fixed_bytes + n * bytes_per_sample of activations. `rows`: most samples of one
+    run. `file_bytes`: size of the graph's file. `held_bytes`: measured memory of an open session with a run
+    of `rows` samples; 0 if unknown. `whole`: every run has `rows` samples, never fewer.
     """
 
     flops: float
@@ -48,11 +53,14 @@ class GraphWork:
 
     @property
     def shaped_bytes(self) -> int:
-        """Of an open session with a whole run in it, as its shapes say."""
+        """Bytes of an open session with a run of `rows` samples, computed from the graph's shapes."""
         return session_bytes(self.file_bytes) + self.fixed_bytes + self.rows * self.bytes_per_sample
 
     def within(self, run_bytes: int) -> GraphWork:
-        """In runs that hold no more than this beside the weights; one sample at least. 0 sets no limit."""
+        """The same graph with `rows` lowered, to 1 at least, so that a run's activations fit `run_bytes`.
+
+        0 sets no limit. A graph that is `whole` stays as it is.
+        """
         if self.whole or not run_bytes:
             return self
         fit = (run_bytes - self.fixed_bytes) // max(1, self.bytes_per_sample)
@@ -61,12 +69,12 @@ class GraphWork:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a task asks and what data this device has for it.
+    """The sizes of a task's bundle, and of the samples that this device has for it.
 
-    `parameters` counts values and `tensors` tensors of an update of each tunable set; `class_counts` holds
-    the local samples of each class; `sample_bytes` is one prepared input; `weights_bytes` is the whole
-    model, `download_bytes` what of it must still be fetched; `maps` counts the values of a feature map at
-    each level that the bundle gives.
+    `parameters` and `tensors` count the values and tensors of an update, by tunable set; `class_counts` are
+    the local samples of each class; `sample_bytes` is the size of one prepared input; `weights_bytes` that of
+    the whole model, `download_bytes` that of the part still to be fetched; `maps` counts the values of a
+    feature map, by level, for the levels that the bundle gives.
     """
 
     graphs: Mapping[str, GraphWork]
@@ -86,12 +94,12 @@ class Workload:
         return self.graphs[name]
 
     def map_values(self, level: str) -> int:
-        """How many values the feature map of a level has. Raises MissingGraph where the bundle gives none."""
+        """Number of values in the feature map of a level. Raises MissingGraph if the bundle gives none."""
         self.graph(f"features.{level}")
         return self.maps[level]
 
     def values(self, tunable: str) -> int:
-        """How many values a tunable set trains. Raises MissingGraph where the bundle has no such set."""
+        """Number of values that a tunable set trains. Raises MissingGraph if the bundle has no such set."""
         if tunable not in self.parameters:
             had = ", ".join(self.parameters)
             raise MissingGraph(f"needs tunable set {tunable}, the bundle has {had}", f"train.{tunable}")
@@ -107,16 +115,16 @@ class Workload:
 
     @property
     def head_flops(self) -> float:
-        """One sample through the linear head alone."""
+        """FLOPs of one sample through the linear head alone."""
         return 2.0 * self.feature_width * self.labels
 
 
 @dataclass(frozen=True)
 class GraphPass:
-    """`samples` samples through the graph of this name, at `flops` operations each.
+    """A pass of `samples` samples through one graph, at `flops` operations each.
 
-    `slowdown`: seconds over those that as many operations in whole batches take. `steps`: of the classifier
-    alone, in as many batches.
+    `slowdown`: the pass's seconds over those of the same operations in full batches. `steps`: optimizer steps
+    of the linear classifier alone in this pass.
     """
 
     graph: str
@@ -128,7 +136,7 @@ class GraphPass:
 
 @dataclass(frozen=True)
 class Work:
-    """What one update does. `peak_bytes` is what it adds to the idle process; the wire counts payloads."""
+    """The work of one update. `peak_bytes` comes on top of the idle process; up and down count payloads."""
 
     passes: tuple[GraphPass, ...]
     peak_bytes: int
@@ -138,9 +146,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted for one update on one device. `seconds` covers download, compute and upload;
-    `peak_memory_bytes` is the whole process; `energy_j` is modelled (load power while computing, idle
-    power while waiting for the link); `flops` are the operations of all passes.
+    """The predicted cost of one update on one device.
+
+    `seconds` covers download, compute and upload; `peak_memory_bytes` is the whole process; `energy_j` is
+    modelled (load power while computing, idle power while waiting for the link); `flops` counts the
+    operations of all passes.
     """
 
     seconds: float
@@ -153,12 +163,12 @@ class Cost:
 
 
 def session_bytes(file_bytes: int) -> int:
-    """Of an open session of a graph whose file is so large."""
+    """Bytes of an open session, without activations, of a graph whose file has `file_bytes`."""
     return SESSION_BYTES + GRAPH_FACTOR * file_bytes
 
 
 def activation_bytes(workload: Workload, graph: str, samples: int | None = None) -> int:
-    """Peak of live activations of one run, and of the session that holds it."""
+    """Peak bytes of one run's live activations and the open session; of `rows` samples if none are given."""
     work = workload.graph(graph)
     n = min(samples or work.rows, work.rows)
     if work.held_bytes and n == work.rows:
@@ -167,7 +177,7 @@ def activation_bytes(workload: Workload, graph: str, samples: int | None = None)
 
 
 def as_measured(workload: Workload, speed: Speed) -> Workload:
-    """The same, in runs as this device makes them, with what it was seen to hold."""
+    """The workload with this device's limit on a run and its measured memory of each graph."""
     held, most = speed.held_bytes, speed.run_bytes
     if not held and not most:
         return workload
@@ -179,8 +189,10 @@ def as_measured(workload: Workload, speed: Speed) -> Workload:
 
 
 def of_another(speed: Speed, measured: Workload, other: Workload) -> Speed:
-    """On another bundle's graphs of the same names: as fast, operation for operation; and they hold as much
-    more, or less, than their shapes say.
+    """The speed on another bundle, estimated from the graphs that both bundles have.
+
+    The seconds per operation stay the same, and so does the ratio of measured memory to the memory that the
+    shapes predict.
     """
     both = measured.graphs.keys() & other.graphs.keys()
     here, there = (
@@ -200,7 +212,7 @@ def of_another(speed: Speed, measured: Workload, other: Workload) -> Speed:
 
 
 def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
-    """What `work`, an update of this kind, costs on this device; corrected by what was measured before."""
+    """The cost of an update of this kind on this device, corrected by measurements of earlier rounds."""
     speed, flops = profile.speed, 0.0
     compute = sum(speed.opening.get(graph, 0.0) for graph in dict.fromkeys(one.graph for one in work.passes))
     for one in work.passes:
@@ -220,25 +232,22 @@ def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
     )
 
 
-# FROM straggler: Who is a straggler: a property of device and task together (DESIGN, section 2).
-
-
 @dataclass(frozen=True)
 class StragglerVerdict:
-    """Whether a full update does not fit, and in what respect; no reasons for a device that keeps up."""
+    """Whether a device is a straggler, and the reasons: time, memory or both; empty if it is not."""
 
     straggler: bool
     reasons: tuple[str, ...]
 
 
 def classify(full: Cost, memory: Memory, deadline_s: float) -> StragglerVerdict:
-    """Judge the predicted cost of a *full* update against the deadline and the device's memory."""
+    """Compares the predicted cost of a *full* update with the deadline and the device's memory."""
     reasons = misfits(full, memory, deadline_s)
     return StragglerVerdict(bool(reasons), reasons)
 
 
 def misfits(cost: Cost, memory: Memory, deadline_s: float) -> tuple[str, ...]:
-    """Why an update of this cost does not fit: the time, the memory, both, or (empty) neither."""
+    """The reasons why an update of this cost does not fit: time, memory, both; empty if it fits."""
     reasons = []
     if cost.seconds > deadline_s:
         transfer = cost.seconds - cost.compute_s

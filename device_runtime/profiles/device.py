@@ -1,4 +1,7 @@
-"""What is known of one device, as frozen dataclasses. Bytes, seconds, watts, degrees Celsius."""
+"""The profile of a device: memory, speed, bandwidth, power, battery.
+
+Units are bytes, seconds, watts and degrees Celsius.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Memory:
-    """`limit_bytes`: what this process may reach at its peak; `resident_bytes`: what it holds while idle."""
+    """Memory of the device: in all, the most that this process may use, and what the process uses idle."""
 
     total_bytes: int
     limit_bytes: int
@@ -17,13 +20,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a bundle's graphs run here.
+    """How fast a bundle's graphs run on the device; mappings are by graph name.
 
-    `seconds` is per sample, by graph name, as measured on this bundle; a graph that was not measured is
-    predicted from its FLOPs at `flops_per_s`. `opening`: seconds until a graph can be run, by its name.
-    `step_s`: of one step of a linear classifier alone, beside its operations. `held_bytes`: what a graph with
-    a whole run in it holds, by its name. `run_bytes`: what a run may hold beside the weights, as GraphWork
-    counts; 0 where nothing limits it further.
+    `seconds` are measured on this bundle, per sample; a graph that was not measured is predicted from its
+    FLOPs at `flops_per_s`. `opening`: seconds to open a graph before its first run. `step_s`: seconds of one
+    step of a linear classifier alone, on top of its operations. `held_bytes`: measured memory of an open
+    graph with a full run in it. `run_bytes`: limit on a run's memory beside the weights, counted as in
+    GraphWork; 0 for no limit.
     """
 
     flops_per_s: float
@@ -42,7 +45,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes per second, as the device sees them."""
+    """Upload and download rate of the device, in bytes per second."""
 
     up: float
     down: float
@@ -51,9 +54,10 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Power:
-    """Watts of the whole device. Energy from these figures is *modelled*, never measured.
+    """Watts of the whole device, idle and under load.
 
-    `uncertainty`: the fraction by which such energy may be off.
+    Energy from these figures is *modelled*, never measured; `uncertainty` is the fraction by which it may be
+    off.
     """
 
     idle_w: float
@@ -70,9 +74,10 @@ class Battery:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """One device. `corrections` is measured over predicted seconds of earlier rounds, by kind of update.
+    """The profile of one device, and its calibration by earlier rounds, by kind of update.
 
-    `growth` is the same of the bytes that an update adds to the process, where they were more: 1 or above.
+    `corrections`: measured over predicted seconds. `growth`: measured over predicted bytes that an update
+    adds to the process, 1 or more.
     """
 
     name: str

@@ -1,7 +1,8 @@
-"""What memory there is for this process: of the machine, or of its control group, if that is less.
+"""Memory and CPU cores that this process may use, by the machine and its control groups.
 
-A container or a systemd unit (`MemoryMax`) has a limit below the machine's, of which the kernel tells only in
-files of the control groups, version 1 or 2. Whoever goes over it is killed, however much the machine has.
+A container or a systemd unit (`MemoryMax`) may have limits below the machine's. The kernel shows them only in
+the files of the control groups, version 1 or 2, and kills a process that exceeds the memory limit, however
+much memory the machine has.
 """
 
 from __future__ import annotations
@@ -16,43 +17,43 @@ from pathlib import Path, PurePosixPath
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 NO_LIMIT = 2**60
-"""Version 1 says that there is none by a number beyond any machine."""
+"""Version 1 states "no limit" as a number of bytes that no machine has."""
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """In bytes: what there is in all, and what can be had of it now besides what this process has."""
+    """Bytes in all, and bytes that are free now beside those that this process uses."""
 
     total: int
     free: int
 
     @property
     def reserve(self) -> int:
-        """What is left to others: a fiftieth, 8 to 64 MiB."""
+        """Bytes left to other processes: a fiftieth of all, between 8 and 64 MiB."""
         return min(max(self.total // 50, 8 * MIB), 64 * MIB)
 
     @property
     def usable(self) -> int:
-        """What may be taken now, without the reserve."""
+        """Bytes that this process may take now: those that are free, without the reserve."""
         return max(0, self.free - self.reserve)
 
 
 @dataclass(frozen=True)
-class _Files:
-    """Names of what is read in a group's folder, by version."""
+class _GroupFiles:
+    """File names in a control group's folder, and the key of `memory.stat` for reclaimable bytes."""
 
     limits: tuple[str, ...]
     used: str
     reclaimable: str
 
 
-_V1 = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
+_V1 = _GroupFiles(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _GroupFiles(("memory.max", "memory.high"), "memory.current", "inactive_file")
 
 
 def room(root: Path = ROOT, own: Path = OWN) -> MachineMemory:
-    """Of the machine, or of the tightest control group around this process."""
+    """The memory of the machine, or of the tightest control group around this process."""
     import psutil  # not needed by a device that waits
 
     memory = psutil.virtual_memory()
@@ -61,19 +62,20 @@ def room(root: Path = ROOT, own: Path = OWN) -> MachineMemory:
 
 
 def _groups(root: Path, own: Path) -> Iterator[MachineMemory]:
-    """Of each group around this process that has a limit."""
+    """The memory of each control group around this process that has a limit."""
     paths = own_groups(text_of(own))
     for mount, controller, files in ((root / "memory", "memory", _V1), (root, "", _V2)):
         group = PurePosixPath(paths.get(controller, "/"))
         inside = [str(one).lstrip("/") for one in (group, *group.parents)]
         for folder in dict.fromkeys(mount / one for one in inside):
-            if found := _room(folder, files):
+            if found := _group_memory(folder, files):
                 yield found
 
 
 def own_groups(text: str) -> dict[str, str]:
-    """Of /proc/self/cgroup: by controller, "" for version 2. In a container they may lead nowhere: then only
-    the root is there, which is the container's own group.
+    """Parses /proc/self/cgroup into the group's path by controller; "" is version 2's.
+
+    In a container the paths may not exist; then only the root does, which is the container's own group.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -83,7 +85,7 @@ def own_groups(text: str) -> dict[str, str]:
     return found
 
 
-def _room(folder: Path, files: _Files) -> MachineMemory | None:
+def _group_memory(folder: Path, files: _GroupFiles) -> MachineMemory | None:
     known = [_number(text_of(folder / name)) for name in files.limits]
     limits = [limit for limit in known if limit is not None and limit < NO_LIMIT]
     used = _number(text_of(folder / files.used))
@@ -99,18 +101,18 @@ def _number(text: str) -> int | None:
 
 
 def text_of(path: Path) -> str:
-    """A file of the system's; empty where it cannot be read."""
+    """The text of a system file; empty if it cannot be read."""
     try:
         return path.read_text()
     except OSError:
         return ""
 
 
-# FROM cores: How many cores this process may use: fewer than the machine has, under a quota or an affinity.
-
-
 def usable_cores() -> int:
-    """At least one. A quota of one and a half cores counts as two."""
+    """Number of cores that this process may use, by its affinity and CPU quota; at least 1.
+
+    A quota of one and a half cores counts as two.
+    """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(ROOT, own_groups(text_of(OWN)))
     return max(1, allowed if quota is None else min(allowed, ceil(quota)))
@@ -120,14 +122,14 @@ def cpu_quota(root: Path, groups: dict[str, str]) -> float | None:
     """The smallest CPU quota, in cores, of the control groups that hold this process; None without one.
 
     groups: path of each controller's group below `root`; "" is version 2's. A container sees its own group
-    as the root, so what lies above a path that is not there is asked too.
+    as the root, so the folders above a path are read too, in case the path does not exist.
     """
-    found = [_quota_v2(root / folder) for folder in _upwards(groups.get("", "/"))]
-    found += [_quota_v1(root / "cpu" / folder) for folder in _upwards(groups.get("cpu", "/"))]
+    found = [_quota_v2(root / folder) for folder in _with_parents(groups.get("", "/"))]
+    found += [_quota_v1(root / "cpu" / folder) for folder in _with_parents(groups.get("cpu", "/"))]
     return min((quota for quota in found if quota is not None), default=None)
 
 
-def _upwards(path: str) -> list[str]:
+def _with_parents(path: str) -> list[str]:
     parts = [part for part in path.split("/") if part not in ("", "..")]
     return ["/".join(parts[:depth]) for depth in range(len(parts), -1, -1)]
 

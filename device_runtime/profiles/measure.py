@@ -1,4 +1,4 @@
-"""Measuring this machine: memory, cores, battery, temperature, and how fast a bundle runs on it."""
+"""Measures this machine: memory, cores, battery, temperature, and how fast a bundle runs on it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ UNKNOWN_POWER = Power(idle_w=2.0, load_w=8.0, source="assumed: no profile", unce
 
 
 SQUEEZED = 1.1
-"""Seconds that pass for each of computing, from which on others, or a limit, are seen to take some."""
+"""Wall-clock over CPU seconds above which other processes, or a CPU limit, are taken to slow this one."""
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """In seconds: `passed` as everybody's time goes, `busy` as this process computes.
+    """Two clocks in seconds: `passed` is wall-clock time, `busy` is this process's computing time.
 
-    They are the same clock where it is not known what is computed (a GPU, a pretended device).
+    They are the same clock where the computing time is unknown (a GPU, an emulated device).
     """
 
     passed: Callable[[], float]
@@ -38,7 +38,7 @@ class Clocks:
 class SpeedTrial:
     """A graph to time: `run()` puts `samples` samples through it, at `flops` operations each.
 
-    The first run opens it. `close()` is called when it has been timed, whatever came of it.
+    The first run opens the graph. `close()` is called after the timing, also if it failed.
     """
 
     run: Callable[[], object]
@@ -53,15 +53,15 @@ def measure_speed(
     budget_s: float = 2.5,
     left_out: type[Exception] | tuple[()] = (),
 ) -> Speed:
-    """Time each graph, the first in order first, within `budget_s` seconds in all.
+    """Times each graph, in the order of `trials`, within `budget_s` seconds in all.
 
-    Every trial is run once to open it and then up to five times, in its share of the time that is left; the
-    median counts, of computing where the process is held to less than one core: then one run may fall
-    between two pauses, and as many seconds are added to each as were lost in all. A graph for which no time
-    is left is not measured and will be predicted from its FLOPs. Nor is one that raises an error of type
-    `left_out`. The first is always measured, or its error raised.
+    Each trial runs once to open the graph and then up to five times, within its share of the time left; the
+    median counts. Where the process gets less than one core, the median of CPU seconds counts, multiplied by
+    wall-clock over CPU seconds of the whole measurement, since a single run may fall between two pauses.
+    A graph is not measured, and predicted from its FLOPs later, if no time is left for it or if it raises an
+    error of type `left_out`. The first graph is always measured, or its error raised.
     """
-    took: dict[str, _Took] = {}
+    took: dict[str, _RunSeconds] = {}
     rate = 0.0
     began, busy = clocks.passed(), clocks.busy()
     end = began + budget_s
@@ -87,8 +87,8 @@ def measure_speed(
 
 
 @dataclass(frozen=True)
-class _Took:
-    """Seconds of one run, the median, and of what the first took beyond that; by both clocks."""
+class _RunSeconds:
+    """Median seconds of one run, and the further seconds of the first run; by both clocks."""
 
     passed: float
     busy: float
@@ -96,12 +96,12 @@ class _Took:
     opening_busy: float
 
 
-def _speed(trials: Mapping[str, SpeedTrial], took: Mapping[str, _Took], stretch: float) -> Speed:
-    """`stretch`: seconds that passed for each of computing."""
-    squeezed = stretch > SQUEEZED
-    runs = {name: stretch * one.busy if squeezed else one.passed for name, one in took.items()}
+def _speed(trials: Mapping[str, SpeedTrial], took: Mapping[str, _RunSeconds], stretch: float) -> Speed:
+    """The speed from the times of the trials. `stretch`: wall-clock over CPU seconds."""
+    throttled = stretch > SQUEEZED
+    runs = {name: stretch * one.busy if throttled else one.passed for name, one in took.items()}
     opening = {
-        name: stretch * one.opening_busy if squeezed else one.opening_passed for name, one in took.items()
+        name: stretch * one.opening_busy if throttled else one.opening_passed for name, one in took.items()
     }
     seconds = {name: run / trials[name].samples for name, run in runs.items()}
     first = next(iter(seconds))
@@ -109,12 +109,12 @@ def _speed(trials: Mapping[str, SpeedTrial], took: Mapping[str, _Took], stretch:
     return Speed(rate, seconds, source="measured on this bundle", opening=opening)
 
 
-def _time(trial: SpeedTrial, clocks: Clocks, end: float, repeats: int = 5) -> _Took:
+def _time(trial: SpeedTrial, clocks: Clocks, end: float, repeats: int = 5) -> _RunSeconds:
     runs = [_once(trial, clocks)]
     while len(runs) <= repeats and (len(runs) == 1 or clocks.passed() + runs[-1][0] < end):
         runs.append(_once(trial, clocks))
     passed, busy = (median(times) for times in zip(*runs[1:], strict=True))
-    return _Took(passed, busy, max(0.0, runs[0][0] - passed), max(0.0, runs[0][1] - busy))
+    return _RunSeconds(passed, busy, max(0.0, runs[0][0] - passed), max(0.0, runs[0][1] - busy))
 
 
 def _once(trial: SpeedTrial, clocks: Clocks) -> tuple[float, float]:
@@ -124,8 +124,9 @@ def _once(trial: SpeedTrial, clocks: Clocks) -> tuple[float, float]:
 
 
 def load() -> float | None:
-    """How many processes compute or wait for a core, for each core, over the last minute; None where the
-    system does not say, as some phones do not.
+    """Processes that compute or wait for a core, per core, over the last minute.
+
+    None where the system does not tell, as on some phones.
     """
     try:
         return float(psutil.getloadavg()[0]) / (psutil.cpu_count() or 1)
@@ -134,7 +135,7 @@ def load() -> float | None:
 
 
 def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:
-    """This machine as it is now. Power is assumed, and said to be, until there is a meter or a profile."""
+    """The profile of this machine now. Power is marked as assumed until a meter or a profile gives it."""
     memory = room()
     resident = psutil.Process().memory_info().rss
     return DeviceProfile(
@@ -156,7 +157,7 @@ def _battery() -> Battery | None:
 
 
 def _temperature() -> float | None:
-    """The hottest sensor: what throttling looks at."""
+    """Degrees Celsius of the hottest sensor, on which throttling depends; None without sensors."""
     if not hasattr(psutil, "sensors_temperatures"):
         return None
     groups = psutil.sensors_temperatures().values()

@@ -1,4 +1,4 @@
-"""The boards, phones and computers in `boards.toml`, as device profiles."""
+"""Shipped device profiles: the boards, phones and computers in `boards.toml`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ else:
     import tomli as tomllib
 
 MOBILENET_V2_FLOPS = 0.6e9
-"""Two for each of MobileNetV2's 300 million multiply-adds at 224 px (Sandler et al. 2018, table 4)."""
+"""Two FLOPs for each of MobileNetV2's 300 million multiply-adds at 224 px (Sandler et al. 2018, table 4)."""
 
 RESNET_18_FLOPS = 3.6e9
-"""Two for each of ResNet-18's 1.8 billion multiply-adds at 224 px (He et al. 2016, table 1)."""
+"""Two FLOPs for each of ResNet-18's 1.8 billion multiply-adds at 224 px (He et al. 2016, table 1)."""
 
 
 RESIDENT_BYTES = 82_000_000
-"""What a device process holds, idle after joining (measured: benchmarks/footprint.py)."""
+"""Memory of a device process that is idle after joining (measured: benchmarks/footprint.py)."""
 
 
 class ProfileError(Exception):
-    """A profile or a fleet that does not exist, or that does not read as one."""
+    """Raised for a profile or a fleet that does not exist or is not valid."""
 
 
 class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One table of the file; see its head for what the figures mean."""
+    """One table of `boards.toml`; the head of that file explains the figures."""
 
     title: str
     cores: int
@@ -53,12 +53,12 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def flops_per_s(self) -> float:
-        """By MobileNetV2: the lower of the two on every board, as of networks with thin layers."""
+        """The rate with MobileNetV2: on every board the lower of the two, since its layers are thin."""
         return MOBILENET_V2_FLOPS / (self.mobilenet_v2_ms / 1000)
 
     @property
     def wide_flops_per_s(self) -> float:
-        """By ResNet-18: what a network with wide layers gets."""
+        """The rate with ResNet-18, that of networks with wide layers."""
         return RESNET_18_FLOPS / (self.resnet18_ms / 1000)
 
     def profile(self, name: str) -> DeviceProfile:
@@ -74,7 +74,7 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 @cache
 def boards() -> Mapping[str, Board]:
-    """All of the file, by name, in its order."""
+    """All boards by name, in the order of the file."""
     text = (content("profiles") / "boards.toml").read_text("utf-8")
     return MappingProxyType(msgspec.convert(tomllib.loads(text), dict[str, Board]))
 
@@ -84,7 +84,7 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def shipped(name: str) -> DeviceProfile:
-    """The shipped profile of this name. Raises ProfileError, listing the names there are."""
+    """The shipped profile of this name. Raises ProfileError, which lists the known names."""
     try:
         return boards()[name].profile(name)
     except KeyError:

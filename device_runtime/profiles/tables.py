@@ -1,6 +1,7 @@
-"""The tables of docs/fleets.md, made from the files that they describe; a test holds the page to them.
+"""Generates the tables of docs/fleets.md from the shipped profiles and fleet presets.
 
-`refreshed` writes them into a page again, between `<!-- NAME -->` and `<!-- /NAME -->`.
+`refreshed` writes them into a page, between `<!-- NAME -->` and `<!-- /NAME -->`. A test checks that the page
+has the tables as they are generated now.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from .fleets.fleet import load, preset_names
 from .shipped import Board, boards
 
 _SAMPLE, _SEED = 10_000, 0
-"""How many devices of each preset are drawn for its table, and by which seed."""
+"""Number of devices that are drawn of each preset for its table, and their seed."""
 
 
 def boards_table() -> str:
-    """Every shipped profile, its figures and where they are from."""
+    """Every shipped profile with its figures and their sources."""
     heads = ("name", "device", "cores", "memory, left, MiB", "idle, load, W", "up, down, MB/s", "sources")
-    return _table(heads, (_board(name, board) for name, board in boards().items()))
+    return _table(heads, (_board_row(name, board) for name, board in boards().items()))
 
 
-def _board(name: str, board: Board) -> tuple[str, ...]:
+def _board_row(name: str, board: Board) -> tuple[str, ...]:
     sources = {
         "speed": board.speed_source,
         "memory": board.memory_source,
@@ -41,7 +42,7 @@ def _board(name: str, board: Board) -> tuple[str, ...]:
 
 
 def rates_table() -> str:
-    """The rate by either network in GFLOP/s, and how far they are apart."""
+    """The rate with either network in GFLOP/s, and their ratio."""
     heads = ("name", "MobileNetV2, ms", "ResNet-18, ms", "rate used, GFLOP/s", "by ResNet-18", "times")
     rows = (
         (
@@ -58,12 +59,12 @@ def rates_table() -> str:
 
 
 def presets_table() -> str:
-    """What is drawn of each preset: 5%, median and 95% of the devices; fewest and most there in a day."""
+    """Devices drawn of each preset: 5%, median and 95% of their rates; fewest and most available in a day."""
     heads = ("preset", "groups", "GFLOP/s", "Mbit/s up", "there, % of devices", "fail, % of asks")
-    return _table(heads, (_preset(name) for name in preset_names()))
+    return _table(heads, (_preset_row(name) for name in preset_names()))
 
 
-def _preset(name: str) -> tuple[str, ...]:
+def _preset_row(name: str) -> tuple[str, ...]:
     spec = load(name)
     fleet = spec.draw(_SAMPLE, _SEED)
     profiles = [fleet.profile(i) for i in range(len(fleet))]
@@ -72,14 +73,14 @@ def _preset(name: str) -> tuple[str, ...]:
     return (
         f"`{name}`",
         ", ".join(f"{group} {100 * one.share:g}%" for group, one in spec.groups.items()),
-        _spread([profile.speed.flops_per_s / 1e9 for profile in profiles]),
-        _spread([profile.bandwidth.up * 8 / 1e6 for profile in profiles]),
+        _quantiles([profile.speed.flops_per_s / 1e9 for profile in profiles]),
+        _quantiles([profile.bandwidth.up * 8 / 1e6 for profile in profiles]),
         f"{min(there):.0f} to {max(there):.0f}",
         f"{100 * fail:.1f}",
     )
 
 
-def _spread(values: Sequence[float]) -> str:
+def _quantiles(values: Sequence[float]) -> str:
     return ", ".join(f"{float(f'{value:.2g}'):g}" for value in np.quantile(values, [0.05, 0.5, 0.95]))
 
 
@@ -96,7 +97,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def refreshed(page: str) -> str:
-    """The page with every table in it made anew."""
+    """The page with every table in it generated anew."""
     for name, table in TABLES.items():
         head, opening, rest = page.partition(f"<!-- {name} -->\n")
         _, closing, tail = rest.partition(f"<!-- /{name} -->")

@@ -24,7 +24,7 @@ from device_runtime.strategies.merging.aggregator_half import Carried, RoundMode
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import brought_forward
 from device_runtime.strategies.robust import Screen
-from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
+from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
 
 from .bases import Bases
 from .checkpoint import Checkpoint, StrategyStates
@@ -131,7 +131,7 @@ class Learning:
             self._memories = dict(resume.kept.devices)
             self.served = resume.served
 
-    def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, Contribution]]:
+    def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, TrainedUpdate]]:
         """Those whose update is believed, one by one; the others are noted as refused."""
         seeds = {number: self._task.round_seed(number) for number in {flight.round for flight in flights}}
         for together in _without_repeats(flights):
@@ -155,8 +155,8 @@ class Learning:
                 yield flight, sent
 
     def _as_sent(
-        self, made: Contribution, flight: Flight, base: Tensors
-    ) -> tuple[Contribution, dict[tuple[int, str], Tensors]]:
+        self, made: TrainedUpdate, flight: Flight, base: Tensors
+    ) -> tuple[TrainedUpdate, dict[tuple[int, str], Tensors]]:
         """An update as the aggregator would read it, by its kind's codec; what is left out, to be kept."""
         kind = self._kinds[flight.kind]
         codec = codecs.named(kind.codec)
@@ -181,7 +181,7 @@ class Learning:
             self._bases.of(number).rare,
         )
 
-    def _as_of(self, made: Contribution, flight: Flight, number: int, times: float) -> Contribution:
+    def _as_of(self, made: TrainedUpdate, flight: Flight, number: int, times: float) -> TrainedUpdate:
         """An update from an earlier base, that stands for so many rounds, as a change of this round's."""
         asked_in, strategy = flight.round, flight.strategy
         if asked_in == number or strategy is None:

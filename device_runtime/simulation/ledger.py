@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .clock.asking import Flight
 from .records import Ask, Fate, RoundLine, RunWatch
@@ -64,7 +64,7 @@ class RunLedger:
         now: float,
         *,
         into: int = 0,
-        made: Contribution | None = None,
+        made: TrainedUpdate | None = None,
         why: str = "",
     ) -> None:
         """A device's part in a round is over. `into`: the round that its update, `made`, counts in."""

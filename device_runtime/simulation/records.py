@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import Literal, Protocol
 
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .executors.job import TrainingJob
 
@@ -100,7 +100,7 @@ class RunWatch(Protocol):
     def asked(self, ask: Ask) -> None:
         """A device's part in a round is over."""
 
-    def trained(self, job: TrainingJob, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         """An update that counts; its tensors are valid during the call only."""
 
     def closed(self, line: RoundLine) -> None:
@@ -113,7 +113,7 @@ class Nobody:
     def asked(self, ask: Ask) -> None:
         pass
 
-    def trained(self, job: TrainingJob, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         pass
 
     def closed(self, line: RoundLine) -> None:

@@ -35,7 +35,7 @@ from .settings import (
     Setting,
 )
 from .training import local_training, members, teaching
-from .training.device_half import Contribution, LocalData, Run
+from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.members import OfFamily
 from .training.teaching import Lesson, Rows, TeacherAttention
 
@@ -110,7 +110,7 @@ class AttentionTransfer(OfFamily):
         rows = self._rows(workload.samples)
         return predict(profile, members.work(workload, self, self.level, rows, rows), self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         plan = local_training.Epochs(self.sgd, self.epochs, self.batch, np.arange(len(data)))
         trained = local_training.train(model, data, plan, run)
         chosen = run.rng().choice(len(data), self._rows(len(data)), replace=False)
@@ -119,7 +119,7 @@ class AttentionTransfer(OfFamily):
             maps = model.level_features(data.x[chosen], self.level)
         counts = np.bincount(data.y[chosen], minlength=len(model.manifest.labels)).astype(np.int32)
         tensors = {**trained.tensors, MAPS: maps, COUNTS: counts}
-        return Contribution(self.name, tensors, len(data), trained.loss, self.form)
+        return TrainedUpdate(self.name, tensors, len(data), trained.loss, self.form)
 
     def _rows(self, samples: int) -> int:
         return min(ceil(self.metadata_share * samples), self.max_metadata)
@@ -155,7 +155,7 @@ class AttentionTransfer(OfFamily):
         self.lacks({name: tools.manifest(name) for name in ("", *self.members)})
         return Copies(model)
 
-    def fold(self, state: Copies, contribution: Contribution, weight: float) -> Copies:
+    def fold(self, state: Copies, contribution: TrainedUpdate, weight: float) -> Copies:
         """Trains a copy, which is left out should it diverge."""
         member = formed(self, contribution.form).member
         sent = dict(contribution.tensors)

@@ -23,7 +23,7 @@ from .merging.tensor_mean import TensorMean
 from .settings import MOST, Setting, SmallestCount
 from .statistics.class_sums import ClassSums, of_features
 from .statistics.feature_scale import scale_by, scale_in
-from .training.device_half import NOTHING, Contribution, LocalData, Run
+from .training.device_half import NOTHING, LocalData, Run, TrainedUpdate
 from .training.workload import ENVELOPE_BYTES, forward_work, too_few_of_each
 
 MASKED = -1e9
@@ -88,9 +88,9 @@ class ClassMeans(StrategyDefaults):
         values = (workload.feature_width + 1) * workload.labels
         return predict(profile, forward_work(workload, workload.samples, values), self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         if self.statistics is not None:
-            return Contribution(self.name, NOTHING, len(data), float("nan"))
+            return TrainedUpdate(self.name, NOTHING, len(data), float("nan"))
         began = run.clock()
         features = model.features(data.x)
         run.pace(began, 1.0)
@@ -98,12 +98,12 @@ class ClassMeans(StrategyDefaults):
 
     def from_features(
         self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
-    ) -> Contribution:
+    ) -> TrainedUpdate:
         if self.statistics is not None:
-            return Contribution(self.name, NOTHING, len(y), float("nan"))
+            return TrainedUpdate(self.name, NOTHING, len(y), float("nan"))
         totals = of_features(features, y, len(manifest.labels)).at_least(self.smallest_count)
         tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
-        return Contribution(self.name, tensors, int(totals.counts.sum()), float("nan"))
+        return TrainedUpdate(self.name, tensors, int(totals.counts.sum()), float("nan"))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         if self.statistics is not None:
@@ -130,7 +130,7 @@ class ClassMeans(StrategyDefaults):
         labels, width = len(model.manifest.labels), model.manifest.head.features
         return ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
 
-    def fold(self, state: ClassSums, contribution: Contribution, weight: float) -> ClassSums:
+    def fold(self, state: ClassSums, contribution: TrainedUpdate, weight: float) -> ClassSums:
         """Counts weigh by themselves; `weight` changes nothing."""
         if self.statistics is not None:
             return state

@@ -16,7 +16,7 @@ from device_runtime.profiles import Work, Workload
 
 from .kind import KindInfo
 from .settings import MOST, LocalEpochs, Setting, TunableSet, WeightDecay
-from .training.device_half import Contribution, LocalData, Run
+from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.tensor_update import TensorUpdate
 
 
@@ -108,7 +108,7 @@ class EntropySubset(TensorUpdate):
         n = workload.samples
         return self.work_on(workload, self._count(n), n if self._scores else 0)
 
-    def counted(self, contribution: Contribution) -> float:
+    def counted(self, contribution: TrainedUpdate) -> float:
         selected = super().counted(contribution)
         if self.weigh == "selected":
             return selected

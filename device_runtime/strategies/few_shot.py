@@ -22,7 +22,7 @@ from .kind import Coded, KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, BatchSize, LearningRate, LocalEpochs, Momentum, Setting, WeightDecay
-from .training.device_half import Contribution, LocalData, Run
+from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.local_training import HeadTraining
 from .training.tensor_update import FEW_SHOT
 from .training.workload import forward_work, head_specs
@@ -99,14 +99,14 @@ class FewShot(Coded, StrategyDefaults):
         steps = GraphPass("head", 3 * self.epochs * drawn, workload.head_flops, steps=batches)
         return replace(work, passes=(*work.passes, steps))
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         began = run.clock()
         features = model.features(data.x)
         run.pace(began, 1.0)
         head = SoftmaxHead(model.manifest, model.weights)
         sgd = Sgd(self.lr, self.momentum, self.weight_decay)
         loss = head.train(features, data.y, self._paced(data.y, run), sgd)
-        return Contribution(self.name, head.params.tensors(), len(data), loss)
+        return TrainedUpdate(self.name, head.params.tensors(), len(data), loss)
 
     def trains_head(self, manifest: Manifest) -> bool:
         return True
@@ -139,7 +139,7 @@ class FewShot(Coded, StrategyDefaults):
     def start(self, model: RoundModel) -> HeadMeans:
         return HeadMeans()
 
-    def fold(self, state: HeadMeans, contribution: Contribution, weight: float) -> HeadMeans:
+    def fold(self, state: HeadMeans, contribution: TrainedUpdate, weight: float) -> HeadMeans:
         return HeadMeans(
             state.plain.add(contribution.tensors, 1.0),
             state.by_samples.add(contribution.tensors, weight),

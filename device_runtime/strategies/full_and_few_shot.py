@@ -20,7 +20,7 @@ from .kind import KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import Setting
-from .training.device_half import Contribution, LocalData, OutOfTime, Run
+from .training.device_half import LocalData, OutOfTime, Run, TrainedUpdate
 from .training.tensor_update import FEW_SHOT, TrainingSettings, few_shot_head
 from .training.workload import head_specs
 
@@ -102,7 +102,7 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
             return predict(profile, full, self.name)
         return predict(profile, _after(self.few_shot.work(workload), full), self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         """The classifier first, where one is sent anyhow: the full update then knows what time is left."""
         if self.full.least:
             full = self.full.train(model, data, run)
@@ -140,7 +140,7 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
     def start(self, model: RoundModel) -> Means:
         return Means(TensorMean(), TensorMean())
 
-    def fold(self, state: Means, contribution: Contribution, weight: float) -> Means:
+    def fold(self, state: Means, contribution: TrainedUpdate, weight: float) -> Means:
         head = few_shot_head(contribution.tensors)
         full = {name: v for name, v in contribution.tensors.items() if not name.startswith(FEW_SHOT)}
         sent = all(len(value) for value in head.values())

@@ -15,7 +15,7 @@ from . import settings as ranges
 from .merging.aggregator_half import Effect, RoundModel
 from .settings import MOST, Setting, SmallestCount
 from .statistics.class_sums import Projection, projection
-from .training.device_half import Contribution, LocalData, Run
+from .training.device_half import LocalData, Run, TrainedUpdate
 
 S = TypeVar("S")
 
@@ -156,7 +156,7 @@ class Strategy(Protocol[S]):
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         """Predicted, before anything runs."""
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         """On the device. Raises OutOfTime."""
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
@@ -165,7 +165,7 @@ class Strategy(Protocol[S]):
     def doubt(self, update: Tensors, num_examples: int) -> str:
         """What is wrong with an update whose tensors are as expected; empty when nothing is."""
 
-    def counted(self, contribution: Contribution) -> float:
+    def counted(self, contribution: TrainedUpdate) -> float:
         """As how many samples an update counts in a mean."""
 
     def again(self, first: int) -> int:
@@ -174,7 +174,7 @@ class Strategy(Protocol[S]):
     def start(self, model: RoundModel) -> S:
         """On the aggregator: an empty state of one round."""
 
-    def fold(self, state: S, contribution: Contribution, weight: float) -> S:
+    def fold(self, state: S, contribution: TrainedUpdate, weight: float) -> S:
         """Add one contribution, which then may be forgotten: memory does not grow with the devices."""
 
     def finish(self, state: S, model: RoundModel) -> Effect:
@@ -247,7 +247,7 @@ class StrategyDefaults:
     def doubt(self, update: Tensors, num_examples: int) -> str:
         return ""
 
-    def counted(self, contribution: Contribution) -> float:
+    def counted(self, contribution: TrainedUpdate) -> float:
         return contribution.num_examples
 
     def again(self, first: int) -> int:

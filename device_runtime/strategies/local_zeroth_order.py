@@ -18,7 +18,7 @@ from .directions import directions
 from .directions.replaying import Along, move, perturb
 from .kind import Coded, KindInfo
 from .settings import Directions, Distance, Setting, TunableSet
-from .training.device_half import Contribution, LocalData, Run
+from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.tensor_update import Averaged
 from .training.workload import upload_bytes
 
@@ -60,7 +60,7 @@ class LocalZerothOrder(Coded, Averaged):
         )
         return predict(profile, work, self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         probe = model.probe(self.tunable)
         start, rng, began = Flat(probe.params.specs), run.rng(), run.clock()
         start.load(model.weights)
@@ -78,7 +78,7 @@ class LocalZerothOrder(Coded, Averaged):
                 losses.extend(pair)
             rate = -self.lr / self.num_z
             move(start.vector, [Along(seed, p, rate * g, self.generator) for p, g in enumerate(projected)])
-        return Contribution(self.name, start.views, len(data), float(np.mean(losses)))
+        return TrainedUpdate(self.name, start.views, len(data), float(np.mean(losses)))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return manifest.specs(self.tunable)

@@ -17,7 +17,7 @@ from device_runtime.profiles import GraphPass, Work, Workload
 
 from .kind import KindInfo
 from .settings import Momentum, Setting, WeightDecay
-from .training.device_half import Contribution, LocalData, Run
+from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.tensor_update import TensorUpdate
 from .training.workload import forward_work
 
@@ -104,7 +104,7 @@ class Peft(TensorUpdate):
         steps = GraphPass("head", 3 * n * self.epochs, workload.head_flops, steps=batches)
         return replace(work, passes=(*work.passes, steps))
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         if not self.trains_head(model.manifest):
             return super().train(model, data, run)
         began = run.clock()
@@ -120,4 +120,4 @@ class Peft(TensorUpdate):
             run.pace(began, (place + 1) / len(training.batches))
         sizes = [len(batch) for batch in training.batches[training.counted :]]
         loss = float(np.average(losses[training.counted :], weights=sizes))
-        return Contribution(self.name, head.params.tensors(), len(data), loss, self.form)
+        return TrainedUpdate(self.name, head.params.tensors(), len(data), loss, self.form)

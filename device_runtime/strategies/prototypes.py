@@ -32,7 +32,7 @@ from .settings import (
     SmallestCount,
 )
 from .training import local_training, members, teaching
-from .training.device_half import Contribution, LocalData, Run
+from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.members import OfFamily
 from .training.teaching import Lesson
 from .training.workload import Training, work_of
@@ -107,14 +107,14 @@ class Prototypes(OfFamily):
             work = work_of(workload, Training("all", trained, batch=self.batch, codec=self.codec))
         return predict(profile, work, self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         plan = local_training.Epochs(self.sgd, self.epochs, self.batch, np.arange(len(data)))
         trained = local_training.train(model, data, plan, run)
         found: Tensors = {}
         if self.beta:
             with members.holding(model, trained.tensors):
                 found = local_prototypes(model, data, self.smallest_count)
-        return Contribution(self.name, {**trained.tensors, **found}, len(data), trained.loss, self.form)
+        return TrainedUpdate(self.name, {**trained.tensors, **found}, len(data), trained.loss, self.form)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         if not self.beta:
@@ -167,7 +167,7 @@ class Prototypes(OfFamily):
             {},
         )
 
-    def fold(self, state: Consensus, contribution: Contribution, weight: float) -> Consensus:
+    def fold(self, state: Consensus, contribution: TrainedUpdate, weight: float) -> Consensus:
         """Consensus and prototypes are plain means over the clients; `weight` is of their updates' mean."""
         tools, _ = members.tools_of(state.model, self.name)
         member = formed(self, contribution.form).member

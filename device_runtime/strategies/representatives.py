@@ -37,7 +37,7 @@ from .settings import (
     WeightDecay,
 )
 from .training import clustering, teaching
-from .training.device_half import Contribution, LocalData, Run
+from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.teaching import Lesson
 from .training.tensor_update import ClipNorm, ProximalWeight
 from .training.workload import upload_bytes
@@ -183,7 +183,7 @@ class Representatives(Coded, StrategyDefaults):
         """Of a class with so many."""
         return samples if self.select == "all" else min(samples, self.clusters)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         maps, counts = self.metadata(model, data, run.rng())
         sent = self._full.train(model, data, run)
         return replace(sent, kind=self.name, tensors={**sent.tensors, MAPS: maps, COUNTS: counts})
@@ -233,7 +233,7 @@ class Representatives(Coded, StrategyDefaults):
         self.lacks({"": model.manifest})
         return Gathered(TensorMean(), MapPool(self.pool_maps, teaching.generator(model.seed, self.name, 0)))
 
-    def fold(self, state: Gathered, contribution: Contribution, weight: float) -> Gathered:
+    def fold(self, state: Gathered, contribution: TrainedUpdate, weight: float) -> Gathered:
         sent = dict(contribution.tensors)
         seen = state.pool.add(sent.pop(MAPS), sent.pop(COUNTS), state.seen)
         return replace(state, mean=state.mean.add(sent, weight), seen=seen)

@@ -15,7 +15,7 @@ from .kind import KindInfo
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import Members
-from .training.device_half import NOTHING, Contribution, LocalData, Run
+from .training.device_half import NOTHING, LocalData, Run, TrainedUpdate
 from .training.local_training import Epochs
 from .training.tensor_update import TensorUpdate
 
@@ -86,7 +86,7 @@ class WidthSlice(TensorUpdate):
     def start(self, model: RoundModel) -> SliceMean:  # type: ignore[override]
         return SliceMean(TensorMean(), model.weights)
 
-    def fold(self, state: SliceMean, contribution: Contribution, weight: float) -> SliceMean:  # type: ignore[override]
+    def fold(self, state: SliceMean, contribution: TrainedUpdate, weight: float) -> SliceMean:  # type: ignore[override]
         return replace(state, mean=state.mean.add_leading(contribution.tensors, weight, state.base))
 
     def finish(self, state: SliceMean, model: RoundModel) -> Effect:  # type: ignore[override]

@@ -24,7 +24,7 @@ from .directions.step_size import GRID, Moment, Sizing, relative, unit
 from .kind import KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .settings import Directions, Distance, Setting, TunableSet
-from .training.device_half import MOST_LOSS, Contribution, Late, LocalData, Run
+from .training.device_half import MOST_LOSS, Late, LocalData, Run, TrainedUpdate
 from .training.workload import passes
 
 WIRE_BYTES, AGAIN_BYTES = 190, 45
@@ -123,7 +123,7 @@ class ZerothOrder(StrategyDefaults):
     def again(self, first: int) -> int:
         return AGAIN_BYTES + first - WIRE_BYTES
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         losses, began = [], run.clock()
         for loss in self._measured(model, self._drawn(data, run), run):
             losses.append(loss)
@@ -132,7 +132,7 @@ class ZerothOrder(StrategyDefaults):
         if self.sides == 1:
             ups, downs = losses[1:], losses[:1] * self.num_z
         apart = [(up - down) / (self.sides * self.eps) for up, down in zip(ups, downs, strict=True)]
-        return Contribution(self.name, {"g": np.array(apart, np.float32)}, len(data), float(np.mean(losses)))
+        return TrainedUpdate(self.name, {"g": np.array(apart, np.float32)}, len(data), float(np.mean(losses)))
 
     def _drawn(self, data: LocalData, run: Run) -> LocalData:
         """What of the data this round is measured on."""
@@ -169,7 +169,7 @@ class ZerothOrder(StrategyDefaults):
         first = self.sizing == "relative" and not Moment.of(model.memory).usual
         return MeanScalars.empty(self.num_z, squares=first)
 
-    def fold(self, state: MeanScalars, contribution: Contribution, weight: float) -> MeanScalars:
+    def fold(self, state: MeanScalars, contribution: TrainedUpdate, weight: float) -> MeanScalars:
         projected = contribution.tensors["g"].astype(np.float64)
         return state.add(projected, weight, contribution.late)
 

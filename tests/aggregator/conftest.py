@@ -25,14 +25,14 @@ from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.link import Link, LinkOptions, Received, Will
 from device_runtime.broker.wire.messages import (
     INLINE_LIMIT,
-    ContributionMessage,
-    DeviceState,
+    Contribution,
     Get,
     Hello,
     Metrics,
     Offer,
-    PlanMessage,
+    Plan,
     Receipt,
+    State,
 )
 from device_runtime.broker.wire.transfer import answer
 from device_runtime.broker.wire.url import BrokerUrl
@@ -149,12 +149,12 @@ class Bench:
 
     def join(self, *devices, boot=1, samples=1000):
         for device in devices:
-            self.say(device, "state", DeviceState(boot=boot, online=True))
+            self.say(device, "state", State(boot=boot, online=True))
             hello = Hello(boot=boot, num_examples=samples, profile="pi", memory_bytes=2**29, engine="onnx")
             self.say(device, "hello", hello)
 
     def sit_out(self, device, number):
-        plan = PlanMessage(
+        plan = Plan(
             task=self.task.name,
             round=number,
             kind="",
@@ -183,7 +183,7 @@ class Bench:
             "metrics": METRICS,
         }
         where = {"body": body} if len(body) <= INLINE_LIMIT else {"blob": self.blobs.put(body)}
-        return ContributionMessage(**{**fields, **where, **changes})
+        return Contribution(**{**fields, **where, **changes})
 
     def contribute(self, device, message):
         """Send it, and give every block that is asked for. Returns the receipts that came of it."""
@@ -249,17 +249,17 @@ class Scripted:
         self.done = False
         self.blobs = Blobs(folder / device)
         self.inbox = queue.SimpleQueue()
-        self.pending: dict[int, ContributionMessage] = {}
+        self.pending: dict[int, Contribution] = {}
         self.seq = 0
         self.stop = threading.Event()
         subscriptions = (topics.OFFERS, topics.down(device, "#"))
-        will = Will(topics.up(device, "state"), messages.encode(DeviceState(boot=1, online=False)))
+        will = Will(topics.up(device, "state"), messages.encode(State(boot=1, online=False)))
         self.link = Link(BrokerUrl.parse(url), device, self.inbox, LinkOptions(will, subscriptions))
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self):
         self.link.connect()
-        self._send("state", DeviceState(boot=1, online=True), retain=True)
+        self._send("state", State(boot=1, online=True), retain=True)
         self._hello()
         self.thread.start()
         return self
@@ -315,7 +315,7 @@ class Scripted:
     def _contribute(self, offer):
         made = self.script(offer)
         if made is None:
-            plan = PlanMessage(
+            plan = Plan(
                 task=offer.task, round=offer.round, kind="", seconds=0, memory_bytes=0, energy_j=0, reasons=()
             )
             self._send("plan", plan)
@@ -324,7 +324,7 @@ class Scripted:
         self.seq += 1
         body = tensors.encode(content)
         where = {"body": body} if len(body) <= INLINE_LIMIT else {"blob": self.blobs.put(body)}
-        message = ContributionMessage(
+        message = Contribution(
             task=offer.task,
             run=offer.run,
             round=offer.round,

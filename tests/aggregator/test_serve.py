@@ -61,6 +61,7 @@ def fleet(scripted, url, update_of):
     return [scripted(f"pi-{kind}", url, script(kind)) for kind in KINDS]
 
 
+@pytest.mark.slow
 def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once(
     serve, broker, scripted, update_of, lines, eventually, tmp_path, database
 ):
@@ -101,6 +102,7 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
     assert len((folder / "rounds.csv").read_text().splitlines()) == rounds + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -265,6 +267,7 @@ def test_evaluation_data_may_be_whatever_a_device_reads(tmp_path, digits_in, bun
     assert table.y.tolist() == archive.y.tolist() == y.tolist()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_at_the_broker_address_that_its_devices_know(serve, tmp_path):
     options = f"--bundle digits-wrn-10-1 --rounds 2 --run-dir {tmp_path / 'run'}".split()
     first_lines = []
@@ -331,6 +334,7 @@ def test_a_port_that_cannot_be_kept_is_the_folder_s_fault(serve, tmp_path):
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_finished_run_started_again_says_so_and_leaves_with_0(serve, broker, scripted, update_of, tmp_path):
     options = (
         f"--bundle digits-wrn-10-1 --rounds 2 --kinds few-shot --broker {broker.url} "

@@ -35,6 +35,7 @@ def test_a_word_that_names_no_codec_is_one_line():
         asked("digits", "--codec", "gzip")
 
 
+@pytest.mark.slow
 def test_explain_sees_smaller_uploads(capsys):
     up = {}
     for word in ("", "delta+half", "delta+int8"):

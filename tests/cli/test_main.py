@@ -144,6 +144,7 @@ def test_explain_shows_every_candidate_its_cost_and_the_reason():
     assert "fits, but poorer than the chosen one" in shown
 
 
+@pytest.mark.slow
 def test_explain_shows_what_class_statistics_add_to_each_kind_on_a_board():
     task = ("explain", "--board", "pi-5", "--samples", "180")
     heads = r"kB up +kB down +joule +of it statistics: s +kB up +joule +why$"

@@ -11,11 +11,11 @@ from device_runtime.broker.wire.blobs import BLOCK, block_count, name
 from device_runtime.broker.wire.link import Connected, Received
 from device_runtime.broker.wire.messages import (
     Base,
-    ContributionMessage,
+    Contribution,
     Get,
     Hello,
     Offer,
-    PlanMessage,
+    Plan,
     Receipt,
     decode,
     encode,
@@ -51,7 +51,7 @@ class ScriptedLink:
 
     def publish(self, topic, payload, retain=False):
         leaf = parse(topic).leaf
-        types = {"hello": Hello, "contribution": ContributionMessage, "plan": PlanMessage, "get": Get}
+        types = {"hello": Hello, "contribution": Contribution, "plan": Plan, "get": Get}
         if leaf in types:
             message = decode(payload, types[leaf])
             self.sent.append(message)
@@ -65,7 +65,7 @@ class ScriptedLink:
             for index in message.blocks:
                 data = self.contents[message.blob.sha][index * BLOCK : (index + 1) * BLOCK]
                 self.tell(topics.block(message.blob.sha, index), data)
-        elif isinstance(message, ContributionMessage) and self.receipts:
+        elif isinstance(message, Contribution) and self.receipts:
             self.receipt(message)
 
     def tell(self, leaf, payload):
@@ -142,7 +142,7 @@ class Stage:
 
     @property
     def contributions(self):
-        return self.link.of(ContributionMessage)
+        return self.link.of(Contribution)
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from device_runtime.broker.wire.link import Connected
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
-    ContributionMessage,
-    DeviceState,
+    Contribution,
     Get,
     Hello,
-    PlanMessage,
+    Plan,
+    State,
     Stretch,
     decode,
     encode,
@@ -52,6 +52,7 @@ def test_a_device_sends_the_classes_that_the_offer_says_are_rare(stage):
     assert [rows[:, 0].tolist() for rows in sent] == [[3, 7], [2, 7], [6, 7]]
 
 
+@pytest.mark.slow
 def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another):
     stage.link.announce(stage.offer(1))
     stage.go()
@@ -76,10 +77,11 @@ def test_a_device_that_sat_out_two_rounds_measures_anew_in_the_third_and_takes_p
         assert stage.contributions == []
         stage.link.announce(stage.offer(number))
         stage.go()
-    assert [plan.kind for plan in stage.link.of(PlanMessage)] == ["", "", "", "class-means"]
+    assert [plan.kind for plan in stage.link.of(Plan)] == ["", "", "", "class-means"]
     assert [made.round for made in stage.contributions] == [3]
 
 
+@pytest.mark.slow
 def test_a_device_that_sits_out_measures_anew_in_a_round_that_is_extended_also_after_a_restart(slow_at_first):
     stage = slow_at_first
     for extensions in range(3):
@@ -93,6 +95,7 @@ def test_a_device_that_sits_out_measures_anew_in_a_round_that_is_extended_also_a
     assert [made.round for made in stage.contributions] == [1]
 
 
+@pytest.mark.slow
 def test_a_device_that_is_really_too_slow_measures_anew_in_every_third_round(slow_at_first, monkeypatch):
     stage, measured_in = slow_at_first, []
     monkeypatch.setattr(
@@ -117,6 +120,7 @@ def test_a_device_that_sits_out_measures_anew_at_once_when_the_load_has_changed_
     assert [made.round for made in stage.contributions] == [1]
 
 
+@pytest.mark.slow
 def test_a_device_whose_measuring_fails_stays_with_what_it_knew(slow_at_first, monkeypatch, caplog):
     stage = slow_at_first
     stage.link.announce(stage.offer(1))
@@ -139,7 +143,7 @@ def test_an_offer_that_waited_while_the_device_was_busy_has_been_running_since_i
     stage.clock.now += 59.9999
     stage.go()
     assert stage.contributions == []
-    assert stage.link.of(PlanMessage)[-1].kind == ""
+    assert stage.link.of(Plan)[-1].kind == ""
 
 
 def test_of_two_offers_that_wait_only_the_newest_is_worked_on(stage):
@@ -177,6 +181,7 @@ def moved(stage, number, bundle):
     return stage.offer(number, base=base)
 
 
+@pytest.mark.slow
 def test_a_base_that_is_on_its_way_when_the_next_round_opens_early_is_worked_on_then_the_newest(
     slow_link, bundle
 ):
@@ -191,6 +196,7 @@ def test_a_base_that_is_on_its_way_when_the_next_round_opens_early_is_worked_on_
     assert [c.round for c in stage.contributions] == [1, 2, 4]
 
 
+@pytest.mark.slow
 def test_a_base_that_is_on_its_way_when_its_round_is_over_is_not_worked_on(slow_link, bundle):
     stage = slow_link
     stage.link.announce(moved(stage, 2, bundle))
@@ -203,6 +209,7 @@ def test_a_base_that_is_on_its_way_when_its_round_is_over_is_not_worked_on(slow_
     assert [c.round for c in stage.contributions] == [1, 3]
 
 
+@pytest.mark.slow
 def test_a_second_receipt_of_an_earlier_contribution_does_not_settle_the_next(stage):
     """Sent twice over a lost link, receipted twice; the second comes when round 2's is on its way."""
     stage.link.announce(stage.offer(1))
@@ -218,6 +225,7 @@ def test_a_second_receipt_of_an_earlier_contribution_does_not_settle_the_next(st
     assert [c.round for c in stage.contributions] == [1, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_device_killed_after_the_receipt_does_not_do_the_round_s_work_again(stage):
     stage.link.announce(stage.offer(1))
     stage.go()
@@ -230,6 +238,7 @@ def test_a_device_killed_after_the_receipt_does_not_do_the_round_s_work_again(st
     assert [c.round for c in again.contributions] == [2]
 
 
+@pytest.mark.slow
 def test_a_device_killed_before_the_receipt_sends_the_same_again_in_its_new_name(stage):
     stage.link.receipts = False
     stage.link.announce(stage.offer(1))
@@ -241,18 +250,20 @@ def test_a_device_killed_before_the_receipt_sends_the_same_again_in_its_new_name
     assert encode(after) == encode(msgspec.structs.replace(before, boot=2))
 
 
+@pytest.mark.slow
 def test_a_plan_is_told_anew_to_an_aggregator_that_restarted(stage):
     stage.link.announce(stage.offer(1))
     stage.go()
     stage.link.announce(stage.offer(2))
     stage.go()
-    told = len(stage.link.of(PlanMessage))
+    told = len(stage.link.of(Plan))
     stage.link.announce(stage.offer(2))  # heard again: a new life of the aggregator
     stage.link.announce(stage.offer(3))
     stage.go()
-    assert len(stage.link.of(PlanMessage)) == told + 1
+    assert len(stage.link.of(Plan)) == told + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "absurd",
     [
@@ -280,6 +291,7 @@ SOUND = Stretch(1, "philox4x64-popcount/1", "head", 0.1, 1, "f4", bytes(4), 7)
 """One step; the seed of the round is made from 7."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -311,6 +323,7 @@ def test_a_contribution_that_cannot_be_kept_is_not_trained_again(stage, monkeypa
     assert sum("cannot be kept" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_device_that_hears_of_the_lobby_or_the_first_round_asks_at_once(stage, number):
     """Nothing comes unasked then; the clock stands still, so that no patience can run out."""
@@ -327,6 +340,7 @@ def with_new_weights(bundle, changed):
     return tensors.encode({k: v.astype(bundle.weights()[k].dtype) for k, v in weights.items()})
 
 
+@pytest.mark.slow
 def test_a_base_that_is_new_to_all_is_not_asked_for_by_those_who_are_ready(stage):
     stage.link.announce(stage.offer(1))
     stage.go()
@@ -345,7 +359,7 @@ def test_the_plan_is_told_before_the_work_begins(stage):
     pace = stage.agent._go_on
 
     def note(done):
-        told.append([(plan.round, plan.kind) for plan in stage.link.of(PlanMessage)])
+        told.append([(plan.round, plan.kind) for plan in stage.link.of(Plan)])
         pace(done)
 
     stage.agent._go_on = note
@@ -362,8 +376,8 @@ def test_presence_is_the_link_s_to_tell(stage):
     )
     stage.go()
     assert states == []
-    assert decode(stage.agent.greeting().payload, DeviceState) == DeviceState(boot=1, online=True)
-    assert decode(stage.agent.will().payload, DeviceState) == DeviceState(boot=1, online=False)
+    assert decode(stage.agent.greeting().payload, State) == State(boot=1, online=True)
+    assert decode(stage.agent.will().payload, State) == State(boot=1, online=False)
 
 
 def test_the_bundle_written_for_these_tests_is_another_one(bundle, another):
@@ -406,6 +420,7 @@ def test_who_was_told_of_a_round_by_itself_says_hello_when_that_is_offered_to_al
     assert len(stage.link.of(Hello)) == said + 1
 
 
+@pytest.mark.slow
 def test_a_deadline_that_is_extended_does_not_double_what_is_on_its_way(stage):
     offer = stage.offer()
     stage.link.receipts = False
@@ -422,6 +437,7 @@ def test_a_deadline_that_is_extended_does_not_double_what_is_on_its_way(stage):
     assert len(stage.contributions) == 2
 
 
+@pytest.mark.slow
 def test_a_device_told_to_stop_gives_up_what_it_trains_and_sends_nothing(stage):
     stage.link.offer = stage.offer(number=0, kinds=())
     stage.go()
@@ -440,6 +456,7 @@ def test_a_device_told_to_stop_gives_up_what_it_trains_and_sends_nothing(stage):
     assert not stage.contributions
 
 
+@pytest.mark.slow
 def test_whoever_has_a_loop_of_their_own_steps_the_agent_until_it_waits_for_nothing(stage):
     agent = stage.agent
     agent.begin(stage.link)
@@ -475,11 +492,12 @@ def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothi
         pass
     forward_s = 40 * stage.bundle.manifest.graphs["forward"].flops / profile.speed.flops_per_s
     assert stage.clock.now == pytest.approx(forward_s, rel=1e-9)
-    [contribution] = link.of(ContributionMessage)
+    [contribution] = link.of(Contribution)
     assert contribution.metrics.train_time_ms == round(1e3 * forward_s)
     assert not (stage.folder / "speed.json").exists()
 
 
+@pytest.mark.slow
 def test_an_offer_of_more_than_the_owner_gives_of_the_disk_is_not_fetched_and_the_next_one_is(stage, caplog):
     stage.agent = Agent(replace(stage.agent.settings, disk_bytes=2_000_000), 1, stage.clock)
     stage.link = stage.wire(stage.agent)

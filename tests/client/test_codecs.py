@@ -23,6 +23,7 @@ def round_of(stage, number, seed, word=WORD):
     return stage.contributions[-1].body
 
 
+@pytest.mark.slow
 def test_what_rounding_leaves_out_of_an_update_is_kept_and_comes_with_the_next(stage):
     base, specs = stage.bundle.weights(), registry.make("few-shot").expected(stage.bundle.manifest)
     sent = [named(WORD).decode(round_of(stage, number, seed=number), base, specs) for number in (1, 2)]
@@ -37,6 +38,7 @@ def test_what_rounding_leaves_out_of_an_update_is_kept_and_comes_with_the_next(s
     assert not np.array_equal(sent[1][head], named(WORD).rounded(exact[1], base, {}).read[head])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["refused", "late"])
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "in a new life"])
 def test_what_was_to_come_with_an_update_that_does_not_count_comes_with_the_next(stage, status, restarts):
@@ -59,6 +61,7 @@ def test_what_was_to_come_with_an_update_that_does_not_count_comes_with_the_next
         np.testing.assert_array_equal(sent[name], value)
 
 
+@pytest.mark.slow
 def test_an_update_that_turns_out_late_when_the_next_is_made_doubles_nothing(stage):
     """Rounds 1 and 2 are made before round 1's receipt comes; all that counts arrives with round 3."""
     base, specs = stage.bundle.weights(), registry.make("few-shot").expected(stage.bundle.manifest)
@@ -79,6 +82,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_device_killed_as_it_keeps_a_coded_update_sends_the_very_same(stage, monkeypatch, where):
     """In round 2, before the update is on disk: it is made again, with what was left out of round 1's."""
@@ -101,6 +105,7 @@ def test_a_device_killed_as_it_keeps_a_coded_update_sends_the_very_same(stage, m
     assert round_of(stage, 2, seed=2) == lost[0].body
 
 
+@pytest.mark.slow
 def test_a_coded_update_is_smaller(stage):
     coded, plain = round_of(stage, 1, seed=1), round_of(stage, 2, seed=1, word="")
     assert len(coded) < 0.45 * len(plain)

@@ -30,6 +30,7 @@ def offer(stage, another):
     return make
 
 
+@pytest.mark.slow
 def test_a_device_trains_the_smaller_model_whose_base_it_has_already(stage, offer):
     """In the lobby it fetches the main model; what it then needs of the smaller one may all be here."""
     stage.link.announce(offer(0))
@@ -40,6 +41,7 @@ def test_a_device_trains_the_smaller_model_whose_base_it_has_already(stage, offe
     assert [(c.round, c.form) for c in stage.contributions] == [(n, "another") for n in (1, 2, 3, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("",), ("another", ""), ("another", "another")])
 def test_a_family_in_which_two_have_one_name_is_ignored(stage, offer, names):
     """The main model's own name is the empty one."""
@@ -51,6 +53,7 @@ def test_a_family_in_which_two_have_one_name_is_ignored(stage, offer, names):
     assert [(c.round, c.form) for c in stage.contributions] == [(2, "another")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["main", "member"])
 def test_a_base_without_a_checkpoint_is_ignored(stage, offer, of, caplog):
     good = offer(1)
@@ -82,6 +85,7 @@ def test_what_a_base_has_of_the_bundle_is_looked_for_once(stage, offer, another,
     assert len(looks) <= 2
 
 
+@pytest.mark.slow
 def test_a_new_main_base_is_asked_for_at_once_where_there_is_a_family(stage, offer):
     """Nothing comes unasked there; the clock stands still, so that no patience can run out."""
     weights = {name: value + np.float32(0.5) for name, value in stage.bundle.weights().items()}

@@ -106,6 +106,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", HOSTILE)
 def test_offer_of_a_graph_that_is_not_allowed_is_refused_in_one_line_and_an_honest_round_follows(
     which, stage, bundle, tmp_path, monkeypatch, caplog

@@ -41,6 +41,7 @@ def test_when_its_own_is_over_it_goes_on_to_another(stage):
     assert not stage.agent.done
 
 
+@pytest.mark.slow
 def test_where_two_tasks_answer_it_is_in_the_later_one_and_goes_on_to_the_other(stage):
     stage.link.offer = None
     stage.link.tell("task", encode(stage.offer(task="speech", run="s", round=0)))

@@ -8,7 +8,7 @@ import pytest
 
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Link, LinkOptions
-from device_runtime.broker.wire.messages import DeviceState, Hello
+from device_runtime.broker.wire.messages import Hello, State
 from device_runtime.broker.wire.url import BrokerUrl
 
 
@@ -29,6 +29,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "persistence", "when"), WAYS)
 def test_mosquitto_ends_and_comes_back(mosquitto_site, eventually, number, persistence, when):
     site = mosquitto_site
@@ -56,6 +57,7 @@ def test_mosquitto_ends_and_comes_back(mosquitto_site, eventually, number, persi
     assert stored == {(n, name) for n in (1, 2) for name in ("slow", "fast")}
 
 
+@pytest.mark.slow
 def test_amqtt_ends_and_comes_back(amqtt_site, eventually):
     site = amqtt_site
     broker = site.broker()
@@ -89,6 +91,7 @@ def test_mosquitto_freezes_in_a_transfer(mosquitto_site, eventually):
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
+@pytest.mark.slow
 def test_what_others_retain_leaks_into_no_round(site, eventually):
     """amqtt sends what is retained also to those who did not ask for it; a wire may keep anything."""
     broker = site.broker()
@@ -96,7 +99,7 @@ def test_what_others_retain_leaks_into_no_round(site, eventually):
     stray.connect()
     hello = Hello(boot=1, num_examples=9, profile="x", memory_bytes=1, engine="x")
     stray.publish(topics.up("ghost", "hello"), messages.encode(hello), retain=True)
-    stray.publish(topics.up("shade", "state"), messages.encode(DeviceState(boot=3, online=True)), retain=True)
+    stray.publish(topics.up("shade", "state"), messages.encode(State(boot=3, online=True)), retain=True)
     stray.publish(topics.down("pi", "task"), b"\x93rubbish", retain=True)
     stray.publish(topics.down("pi", "receipt"), b"\x93rubbish", retain=True)
     stray.publish(topics.offer("task"), b"\x93rubbish", retain=True)

@@ -30,6 +30,7 @@ MESSAGES = ["State", "Hello", "Plan", "Contribution", "Receipt", "Get"]
 NAMES = [*MESSAGES, "topic", "safetensors", "manifest", "bundle zip", "task", "url", "graph"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_inputs_are_refused_in_the_decoder_s_own_words(fuzz, name):
     [target] = [one for one in fuzz.targets() if one.name == name]

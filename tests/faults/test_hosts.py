@@ -63,6 +63,7 @@ def serving(where, url, folder, log):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["before commit", "after commit", "before receipt", "after receipt"])
 def test_an_aggregator_that_dies_at_the_worst_instant(mosquitto_site, eventually, where):
     """At the second of its commits or receipts, once; then the same command goes on."""
@@ -119,6 +120,7 @@ def test_a_device_process_that_is_stopped_for_a_while(mosquitto_site, eventually
     assert (1, "frozen") in stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["aggregator", "device"])
 def test_a_disk_that_is_full_for_a_while(site, eventually, monkeypatch, side):
     """Blocks, blobs and commits are refused by one side's disk; when there is room all goes on."""
@@ -155,6 +157,7 @@ def test_a_disk_that_is_full_for_a_while(site, eventually, monkeypatch, side):
     site.audit(aggregator, device, rounds=3)
 
 
+@pytest.mark.slow
 def test_a_database_that_is_full_for_a_while(site, eventually, monkeypatch):
     from device_runtime.aggregator.intake.contributions import Contributions
 
@@ -180,6 +183,7 @@ def test_a_database_that_is_full_for_a_while(site, eventually, monkeypatch):
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
+@pytest.mark.slow
 def test_clocks_that_disagree_do_not_matter(site, eventually, monkeypatch):
     """Nobody's time of day is ever sent or compared: a device may live in another year."""
     broker = site.broker()
@@ -208,6 +212,7 @@ def test_an_observer_that_fails_or_is_slow_stops_no_round(site, eventually, what
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
+@pytest.mark.slow
 def test_an_update_that_is_damaged_on_the_device_s_disk_while_it_is_fetched(site, eventually):
     """What comes has another hash, twice: it is refused with that reason."""
     broker = site.broker()
@@ -229,6 +234,7 @@ def test_an_update_that_is_damaged_on_the_device_s_disk_while_it_is_fetched(site
     assert aggregator.failure is None
 
 
+@pytest.mark.slow
 def test_a_retained_round_of_an_earlier_run_is_only_a_sign(site, eventually):
     """A broker may keep an offer whose aggregator is long gone: nobody works on it."""
     import queue

@@ -9,12 +9,13 @@ import pytest
 
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Disconnected, Link, LinkOptions
-from device_runtime.broker.wire.messages import DeviceState
+from device_runtime.broker.wire.messages import State
 from device_runtime.broker.wire.url import BrokerUrl
 
 FAST_S = (0.05, 0.4)
 
 
+@pytest.mark.slow
 def test_a_connection_cut_in_an_upload_costs_only_time(site, eventually):
     broker = site.broker()
     proxy = site.proxy(broker.url)
@@ -30,6 +31,7 @@ def test_a_connection_cut_in_an_upload_costs_only_time(site, eventually):
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_open_at_one_end_only_is_given_up_and_made_anew(site, eventually):
     """Half-open TCP in mid-transfer: nothing passes and nobody is told; pings are not answered."""
     broker = site.broker()
@@ -44,6 +46,7 @@ def test_a_connection_that_is_open_at_one_end_only_is_given_up_and_made_anew(sit
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
+@pytest.mark.slow
 def test_an_aggregator_behind_a_half_open_connection_comes_back(site, eventually):
     broker = site.broker()
     proxy = site.proxy(broker.url)
@@ -70,6 +73,7 @@ def test_an_upload_that_takes_longer_than_twice_the_keep_alive_arrives_on_one_co
     assert site.audit(aggregator, device, rounds=1) == {(1, "pi")}
 
 
+@pytest.mark.slow
 def test_a_far_link(site, eventually):
     broker = site.broker()
     proxy = site.proxy(broker.url)
@@ -150,6 +154,7 @@ def test_a_queue_that_overflows_at_the_broker_loses_nothing_for_good(mosquitto_s
     assert stored == {(number, name) for number in (1, 2) for name in "abc"}
 
 
+@pytest.mark.slow
 def test_two_devices_of_one_name_are_told_and_nothing_counts_twice(mosquitto_site, eventually):
     site = mosquitto_site
     broker = site.broker()
@@ -170,6 +175,7 @@ def test_two_devices_of_one_name_are_told_and_nothing_counts_twice(mosquitto_sit
     assert site.audit(aggregator, one, rounds=1) == {(1, "pi")}
 
 
+@pytest.mark.slow
 def test_the_last_will_of_an_earlier_life_does_not_end_this_one(site, eventually):
     broker = site.broker()
     aggregator = site.aggregator(broker.url, "few-shot", rounds=1, min_devices=2, round_deadline_s=600.0)
@@ -177,7 +183,7 @@ def test_the_last_will_of_an_earlier_life_does_not_end_this_one(site, eventually
     stray = Link(BrokerUrl.parse(broker.url), "stray", queue.SimpleQueue(), LinkOptions())
     stray.connect()
     assert eventually(lambda: "pi" in aggregator.service.state.ready)
-    stray.publish(topics.up("pi", "state"), messages.encode(DeviceState(boot=1, online=False)))
+    stray.publish(topics.up("pi", "state"), messages.encode(State(boot=1, online=False)))
     assert eventually(lambda: not stray.under_way())
     stray.close()
     other = site.device("other", broker.url)

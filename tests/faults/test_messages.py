@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from device_runtime.broker.wire import messages
-from device_runtime.broker.wire.messages import ContributionMessage
+from device_runtime.broker.wire.messages import Contribution
 
 
 def the_first(number, what):
@@ -77,6 +77,7 @@ def test_blocks_in_both_directions(site, eventually, fault):
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
+@pytest.mark.slow
 def test_blocks_out_of_order(site, eventually):
     broker = site.broker()
     proxy = site.proxy(broker.url)
@@ -90,6 +91,7 @@ def test_blocks_out_of_order(site, eventually):
 OFTEN = [pytest.param(leaf, marks=pytest.mark.slow) for leaf in ("hello", "task", "plan", "get")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaf", ["contribution", "receipt", *OFTEN])
 def test_every_message_may_come_twice(site, eventually, leaf):
     broker = site.broker()
@@ -152,6 +154,7 @@ def test_a_wire_that_does_everything_at_random(site, eventually, seed):
     site.audit(aggregator, *devices, rounds=4)
 
 
+@pytest.mark.slow
 def test_what_is_not_the_blob_that_was_named_is_refused_and_the_device_goes_on(site, eventually):
     """Wrong hash: the content that comes twice is not what the message named."""
     broker = site.broker()
@@ -171,13 +174,14 @@ def test_what_is_not_the_blob_that_was_named_is_refused_and_the_device_goes_on(s
     assert site.audit(aggregator, liar, honest, rounds=1) == {(1, "honest")}
 
 
+@pytest.mark.slow
 def test_a_contribution_changed_on_its_way_is_refused_or_not_read_and_counts_nowhere(site, eventually):
     broker = site.broker()
     proxy, sent = site.proxy(broker.url), []
 
     def cut(up, topic, payload):
         if up and topic.endswith("/contribution") and not sent:
-            sent.append(messages.decode(payload, ContributionMessage))
+            sent.append(messages.decode(payload, Contribution))
             body = sent[0].body
             bad = messages.encode(msgspec.structs.replace(sent[0], body=body[: len(body) // 2]))
             return [(topic, payload[:-3]), (topic, bad)]

@@ -90,6 +90,7 @@ def test_the_classes_of_stragglers_are_recognised_with_the_head_in_closed_form_a
     assert all(np.array_equal(served[name], again[name]) for name in served)
 
 
+@pytest.mark.slow
 def test_devices_too_slow_to_measure_all_samples_take_part_with_some_and_their_class_is_recognised(play):
     """71 samples take them 35 s of 30, 40 take 20 s."""
     sits_out, _ = play(speed=0.05, head="closed-form", statistics={"samples": 0})
@@ -100,6 +101,7 @@ def test_devices_too_slow_to_measure_all_samples_take_part_with_some_and_their_c
     assert takes_part.lines[-1].eval_acc_by_class[ONLY["slow"]] > 0.5
 
 
+@pytest.mark.slow
 def test_devices_that_hold_samples_out_choose_the_head_in_place_of_the_evaluation_data():
     """Each holds 6 of 60 samples out, and counts them in three rounds, of which older ones weigh less."""
     kinds = [{"name": "full", "settings": {"epochs": 1, "lr": 0.05, "batch": 16}}, {"name": "few-shot"}]
@@ -125,6 +127,7 @@ def test_devices_that_hold_samples_out_choose_the_head_in_place_of_the_evaluatio
     assert last.bytes_down - without.bytes_down > 8 * 4 * 650
 
 
+@pytest.mark.slow
 def test_a_link_too_narrow_for_all_classes_carries_the_rarest_and_it_is_recognised(play):
     """In the 27 s that a plan fills 243 bytes go up, or 324: of one class it takes 266, of all nine 858."""
     sits_out, _ = play(head="closed-form", kinds=KINDS[:2], up=9)

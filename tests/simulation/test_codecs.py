@@ -46,6 +46,7 @@ def both(made):
     return noted.asks, served, perform(prepared, WireCourse(SEED, until_s=10_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", [WORD, "half", "delta+half", "delta", "int8+deflate"])
 def test_the_model_of_coded_updates_is_the_same_on_the_wire_and_in_fast_time(tmp_path, word):
     """Over four rounds, so that what is left out of one update is in the next."""
@@ -58,6 +59,7 @@ def test_the_model_of_coded_updates_is_the_same_on_the_wire_and_in_fast_time(tmp
         np.testing.assert_allclose(values, finished.weights[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["delta+half", "delta+int8", WORD, "delta+deflate"])
 def test_the_bytes_that_are_charged_are_those_of_the_wire(tmp_path, word):
     """To 3%; what deflate will gain is not known before, and is not overestimated."""
@@ -69,6 +71,7 @@ def test_the_bytes_that_are_charged_are_those_of_the_wire(tmp_path, word):
         assert 0.97 * record.bytes_up < charged[record.round, record.device] < most * record.bytes_up
 
 
+@pytest.mark.slow
 def test_kinds_with_different_codecs_and_none_make_one_model(tmp_path):
     kinds = [
         {"name": "full", "settings": {"codec": WORD}},

@@ -59,6 +59,7 @@ def running_demo(folder, word):
     return demo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_no_process_is_left_when_a_signal_ends_the_demo(number, tmp_path, mark):
     demo = running_demo(tmp_path / "run", mark)

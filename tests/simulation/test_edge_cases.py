@@ -149,6 +149,7 @@ def took_s(asks):
     return max(ask.ended_s - ask.asked_s for ask in asks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_class_with_no_sample_anywhere_disturbs_no_other(kind, play, digits):
     """Of 200 digits none is a four; fours are among those that are evaluated."""
@@ -218,6 +219,7 @@ def test_one_client_alone_is_a_fleet(kind, play):
     assert moved(ran)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_every_client_is_a_straggler_the_round_is_made_of_what_they_can_afford(kind, play):
     """Devices keep a tenth of the time back: full updates would just not fit. Where a kind takes about as
@@ -251,6 +253,7 @@ def test_a_mixed_round_goes_on_without_any_full_update(play):
     assert chosen == [{"entropy-subset"}, {"few-shot"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "full"])
 def test_where_nobody_is_a_straggler_a_cheaper_kind_changes_nothing(kind, play):
     full = play(Case(("full",), thirds(), like=kind))

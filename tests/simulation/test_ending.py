@@ -57,6 +57,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_where_it_would_have():
     assert tensors.encode(done) == tensors.encode(whole)
 
 
+@pytest.mark.slow
 def test_rounds_become_as_short_as_most_devices_need():
     _, fixed = play({"kinds": [{"name": "full", "settings": {"epochs": 1}}]})
     _, learnt = play({"kinds": [{"name": "full", "settings": {"epochs": 1}}], "deadline_quantile": 0.5})

@@ -15,7 +15,7 @@ from device_runtime.simulation.learning import Learning, LearningTools
 from device_runtime.simulation.ledger import RoundFigures
 from device_runtime.strategies.merging.aggregator_half import Carried
 from device_runtime.strategies.registry import make
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 FULL = make("full", {"epochs": 1, "moon": 1.0})
 
@@ -39,7 +39,7 @@ class Answers:
                 continue
             tensors = {name: np.ones_like(value) for name, value in self.weights.items()}
             self.done += 1
-            yield Contribution("full", tensors, 10, 1.0, memory={"done": np.full(1, self.done, np.float32)})
+            yield TrainedUpdate("full", tensors, 10, 1.0, memory={"done": np.full(1, self.done, np.float32)})
 
     def close(self):
         pass
@@ -136,7 +136,7 @@ def test_a_late_update_of_a_member_counts_as_a_change_of_its_own_base(bundle):
     learning = Learning(task, bases, Carried(), LearningTools(ServerSide({"": bundle}), *[None] * 4))
     strategy = make("width-slice", {"members": ["small"]})
     flight = Flight(0, "0", "all", 1, 0.0, "width-slice", strategy, None)
-    made = Contribution("width-slice", {"head.bias": np.full(10, 3, np.float32)}, 9, 1.0)
+    made = TrainedUpdate("width-slice", {"head.bias": np.full(10, 3, np.float32)}, 9, 1.0)
     moved = learning._as_of(made, flight, 2, 1.0).tensors["head.bias"]
     np.testing.assert_allclose(moved, 10 + 2 / np.sqrt(2), rtol=1e-6)
     assert learning._as_of(made, flight, 1, 1.0) is made

@@ -72,12 +72,14 @@ def honest():
     return accuracy("none", 1.0, liars=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES, ids=["turned round", "a thousand times"])
 def test_three_liars_of_ten_break_the_plain_mean(honest, scale):
     assert honest > 0.8
     assert accuracy("none", scale) < 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["median", "multi-krum"])
 def test_three_liars_of_ten_do_not_break_a_rule(honest, rule):
     assert accuracy(rule, -10.0) > honest - 0.15

@@ -57,6 +57,7 @@ def play(seed=0, fleet=FLEET, task=None, **settings):
     return served, notes
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
     served, notes = play(seed=1)
     again, others = play(seed=1)
@@ -66,6 +67,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
     assert tensors.encode(play(seed=2)[0]) != tensors.encode(served)
 
 
+@pytest.mark.slow
 def test_lines_sum_up_what_the_asks_say():
     _, notes = play()
     assert [line.round for line in notes.lines] == [1, 2, 3]
@@ -110,6 +112,7 @@ def test_a_late_update_is_thrown_away_or_counts_in_the_next_round():
     assert any(ask.into > ask.round for ask in counted.asks if ask.fate == "counted")
 
 
+@pytest.mark.slow
 def test_a_buffered_run_closes_rounds_by_their_number_and_keeps_devices_busy():
     _, notes = play(task={"rounds": 6, "buffer_size": 3, "devices_per_round": 5})
     counted = {(ask.into, ask.device) for ask in notes.asks if ask.fate == "counted"}
@@ -128,6 +131,7 @@ def test_a_cohort_asks_so_many_devices_each_round_and_not_always_the_same():
     assert len(set.union(*by_round)) > 3
 
 
+@pytest.mark.slow
 def test_a_device_that_was_asked_before_does_not_fetch_the_bundle_again():
     _, notes = play(fleet=SETTLED)
     first = {a.bytes_down for a in notes.asks if a.round == 1}
@@ -159,6 +163,7 @@ def test_labels_that_the_bundle_does_not_have_are_refused(tmp_path):
         play(data={"source": "npz", "path": str(tmp_path / "odd.npz"), "partition": "iid"})
 
 
+@pytest.mark.slow
 def test_whoever_watches_sees_each_update_that_counts():
     _, notes = play(fleet=SETTLED)
     assert len(notes.jobs) == sum(ask.fate == "counted" for ask in notes.asks) == 24

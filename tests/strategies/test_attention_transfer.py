@@ -15,7 +15,7 @@ from device_runtime.strategies.full import Full
 from device_runtime.strategies.merging.aggregator_half import Carried
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.training import local_training, teaching
-from device_runtime.strategies.training.device_half import Contribution, LocalData
+from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
 from device_runtime.strategies.training.teaching import Lesson, TeacherAttention
 from device_runtime.strategies.training.workload import workload
 
@@ -37,6 +37,7 @@ def small(family) -> OnnxModel:
     return OnnxModel(family.bundles["small"])
 
 
+@pytest.mark.slow
 def test_a_device_sends_its_weights_and_maps_of_a_tenth_of_its_samples_by_the_updated_model(
     small, client, run
 ):
@@ -99,7 +100,7 @@ def finished(model, sent, kind=KIND):
     return kind.finish(state, model)
 
 
-def steps_written_out(family, generic, sent: Contribution, seed: int):
+def steps_written_out(family, generic, sent: TrainedUpdate, seed: int):
     """Steps 1 to 3 for one client: equations 5.13, 5.15 and 5.16."""
     main, small = (OnnxModel(family.bundles[name]) for name in ("", "small"))
     small.load({name: sent.tensors[name] for name in small.manifest.names()})

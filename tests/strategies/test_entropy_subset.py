@@ -4,7 +4,7 @@ import pytest
 from device_runtime.profiles import shipped
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.terms.dp_sgd import DpSgd
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 
 
@@ -101,7 +101,7 @@ def test_a_choice_of_samples_is_not_private():
 
 
 def test_a_selection_counts_as_itself_or_as_all_that_it_stands_for():
-    update = Contribution("entropy-subset", {}, 25, 0.0, "25%")
+    update = TrainedUpdate("entropy-subset", {}, 25, 0.0, "25%")
     assert EntropySubset().counted(update) == 25
     local = EntropySubset(weigh="local")
     assert local.counted(update) == 100

@@ -7,7 +7,7 @@ from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Spe
 from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.merging.merge import merge
-from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
+from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 
 
@@ -20,7 +20,7 @@ def heads(manifest, *values):
     """Few-shot contributions whose classifiers are constant, with 10, 20, ... samples."""
     shape = (len(manifest.labels), manifest.head.features)
     return [
-        Contribution(
+        TrainedUpdate(
             "few-shot",
             {
                 manifest.head.weight: np.full(shape, value, np.float32),
@@ -46,7 +46,7 @@ def test_the_served_model_is_the_mean_classifier_on_the_distributed_extractor(ro
     full = Full()
     moved = {name: value + 1 for name, value in round_model.weights.items()}
     effects = [
-        folded(full, round_model, [Contribution("full", moved, 100, 0.0)]),
+        folded(full, round_model, [TrainedUpdate("full", moved, 100, 0.0)]),
         folded(FewShot(), round_model, heads(manifest, 1.0, 4.0)),
     ]
     merged = merge(round_model, named(*effects))
@@ -67,7 +67,7 @@ def test_joined_to_the_base_the_classifiers_are_averaged_by_samples_with_the_oth
     manifest = round_model.manifest
     zero = {name: np.zeros_like(value) for name, value in round_model.weights.items()}
     effects = [
-        folded(Full(), round_model, [Contribution("full", zero, 70, 0.0)]),
+        folded(Full(), round_model, [TrainedUpdate("full", zero, 70, 0.0)]),
         folded(FewShot(join_base=True), round_model, heads(manifest, 1.0, 4.0)),
     ]
     merged = merge(round_model, named(*effects))

@@ -11,7 +11,7 @@ from device_runtime.profiles import shipped
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.terms.dp_sgd import DpSgd
-from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
+from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
 from device_runtime.strategies.training.local_training import alone
 from device_runtime.strategies.training.workload import workload
 
@@ -22,7 +22,7 @@ def test_fedavg_weights_by_samples(round_model):
     state = strategy.start(round_model)
     for value, n in ((1.0, 30), (5.0, 10)):
         update = {name: np.full_like(w, value) for name, w in round_model.weights.items()}
-        state = strategy.fold(state, Contribution("full", update, n, 0.0), n)
+        state = strategy.fold(state, TrainedUpdate("full", update, n, 0.0), n)
     effect = strategy.finish(state, round_model)
     assert all((mean == 2).all() for mean in effect.mean.mean().values())
     assert effect.num_examples == 40

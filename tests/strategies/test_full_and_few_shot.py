@@ -15,7 +15,7 @@ from device_runtime.strategies.full import Full
 from device_runtime.strategies.full_and_few_shot import FullAndFewShot
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.merge import merge
-from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
+from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 
 SHORT = {"epochs": 2, "batch": 30}
@@ -89,9 +89,9 @@ def test_classifiers_are_averaged_plainly_over_those_of_both_kinds(round_model):
     def both(value, samples):
         few = {f"few-shot/{name}": np.full_like(weights[name], value) for name in names}
         full = {name: weight + np.float32(value) for name, weight in weights.items()}
-        return Contribution("full+few-shot", {**full, **few}, samples, 0.0)
+        return TrainedUpdate("full+few-shot", {**full, **few}, samples, 0.0)
 
-    straggler = Contribution("few-shot", {n: np.full_like(weights[n], 7.0) for n in names}, 1000, 0.0)
+    straggler = TrainedUpdate("few-shot", {n: np.full_like(weights[n], 7.0) for n in names}, 1000, 0.0)
     effects = [
         effect(FullAndFewShot(), round_model, [both(1.0, 10), both(4.0, 30)]),
         effect(FewShot(), round_model, [straggler]),

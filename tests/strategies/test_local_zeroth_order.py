@@ -6,7 +6,7 @@ from device_runtime.strategies.directions import directions
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.local_zeroth_order import LocalZerothOrder
 from device_runtime.strategies.merging.merge import merge
-from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
+from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -50,7 +50,7 @@ def test_weights_are_averaged_by_samples_beside_those_of_other_kinds(round_model
     name = round_model.manifest.head.bias
     effects = {}
     for strategy, value, samples in ((LocalZerothOrder(tunable="head"), 1.0, 30), (Full(), 5.0, 10)):
-        sent = Contribution(strategy.name, {name: np.full(10, value, np.float32)}, samples, 0.0)
+        sent = TrainedUpdate(strategy.name, {name: np.full(10, value, np.float32)}, samples, 0.0)
         state = strategy.fold(strategy.start(round_model), sent, samples)
         effects[strategy.name] = strategy.finish(state, round_model)
     assert (merge(round_model, effects).base[name] == 2.0).all()  # (30 * 1 + 10 * 5) / 40

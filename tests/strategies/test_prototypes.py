@@ -15,7 +15,7 @@ from device_runtime.strategies.merging.aggregator_half import Carried
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.prototypes import Prototypes, local_prototypes
 from device_runtime.strategies.training import teaching
-from device_runtime.strategies.training.device_half import Contribution, LocalData
+from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
 from device_runtime.strategies.training.teaching import Lesson
 from device_runtime.strategies.training.workload import workload
 
@@ -41,7 +41,7 @@ def small(family) -> OnnxModel:
     return OnnxModel(family.bundles["small"])
 
 
-def sent_by(kind, small, clients, run) -> list[Contribution]:
+def sent_by(kind, small, clients, run) -> list[TrainedUpdate]:
     return [kind.train(small, data, run(f"pi-{i}")) for i, data in enumerate(clients)]
 
 
@@ -52,6 +52,7 @@ def finished(model, sent, kind=KAD):
     return kind.finish(state, model)
 
 
+@pytest.mark.slow
 def test_prototypes_are_the_mean_maps_of_each_class_and_0_where_there_is_none(small, clients, monkeypatch):
     monkeypatch.setattr(teaching, "BLOCK", 33)
     data = clients[0]

@@ -74,6 +74,7 @@ def part(data, chosen):
     return LocalData(data.x[chosen], data.y[chosen])
 
 
+@pytest.mark.slow
 def test_what_is_sent_beside_the_update_are_maps_of_own_samples_of_each_class(device, digits, run):
     data = part(digits, np.isin(digits.y, (2, 7)))
     sent = MID.train(device, data, run()).tensors

@@ -79,6 +79,7 @@ def changed(model, before, *names):
     return [name for name in names if not np.array_equal(model.weights[name], before[name])]
 
 
+@pytest.mark.slow
 def test_only_values_at_the_mask_and_the_head_travel(rich, digits_8x8):
     sent = SparseStage(epochs=1).train(OnnxModel(rich), digits_8x8, run())
     layers = ("conv", "grouped", "inner")

@@ -16,7 +16,7 @@ from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import Derives, NeedsModels
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.merge import merge
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 from device_runtime.strategies.width_slice import WidthSlice
 
@@ -83,6 +83,7 @@ def test_settings_are_checked(settings, said):
         WidthSlice(**settings)
 
 
+@pytest.mark.slow
 def test_the_base_of_a_member_is_the_leading_part_of_the_main_base(manifests, distributed):
     strategy = WidthSlice(members=("", *MEMBERS))
     assert isinstance(strategy, Derives)
@@ -130,7 +131,7 @@ def test_full_updates_of_the_round_count_in_every_element(manifests, distributed
 
     def constant(kind, manifest, value, n, form=""):
         tensors = {spec.name: np.full(spec.shape, value, np.float32) for spec in manifest.specs("all")}
-        return Contribution(kind, tensors, n, 0.0, form)
+        return TrainedUpdate(kind, tensors, n, 0.0, form)
 
     parts = [
         constant("width-slice", manifests["half"], 4.0, 30, "half"),

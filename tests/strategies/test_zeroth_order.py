@@ -4,15 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.broker.wire.messages import ContributionMessage as ContributionMessage
-from device_runtime.broker.wire.messages import Metrics, Step
+from device_runtime.broker.wire.messages import Contribution, Metrics, Step
 from device_runtime.broker.wire.messages import encode as encode_message
 from device_runtime.models.bundles.tensors import encode
 from device_runtime.profiles import shipped
 from device_runtime.strategies.directions import directions
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.merging.merge import merge
-from device_runtime.strategies.training.device_half import Contribution, Run
+from device_runtime.strategies.training.device_half import Run, TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 from device_runtime.strategies.zeroth_order import FEDMEZO, ZerothOrder
 
@@ -139,7 +138,7 @@ def test_a_step_is_computed_in_float64_and_rounded_once(bundle):
 
 def test_two_scalars_are_under_200_bytes_with_topic_and_all(model, digits, run):
     sent = ZerothOrder().train(model, digits, run())
-    message = ContributionMessage(
+    message = Contribution(
         task="digits",
         run="0123456789abcdef",
         round=1000,
@@ -159,7 +158,7 @@ def test_scalars_are_weighted_by_samples(round_model):
     sent = [np.array([1.0, 0.0], np.float32), np.array([4.0, 3.0], np.float32)]
     state = strategy.start(round_model)
     for g, n in zip(sent, (30, 10), strict=True):
-        state = strategy.fold(state, Contribution(strategy.name, {"g": g}, n, 0.5), n)
+        state = strategy.fold(state, TrainedUpdate(strategy.name, {"g": g}, n, 0.5), n)
     step = strategy.finish(state, round_model).steps[0]
     assert step.scalars == (1.75, 0.75)  # (30*1 + 10*4)/40, (0 + 10*3)/40
     assert (step.seed, step.round, step.share) == (77, 3, 1.0)

@@ -20,7 +20,7 @@ from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies import registry
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.statistics import class_statistics, class_sums
-from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
+from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 
 HERE = Path(__file__).parent
 WEB = HERE.parents[1] / "web"
@@ -60,7 +60,7 @@ def node() -> str:
     return found
 
 
-def made(site: Site, works: Sequence[Work]) -> list[Contribution]:
+def made(site: Site, works: Sequence[Work]) -> list[TrainedUpdate]:
     """By the richest form of each kind, all in one process."""
     folder, data = site.folder, site.data
     (folder / "bundle.zip").write_bytes(site.bundle.packed())
@@ -75,7 +75,7 @@ def made(site: Site, works: Sequence[Work]) -> list[Contribution]:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return [
-        Contribution(
+        TrainedUpdate(
             work.kind,
             tensors.decode((folder / f"data.{i}").read_bytes()),
             said["numExamples"],
@@ -86,7 +86,7 @@ def made(site: Site, works: Sequence[Work]) -> list[Contribution]:
     ]
 
 
-def check(site: Site, work: Work, theirs: Contribution) -> None:
+def check(site: Site, work: Work, theirs: TrainedUpdate) -> None:
     """That Node's contribution is believed, is as Python's own, and has an effect on the model."""
     model, strategy = OnnxModel(site.bundle), registry.make(work.kind, work.settings).variants()[0]
     run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=site.aside, round=ROUND, rare=RARE)

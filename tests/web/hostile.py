@@ -24,11 +24,11 @@ from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
-    ContributionMessage,
+    Contribution,
     Get,
     Hello,
     Offer,
-    PlanMessage,
+    Plan,
     Receipt,
 )
 from device_runtime.broker.wire.url import BrokerUrl
@@ -42,7 +42,7 @@ from .serving_pages import Pages
 
 DEVICE = "phone"
 ISSUED = 1_800_000_000
-KINDS = {"hello": Hello, "plan": PlanMessage, "contribution": ContributionMessage, "get": Get}
+KINDS = {"hello": Hello, "plan": Plan, "contribution": Contribution, "get": Get}
 PATIENCE_S = 240.0
 NOTED = """
 self.noted = [];
@@ -107,7 +107,7 @@ class Aggregator:
             one for one in list(self.heard) if isinstance(one, kind) and run in ("", getattr(one, "run", ""))
         ]
 
-    def receipt(self, made: ContributionMessage, status: Any = "accepted", reason: str = "") -> None:
+    def receipt(self, made: Contribution, status: Any = "accepted", reason: str = "") -> None:
         told = Receipt(boot=made.boot, seq=made.seq, round=made.round, status=status, reason=reason)
         self.say("receipt", messages.encode(told))
 
@@ -175,11 +175,11 @@ class Siege:
         self.page.get_by_text(re.compile(r"^\d+ samples kept")).wait_for()
         self.page.get_by_text("connected", exact=True).wait_for()
 
-    def honest_round(self) -> ContributionMessage:
+    def honest_round(self) -> Contribution:
         """It is served and contributed to, and the page says so."""
         offer = self.offered()
         self.aggregator.tell(offer)
-        made = self.until(lambda: self.aggregator.of(ContributionMessage, offer.run))[0]
+        made = self.until(lambda: self.aggregator.of(Contribution, offer.run))[0]
         self.aggregator.receipt(made)
         self.page.get_by_text("Round 1: received, and counted").wait_for()
         self.until(lambda: self.page.evaluate("document.getElementById('notice').textContent === ''"))
@@ -203,8 +203,8 @@ class Siege:
         """The line in which the page says so; nothing was trained or sent."""
         found = self.until(lambda: [one for one in self.noted() if re.search(words, one)])[0]
         assert "\n" not in found and len(found) < 400
-        assert self.aggregator.of(ContributionMessage) == []
-        assert [one for one in self.aggregator.of(PlanMessage) if one.kind] == []
+        assert self.aggregator.of(Contribution) == []
+        assert [one for one in self.aggregator.of(Plan) if one.kind] == []
         self.aggregator.offer = None
         return str(found)
 

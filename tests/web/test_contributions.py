@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.strategies.statistics.held_out import CLOSED_FORM
-from device_runtime.strategies.training.device_half import Contribution, LocalData
+from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
 from device_runtime.strategies.training.tensor_update import FEW_SHOT
 
 from . import by_node
@@ -67,12 +67,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 @pytest.fixture(scope="module")
-def made(site: Site) -> Mapping[str, Contribution]:
+def made(site: Site) -> Mapping[str, TrainedUpdate]:
     return dict(zip(KINDS, by_node.made(site, list(KINDS.values())), strict=True))
 
 
 @pytest.mark.parametrize("called", KINDS)
 def test_a_contribution_made_in_node_is_believed_and_as_pythons_own(
-    called: str, site: Site, made: Mapping[str, Contribution]
+    called: str, site: Site, made: Mapping[str, TrainedUpdate]
 ) -> None:
     by_node.check(site, KINDS[called], made[called])

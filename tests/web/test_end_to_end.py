@@ -119,6 +119,7 @@ def test_three_javascript_and_three_python_devices_finish_a_run(serve, join, dig
     assert max(sent) - min(sent) < 30  # of times and losses, written in as few bytes as they take
 
 
+@pytest.mark.slow
 def test_a_javascript_device_contributes_every_kind_one_task_after_the_other(serve, join, lines, tmp_path):
     files = []
     for number, kind in enumerate(KINDS):
@@ -139,6 +140,7 @@ def closed_form_task(path, statistics):
     (path / "task.toml").write_text(text)
 
 
+@pytest.mark.slow
 def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(serve, join, lines, tmp_path):
     closed_form_task(tmp_path, "smallest_count = 1")
     with serve(tmp_path / "task.toml") as service, join("js", 0, web=False):
@@ -152,6 +154,7 @@ def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(se
     assert (known.rounds, known.samples) == (2, sum(sent) / 2)
 
 
+@pytest.mark.slow
 def test_a_javascript_device_counts_what_it_held_out_by_the_head_that_came_beside_the_base(
     serve, join, lines, tmp_path
 ):
@@ -168,6 +171,7 @@ def test_a_javascript_device_counts_what_it_held_out_by_the_head_that_came_besid
     assert 0 <= closed <= held and note == held_out.trained_is_better(kept["right"])
 
 
+@pytest.mark.slow
 def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_there_again(
     serve, join, overheard, lines, tmp_path
 ):
@@ -187,6 +191,7 @@ def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_ther
     assert first["kind"] == "full"
 
 
+@pytest.mark.slow
 def test_a_round_goes_on_with_a_javascript_device_when_the_aggregator_is_killed(
     serve, join, overheard, lines, tmp_path
 ):
@@ -219,6 +224,7 @@ def test_half_the_devices_in_javascript_learn_as_well_as_all_in_python(serve, jo
     assert abs(accuracies[3][-1] - accuracies[0][-1]) < 0.02
 
 
+@pytest.mark.slow
 def test_a_device_in_node_takes_part_through_the_gateway_of_the_page(launched, eventually, digits, tmp_path):
     pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
     services = Services(launched, eventually, tmp_path)

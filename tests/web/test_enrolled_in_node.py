@@ -55,6 +55,7 @@ def site(command, launched, eventually, tmp_path):
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("web", [True, False])
 def test_an_enrolled_javascript_device_follows_rounds_of_scalars_over_tls(
     web, site, command, launched, digits_in, lines, tmp_path

@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import BLOCK, name
-from device_runtime.broker.wire.messages import Base, ContributionMessage
+from device_runtime.broker.wire.messages import Base, Contribution
 from device_runtime.models.bundles import tensors
 
 from .hostile import HONEST, Siege, besieged, repacked
@@ -71,7 +71,7 @@ def test_weights_that_are_not_those_the_offer_names_in_the_end_are_refused(siege
 def learnt(siege: Siege, offer):
     """What it takes is put together in spite of all, learnt, and sent."""
     siege.attack(offer)
-    made = siege.until(lambda: siege.aggregator.of(ContributionMessage, offer.run))[0]
+    made = siege.until(lambda: siege.aggregator.of(Contribution, offer.run))[0]
     siege.aggregator.receipt(made)
 
 
@@ -124,7 +124,7 @@ def test_a_blob_that_never_ends_keeps_nobody_from_an_honest_round(siege: Siege):
         )
     )
     siege.aggregator.offer = None
-    assert siege.aggregator.of(ContributionMessage) == []
+    assert siege.aggregator.of(Contribution) == []
     siege.honest_round()
     siege.aggregator.blocks = plain
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire.blobs import name
-from device_runtime.broker.wire.messages import ContributionMessage
+from device_runtime.broker.wire.messages import Contribution
 from device_runtime.models.bundles.archive import pack_files
 
 from .hostile import FILES, MANIFEST, Siege, besieged, repacked
@@ -245,6 +245,6 @@ def test_of_a_graph_that_gives_no_numbers_nothing_is_sent(siege: Siege):
         ]
     )
     assert "class-means given up: sums has" in siege.page.inner_text("#does")
-    assert siege.aggregator.of(ContributionMessage) == []
+    assert siege.aggregator.of(Contribution) == []
     siege.aggregator.offer = None
     siege.honest_round()

@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.broker.security.signing import Signer
 from device_runtime.broker.wire import messages, topics
-from device_runtime.broker.wire.messages import ContributionMessage, Kind, Member
+from device_runtime.broker.wire.messages import Contribution, Kind, Member
 
 from .hostile import DEVICE, ISSUED, Siege, altered, besieged
 
@@ -52,7 +52,7 @@ def test_an_offer_of_an_earlier_round_that_somebody_kept_is_refused(siege: Siege
     later = msgspec.structs.replace(first, round=7)
     siege.aggregator.tell(later)
     sent = siege.until(
-        lambda: [one for one in siege.aggregator.of(ContributionMessage, made.run) if one.round == 7]
+        lambda: [one for one in siege.aggregator.of(Contribution, made.run) if one.round == 7]
     )[0]
     siege.aggregator.receipt(sent)
     siege.page.get_by_text("Round 7: received, and counted").wait_for()

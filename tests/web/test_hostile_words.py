@@ -5,7 +5,7 @@ import re
 import pytest
 
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.messages import ContributionMessage
+from device_runtime.broker.wire.messages import Contribution
 
 from .hostile import MANIFEST, Siege, besieged, repacked
 
@@ -72,7 +72,7 @@ def test_a_refusal_of_any_length_is_one_line_of_text(siege: Siege):
     siege.begin()
     offer = siege.offered()
     siege.aggregator.tell(offer)
-    made = siege.until(lambda: siege.aggregator.of(ContributionMessage, offer.run))[0]
+    made = siege.until(lambda: siege.aggregator.of(Contribution, offer.run))[0]
     siege.aggregator.receipt(made, "refused", "<img src=x onerror=alert(1)>\n" + "W" * 100_000)
     said = r"Round 1: refused: <img src=x onerror=alert\(1\)> W+"
     siege.until(lambda: re.search(said, siege.page.inner_text("#state")))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import inf
 
-from device_runtime.broker.wire.messages import DeviceState
+from device_runtime.broker.wire.messages import State
 
 GRACE_S = 2.0
 """Seconds in which a broker that ends is noticed."""
@@ -22,10 +22,10 @@ class LastWills:
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
-        self._held: dict[str, tuple[DeviceState, float]] = {}
+        self._held: dict[str, tuple[State, float]] = {}
         self._back_s = -inf
 
-    def holds(self, device: str, will: DeviceState, kept: bool, now: float) -> bool:
+    def holds(self, device: str, will: State, kept: bool, now: float) -> bool:
         """Whether it is held for now. `kept`: by the broker, from before we were connected."""
         until = self._back_s if kept else now + self._grace_s
         if until > now:
@@ -46,7 +46,7 @@ class LastWills:
         held = self._held.items()
         self._held = {device: (will, min(until, self._back_s)) for device, (will, until) in held}
 
-    def due(self, now: float) -> list[tuple[str, DeviceState]]:
+    def due(self, now: float) -> list[tuple[str, State]]:
         """Those that count now; they are held no longer."""
         found = [(device, will) for device, (will, until) in self._held.items() if now >= until]
         for device, _ in found:

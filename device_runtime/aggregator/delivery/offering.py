@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from device_runtime.aggregator.rounds.run import OpenRun
-from device_runtime.aggregator.rounds.state import State
+from device_runtime.aggregator.rounds.state import RoundsState
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire.messages import Offer
@@ -32,7 +32,7 @@ class Offering:
         self._cohorts = rounds.task.devices_per_round is not None
         self._last: Offer | None = None
 
-    def started(self, state: State, saved: int) -> None:
+    def started(self, state: RoundsState, saved: int) -> None:
         """A life of the aggregator begins; whoever is here says hello. `saved`: the round that it found.
 
         A later one that is open by now has to be heard twice: else it comes of the life before, for all that
@@ -41,7 +41,7 @@ class Offering:
         if state.phase == "wait" or self._cohorts or state.round > saved > 0:
             self.everybody(state)
 
-    def opened(self, state: State) -> bool:
+    def opened(self, state: RoundsState) -> bool:
         """A round is open. A base that is new to everyone is on its way; who lacks more of it asks.
 
         Where there are smaller models, of which a device needs one in place of the main one, all ask. Who has
@@ -57,7 +57,7 @@ class Offering:
             self._push(state, store, number)
         return False
 
-    def _went_on(self, state: State) -> bool:
+    def _went_on(self, state: RoundsState) -> bool:
         """Say what is new, to who has the offer of the round before."""
         before, now = self._last, self._standing(state, state.phase == "collect")
         if before is None or now is None or now.round != before.round + 1:
@@ -72,27 +72,27 @@ class Offering:
         self._out.next(now, made, state.online)
         return True
 
-    def _push(self, state: State, store: Store, number: int) -> None:
+    def _push(self, state: RoundsState, store: Store, number: int) -> None:
         known = store.base(number - 1).checkpoint
         for part in store.base(number).checkpoint:
             if part not in known:
                 for device in state.ready:
                     self._out.blocks(device, opening(part), store.models)
 
-    def extended(self, state: State) -> None:
+    def extended(self, state: RoundsState) -> None:
         """The open round has a new deadline."""
         if self._cohorts:
             self.each(state, state.waiting)
         else:
             self.everybody(state)
 
-    def everybody(self, state: State) -> None:
+    def everybody(self, state: RoundsState) -> None:
         """Publish where things are: a broker may have forgotten it."""
         if offer := self._standing(state, state.phase == "collect" and not self._cohorts):
             self._last = offer
             self._out.broadcast(offer, state.online)
 
-    def one(self, state: State, device: str) -> None:
+    def one(self, state: RoundsState, device: str) -> None:
         """Answer a device that has said hello: with the deadline that the others were told, as what is not
         said of the next one is as in this.
         """
@@ -102,13 +102,13 @@ class Offering:
         if offer:
             self._out.offer(device, offer)
 
-    def each(self, state: State, devices: Iterable[str]) -> None:
+    def each(self, state: RoundsState, devices: Iterable[str]) -> None:
         """Offer the open round to these."""
         if offer := self._standing(state, state.phase == "collect"):
             for device in sorted(devices):
                 self._out.offer(device, offer)
 
-    def _standing(self, state: State, asked: bool) -> Offer | None:
+    def _standing(self, state: RoundsState, asked: bool) -> Offer | None:
         """What there is to say to those who are asked for the open round, or to the others."""
         if state.phase == "done":
             return self._rounds.farewell()

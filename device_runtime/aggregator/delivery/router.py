@@ -13,10 +13,10 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event, Received
 from device_runtime.broker.wire.messages import (
-    ContributionMessage,
-    DeviceState,
+    Contribution,
     Hello,
-    PlanMessage,
+    Plan,
+    State,
     decode,
     encode,
     said_in,
@@ -24,9 +24,9 @@ from device_runtime.broker.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-OWN: Mapping[str, type[PlanMessage] | type[ContributionMessage]] = {
-    "plan": PlanMessage,
-    "contribution": ContributionMessage,
+OWN: Mapping[str, type[Plan] | type[Contribution]] = {
+    "plan": Plan,
+    "contribution": Contribution,
 }
 """Leaves whose messages name their task themselves: a device may still answer for one that it has left."""
 MOST_BLOBS = 8
@@ -96,7 +96,7 @@ class Router:
         elif address.leaf == "block" and address.sha in known.blobs:
             self._put([known.blobs[address.sha]], event)
         elif address.leaf == "state" and event.payload:  # else it is cleared
-            known.online = decode(event.payload, DeviceState).online
+            known.online = decode(event.payload, State).online
             if known.task:
                 self._put([known.task], event)
             else:
@@ -104,9 +104,9 @@ class Router:
         elif known.task:
             self._put([known.task], event)
 
-    def _own(self, known: _Known, message: PlanMessage | ContributionMessage) -> str:
+    def _own(self, known: _Known, message: Plan | Contribution) -> str:
         """The task that a message names; of its blob, if it has one, too."""
-        if isinstance(message, ContributionMessage) and message.blob:
+        if isinstance(message, Contribution) and message.blob:
             blobs = known.blobs
             blobs.pop(message.blob.sha, None)
             while len(blobs) >= MOST_BLOBS:
@@ -124,7 +124,7 @@ class Router:
         known = self._known[device]
         before, known.task, known.online = known.task, wanted, True
         if before not in ("", wanted):
-            gone = DeviceState(boot=hello.boot, online=False, leaving=True)
+            gone = State(boot=hello.boot, online=False, leaving=True)
             self._put([before], Received(topics.up(device, "state"), encode(gone), False))
         if known.held:
             self._put([wanted], known.held)

@@ -26,7 +26,7 @@ from device_runtime.aggregator.tasks.task import KindSettings, Late, Task
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event, Received
-from device_runtime.broker.wire.messages import DeviceState, MessageError, Offer, decode
+from device_runtime.broker.wire.messages import MessageError, Offer, State, decode
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
@@ -139,7 +139,7 @@ class Ground:
         """The last word of each device, of as many as a site knows, on whether it is there, and with what."""
         try:
             address = topics.parse(event.topic)
-            if address.leaf == "state" and event.payload and not decode(event.payload, DeviceState).online:
+            if address.leaf == "state" and event.payload and not decode(event.payload, State).online:
                 self._present.pop(address.device, None)
             elif address.leaf in ("state", "hello") and event.payload and self._has_room(address.device):
                 self._present.setdefault(address.device, {})[address.leaf] = event

@@ -12,7 +12,7 @@ import numpy as np
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.broker.wire.messages import Hello, Offer
 from device_runtime.client.one_task import OneTask
-from device_runtime.client.selection.choose import MAIN, MARGIN, Candidate, Plan
+from device_runtime.client.selection.choose import MAIN, MARGIN, Candidate, UpdateChoice
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.engine_guard import limit_bytes, watcher
@@ -26,7 +26,7 @@ from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Encoded
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import forwarding
@@ -110,7 +110,7 @@ class SiteTask(OneTask):
             raise ValueError("nothing was merged")
         return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
 
-    def keep(self, offer: Offer, made: Contribution) -> None:
+    def keep(self, offer: Offer, made: TrainedUpdate) -> None:
         """What is forwarded keeps nothing here: the site's devices do."""
 
     def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:
@@ -227,10 +227,12 @@ def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
     if made.statistics is not None:
         tensors |= forwarding.encoded(made.statistics, forwarded, made.num_examples)
     if not tensors:
-        return WorkOutcome(Plan(None, (), NO_STRAGGLER), None, gave_up=("no class of the site may be sent",))
+        return WorkOutcome(
+            UpdateChoice(None, (), NO_STRAGGLER), None, gave_up=("no class of the site may be sent",)
+        )
     return WorkOutcome(
-        plan=Plan(Candidate(forwarded, None, ()), (), NO_STRAGGLER),
-        contribution=Contribution(
+        plan=UpdateChoice(Candidate(forwarded, None, ()), (), NO_STRAGGLER),
+        contribution=TrainedUpdate(
             forwarded.name,
             tensors,
             made.num_examples,
@@ -247,6 +249,6 @@ def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
 
 def _sits_out(why: str, listener: Listener) -> WorkOutcome:
     """The aggregator above is told, so that it does not wait."""
-    plan = Plan(None, (), NO_STRAGGLER)
+    plan = UpdateChoice(None, (), NO_STRAGGLER)
     listener.decided(Decision(plan, (why,), inf))
     return WorkOutcome(plan, None, gave_up=(why,))

@@ -11,7 +11,7 @@ import numpy as np
 
 from device_runtime.aggregator.errors import UpdateRefused
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.broker.wire.messages import INLINE_LIMIT, ContributionMessage, Metrics
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Metrics
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
@@ -55,7 +55,7 @@ class Origin:
     base: Tensors
 
 
-def kind_of(message: ContributionMessage, offered: ExpectedContribution) -> KindSettings:
+def kind_of(message: Contribution, offered: ExpectedContribution) -> KindSettings:
     """The offered kind that this is. Raises UpdateRefused."""
     for kind in offered.task.kinds:
         if kind.name == message.kind and kind.in_round(message.round):
@@ -64,7 +64,7 @@ def kind_of(message: ContributionMessage, offered: ExpectedContribution) -> Kind
     raise UpdateRefused(f"round {message.round} does not accept kind {message.kind!r}; it accepts {known}")
 
 
-def check_address(message: ContributionMessage, offered: ExpectedContribution) -> None:
+def check_address(message: Contribution, offered: ExpectedContribution) -> None:
     """Whether it is meant for this life of this task. Raises UpdateRefused."""
     task = offered.task
     if message.task != task.name:
@@ -73,14 +73,14 @@ def check_address(message: ContributionMessage, offered: ExpectedContribution) -
         raise UpdateRefused(f"it is for run {message.run!r}, this is run {offered.run!r}")
 
 
-def check_message(message: ContributionMessage, offered: ExpectedContribution) -> None:
+def check_message(message: Contribution, offered: ExpectedContribution) -> None:
     """All that can be said before the content is here. Raises UpdateRefused."""
     check_samples(message, 0, offered)
     _check_metrics(message.metrics)
     _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
 
 
-def check_samples(message: ContributionMessage, said: int, offered: ExpectedContribution) -> None:
+def check_samples(message: Contribution, said: int, offered: ExpectedContribution) -> None:
     """A device counts as no more samples than the task allows, nor than it said in its hello that it has; 0
     where it has said nothing, as to an aggregator that was restarted. Raises UpdateRefused.
     """
@@ -109,7 +109,7 @@ def codec_of(kind: KindSettings) -> Chain:
     return codecs.named(kind.strategy.codec)
 
 
-def _check_size(message: ContributionMessage, expected: Sequence[TensorSpec], codec: Chain) -> None:
+def _check_size(message: Contribution, expected: Sequence[TensorSpec], codec: Chain) -> None:
     """Nothing is fetched that is larger than what is expected can be."""
     if (message.blob is None) == (not message.body):
         raise UpdateRefused("it has both a body and a blob" if message.body else "it has no content")
@@ -121,7 +121,7 @@ def _check_size(message: ContributionMessage, expected: Sequence[TensorSpec], co
         raise UpdateRefused(f"its content has {size} bytes, expected at most {most}")
 
 
-def check_content(message: ContributionMessage, content: bytes, offered: ExpectedContribution) -> Tensors:
+def check_content(message: Contribution, content: bytes, offered: ExpectedContribution) -> Tensors:
     """The tensors, believed; that the content is the message's own was seen. Raises UpdateRefused."""
     kind, expected = kind_of(message, offered), _expected(message, offered)
     form = formed(kind.strategy, message.form)
@@ -137,7 +137,7 @@ def check_content(message: ContributionMessage, content: bytes, offered: Expecte
     return update
 
 
-def _expected(message: ContributionMessage, offered: ExpectedContribution) -> Sequence[TensorSpec]:
+def _expected(message: Contribution, offered: ExpectedContribution) -> Sequence[TensorSpec]:
     """Raises UpdateRefused for a kind that is not offered."""
     form = formed(kind_of(message, offered).strategy, message.form)
     return class_statistics.accepted(form, offered.manifests[form.member])

@@ -19,7 +19,7 @@ from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.broker.errors import BlobError, BrokerError
 from device_runtime.broker.wire.link_events import Received
-from device_runtime.broker.wire.messages import ContributionMessage, decode, said_in
+from device_runtime.broker.wire.messages import Contribution, decode, said_in
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 
@@ -61,7 +61,7 @@ class Checker:
     def close(self) -> None:
         self._store.close()
 
-    def refusal(self, message: ContributionMessage) -> str | None:
+    def refusal(self, message: Contribution) -> str | None:
         """As in Checked. Raises DatabaseError: then nothing can be said any more."""
         if message.run != self._run or message.blob or not 1 <= message.round <= self.task.rounds:
             return None
@@ -83,7 +83,7 @@ def checked(event: Received, checkers: Mapping[str, Checker]) -> CheckedMessage:
     """The same message, looked at by the checker of its task. Raises DatabaseError."""
     refusal = None
     try:
-        message = decode(said_in(event.payload), ContributionMessage)
+        message = decode(said_in(event.payload), Contribution)
         if message.task in checkers:
             refusal = checkers[message.task].refusal(message)
     except BrokerError:

@@ -17,7 +17,7 @@ from itertools import islice
 from device_runtime.aggregator.rounds.events import Update
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.messages import Blob, ContributionMessage, Get
+from device_runtime.broker.wire.messages import Blob, Contribution, Get
 from device_runtime.broker.wire.transfer import Pull
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Arrival:
     """A contribution whose content is here, `verified` just now, or never will be: `refusal` says why."""
 
     update: Update
-    message: ContributionMessage
+    message: Contribution
     refusal: str = ""
     verified: bool = False
 
@@ -54,7 +54,7 @@ class Arrival:
 @dataclass(frozen=True)
 class _Waiting:
     update: Update
-    message: ContributionMessage
+    message: Contribution
     blob: Blob
     pull: Pull | None = None
     damages: int = 0
@@ -72,7 +72,7 @@ class Intake:
         self._announced: Counter[Blob] = Counter()
         self._said_full = False
 
-    def want(self, update: Update, message: ContributionMessage, blob: Blob) -> None:
+    def want(self, update: Update, message: Contribution, blob: Blob) -> None:
         """Fetch this one; sent again, only the sending that a receipt will name is new. Another content takes
         the place of the one before.
 

@@ -8,7 +8,7 @@ from math import inf
 
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.rounds import events as moves
-from device_runtime.aggregator.rounds.state import State
+from device_runtime.aggregator.rounds.state import RoundsState
 from device_runtime.aggregator.views.listener import ContributionRefused, Happening
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.wire.messages import Receipt
@@ -36,7 +36,7 @@ class Receipts:
         self._owed: dict[moves.Reply, float] = {}
         self._full = 0
 
-    def give(self, reply: moves.Reply, state: State) -> None:
+    def give(self, reply: moves.Reply, state: RoundsState) -> None:
         """Send a receipt, and tell of it. One that cannot be sent is asked for again by its device.
 
         That a short contribution has been counted is said soon: the next round, if that comes before, says so
@@ -86,7 +86,7 @@ class Receipts:
             ),
         )
 
-    def _say_full(self, state: State) -> None:
+    def _say_full(self, state: RoundsState) -> None:
         """Once in a round."""
         if self._full != state.round:
             self._full = state.round

@@ -10,7 +10,7 @@ from device_runtime.aggregator.errors import UpdateRefused
 from device_runtime.aggregator.rounds.events import Announced, Event, Rejected, Update, Validated
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.messages import ContributionMessage, Get
+from device_runtime.broker.wire.messages import Contribution, Get
 
 from . import check
 from .check import Standard
@@ -35,7 +35,7 @@ class Reception:
         self._rounds = rounds
         self._desk = desk
         self._intake = Intake(rounds.store.updates, desk.ask)
-        self._in_hand: dict[Update, ContributionMessage] = {}
+        self._in_hand: dict[Update, Contribution] = {}
         self._refusals: dict[Update, str] = {}
         self._samples: dict[str, int] = {}
         self._offered = Standard(rounds.task, rounds.run, rounds.manifests, rounds.weights).offered
@@ -48,11 +48,11 @@ class Reception:
         """A device that is away need not be known any longer."""
         self._samples.pop(device, None)
 
-    def check_address(self, message: ContributionMessage) -> None:
+    def check_address(self, message: Contribution) -> None:
         """Raises UpdateRefused for a message to another task, or to another life of this one."""
         check.check_address(message, self._offered(0))
 
-    def announce(self, update: Update, message: ContributionMessage, refusal: str | None = None) -> None:
+    def announce(self, update: Update, message: Contribution, refusal: str | None = None) -> None:
         """A message has come: is its content wanted? `refusal` is what a worker found, as in Checked."""
         self._in_hand[update] = message
         self._refusals.pop(update, None)
@@ -60,7 +60,7 @@ class Reception:
             self._refusals[update] = refusal
         self._desk.feed(Announced(self._desk.clock(), update, self._sent(update)))
 
-    def message(self, update: Update) -> ContributionMessage:
+    def message(self, update: Update) -> Contribution:
         return self._in_hand[update]
 
     def release(self, update: Update) -> None:

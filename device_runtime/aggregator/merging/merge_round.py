@@ -35,7 +35,7 @@ from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import brought_forward
 from device_runtime.strategies.robust import Screen
 from device_runtime.strategies.statistics import class_statistics
-from device_runtime.strategies.training.device_half import Contribution, Late, LocalData
+from device_runtime.strategies.training.device_half import Late, LocalData, TrainedUpdate
 
 BASES_HELD = 4
 """Bases in memory of each model, while late contributions are merged."""
@@ -113,7 +113,7 @@ class _Earlier:
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
 
-    def rebased(self, update: Contribution, number: int, times: float) -> Contribution:
+    def rebased(self, update: TrainedUpdate, number: int, times: float) -> TrainedUpdate:
         """An update made for round `number`, that stands for so many rounds, as one of the model's.
 
         Raises BlobError, RunFolderError.
@@ -125,7 +125,7 @@ class _Earlier:
         late = Late(number, self._seed(number), self.task.late_share(now - number), times)
         return brought_forward(update, late, now, lambda one: self._base(one, member))
 
-    def read(self, stored: StoredContribution) -> Contribution:
+    def read(self, stored: StoredContribution) -> TrainedUpdate:
         """A contribution from disk, decoded against the base of its own round.
 
         Raises BlobError, RunFolderError, and TensorError where the disk does not hold what was checked.
@@ -139,7 +139,7 @@ class _Earlier:
         content = codec.decode(self.store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss
         known = loss if np.isfinite(loss) else nan
-        return Contribution(stored.kind, content, stored.num_examples, known, form.form)
+        return TrainedUpdate(stored.kind, content, stored.num_examples, known, form.form)
 
     def _base(self, number: int, member: str) -> Tensors:
         """What round `number` distributed of this member, or of the main model."""

@@ -47,9 +47,9 @@ from .events import (
     Validated,
     WorkPhase,
 )
-from .state import MAX_RETRY_S, RETRY_S, SETTLE_S, Rules, Saved, State
+from .state import MAX_RETRY_S, RETRY_S, SETTLE_S, RoundsState, Rules, Saved
 
-Result = tuple[State, tuple[Command, ...]]
+Result = tuple[RoundsState, tuple[Command, ...]]
 _TIMELESS = (Announced, CommitFailed, PhaseDone)
 """They bring no time about: an announcement at the deadline is in time."""
 
@@ -60,8 +60,8 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
     The deadline of the open round begins anew: a crash must not cost devices their round.
     """
     if saved is None:
-        return State(rules), ()
-    state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
+        return RoundsState(rules), ()
+    state = RoundsState(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
     state = state.but(paces=saved.paces, progress=saved.progress, given_up=saved.given_up)
     state = attendance.remembered(state.but(asked=HashTrieMap(saved.asked)), saved)
     if saved.phase == "closed":
@@ -85,7 +85,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
     return state.but(phase=saved.phase), (DoPhase(saved.phase, saved.round),)
 
 
-def step(state: State, event: Event) -> Result:
+def step(state: RoundsState, event: Event) -> Result:
     """The state after an event, and what the shell must do, in this order."""
     commands: tuple[Command, ...] = ()
     match event:
@@ -123,7 +123,7 @@ def step(state: State, event: Event) -> Result:
     return state, commands
 
 
-def _judge(state: State, update: Update, sent: str) -> tuple[Status, str]:
+def _judge(state: RoundsState, update: Update, sent: str) -> tuple[Status, str]:
     """What becomes of a contribution if its content is sound. A device has one voice in a round."""
     if sent == update.kind:
         return "duplicate", ""
@@ -143,7 +143,7 @@ def _judge(state: State, update: Update, sent: str) -> tuple[Status, str]:
     return _judge_late(state, update)
 
 
-def _judge_late(state: State, update: Update) -> tuple[Status, str]:
+def _judge_late(state: RoundsState, update: Update) -> tuple[Status, str]:
     """Of a contribution to an earlier round, where such may count."""
     rules, rounds = state.rules, state.round - update.round
     if update.round in state.given_up:
@@ -161,7 +161,7 @@ def _unasked(update: Update) -> str:
     return f"{update.device} was not asked for round {update.round}"
 
 
-def _verdict(state: State, event: Announced | Validated) -> Reply:
+def _verdict(state: RoundsState, event: Announced | Validated) -> Reply:
     """What its device is told if its content is sound. Where there is no room for it, it may come again."""
     status, reason = _judge(state, event.update, event.sent)
     if status != "accepted" or not state.full:
@@ -171,14 +171,14 @@ def _verdict(state: State, event: Announced | Validated) -> Reply:
     return Reply(event.update, "refused", reason, ceil(retry_s))
 
 
-def _announced(state: State, event: Announced) -> Result:
+def _announced(state: RoundsState, event: Announced) -> Result:
     reply = _verdict(state, event)
     if reply.status == "accepted":
         return state, (Fetch(event.update),)
     return _replied(state, reply, event.now)
 
 
-def _believed(state: State, event: Validated) -> Result:
+def _believed(state: RoundsState, event: Validated) -> Result:
     update, reply = event.update, _verdict(state, event)
     if reply.status != "accepted":
         return _replied(state, reply, event.now)
@@ -189,7 +189,7 @@ def _believed(state: State, event: Validated) -> Result:
     return state, (StoreContribution(update, state.round), reply)
 
 
-def _replied(state: State, reply: Reply, now: float) -> Result:
+def _replied(state: RoundsState, reply: Reply, now: float) -> Result:
     """It does not count, and nobody waits for it; who is refused for good had no business to answer."""
     if reply.status == "late":
         state = attendance.delivered(state, reply.update, now)
@@ -198,7 +198,7 @@ def _replied(state: State, reply: Reply, now: float) -> Result:
     return state, (reply,)
 
 
-def _worked(state: State, event: PhaseDone) -> Result:
+def _worked(state: RoundsState, event: PhaseDone) -> Result:
     if event.phase != state.phase:
         return state, ()
     if event.phase == "publish":
@@ -210,7 +210,7 @@ def _worked(state: State, event: PhaseDone) -> Result:
     return state.but(phase=following), (DoPhase(following, state.round),)
 
 
-def _given(state: State, event: Give) -> Result:
+def _given(state: RoundsState, event: Give) -> Result:
     """While a round is being merged none can be given; some numbers may be left out."""
     state = state.but(rules=replace(state.rules, round_deadline_s=event.deadline_s))
     if state.phase == "wait":
@@ -220,13 +220,13 @@ def _given(state: State, event: Give) -> Result:
     return state, ()
 
 
-def _closed(state: State) -> Result:
+def _closed(state: RoundsState) -> Result:
     if state.phase != "collect":
         return state, ()
     return state.but(phase="merge"), (DoPhase("merge", state.round),)
 
 
-def _next(state: State, now: float) -> Result:
+def _next(state: RoundsState, now: float) -> Result:
     if state.rules.given:
         return state.but(phase="wait"), ()
     stop_after, progress = state.rules.stop_after, state.progress
@@ -235,7 +235,7 @@ def _next(state: State, now: float) -> Result:
     return attendance.begun(state, now), (Announce(state.round + 1),)
 
 
-def _advance(state: State, now: float) -> Result:
+def _advance(state: RoundsState, now: float) -> Result:
     """What time and presence alone bring about."""
     if state.phase == "wait" and not state.rules.given and len(state.ready) >= state.rules.min_devices:
         return _next(state, now)
@@ -253,7 +253,7 @@ def _advance(state: State, now: float) -> Result:
     return _extended(state, now) if overdue else (state, ())
 
 
-def _extended(state: State, now: float) -> Result:
+def _extended(state: RoundsState, now: float) -> Result:
     """The deadline begins anew; or the run is given up, where too many have been fruitless.
 
     A deadline is fruitless that brought no contribution though a device was there which has none in the round
@@ -272,7 +272,7 @@ def _extended(state: State, now: float) -> Result:
     return attendance.extended(state, now), (Extend(state.round, len(state.counted)),)
 
 
-def _complete(state: State, now: float, overdue: bool) -> bool:
+def _complete(state: RoundsState, now: float, overdue: bool) -> bool:
     """Whether the round closes: by its buffer, because all have answered, because the fast devices are done,
     or because its time is over.
     """
@@ -289,14 +289,14 @@ def _complete(state: State, now: float, overdue: bool) -> bool:
     return somebody and not _at_work(state)
 
 
-def _at_work(state: State) -> int:
+def _at_work(state: RoundsState) -> int:
     """How many devices the round would wait for yet; with those at work on an earlier one, where a round that
     closes too soon would make their updates too late to count.
     """
     return len(state.waiting) + (len(state.behind) if state.fast_s < inf else 0)
 
 
-def _closed_early(state: State, now: float) -> str:
+def _closed_early(state: RoundsState, now: float) -> str:
     """That a round closed before all were done, in a few words; empty where it did not."""
     at_work = _at_work(state)
     if now < state.fast_s or not at_work:
@@ -304,7 +304,7 @@ def _closed_early(state: State, now: float) -> str:
     return f"closed at {now - state.opened_s:.3g} s, when the fast were done; {at_work} at work"
 
 
-def _invite(state: State, now: float) -> Result:
+def _invite(state: RoundsState, now: float) -> Result:
     """Fill the places of a cohort that are free; a buffered run keeps all of them busy.
 
     After a restart not before it is known who is there.

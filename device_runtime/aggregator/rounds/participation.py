@@ -16,10 +16,10 @@ from rpds import HashTrieMap, HashTrieSet
 
 from .events import CommitFailed, DevicePresent, Invited, Planned, Update
 from .pace import WINDOW, Durations, class_of
-from .state import SILENT, Presence, Saved, State
+from .state import SILENT, Presence, RoundsState, Saved
 
 
-def present(state: State, event: DevicePresent) -> State:
+def present(state: RoundsState, event: DevicePresent) -> RoundsState:
     """A will of an earlier life than the known one says nothing about this one."""
     device, known = event.device, state.devices.get(event.device)
     if not event.online and (known is None or known.boot != event.boot):
@@ -37,7 +37,7 @@ def present(state: State, event: DevicePresent) -> State:
     return state.but(devices=devices)
 
 
-def forgotten(state: State, device: str) -> State:
+def forgotten(state: RoundsState, device: str) -> RoundsState:
     """As if it had never been here. What of its updates counts, counts."""
     return state.but(
         needs=state.needs.discard(device),
@@ -53,7 +53,7 @@ def forgotten(state: State, device: str) -> State:
     )
 
 
-def remembered(state: State, saved: Saved) -> State:
+def remembered(state: RoundsState, saved: Saved) -> RoundsState:
     """After a restart: whoever was here is taken to be here, as long as nothing else is heard.
 
     A broker keeps the wills of those that left meanwhile; who is not heard at all lets deadlines pass.
@@ -62,12 +62,12 @@ def remembered(state: State, saved: Saved) -> State:
     return state.but(devices=HashTrieMap(devices), ready=HashTrieSet(devices))
 
 
-def owing(state: State, answered: Set[str]) -> HashTrieSet[str]:
+def owing(state: RoundsState, answered: Set[str]) -> HashTrieSet[str]:
     """Of those that are ready, who is asked for the open round and is not among these."""
     return HashTrieSet(device for device in state.ready if device not in answered and state.is_asked(device))
 
 
-def heard(state: State, device: str) -> State:
+def heard(state: RoundsState, device: str) -> RoundsState:
     """Whoever says something is not silent."""
     known = state.devices.get(device)
     if known is None or not known.silences:
@@ -77,7 +77,7 @@ def heard(state: State, device: str) -> State:
     return _come(state, device) if now.awaited and not known.awaited else state
 
 
-def planned(state: State, event: Planned) -> State:
+def planned(state: RoundsState, event: Planned) -> RoundsState:
     """A device sits its round out, or has thought better of it."""
     device = event.device
     if event.round != state.round:
@@ -95,7 +95,7 @@ def planned(state: State, event: Planned) -> State:
     return state.but(waiting=state.waiting.insert(device)) if awaited else state
 
 
-def answered(state: State, update: Update) -> State:
+def answered(state: RoundsState, update: Update) -> RoundsState:
     """A device has had its say about a round, whatever became of it: nobody waits for it any longer."""
     device = update.device
     if update.round == state.round:
@@ -106,13 +106,13 @@ def answered(state: State, update: Update) -> State:
     return _caught_up(state, device) if update.round >= state.asked.get(device, 0) else state
 
 
-def counted(state: State, device: str) -> State:
+def counted(state: RoundsState, device: str) -> RoundsState:
     """One more contribution of a device counts in the open round."""
     number = state.counted.get(device, 0) + 1
     return state.but(contributions=state.contributions + 1, counted=state.counted.insert(device, number))
 
 
-def unkept(state: State, event: CommitFailed) -> State:
+def unkept(state: RoundsState, event: CommitFailed) -> RoundsState:
     """What was counted is not on the disk, and nobody was told that it is: its devices owe it again."""
     answered, waiting, counted = state.answered, state.waiting, state.counted
     for update in event.updates:
@@ -132,7 +132,7 @@ def unkept(state: State, event: CommitFailed) -> State:
     return state.but(contributions=contributions, counted=counted, answered=answered, waiting=waiting)
 
 
-def invited(state: State, event: Invited) -> State:
+def invited(state: RoundsState, event: Invited) -> RoundsState:
     """These were asked; of who has gone in the meantime nothing is expected."""
     if state.phase != "collect" or event.round != state.round or state.rules.devices_per_round is None:
         return state
@@ -148,7 +148,7 @@ def invited(state: State, event: Invited) -> State:
     return state.but(asked=asked, waiting=waiting, behind=behind, places=places)
 
 
-def needed(state: State, update: Update, now: float) -> State:
+def needed(state: RoundsState, update: Update, now: float) -> RoundsState:
     """A device has contributed to the open round: how long it needed since it was asked is noted."""
     if state.rules.pace is None or not state.measured:
         return state
@@ -157,7 +157,7 @@ def needed(state: State, update: Update, now: float) -> State:
     return _noted(state.but(noted=noted), class_of(seconds), 1)
 
 
-def delivered(state: State, update: Update, now: float) -> State:
+def delivered(state: RoundsState, update: Update, now: float) -> RoundsState:
     """A device has sent an update, of whatever round: how long it was at work on it is known.
 
     It began when that round opened, when it was asked, or when it had sent its last update. Nothing is known
@@ -175,7 +175,7 @@ def delivered(state: State, update: Update, now: float) -> State:
     )
 
 
-def _needs_of_the_fast(state: State) -> Durations:
+def _needs_of_the_fast(state: RoundsState) -> Durations:
     """The samples of the ready devices that sent the richest update last, by the class of their durations."""
     ready = [needs for device, needs in state.needs.items() if device in state.ready]
     richest = min((rank for rank, _, _ in ready), default=0)
@@ -186,14 +186,14 @@ def _needs_of_the_fast(state: State) -> Durations:
     return durations
 
 
-def _asked_now(state: State, devices: Iterable[str], now: float) -> State:
+def _asked_now(state: RoundsState, devices: Iterable[str], now: float) -> RoundsState:
     """They were asked at this moment, where that matters."""
     if not state.rules.waits_for_fast:
         return state
     return state.but(asked_s=state.asked_s.update(dict.fromkeys(devices, now)))
 
 
-def _unnoted(state: State, update: Update) -> State:
+def _unnoted(state: RoundsState, update: Update) -> RoundsState:
     """It has not contributed after all."""
     number = state.noted.get((update.device, update.kind))
     if number is None:
@@ -201,7 +201,7 @@ def _unnoted(state: State, update: Update) -> State:
     return _noted(state.but(noted=state.noted.discard((update.device, update.kind))), number, -1)
 
 
-def collected(state: State) -> State:
+def collected(state: RoundsState) -> RoundsState:
     """The round closes: who was waited for in vain, or for whom nothing fitted, needed longer than there was.
 
     What a device lacked may have been memory: a deadline that is too long for that costs nothing, as who sits
@@ -218,14 +218,14 @@ def collected(state: State) -> State:
     return state.but(paces=(*state.paces, state.durations)[-WINDOW:])
 
 
-def _noted(state: State, number: int, devices: int) -> State:
+def _noted(state: RoundsState, number: int, devices: int) -> RoundsState:
     """So many more devices of a class of durations."""
     after = state.durations.get(number, 0) + devices
     durations = state.durations
     return state.but(durations=durations.insert(number, after) if after else durations.discard(number))
 
 
-def overdue(state: State) -> State:
+def overdue(state: RoundsState) -> RoundsState:
     """The deadline has passed: who has not said a word is noted."""
     devices, silent = state.devices, []
     for device in state.waiting:
@@ -240,7 +240,7 @@ def overdue(state: State) -> State:
     return state
 
 
-def extended(state: State, now: float) -> State:
+def extended(state: RoundsState, now: float) -> RoundsState:
     """Who sat out is asked again; of a cohort, whoever the lot falls on."""
     size = state.rules.devices_per_round
     state = state.but(closes_s=now + state.deadline_s(state.round))
@@ -254,7 +254,7 @@ def extended(state: State, now: float) -> State:
     return state.but(places=size - len(state.waiting), due=True)
 
 
-def begun(state: State, now: float) -> State:
+def begun(state: RoundsState, now: float) -> RoundsState:
     """A round begins: all who are ready are asked or, of a cohort, nobody yet."""
     closes_s = now + state.deadline_s(state.round + 1)
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
@@ -272,7 +272,7 @@ def begun(state: State, now: float) -> State:
     return state.but(places=state.rules.devices_per_round, due=True)
 
 
-def _opened(state: State, now: float) -> State:
+def _opened(state: RoundsState, now: float) -> RoundsState:
     """The round has just opened; when those did that nothing comes from any more is forgotten.
 
     Round 1 teaches nothing: its base was fetched while devices waited for it.
@@ -285,7 +285,7 @@ def _opened(state: State, now: float) -> State:
     return state.but(opened=opened, fast_s=now + state.closing_s(state.round))
 
 
-def _still_asked(state: State, behind: HashTrieMap[str, float]) -> HashTrieMap[str, int]:
+def _still_asked(state: RoundsState, behind: HashTrieMap[str, float]) -> HashTrieMap[str, int]:
     """Who was asked for a round that still matters, or is thought at work on one."""
     asked, earliest = state.asked, state.rules.earliest(state.round)
     for device in [device for device, number in asked.items() if number < earliest and device not in behind]:
@@ -293,7 +293,7 @@ def _still_asked(state: State, behind: HashTrieMap[str, float]) -> HashTrieMap[s
     return asked
 
 
-def _still_behind(state: State, now: float) -> HashTrieMap[str, float]:
+def _still_behind(state: RoundsState, now: float) -> HashTrieMap[str, float]:
     """Those who have not been silent for too long to be thought at work."""
     most_s = SILENT * state.rules.round_deadline_s
     late = state.behind
@@ -302,14 +302,14 @@ def _still_behind(state: State, now: float) -> HashTrieMap[str, float]:
     return late
 
 
-def _come(state: State, device: str) -> State:
+def _come(state: RoundsState, device: str) -> RoundsState:
     """It is awaited from now on."""
     owes = state.is_asked(device) and _owes(state, device)
     waiting = state.waiting.insert(device) if owes else state.waiting
     return state.but(ready=state.ready.insert(device), waiting=waiting, due=True)
 
 
-def _gone(state: State, device: str, now: Presence) -> State:
+def _gone(state: RoundsState, device: str, now: Presence) -> RoundsState:
     """It is not awaited any longer: offline, not ready, or silent."""
     return state.but(
         devices=state.devices.insert(device, now),
@@ -320,15 +320,15 @@ def _gone(state: State, device: str, now: Presence) -> State:
     )
 
 
-def _owes(state: State, device: str) -> bool:
+def _owes(state: RoundsState, device: str) -> bool:
     return device not in state.answered and device not in state.sat_out
 
 
-def _makes_room(state: State) -> bool:
+def _makes_room(state: RoundsState) -> bool:
     """Whether, when nothing is expected of a device any more, another may be asked: in a buffered run."""
     return state.due or state.rules.buffer_size > 0
 
 
-def _caught_up(state: State, device: str) -> State:
+def _caught_up(state: RoundsState, device: str) -> RoundsState:
     """It is not at work on an earlier round any longer."""
     return state.but(behind=state.behind.discard(device), due=True) if device in state.behind else state

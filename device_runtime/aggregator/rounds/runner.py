@@ -36,7 +36,7 @@ from .commit_group import CommitGroup
 from .events import Invite
 from .ports import Ports
 from .run import OpenRun
-from .state import Rules, State
+from .state import RoundsState, Rules
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Conductor:
         self.gave_up = ""
         self._fruitless = 0
         self._most = ports.max_devices
-        self.state = State(self._rules)
+        self.state = RoundsState(self._rules)
         self.reception = Reception(
             rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
         )
@@ -165,7 +165,7 @@ class Conductor:
             self._busy = False
 
     def _do(
-        self, state: State, commands: tuple[moves.Command, ...], event: moves.Event | None = None
+        self, state: RoundsState, commands: tuple[moves.Command, ...], event: moves.Event | None = None
     ) -> None:
         """Go to the state after an event; what cannot be kept is as if it had never come.
 
@@ -191,7 +191,7 @@ class Conductor:
                 log.warning("update from %s: %s: %s", command.update.device, type(error).__name__, error)
                 self.reception.release(command.update)
 
-    def _undo(self, before: State, event: moves.Event | None, error: Exception) -> None:
+    def _undo(self, before: RoundsState, event: moves.Event | None, error: Exception) -> None:
         """The disk has refused what was counted, with or without what this event has added to it."""
         self.state = before
         mine = event.update if isinstance(event, moves.Validated) else None
@@ -338,7 +338,7 @@ PURPOSE = 0xC0407
 """Keeps these draws apart from all others of the same seed."""
 
 
-def draw(state: State, invite: Invite, seed: int) -> tuple[str, ...]:
+def draw(state: RoundsState, invite: Invite, seed: int) -> tuple[str, ...]:
     """As many devices as are wanted, or as there are, of those that a round may ask; each as likely.
 
     Of those that are ready, neither asked for this round nor at work on an earlier one. The same for the

@@ -29,7 +29,7 @@ from .given_rounds import GivenRound
 from .ports import Ports
 from .run import OpenRun
 from .runner import Conductor
-from .state import State
+from .state import RoundsState
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,11 @@ class Service:
         self._until_s = 0.0
         self._wills = LastWills(ports.will_grace_s)
         self._flood, self._forged = Flood(), Flood()
-        self._whole: dict[str, wire.ContributionMessage] = {}
+        self._whole: dict[str, wire.Contribution] = {}
         self._crowd = Crowd(self._is_away, self._forget, ports.max_devices)
 
     @property
-    def state(self) -> State:
+    def state(self) -> RoundsState:
         """Of the round machine; frozen."""
         return self._run.state
 
@@ -212,14 +212,14 @@ class Service:
         match address.leaf:
             case "state":
                 if payload:  # else it is cleared, by us
-                    self._on_state(device, wire.decode(payload, wire.DeviceState), event.retain)
+                    self._on_state(device, wire.decode(payload, wire.State), event.retain)
             case "hello":
                 self._on_hello(device, wire.decode(payload, wire.Hello), is_signed)
             case "plan":
-                self._on_plan(device, wire.decode(payload, wire.PlanMessage))
+                self._on_plan(device, wire.decode(payload, wire.Plan))
             case "contribution":
                 refusal = event.refusal if isinstance(event, CheckedMessage) else None
-                message = wire.decode(payload, wire.ContributionMessage)
+                message = wire.decode(payload, wire.Contribution)
                 self._remember(device, message, len(payload))
                 self._on_contribution(device, message, refusal)
             case "c":
@@ -273,7 +273,7 @@ class Service:
             log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
         return False
 
-    def _on_state(self, device: str, state: wire.DeviceState, retain: bool) -> None:
+    def _on_state(self, device: str, state: wire.State, retain: bool) -> None:
         """Presence that the broker kept is of a device that came before we did: we were away, it was not."""
         before = self.state.devices.get(device)
         self._wills.heard(device)
@@ -282,7 +282,7 @@ class Service:
             return
         self._on_presence(device, state, retain)
 
-    def _on_presence(self, device: str, state: wire.DeviceState, retain: bool) -> None:
+    def _on_presence(self, device: str, state: wire.State, retain: bool) -> None:
         before = self.state.devices.get(device)
         known = before is not None and before.boot == state.boot
         ready = before.ready if before and known else retain and self.state.round > 0
@@ -322,7 +322,7 @@ class Service:
         self._run.attend(device)
         self._run.answer(device)
 
-    def _on_plan(self, device: str, plan: wire.PlanMessage) -> None:
+    def _on_plan(self, device: str, plan: wire.Plan) -> None:
         if plan.task != self._rounds.task.name:
             return
         kind, reasons = printable(plan.kind), tuple(map(printable, plan.reasons[:MOST_REASONS]))
@@ -340,7 +340,7 @@ class Service:
         )
         self._run.feed(moves.Planned(self._ports.clock(), device, plan.round, plan.kind))
 
-    def _remember(self, device: str, message: wire.ContributionMessage, size: int) -> None:
+    def _remember(self, device: str, message: wire.Contribution, size: int) -> None:
         """What the next ones may be like: short ones have no number themselves."""
         self._whole.pop(device, None)
         if message.seq and message.body and size <= small.MOST_BYTES:
@@ -358,7 +358,7 @@ class Service:
             return
         self._on_contribution(device, small.long_of(said, like), None)
 
-    def _on_contribution(self, device: str, message: wire.ContributionMessage, refusal: str | None) -> None:
+    def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
         key = device, message.round, message.kind, message.boot, message.seq
         update = moves.Update(*key, samples=message.num_examples, form=message.form)
         try:

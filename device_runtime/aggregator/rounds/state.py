@@ -122,7 +122,7 @@ class Presence:
 
 
 @dataclass(frozen=True)
-class State:
+class RoundsState:
     """`round` is the open or latest one, 0 before the first; times are in seconds of the events' clock."""
 
     rules: Rules
@@ -251,9 +251,9 @@ class State:
             return self.rules.deadline_s(self.round)
         return max(0.0, self.closes_s - now)
 
-    def but(self, **changes: Any) -> State:
+    def but(self, **changes: Any) -> RoundsState:
         """The state with these fields changed: dataclasses.replace in a tenth of its time."""
-        after = object.__new__(State)
+        after = object.__new__(RoundsState)
         after.__dict__.update(self.__dict__)
         after.__dict__.update(changes)
         return after

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.aggregator.errors import RunFolderError
-from device_runtime.aggregator.rounds.state import State
+from device_runtime.aggregator.rounds.state import RoundsState
 from device_runtime.aggregator.tasks.task import Task, decode
 from device_runtime.aggregator.views.listener import (
     ContributionRecord,
@@ -141,7 +141,7 @@ class SavedSession:
         self._forgotten.add(device)
         self._came.add(device)
 
-    def settle(self, state: State) -> None:
+    def settle(self, state: RoundsState) -> None:
         """Write it; what the disk refuses is written the next time."""
         if not self._came:
             return

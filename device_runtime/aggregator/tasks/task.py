@@ -23,7 +23,7 @@ from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import class_statistics
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -80,7 +80,7 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def strategy(self) -> AnyStrategy:
         return registry.make(self.name, self.settings)
 
-    def weight_of(self, contribution: Contribution) -> float:
+    def weight_of(self, contribution: TrainedUpdate) -> float:
         """Of an update of this kind in a mean."""
         return self.weight * self.strategy.counted(contribution)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from . import step_log as log
-from .messages import CHECK_BYTES, VERSION, ContributionMessage, MessageError, Offer, Step, Stretch
+from .messages import CHECK_BYTES, VERSION, Contribution, MessageError, Offer, Step, Stretch
 
 _VERSION = VERSION & 0x0F
 WITH_WORD, _OVER, _STRETCHES = 0x10, 0x20, 0x40
@@ -142,7 +142,7 @@ def _alike(led: Offer, now: Offer) -> bool:
     return msgspec.structs.replace(led, base=led_base, remaining_s=now.remaining_s) == now
 
 
-def short_of(message: ContributionMessage, like: ContributionMessage) -> bytes | None:
+def short_of(message: Contribution, like: Contribution) -> bytes | None:
     """A contribution in few bytes for who has received `like`; None where that is not possible."""
     head = _head(like.body)
     metrics = message.metrics
@@ -159,12 +159,12 @@ def short_of(message: ContributionMessage, like: ContributionMessage) -> bytes |
     return short if _same(long_of(short, like), message) else None
 
 
-def without_numbers(message: ContributionMessage) -> ContributionMessage:
+def without_numbers(message: Contribution) -> Contribution:
     """All of a contribution that `long_of` needs to know."""
     return msgspec.structs.replace(message, body=_head(message.body))
 
 
-def long_of(payload: bytes, like: ContributionMessage) -> ContributionMessage:
+def long_of(payload: bytes, like: Contribution) -> Contribution:
     """The contribution that it stands for; `seq` is 0. Raises MessageError."""
     number, rest = _headed(payload, "short contribution")
     if len(rest) < 1 + _METRICS.size or rest[0] != like.seq & 0xFF:
@@ -181,7 +181,7 @@ def long_of(payload: bytes, like: ContributionMessage) -> ContributionMessage:
     return msgspec.structs.replace(like, round=number, seq=0, metrics=metrics, body=body)
 
 
-def _same(read: ContributionMessage, message: ContributionMessage) -> bool:
+def _same(read: Contribution, message: Contribution) -> bool:
     """But for the name of the sending, and for metrics that are rounded or as in the one before."""
     metrics = msgspec.structs.replace(
         message.metrics,

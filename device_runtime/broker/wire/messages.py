@@ -57,7 +57,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
         return self.sha.hex()
 
 
-class DeviceState(Message, frozen=True, array_like=True, kw_only=True):
+class State(Message, frozen=True, array_like=True, kw_only=True):
     """`up/state`, retained; with `online=False` it is also the last will or, with `leaving`, what a device
     says itself as it goes.
 
@@ -245,7 +245,7 @@ class FromDevice(Message, frozen=True, array_like=True, kw_only=True):
     message: bytes
 
 
-class PlanMessage(Message, frozen=True, array_like=True, kw_only=True):
+class Plan(Message, frozen=True, array_like=True, kw_only=True):
     """`up/plan`: what the device decided and why; sent when it changes, or it sits out (`kind=""`)."""
 
     task: str
@@ -274,7 +274,7 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True):
     energy_off_percent: Annotated[int, Meta(ge=0, le=100)] = 0
 
 
-class ContributionMessage(Message, frozen=True, array_like=True, kw_only=True):
+class Contribution(Message, frozen=True, array_like=True, kw_only=True):
     """`up/contribution`. (task, round, device, kind) counts once, however often it is sent.
 
     `boot` and `seq` name this sending in the receipt; `form` says which of the kind's forms it is, where

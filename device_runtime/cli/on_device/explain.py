@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from device_runtime.cli.options import add_engine, add_pretence, count, positive
 
 if TYPE_CHECKING:
-    from device_runtime.client.selection.choose import Candidate, Plan
+    from device_runtime.client.selection.choose import Candidate, UpdateChoice
     from device_runtime.models.bundles.bundle import Bundle
     from device_runtime.profiles import Cost, DeviceProfile, Workload
 
@@ -154,7 +154,7 @@ def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
     return workload(manifest, tuple(each + (label < rest) for label in range(labels)))
 
 
-def _row(plan: Plan, candidate: Candidate) -> ExplainRow:
+def _row(plan: UpdateChoice, candidate: Candidate) -> ExplainRow:
     taken = candidate is plan.chosen
     fits = "chosen: the richest that fits" if taken else "fits, but poorer than the chosen one"
     why = "; ".join(candidate.misfits or filter(None, (fits, candidate.part)))
@@ -180,7 +180,7 @@ def _cells(row: ExplainRow, statistics: bool) -> tuple[str, ...]:
     )
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: UpdateChoice) -> str:
     if plan.chosen is None:
         return "Nothing fits: this device would sit the round out."
     if plan.straggler.straggler:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from device_runtime.broker.wire.messages import Blob, ContributionMessage, Hello, Offer, PlanMessage
+from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Offer, Plan
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.policy.work_gate import Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
@@ -53,7 +53,7 @@ class WorkResult(msgspec.Struct, frozen=True):
 
     run: str
     round: int
-    message: ContributionMessage | None = None
+    message: Contribution | None = None
     bytes_up: int = 0
     reasons: tuple[str, ...] = ()
     trouble: str = ""
@@ -71,7 +71,7 @@ class BackendListener:
     progress: Callable[[float], None]
     between: Callable[[], None]
     lost: Callable[[], float]
-    decided: Callable[[Offer, PlanMessage, float], None]
+    decided: Callable[[Offer, Plan, float], None]
     made: Callable[[WorkResult], None]
     answered: Callable[[Offer], bool]
     waiting: Callable[[str], Collection[int]]
@@ -112,7 +112,7 @@ class WorkBackend(Protocol):
     def keep(self, over: Open, between: Callable[[], None]) -> None:
         """The model of a task that is done, as the owner wants it. Nothing may be missing."""
 
-    def settle(self, message: ContributionMessage, counts: bool) -> None:
+    def settle(self, message: Contribution, counts: bool) -> None:
         """A contribution has its receipt."""
 
     def heed(self) -> None:

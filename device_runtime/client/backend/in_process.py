@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.messages import INLINE_LIMIT, ContributionMessage, Hello, Offer
+from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Hello, Offer
 from device_runtime.client.cache.model_cache import ModelCache
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.delivery import reports
@@ -104,7 +104,7 @@ class InProcess:
             self._given = None
             task.final(given, between)
 
-    def settle(self, message: ContributionMessage, counts: bool) -> None:
+    def settle(self, message: Contribution, counts: bool) -> None:
         self._leftovers.settle(message.run, message.kind, message.round, counts)
 
     def heed(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from device_runtime.broker.wire.messages import ContributionMessage, Hello, PlanMessage
+from device_runtime.broker.wire.messages import Contribution, Hello, Plan
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.energy import Meter
 from device_runtime.client.personal.wish import PersonalWish
@@ -191,7 +191,7 @@ class KeepModel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):
-    message: ContributionMessage
+    message: Contribution
     counts: bool
 
 
@@ -215,7 +215,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 class Decided(msgspec.Struct, frozen=True, tag=True):
     """See Ears.decided."""
 
-    plan: PlanMessage
+    plan: Plan
     room_bytes: float
 
 

@@ -9,7 +9,7 @@ from math import inf
 import msgspec
 
 from device_runtime.broker.errors import BlobError, NoRoom
-from device_runtime.broker.wire.messages import ContributionMessage, Hello, Offer, PlanMessage
+from device_runtime.broker.wire.messages import Contribution, Hello, Offer, Plan
 from device_runtime.client import energy as meters
 from device_runtime.client import errors
 from device_runtime.client.connection.offers import Open
@@ -148,7 +148,7 @@ class Subprocess:
     def keep(self, over: Open, between: Callable[[], None]) -> None:
         self._ask(KeepModel(over), lambda _: between())
 
-    def settle(self, message: ContributionMessage, counts: bool) -> None:
+    def settle(self, message: Contribution, counts: bool) -> None:
         """Where work stands still: before anything else that is asked for after it."""
         folder, request = self._settings.folder / LEFT, Settle(message, counts)
         if not folder.exists() or not any(folder.iterdir()):
@@ -296,7 +296,7 @@ class Subprocess:
 def _sat_out(offer: Offer, deaths: tuple[WorkerDeath, ...], ears: BackendListener) -> bool:
     """Tells why nothing comes of the round; it is over."""
     reasons = tuple(f"{death.label} given up: {death.why}" for death in deaths)
-    plan = PlanMessage(
+    plan = Plan(
         task=offer.task,
         round=offer.round,
         kind="",

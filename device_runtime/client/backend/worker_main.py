@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.messages import Offer, PlanMessage
+from device_runtime.broker.wire.messages import Offer, Plan
 from device_runtime.client import energy as meters
 from device_runtime.client.energy import Meter, resting
 from device_runtime.client.errors import DeviceError, RoundOver
@@ -204,7 +204,7 @@ class DeviceWorker:
         self._hours.lost_s = answer.lost_s
         return answer
 
-    def _decided(self, _offer: Offer, plan: PlanMessage, room_bytes: float) -> None:
+    def _decided(self, _offer: Offer, plan: Plan, room_bytes: float) -> None:
         self._crossing.say(Decided(plan, room_bytes))
 
     def _made(self, made: WorkResult) -> None:

@@ -13,13 +13,13 @@ from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.link_events import Will
 from device_runtime.broker.wire.link_timing import packet_bytes
 from device_runtime.broker.wire.messages import (
-    ContributionMessage,
-    DeviceState,
+    Contribution,
     Get,
     Hello,
     Message,
     Offer,
-    PlanMessage,
+    Plan,
+    State,
     encode,
 )
 from device_runtime.broker.wire.transfer import answer
@@ -75,11 +75,11 @@ class Voice:
         """What the link says for us: when it has the broker, and when we leave; and the broker when it has
         lost us.
         """
-        return Will(self._topic("state"), encode(DeviceState(boot=self.boot, online=online, leaving=leaving)))
+        return Will(self._topic("state"), encode(State(boot=self.boot, online=online, leaving=leaving)))
 
     def paused(self, yes: bool) -> None:
         """That no work may be done here for now, or that it may again."""
-        self._publish("state", DeviceState(boot=self.boot, online=True, paused=yes), retain=True)
+        self._publish("state", State(boot=self.boot, online=True, paused=yes), retain=True)
 
     def under_way(self, leaf: str = "") -> int:
         """Messages that have not yet reached the broker for sure."""
@@ -90,7 +90,7 @@ class Voice:
         self._plan_said = None
         self._publish("hello", msgspec.structs.replace(hello, task=self.task, key=self.key))
 
-    def plan(self, plan: PlanMessage, room_bytes: float) -> None:
+    def plan(self, plan: Plan, room_bytes: float) -> None:
         """Tell of a plan that is another than the last, before the update that it is for.
 
         That one must not be late for it: what does not fit into `room_bytes` of reasons is left out, and
@@ -99,14 +99,14 @@ class Voice:
         said = (plan.kind, tuple(reason.split(" needs")[0] for reason in plan.reasons))
         if plan.kind and said == self._plan_said:
             return
-        told: PlanMessage | None = plan
+        told: Plan | None = plan
         while plan.kind and told and self._bytes("plan", told) > room_bytes:
             told = _shorter(told)
         if told:
             self._publish("plan", told)
             self._plan_said = said
 
-    def contribution(self, message: ContributionMessage) -> None:
+    def contribution(self, message: Contribution) -> None:
         self._publish("contribution", message)
 
     def short(self, payload: bytes, run: str) -> None:
@@ -142,7 +142,7 @@ class Voice:
         return topics.up(self._name, leaf)
 
 
-def _shorter(plan: PlanMessage) -> PlanMessage | None:
+def _shorter(plan: Plan) -> Plan | None:
     """With one reason less; None when there is none left."""
     reasons = tuple(reason for reason in plan.reasons if reason != AND_MORE)
     return msgspec.structs.replace(plan, reasons=(*reasons[:-1], AND_MORE)) if reasons else None
@@ -159,9 +159,9 @@ class Standing:
         self._hours, self._voice = hours, voice
         self._paused = False
         self._sat_out = ("", 0)
-        self._plan: tuple[PlanMessage, float] | None = None
+        self._plan: tuple[Plan, float] | None = None
 
-    def plan(self, plan: PlanMessage, room_bytes: float) -> None:
+    def plan(self, plan: Plan, room_bytes: float) -> None:
         """What is tried now; it is told again when that goes on after a pause."""
         self._plan = (plan, room_bytes)
         self._voice.plan(plan, room_bytes)
@@ -173,7 +173,7 @@ class Standing:
             self._voice.paused(True)
         if offer is not None and offer.round > 0 and (offer.task, offer.round) != self._sat_out:
             self._sat_out = (offer.task, offer.round)
-            nothing = PlanMessage(
+            nothing = Plan(
                 task=offer.task,
                 round=offer.round,
                 kind="",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from device_runtime.broker.wire.blobs import sync_folder
-from device_runtime.broker.wire.messages import ContributionMessage, MessageError, Receipt, decode, encode
+from device_runtime.broker.wire.messages import Contribution, MessageError, Receipt, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Outbox:
         """Opens, or makes, the folder; what an earlier life left in it is waiting again."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._waiting: dict[int, tuple[Path, ContributionMessage]] = {}
+        self._waiting: dict[int, tuple[Path, Contribution]] = {}
         for path in sorted(folder.glob("*.msg")):
             if message := _read(path):
                 self._waiting[message.seq] = (path, message)
@@ -35,7 +35,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[ContributionMessage]:
+    def __iter__(self) -> Iterator[Contribution]:
         return iter([message for _, message in self._waiting.values()])
 
     @property
@@ -49,7 +49,7 @@ class Outbox:
         known += [self._settled] if self._settled else []
         return any((message.run, message.round) == (run, number) for message in known)
 
-    def add(self, message: ContributionMessage) -> None:
+    def add(self, message: Contribution) -> None:
         """Keep it until it is receipted; durable when this returns. Raises OSError."""
         path = self._folder / f"{message.seq:08d}.msg"
         temporary = path.with_suffix(".tmp")
@@ -62,11 +62,11 @@ class Outbox:
         self._waiting[message.seq] = (path, message)
         self._last_seq = max(self._last_seq, message.seq)
 
-    def answering(self, receipt: Receipt) -> ContributionMessage | None:
+    def answering(self, receipt: Receipt) -> Contribution | None:
         """The contribution that this receipt ends; None when there is none such, or it is to come again."""
         return None if receipt.retry_after_s else self.named(receipt)
 
-    def named(self, receipt: Receipt) -> ContributionMessage | None:
+    def named(self, receipt: Receipt) -> Contribution | None:
         """The contribution that this receipt is for; None when there is none such. That of a short one (see
         `small`) has no number, and names the round alone.
         """
@@ -74,14 +74,14 @@ class Outbox:
         fits = message and (message.boot, message.round) == (receipt.boot, receipt.round)
         return message if fits else None
 
-    def settle(self, receipt: Receipt) -> ContributionMessage | None:
+    def settle(self, receipt: Receipt) -> Contribution | None:
         """Forget the contribution that this receipt answers, and return it."""
         message = self.answering(receipt)
         if message is not None:
             self.end(message)
         return message
 
-    def end(self, message: ContributionMessage) -> None:
+    def end(self, message: Contribution) -> None:
         """This one waits no longer, and its round is answered."""
         path, _ = self._waiting.pop(message.seq)
         last = self._settled
@@ -101,10 +101,10 @@ class Outbox:
         path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> ContributionMessage | None:
+def _read(path: Path) -> Contribution | None:
     """The message in a file; None, and the file is dropped, when it is not one."""
     try:
-        return decode(path.read_bytes(), ContributionMessage)
+        return decode(path.read_bytes(), Contribution)
     except MessageError as error:
         log.warning("dropped %s: %s", path, error)
         path.unlink()

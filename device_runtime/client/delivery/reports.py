@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, isnan
 from typing import TYPE_CHECKING
 
-from device_runtime.broker.wire.messages import Blob, ContributionMessage, Hello, Metrics, Offer, PlanMessage
+from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Metrics, Offer, Plan
 
 if TYPE_CHECKING:
     from device_runtime.client.training.work import Decision, WorkOutcome
@@ -16,11 +16,11 @@ def bare_hello(boot: int) -> Hello:
     return Hello(boot=boot, num_examples=0, profile="", memory_bytes=0, engine="")
 
 
-def plan_message(offer: Offer, decision: Decision) -> PlanMessage:
+def plan_message(offer: Offer, decision: Decision) -> Plan:
     """What was decided and why; kind "" when the device sits out."""
     chosen = decision.plan.chosen
     cost = chosen.cost if chosen else None
-    return PlanMessage(
+    return Plan(
         task=offer.task,
         round=offer.round,
         kind=chosen.label if chosen else "",
@@ -31,7 +31,7 @@ def plan_message(offer: Offer, decision: Decision) -> PlanMessage:
     )
 
 
-def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob) -> ContributionMessage:
+def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob) -> Contribution:
     """The contribution with its tensors inline, or their blob; boot and seq are the sender's to fill in.
 
     Raises ValueError for an outcome without contribution.
@@ -39,7 +39,7 @@ def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob)
     made = outcome.contribution
     if made is None:
         raise ValueError("nothing was contributed")
-    return ContributionMessage(
+    return Contribution(
         task=offer.task,
         run=offer.run,
         round=offer.round,

@@ -9,7 +9,7 @@ from math import inf
 import msgspec
 
 from device_runtime.broker.wire import compact_round as small
-from device_runtime.broker.wire.messages import ContributionMessage, Receipt, encode
+from device_runtime.broker.wire.messages import Contribution, Receipt, encode
 from device_runtime.client.connection.presence import Voice
 from device_runtime.strategies.names import EXACT
 
@@ -46,7 +46,7 @@ class Sending:
         self._short: set[int] = set()
         self._busy_s = -inf
 
-    def keep(self, message: ContributionMessage) -> ContributionMessage:
+    def keep(self, message: Contribution) -> Contribution:
         """On disk, with its name in the receipt; `due` sends it. Raises OSError."""
         message = msgspec.structs.replace(message, boot=self._voice.boot, seq=self.outbox.next_seq)
         self.outbox.add(message)
@@ -107,7 +107,7 @@ class Sending:
             self._forget(message)
             self.outbox.end(message)
 
-    def _forget(self, message: ContributionMessage) -> _Sent | None:
+    def _forget(self, message: Contribution) -> _Sent | None:
         self._short.discard(message.seq)
         return self._sent.pop(message.seq, None)
 
@@ -119,7 +119,7 @@ class Sending:
             self._sent[message.seq] = replace(sent, last_s=now, wait_s=wait_s)
             log.warning("round %d: %s again in %g s: %s", receipt.round, message.kind, wait_s, receipt.reason)
 
-    def _send(self, message: ContributionMessage, now: float) -> None:
+    def _send(self, message: Contribution, now: float) -> None:
         """One of an earlier life is sent in this one's name."""
         if message.boot != self._voice.boot:
             message = msgspec.structs.replace(message, boot=self._voice.boot)
@@ -145,14 +145,14 @@ class Brief:
     """The last contribution that was sent whole, and whether it was received by who listens now."""
 
     def __init__(self) -> None:
-        self._last: ContributionMessage | None = None
-        self._like: ContributionMessage | None = None
+        self._last: Contribution | None = None
+        self._like: Contribution | None = None
 
-    def sends(self, message: ContributionMessage) -> None:
+    def sends(self, message: Contribution) -> None:
         """It goes whole: until it has its receipt, nothing is known to be known."""
         self._last, self._like = message, None
 
-    def received(self, message: ContributionMessage) -> None:
+    def received(self, message: Contribution) -> None:
         """It has been counted."""
         if message == self._last and len(encode(message)) <= small.MOST_BYTES:
             self._like = message
@@ -161,7 +161,7 @@ class Brief:
         """Who listens may be another."""
         self._last = self._like = None
 
-    def of(self, message: ContributionMessage) -> bytes | None:
+    def of(self, message: Contribution) -> bytes | None:
         """In few bytes; None where it must go whole. What a codec leaves out of an update depends on what
         became of the one before: where there is one, every update has its receipt.
         """

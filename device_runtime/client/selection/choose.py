@@ -58,7 +58,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Plan:
+class UpdateChoice:
     """What one device decided to do in a round. `chosen` is None when nothing fits: it sits out.
 
     `candidates` stand in the order of preference; those after the chosen one were not needed.
@@ -69,7 +69,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     straggler: StragglerVerdict
 
-    def ended_as(self, form: AnyStrategy, cost: Cost) -> Plan:
+    def ended_as(self, form: AnyStrategy, cost: Cost) -> UpdateChoice:
         """The same where the clock left only this form of what was chosen, which costs so much."""
         chosen = self.chosen and replace(self.chosen, strategy=form, cost=cost)
         return replace(self, chosen=chosen)
@@ -96,7 +96,7 @@ def choose(
     remaining_s: float,
     barred: Barred = lambda _: "",
     elsewhere: Loads = NOWHERE,
-) -> Plan:
+) -> UpdateChoice:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
     Of a kind with several forms, the richest that fits; without second moments where it does not fit with
@@ -114,7 +114,7 @@ def choose(
         plain = tuple(class_statistics.plain(kind) for kind in kinds)
         if plain != tuple(kinds):
             return choose(profile, plain, loads, remaining_s, barred, elsewhere)
-    return Plan(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
+    return UpdateChoice(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
 
 def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:

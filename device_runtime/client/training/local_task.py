@@ -43,7 +43,7 @@ from device_runtime.strategies.codecs.chain import Encoded
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
-from device_runtime.strategies.training.device_half import Contribution, LocalData, OutOfTime
+from device_runtime.strategies.training.device_half import LocalData, OutOfTime, TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 
 from .engine_guard import limit_bytes, own_memory, watcher
@@ -208,7 +208,7 @@ class DeviceTask(OneTask):
             raise ValueError("nothing was contributed")
         return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
 
-    def keep(self, offer: Offer, made: Contribution) -> None:
+    def keep(self, offer: Offer, made: TrainedUpdate) -> None:
         """What the kind keeps of a round's update for the next. Raises OSError."""
         if made.memory is not None:
             self._memories.put(offer.run, made.kind, offer.round, made.memory)

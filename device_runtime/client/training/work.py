@@ -12,7 +12,15 @@ from device_runtime.client.backend.base import WorkerDeath
 from device_runtime.client.energy import Account, Energy
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.policy.privacy_budget import PrivacyGuard
-from device_runtime.client.selection.choose import MARGIN, NOWHERE, Candidate, Loads, Plan, choose, priced
+from device_runtime.client.selection.choose import (
+    MARGIN,
+    NOWHERE,
+    Candidate,
+    Loads,
+    UpdateChoice,
+    choose,
+    priced,
+)
 from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError
@@ -20,7 +28,7 @@ from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.terms.accountant import PrivacyError
-from device_runtime.strategies.training.device_half import NOTHING, Contribution, LocalData, OutOfTime, Run
+from device_runtime.strategies.training.device_half import NOTHING, LocalData, OutOfTime, Run, TrainedUpdate
 
 from .engine_guard import Watcher
 
@@ -42,7 +50,7 @@ class HeldUp(OutOfTime):
 class Decision:
     """What is tried now. `room_bytes`: what fits on the way up before the update, within the plan's time."""
 
-    plan: Plan
+    plan: UpdateChoice
     gave_up: tuple[str, ...]
     room_bytes: float
 
@@ -108,7 +116,7 @@ class AssignmentWorker(Protocol):
     def spent(self, strategy: AnyStrategy) -> float:
         """Epsilon of all that was spent on the samples here, at this form's delta; nan if not private."""
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, TrainedUpdate]:
         """The form that it was in the end (see `Strategy.stopped`), and what came of it.
 
         Raises OutOfTime, OutOfMemory, PrivacyError; EngineError, BundleError; TensorError for one that
@@ -139,8 +147,8 @@ class WorkOutcome:
     given up for want of memory.
     """
 
-    plan: Plan
-    contribution: Contribution | None
+    plan: UpdateChoice
+    contribution: TrainedUpdate | None
     train_time_s: float = 0.0
     energy: Energy = NO_ENERGY
     peak_memory_bytes: int = 0
@@ -298,7 +306,7 @@ class Equipment:
     def spent(self, strategy: AnyStrategy) -> float:
         return self.guard.spent(strategy)
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, TrainedUpdate]:
         strategy = chosen.strategy
         model, memory = self.models[strategy.member], self.memory(strategy.name)
         run = Run(

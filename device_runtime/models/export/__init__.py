@@ -1,1 +1,1 @@
-"""From a torch module to a bundle. Needs torch."""
+"""Exports a torch module as a bundle. Needs torch."""

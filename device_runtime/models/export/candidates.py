@@ -1,4 +1,16 @@
-"""The graphs of a bundle: each traced as seldom as possible, and cut out of what was traced."""
+"""Makes the ONNX graphs of a bundle: forward, feature maps, losses, and training graphs.
+
+Graphs are traced as seldom as possible: one trace has the gradients of several tunable sets, and each set's
+graph is cut out of it.
+
+Training graphs for devices with onnxruntime-training have gradients that onnxruntime-training builds. Its
+artifact generator is not used: it writes the weights once more into a checkpoint, and merges equal constants,
+which are then trained jointly. Its gradient builder alone, given the loss of `trace` with all parameters as
+inputs, makes a graph with the same inputs and outputs as the other training graphs. The builder has no
+gradients for some operators; for others it has those of batch statistics, or gradients that need a fixed
+batch. Before it is called, such operators are replaced by ones for which it builds right gradients.
+"""
+# mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,30 +32,27 @@ from .parity import GraphCandidate
 from .subject import Subject, batch_norms, statistics, training
 from .trace import trace_features, trace_forward, trace_losses, trace_training, trainable_sets
 
-# mypy: allow-untyped-calls, allow-any-unimported
-
-
 _ADVICE = {
     "modified by an inplace operation": "the module changes in place a value that its gradient needs; "
     "write x = x * 2 for x *= 2, and relu(x) for x.relu_()",
     "data-dependent": "the module's Python code branches on values of its input; use torch.where instead",
 }
-"""What to do about an error of torch that has this in its message."""
+"""Part of a torch error's message -> what the user can do about it."""
 
 
 @dataclass(frozen=True)
 class WantedGraphs:
-    """What a bundle is to have: tunable sets with the names that each trains, objectives, feature maps."""
+    """The graphs that a bundle shall have: tunable sets with tensor names, objectives, feature maps."""
 
     sets: Mapping[str, tuple[str, ...]]
     objectives: tuple[str, ...]
     features: tuple[str, ...]
-    batch_statistics: bool  # in layers whose own parameters are trained
-    ort_training: bool = False  # graphs for the engine onnxruntime-training, too
+    batch_statistics: bool  # used by batch norms whose own parameters are trained
+    ort_training: bool = False  # also graphs for the engine onnxruntime-training
 
 
 def candidates(subject: Subject, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
-    """forward, the feature maps, then loss and the training graphs of each tunable set."""
+    """Yields forward, the feature maps, then the loss and training graphs of each tunable set."""
     with export_errors("forward"):
         forward = to_onnx(trace_forward(subject))
     yield GraphCandidate("forward", forward)
@@ -55,17 +64,21 @@ def candidates(subject: Subject, wanted: WantedGraphs) -> Iterator[GraphCandidat
         yield GraphCandidate(f"features.{level}", onnx)
     yield from _losses(subject, wanted)
     for objective in wanted.objectives:
-        for norms, sets in _alike(subject, _with_reached_sets(subject, wanted, objective)).items():
+        for norms, sets in _by_trained_norms(subject, _with_reached_sets(subject, wanted, objective)).items():
             yield from _training(training(subject, norms), objective, norms, sets)
     if wanted.ort_training:
-        for norms, sets in _alike(subject, wanted).items():
+        for norms, sets in _by_trained_norms(subject, wanted).items():
             for tunable, names in sets.items():
                 onnx = training_graph(training(subject, norms), names)
                 yield GraphCandidate(f"{ORT_TRAINING}.{tunable}", onnx, names, norms=norms)
 
 
 def _with_reached_sets(subject: Subject, wanted: WantedGraphs, objective: str) -> WantedGraphs:
-    """Without the sets that hold something below the level on whose feature maps the objective trains."""
+    """Leaves out tunable sets with tensors that the objective does not reach.
+
+    Objectives of ABOVE train on the feature maps of a level, so tensors below it have no gradient. Raises
+    ExportError if no set is left.
+    """
     if objective not in ABOVE:
         return wanted
     with export_errors(objective):
@@ -90,7 +103,7 @@ def _losses(subject: Subject, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
 def _training(
     subject: Subject, objective: str, norms: tuple[str, ...], sets: Mapping[str, tuple[str, ...]]
 ) -> Iterator[GraphCandidate]:
-    """One trace with the gradients of all sets; each set's graph is what its own gradients need of it."""
+    """Traces the gradients of all sets at once, and cuts out the part that each set's gradients need."""
     together = tuple(dict.fromkeys(name for names in sets.values() for name in names))
     moved = statistics(norms)
     with export_errors(f"{objective}.{'/'.join(sets)}"):
@@ -102,8 +115,10 @@ def _training(
         yield GraphCandidate(f"{objective}.{tunable}", onnx, names, traced.outputs.extras, norms)
 
 
-def _alike(subject: Subject, wanted: WantedGraphs) -> dict[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """The sets by the layers that use batch statistics when they are trained."""
+def _by_trained_norms(
+    subject: Subject, wanted: WantedGraphs
+) -> dict[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Groups the tunable sets by the layers that use batch statistics while the set is trained."""
     alike: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
     for tunable, names in wanted.sets.items():
         norms = _trained_norms(subject.module, names) if wanted.batch_statistics else ()
@@ -116,13 +131,13 @@ def _trained_norms(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """The exporter wraps what went wrong into pages of advice about itself."""
+    """The innermost cause: torch's exporter wraps an error into pages of advice about itself."""
     return _first_cause(error.__cause__) if error.__cause__ is not None else error
 
 
 @contextmanager
 def export_errors(graph: str) -> Iterator[None]:
-    """Tracing runs the user's module: anything can come out of it."""
+    """Raises any exception as an ExportError, since tracing runs the user's module, which may raise any."""
     try:
         yield
     except Exception as error:
@@ -131,26 +146,18 @@ def export_errors(graph: str) -> Iterator[None]:
         raise ExportError(f"graph {graph} cannot be exported: {advice}") from error
 
 
-# FROM ort_training: Training graphs whose gradients onnxruntime-training builds, for devices that have that
-# build.
-#
-# Its artifact generator is left out: it writes the weights once more into a checkpoint, and merges equal
-# constants, which then train jointly. Its gradient builder alone, given the loss of `trace` with all
-# parameters as inputs, makes a graph of the same inputs and outputs as the other training graphs.
-
-# mypy: allow-untyped-calls, allow-any-unimported
-
+# Training graphs of onnxruntime-training
 
 _FAILS = "graph ort-training cannot be exported"
 _UNKNOWN = "gradient builder has not been registered: "
 
 
 def training_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
-    """The ONNX file: x, y, trainable tensors, statistics -> loss, grad.NAME, next.NAME; deterministic.
+    """The ONNX file of x, y, trainable tensors, statistics -> loss, grad.NAME, next.NAME; the same each time.
 
     The loss is the mean cross-entropy in nats. Other tensors are external initialisers; layers of the
-    subject that are in training mode use batch statistics. Raises ExportError where onnxruntime-training is
-    missing or has no gradient for an operator, and names it.
+    subject that are in training mode use batch statistics. Raises ExportError if onnxruntime-training is
+    missing, or has no gradient for an operator, which the message names.
     """
     if missing := available():
         raise ExportError(f"{_FAILS}: {missing}")
@@ -166,9 +173,9 @@ def training_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
 
 
 def _loss_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
-    """x, y, trainable tensors, statistics -> loss, next statistics.
+    """The ONNX file of x, y, trainable tensors, statistics -> loss, next statistics.
 
-    Cut out of a training graph, since there the normalisations are in operators that have gradients.
+    It is cut out of a training graph, where normalisation is written in operators that have gradients.
     """
     traced = trace_training(subject, "train", trainable[-1:])
     moved = [name for name in traced.outputs.names if name.startswith("next.")]
@@ -196,7 +203,7 @@ def _differentiated(loss_graph: bytes, trainable: Sequence[str]) -> bytes:
 
 
 def _finish(model: Any, kept: Sequence[str], trainable: Sequence[str]) -> None:
-    """Outputs get their names and order; what says nothing of what is computed goes."""
+    """Renames and orders the outputs, and removes whatever has no effect on the computation."""
     graph = model.graph
     names = {f"{name}_grad": f"grad.{name}" for name in trainable}
     outputs = {value.name: value for value in graph.output}
@@ -218,20 +225,14 @@ def _finish(model: Any, kept: Sequence[str], trainable: Sequence[str]) -> None:
     model.opset_import.extend(domains)
 
 
-# FROM differentiable: ONNX operators for which onnxruntime-training builds right gradients, in the place of
-# those it does not.
-#
-# It has none for some operators; for others they are those of batch statistics, or want a fixed batch.
-
-# mypy: allow-untyped-calls, allow-any-unimported
-
+# Operators that onnxruntime-training can differentiate
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of values by name: shapes (a size that is not fixed is 0), and constants."""
+    """Shapes and constants of a graph's values by name; a size that is not fixed is 0."""
 
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, NDArray[Any]]
@@ -250,7 +251,10 @@ _Rewrite = Callable[[Any, _Known], Sequence[Any]]
 
 
 def make_differentiable(model: Any) -> None:
-    """Changes an onnx.ModelProto without gradients in place; it computes what it did."""
+    """Rewrites the operators of an onnx.ModelProto in place so that right gradients can be built for them.
+
+    The model, which has no gradients yet, computes the same as before.
+    """
     known = _Known.of(model)
     nodes: list[Any] = []
     for node in model.graph.node:
@@ -263,7 +267,7 @@ def make_differentiable(model: Any) -> None:
 
 
 def _frozen_batch_norm(node: Any, known: _Known) -> Sequence[Any]:
-    """x * scale + shift, per channel: the operator's own gradient is that of batch statistics."""
+    """x * scale + shift by channel, since the operator's own gradient is that of batch statistics."""
     x, weight, bias, mean, variance = node.input
     y = node.output[0]
     own = {name: f"{y}.{name}" for name in ("eps", "moved", "std", "scale", "sum", "shift", "axes", "ax")}
@@ -292,7 +296,7 @@ def _per_channel(name: str, axes: Sequence[int]) -> Sequence[Any]:
 
 
 def _layer_norm(node: Any, known: _Known) -> Sequence[Any]:
-    """The gradient needs a bias, and mean and reciprocal deviation as outputs."""
+    """Adds the bias that the gradient needs, and outputs for mean and reciprocal deviation."""
     y = node.output[0]
     added = []
     if len(node.input) < 3:
@@ -304,7 +308,10 @@ def _layer_norm(node: Any, known: _Known) -> Sequence[Any]:
 
 
 def _max_pool(node: Any, known: _Known) -> Sequence[Any]:
-    """x at the places of the maxima, which ONNX counts in the whole of x: MaxPoolGrad wants a fixed batch."""
+    """Looks x up at the places of the maxima, since MaxPoolGrad needs a fixed batch.
+
+    ONNX counts these places in the whole of x.
+    """
     x, y = node.input[0], node.output[0]
     node.output[:] = [f"{y}.values", f"{y}.places"]
     everything = helper.make_tensor("shape", onnx.TensorProto.INT64, [1], [-1])
@@ -317,7 +324,10 @@ def _max_pool(node: Any, known: _Known) -> Sequence[Any]:
 
 
 def _clip(node: Any, known: _Known) -> Sequence[Any]:
-    """At the lower end the gradient is 1, in torch 0: it shows in ReLU6, where 0 is frequent."""
+    """Puts a Relu before a clip at 0: the gradient at the lower bound is 1 otherwise, and 0 in torch.
+
+    The difference shows in ReLU6, where 0 is frequent.
+    """
     x, y = node.input[0], node.output[0]
     lower = known.constants.get(node.input[1]) if len(node.input) > 1 else None
     if lower is None or lower != 0:
@@ -327,7 +337,7 @@ def _clip(node: Any, known: _Known) -> Sequence[Any]:
 
 
 def _gelu(node: Any, known: _Known) -> Sequence[Any]:
-    """ONNX Runtime's own operators have gradients, those of the standard have none."""
+    """Uses ONNX Runtime's own operator, which has a gradient; that of the standard has none."""
     kind = "FastGelu" if _attribute(node, "approximate", b"none") == b"tanh" else "Gelu"
     return [helper.make_node(kind, list(node.input), list(node.output), domain=MICROSOFT)]
 

@@ -1,4 +1,4 @@
-"""From a torch module to a bundle: trace, write graphs, compare with torch, measure, then write."""
+"""Exports a torch module as a bundle: traces it, writes graphs, and compares them with torch."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import copy
@@ -41,11 +41,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportSpec:
-    """What a bundle says that the module does not know, and which graphs it has.
+    """Settings of an export: the description of the bundle that the module lacks, and the graphs to make.
 
-    sets: tunable sets, each with its settings, as in {"all": {}, "lora": {"rank": 8}}. `batchnorm` training:
-    layers whose own parameters are in the trained set use the statistics of the batch and move the running
-    ones; frozen: all keep theirs.
+    sets: tunable sets, each with its settings, as in {"all": {}, "lora": {"rank": 8}}. batchnorm "training":
+    batch norms whose own parameters are in the trained set use batch statistics and update the running ones;
+    "frozen": all keep their running statistics.
     """
 
     name: str
@@ -58,17 +58,17 @@ class ExportSpec:
     objectives: tuple[str, ...] = ("train",)
     features: tuple[str, ...] = ()  # levels whose feature map the bundle gives
     batchnorm: Literal["frozen", "training"] = "frozen"
-    ort_training: bool = False  # training graphs of onnxruntime-training besides; needs it installed
+    ort_training: bool = False  # also training graphs of onnxruntime-training, which must be installed
     precisions: tuple[str, ...] = ()  # of further forward graphs: int8, float16
     stored_as: Literal["float32", "float16"] = "float32"  # float16 rounds them; the file is half as big
-    scaled: bool = False  # features have a scale each before the head, 1 until class means set it
+    scaled: bool = False  # each feature has a scale before the head, 1 until class means set it
     source: Source | None = None
-    tokenizer: bytes | None = None  # of an input that is text
+    tokenizer: bytes | None = None  # file of the tokenizer, if the input is text
 
 
 @dataclass(frozen=True)
 class CheckedGraph:
-    """A graph that has passed the parity gate, and the worst difference found, as `check_parity` gives it."""
+    """A graph that has passed the parity check, with the worst difference, as `check_parity` gives it."""
 
     name: str
     bytes: int
@@ -77,14 +77,14 @@ class CheckedGraph:
 
 @dataclass(frozen=True)
 class PassedGraphs:
-    """The graphs that have passed the gate so far, and their files, by name."""
+    """The graphs that have passed the parity check so far, and their files, by name."""
 
     report: Callable[[CheckedGraph], None]
     graphs: dict[str, Graph] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, name: str, graph: Graph, onnx: bytes, worst: float) -> None:
-        """One more."""
+        """Adds a graph and reports it."""
         self.graphs[name], self.files[name] = graph, onnx
         self.report(CheckedGraph(name, len(onnx), worst))
 
@@ -95,11 +95,11 @@ def export(
     folder: Path,
     report: Callable[[CheckedGraph], None] = lambda graph: None,
 ) -> bundles.Bundle:
-    """Writes the bundle into `folder` and opens it; `report` is told of each graph that passed.
+    """Writes the bundle into `folder` and opens it; calls `report` for each graph that passed the check.
 
-    The module is exported in eval mode, also for training: no dropout.
-    Raises ExportError for a module that cannot be traced, ParityError if a graph does not compute what
-    torch computes; then nothing has been written.
+    The module is exported in eval mode, also for training: there is no dropout. Raises ExportError for a
+    module that cannot be traced, and ParityError if a graph computes something else than torch; nothing is
+    written then.
     """
     _check_spec(spec)
     module = copy.deepcopy(module).eval()
@@ -121,7 +121,7 @@ def export(
     passed = PassedGraphs(report)
     for candidate in candidates(subject, wanted):
         worst = check_parity(subject, candidate)
-        passed.add(candidate.name, _described(candidate, passed.graphs), candidate.onnx, worst)
+        passed.add(candidate.name, _manifest_graph(candidate, passed.graphs), candidate.onnx, worst)
     if spec.batchnorm == "training" and not any(graph.statistics for graph in passed.graphs.values()):
         logger.warning("no graph uses batch statistics: no batch normalisation is in a set that is trained")
     weights = {name: tensor.contiguous().numpy() for name, tensor in stored_tensors(module).items()}
@@ -166,8 +166,12 @@ def _add_lower(passed: PassedGraphs, weights: Tensors, spec: ExportSpec) -> None
         passed.add(f"forward.{precision}", lowered.graph, lowered.onnx, lowered.worst)
 
 
-def _described(candidate: GraphCandidate, graphs: Mapping[str, Graph]) -> Graph:
-    """Operators of onnxruntime-training have no known shapes; their work is that of the graph they equal."""
+def _manifest_graph(candidate: GraphCandidate, graphs: Mapping[str, Graph]) -> Graph:
+    """The manifest's entry of a graph.
+
+    Shapes of onnxruntime-training's operators are not known, so such a graph has the cost of the graph
+    `train` of the same set.
+    """
     kind, _, tunable = candidate.name.partition(".")
     work = graphs[f"train.{tunable}"] if kind == ORT_TRAINING else measure_work(candidate.onnx)
     return Graph(
@@ -183,7 +187,10 @@ def _features(sizes: OutputSizes, spec: ExportSpec) -> dict[Level, Shape]:
 
 
 def _example(spec: InputSpec) -> torch.Tensor:
-    """Standard normal, or token ids at random, with the last and the lowest: some of those mean padding."""
+    """An example input: standard normal, or random token ids.
+
+    The ids include the highest and the lowest ones, some of which mean padding.
+    """
     generator = torch.Generator().manual_seed(0)
     shape = (TRACED_BATCH, *spec.shape)
     try:
@@ -198,7 +205,7 @@ def _example(spec: InputSpec) -> torch.Tensor:
 
 
 def _checked_sizes(subject: Subject, spec: ExportSpec) -> OutputSizes:
-    """What the module gives. Raises ExportError unless head(features) are the logits of all labels."""
+    """The module's output sizes. Raises ExportError unless head(features) gives the logits of all labels."""
     tensors = stored_tensors(subject.module)
     parameters = dict(subject.module.named_parameters())
     if other := [f"{n} is {t.dtype}" for n, t in tensors.items() if t.dtype != _dtype(n in parameters, t)]:
@@ -210,7 +217,7 @@ def _checked_sizes(subject: Subject, spec: ExportSpec) -> OutputSizes:
         raise ExportError(f"the module never calls its head {subject.head}; name the one it calls") from None
     except Exception as error:
         raise ExportError(
-            f"the module fails on {tuple(subject.example.shape)}: {one_line(error)}{_built(spec)}"
+            f"the module fails on {tuple(subject.example.shape)}: {one_line(error)}{_settings_hint(spec)}"
         ) from error
     logits, features = passed.logits, passed.features
     if not isinstance(logits, torch.Tensor):
@@ -221,17 +228,18 @@ def _checked_sizes(subject: Subject, spec: ExportSpec) -> OutputSizes:
         from_head = subject.module.get_submodule(subject.head)(features)
     if logits.shape != from_head.shape or not torch.allclose(logits, from_head):
         raise ExportError(
-            f"what the module returns are not the logits of its head {subject.head}; name the right one"
+            f"the module does not return the logits of its head {subject.head}; name the right head"
         )
     if logits.shape[1] != len(spec.labels):
         raise ExportError(
-            f"head {subject.head} gives {logits.shape[1]} logits for {len(spec.labels)} labels{_built(spec)}"
+            f"head {subject.head} gives {logits.shape[1]} logits for {len(spec.labels)} labels"
+            f"{_settings_hint(spec)}"
         )
     return sizes_of(passed)
 
 
-def _built(spec: ExportSpec) -> str:
-    """Of a network of ours, what it was built with: the rest of a sentence."""
+def _settings_hint(spec: ExportSpec) -> str:
+    """The settings of a network from this package, as the end of an error message; else empty."""
     if spec.source is None:
         return ""
     name, shape = spec.source.network, ",".join(map(str, spec.input.shape))
@@ -240,7 +248,7 @@ def _built(spec: ExportSpec) -> str:
 
 
 def _round_to_float16(module: nn.Module) -> None:
-    """Before anything is traced or compared; a tensor that float16 cannot hold stays."""
+    """Rounds stored tensors to float16 values, before tracing; a tensor that float16 cannot hold stays."""
     for tensor in stored_tensors(module).values():
         half = tensor.to(torch.float16)
         if tensor.dtype == torch.float32 and torch.isfinite(half).all():

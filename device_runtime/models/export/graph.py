@@ -1,4 +1,4 @@
-"""From a traced torch graph to a small ONNX file without weights, the same bytes every time."""
+"""Converts a traced torch graph into a small ONNX file without weights, the same bytes every time."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import logging
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 OPSET = 20
 IR_VERSION = 10  # the newest that ONNX Runtime 1.19 reads
-LOCATION = "weights"  # a name only: the values are given to the session in memory
+LOCATION = "weights"  # no such file exists: the session gets the values in memory
 
 
 def to_onnx(traced: Traced) -> bytes:
-    """The ONNX file of all outputs; every tensor is an external initialiser."""
+    """The ONNX file with all outputs; every tensor of the model is an external initialiser."""
     return part(convert(traced), traced, (), traced.outputs.names)
 
 
 def convert(traced: Traced) -> Any:
-    """The whole graph, all tensors as inputs, as an onnx.ModelProto."""
+    """The whole graph as an onnx.ModelProto, with all tensors as inputs."""
     try:
         return write(traced.graph, traced.inputs, traced.outputs.names, OPSET)
     except Unwritable as error:
@@ -56,13 +56,13 @@ def exported(traced: Traced) -> Any:
 
 
 def part(converted: Any, traced: Traced, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """The file that computes some of the `outputs` of what `convert` gave, which stays as it is.
+    """The ONNX file that computes these outputs of a graph from `convert`, which is not changed.
 
-    The tensors of `inputs` are inputs, the others that are needed become external initialisers.
+    The tensors named in `inputs` are inputs; the other tensors that are needed are external initialisers.
     """
     model = onnx.ModelProto()
     model.CopyFrom(converted)
-    _keep_apart(model.graph)
+    _separate_outputs(model.graph)
     wanted = [traced.outputs.names.index(name) for name in outputs]
     _prune(model.graph, [model.graph.output[index] for index in wanted])
     _merge_constants(model.graph)
@@ -74,7 +74,7 @@ def part(converted: Any, traced: Traced, inputs: Sequence[str], outputs: Sequenc
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of what is meant: lists as inputs, torchvision not being there."""
+    """Silences the exporter's warnings about intended things: lists as inputs, missing torchvision."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -87,7 +87,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _merge_constants(graph: Any) -> None:
-    """Keeps one of each set of equal initialisers; they are constants, the weights are inputs here."""
+    """Keeps one of each set of equal initialisers. All are constants, since weights are still inputs here."""
     kept: dict[bytes, str] = {}
     renamed: dict[str, str] = {}
     unique = []
@@ -105,8 +105,8 @@ def _merge_constants(graph: Any) -> None:
         node.input[:] = [renamed.get(name, name) for name in node.input]
 
 
-def _keep_apart(graph: Any) -> None:
-    """An output that is also an input or another output gets a name of its own."""
+def _separate_outputs(graph: Any) -> None:
+    """Gives an output that is also an input, or another output, its own name."""
     taken = {value.name for value in graph.input}
     for value in graph.output:
         if value.name in taken:
@@ -117,7 +117,7 @@ def _keep_apart(graph: Any) -> None:
 
 
 def _prune(graph: Any, outputs: Sequence[Any]) -> None:
-    """Keeps what these outputs need, in the order that it has."""
+    """Keeps the nodes and initialisers that these outputs need, in their order."""
     needed = {value.name for value in outputs}
     nodes = []
     for node in reversed(graph.node):
@@ -133,7 +133,7 @@ def _prune(graph: Any, outputs: Sequence[Any]) -> None:
 
 
 def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Inputs and outputs get their own names, everything in between a number."""
+    """Gives inputs and outputs these names, and numbers everything in between."""
     names = dict(zip((value.name for value in graph.input), inputs, strict=True))
     names.update(zip((value.name for value in graph.output), outputs, strict=True))
     fresh = fresh_names("v", names.values(), len(names))
@@ -155,7 +155,7 @@ def _values(graph: Any) -> Iterable[str]:
     for node in graph.node:
         if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
             raise ValueError(
-                f"operator {node.op_type} holds a graph of its own; loops and branches cannot be"
+                f"operator {node.op_type} holds a graph of its own; loops and branches cannot be exported"
             )
         yield from (name for name in node.output if name)
 
@@ -167,7 +167,7 @@ def external_names(data: bytes) -> tuple[str, ...]:
 
 
 def _freeze(graph: Any, frozen: set[str]) -> None:
-    """Turns inputs into initialisers whose data lie outside the file; those that nothing reads go."""
+    """Turns inputs into initialisers with data outside the file; drops those that nothing reads."""
     inputs = list(graph.input)
     used = {name for node in graph.node for name in node.input}
     del graph.input[:]
@@ -183,7 +183,7 @@ def _freeze(graph: Any, frozen: set[str]) -> None:
 
 
 def outside(name: str, data_type: int, dims: Sequence[int]) -> Any:
-    """An initialiser without data; the values are given to the session in memory."""
+    """An initialiser without data; the session gets the values in memory."""
     initializer = onnx.TensorProto(name=name, data_type=data_type, dims=dims)
     initializer.data_location = onnx.TensorProto.EXTERNAL
     element = onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize
@@ -193,7 +193,7 @@ def outside(name: str, data_type: int, dims: Sequence[int]) -> Any:
 
 
 def stripped(model: Any) -> bytes:
-    """The file with nothing in it but what is computed; equal graphs are equal bytes."""
+    """The ONNX file without anything that has no effect on the result; equal graphs give equal bytes."""
     bare = onnx.ModelProto(ir_version=IR_VERSION, producer_name="device-runtime")
     bare.opset_import.extend(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     bare.functions.extend(model.functions)

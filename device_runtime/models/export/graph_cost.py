@@ -1,4 +1,4 @@
-"""What a graph costs: floating-point operations and peak live activations, from its shapes alone."""
+"""Computes the FLOPs and the peak activation memory of an ONNX graph from its shapes alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import onnx
 
 from device_runtime.models.errors import ExportError
 
-BATCHES = (8, 32)  # figures are lines through these two
+BATCHES = (8, 32)  # the cost is taken as linear in the batch size, through these two
 _ELEMENT_BYTES = {
     onnx.TensorProto.BOOL: 1, onnx.TensorProto.INT8: 1, onnx.TensorProto.UINT8: 1,
     onnx.TensorProto.FLOAT16: 2, onnx.TensorProto.INT64: 8, onnx.TensorProto.DOUBLE: 8,
 }  # fmt: skip
 
-_ALIASES = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}  # the result is the input's memory
+_ALIASES = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}  # the result shares the input's memory
 _MOVES = {
     "Transpose", "Slice", "Concat", "Pad", "Expand", "Gather", "GatherElements", "Shape", "Cast",
     "Constant", "ConstantOfShape", "Range", "Split", "ScatterElements", "Tile", "Where",
@@ -23,15 +23,15 @@ _MOVES = {
 _IN_PLACE = {
     "Add", "Sub", "Mul", "Div", "Relu", "Neg", "Exp", "Sqrt", "Reciprocal", "Sigmoid", "Tanh", "Erf",
     "Softmax", "LogSoftmax", "Clip", "Abs", "Log", "Pow",
-}  # fmt: skip  # may overwrite an input of the same size that nobody needs any more
+}  # fmt: skip  # may overwrite an input of the same size that no later node reads
 
 
 @dataclass(frozen=True)
 class GraphCost:
-    """FLOPs of one sample; peak of live activations = fixed_bytes + samples * bytes_per_sample.
+    """FLOPs of one sample, and peak memory of live activations: fixed_bytes + samples * bytes_per_sample.
 
-    A multiplication with addition counts as two; data movement counts as none. Activations are all values
-    the graph computes, its outputs included, its inputs and parameters not.
+    A multiplication with addition counts as two FLOPs, data movement as none. Activations are all values that
+    the graph computes, with its outputs, without its inputs and parameters.
     """
 
     flops: int
@@ -54,7 +54,7 @@ class _Value:
 
 
 def measure_work(graph: bytes) -> GraphCost:
-    """Raises ExportError if a shape does not follow from the batch size alone."""
+    """The cost of an ONNX file. Raises ExportError if a shape does not follow from the batch size alone."""
     model = onnx.load_from_string(graph)
     small, large = ((_flops(model, n), _peak_bytes(model, n)) for n in BATCHES)
     samples = BATCHES[1] - BATCHES[0]
@@ -110,7 +110,7 @@ def _node_flops(node: Any, values: Mapping[str, _Value]) -> int:
 
 
 def _peak_bytes(model: Any, batch: int) -> int:
-    """Walks the nodes in order, as ONNX Runtime runs them, freeing what nobody needs any more."""
+    """Peak bytes of live values: nodes run in ONNX Runtime's order, a value is freed after its last use."""
     values = _values(model, batch)
     memory = {name: index for index, name in enumerate(values)}  # value -> the buffer it lives in
     last_use = dict(_last_uses(model, memory))
@@ -133,7 +133,7 @@ def _peak_bytes(model: Any, batch: int) -> int:
 
 
 def _last_uses(model: Any, memory: dict[str, int]) -> Iterator[tuple[int, int]]:
-    """Gives aliases their input's buffer in `memory`, then yields (buffer, last step that reads it)."""
+    """Gives aliases their input's buffer in `memory`, then yields (buffer, step) for every use, in order."""
     for node in model.graph.node:
         if node.op_type in _ALIASES:
             memory[node.output[0]] = memory[node.input[0]]

@@ -1,4 +1,4 @@
-"""Where a module's parameters belong: its head, and the levels low, mid, up, head."""
+"""Finds a module's head, and the level of each parameter: low, mid, up or head."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import logging
@@ -25,7 +25,7 @@ class ModuleLevels:
 
 
 def find_head(module: nn.Module, name: str | None) -> str:
-    """`name`, or that of the last nn.Linear. Raises ExportError if that is no linear layer."""
+    """The head's name: `name`, or the last nn.Linear. Raises ExportError if it is no linear layer."""
     linear = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if name is not None:
         if name not in linear:
@@ -39,9 +39,9 @@ def find_head(module: nn.Module, name: str | None) -> str:
 
 
 def lay_out(module: nn.Module, head: str, prefixes: Mapping[str, str] | None) -> ModuleLevels:
-    """Levels by `prefixes`, else by the module's attribute `levels`, else in thirds by size, which is logged.
+    """Assigns levels by `prefixes`, else by the module's attribute `levels`, else in thirds by size.
 
-    Raises ExportError for an unknown level or a tensor that no prefix covers.
+    A warning is logged for thirds. Raises ExportError for an unknown level or a tensor without a prefix.
     """
     names = list(stored_tensors(module))
     prefixes = prefixes or getattr(module, "levels", None)
@@ -77,7 +77,7 @@ def level_outputs(module: nn.Module, given: Mapping[str, str] | None) -> dict[st
 
 
 def _thirds(module: nn.Module, head: str) -> dict[str, Level]:
-    """Low, mid and up hold about a third of the parameters each, in the order of the module's layers."""
+    """Puts about a third of the parameters each into low, mid and up, in the order of the layers."""
     sizes: dict[str, int] = {}
     tensors = stored_tensors(module)
     for name, tensor in tensors.items():

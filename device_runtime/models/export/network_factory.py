@@ -1,4 +1,4 @@
-"""Finds the torch module that `device-runtime export` is asked for, without importing torch."""
+"""Builds the torch module for `device-runtime export`; imports torch only when it builds."""
 
 import argparse
 import importlib
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-"""Of weights in a folder, the first that is there."""
+"""Names of weight files in a folder; the first that exists is read."""
 
 
 def build(args: argparse.Namespace, given: Mapping[str, Any] | None = None) -> Any:
-    """The module the arguments ask for, with its weights; `given`, if anything, in the place of its settings.
+    """The module that the arguments name, with its weights. Raises ExportError.
 
-    Raises ExportError.
+    `given`, if not None, replaces the settings of the arguments (`--set`).
     """
     try:
         import onnx
@@ -40,16 +40,16 @@ def build(args: argparse.Namespace, given: Mapping[str, Any] | None = None) -> A
     if not 0 <= args.seed < 1 << 63:
         raise ExportError(f"--seed is {args.seed}, expected 0 to {(1 << 63) - 1}")
     torch.manual_seed(args.seed)
-    module = _made(args.factory, settings(args.set) if given is None else given)
+    module = _module(args.factory, settings(args.set) if given is None else given)
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"{args.factory} gives a {type(module).__name__}, expected a torch.nn.Module")
     if args.weights is not None:
         head = find_head(module, args.head) if args.new_head else None
-        load_weights(module, _file(args.weights), skip_head=head)
+        load_weights(module, _weights_file(args.weights), skip_head=head)
     return module
 
 
-def _file(weights: Path) -> Path:
+def _weights_file(weights: Path) -> Path:
     if not weights.is_dir():
         return weights
     found = next((weights / name for name in FILES if (weights / name).is_file()), None)
@@ -58,7 +58,7 @@ def _file(weights: Path) -> Path:
     return found
 
 
-def _made(where: str, given: Mapping[str, Any]) -> Any:
+def _module(where: str, given: Mapping[str, Any]) -> Any:
     if ":" not in where:
         return networks.build(where, given)
     factory = _factory(where)
@@ -73,10 +73,10 @@ def _factory(where: str) -> Any:
     if not (package and colon and name) or package.startswith("."):
         raise ExportError(f"{where!r} is not MODULE:NAME, as in mynetwork:build for build in mynetwork.py")
     if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last: a folder here named like one of ours stays hidden
+        sys.path.append(str(Path.cwd()))  # last, so that a folder here cannot hide one of our packages
     try:
         found = getattr(importlib.import_module(package), name)
-    except Exception as error:  # a module of the user's runs when it is imported
+    except Exception as error:  # importing runs the user's module
         hint = f"{type(error).__name__}: {one_line(error)}"
         raise ExportError(
             f"{where} cannot be imported from here or from what is installed: {hint}"
@@ -87,12 +87,12 @@ def _factory(where: str) -> Any:
 
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE each; a value is a JSON literal, or else a string. Raises ExportError."""
+    """Parses pairs NAME=VALUE; a value is a JSON literal, or else a string. Raises ExportError."""
     return once(_pair(item) for item in pairs)
 
 
 def once(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Raises ExportError for a name that is given twice."""
+    """The pairs as a dict. Raises ExportError for a name that is given twice."""
     given: dict[str, T] = {}
     for name, value in pairs:
         if name in given:

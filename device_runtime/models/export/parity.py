@@ -1,4 +1,4 @@
-"""The gate before a bundle is written: every graph computes what torch computes."""
+"""Checks that every graph computes what torch computes, before a bundle is written."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,16 +19,18 @@ from device_runtime.models.torch_engine.objectives import Inputs, loss_and_gradi
 from .graph import external_names
 from .subject import Subject, run, statistics, stored_tensors, training
 
-BATCHES = (1, 5)  # neither is the batch that was traced
-BATCHES_OF_STATISTICS = (2, 5)  # one sample alone may have no variance
+BATCHES = (1, 5)  # other sizes than the batch that was traced
+BATCHES_OF_STATISTICS = (2, 5)  # with batch statistics: one sample alone may have no variance
 SEEDS = (0, 1, 2, 3, 4)
-NOISE = 0.05  # of a tensor's root mean square, or plainly where that is 0
-ABSOLUTE = 2e-6  # of the largest value of the output, or of all gradients
-RELATIVE = 1e-4  # of the largest value of the tensor
+NOISE = 0.05  # noise on weights, as a fraction of the tensor's root mean square, or absolute if that is 0
+ABSOLUTE = 2e-6  # accepted difference, as a fraction of the output's largest value, or of all gradients'
+RELATIVE = 1e-4  # accepted difference, as a fraction of the tensor's largest value
 
-NUDGE = 1e-6  # relative change of the weights, about what rounding makes of them in a few layers
-KINKS = 4  # times torch's own mean change under a nudge: a value next to the kink of a ReLU falls either way
-FEWEST_NUDGES, MOST_NUDGES = 4, 32  # four often miss such a value: each nudge turns it with chance 1/2
+NUDGE = 1e-6  # relative change of the weights, about the effect of rounding over a few layers
+# Accepted difference on top, over torch's own mean change under a nudge: a value next to the kink of a ReLU
+# may fall on either side.
+KINKS = 4
+FEWEST_NUDGES, MOST_NUDGES = 4, 32  # a nudge moves such a value across with chance 1/2, so four may miss it
 TINY = float(np.finfo(np.float32).tiny)  # so that zeros can be compared
 
 Outputs = Mapping[str, NDArray[Any]]
@@ -38,7 +40,7 @@ _BRANCH = "look for Python code of the module that depends on the batch size, an
 
 @dataclass(frozen=True)
 class GraphCandidate:
-    """A graph that wants into a bundle; `norms` are the layers that use batch statistics in it."""
+    """A graph to be checked for a bundle; `norms` are its layers that use batch statistics."""
 
     name: str
     onnx: bytes
@@ -48,34 +50,35 @@ class GraphCandidate:
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Names of the tensors that are initialisers."""
+        """Names of the model's tensors that are initialisers."""
         return external_names(self.onnx)
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names of the running statistics that it moves."""
+        """Names of the running statistics that the graph updates."""
         return statistics(self.norms)
 
 
 def check_parity(subject: Subject, candidate: GraphCandidate) -> float:
-    """The worst difference found, relative to each tensor's largest value.
+    """Compares a graph with torch; returns the worst difference, relative to each tensor's largest value.
 
-    Inputs are standard normal (token ids and labels uniform); seed 0 has the module's own weights, the
-    others weights with noise, since norm weights that are all 1 would hide mistakes. torch computes with its
-    own operators. Raises ParityError with graph, tensor, batch, seed and difference if a difference exceeds
-    ABSOLUTE + RELATIVE, and what torch itself would change by if weights moved by a rounding.
+    Inputs are standard normal (token ids and labels uniform). Seed 0 has the module's own weights, the other
+    seeds weights with noise, since norm weights that are all 1 would hide mistakes. torch computes with its
+    own operators. Accepted is a difference of ABSOLUTE + RELATIVE, plus KINKS times the change of torch's own
+    result when the weights change by about a rounding. Raises ParityError, with graph, tensor, batch, seed
+    and difference, for a larger one.
     """
     worst = 0.0
     subject = training(subject, candidate.norms)
     classes = measure(subject).classes
     for seed in SEEDS:
         generator = torch.Generator().manual_seed(seed)
-        tensors = _disturbed(subject, generator) if seed else stored_tensors(subject.module)
+        tensors = _noisy_weights(subject, generator) if seed else stored_tensors(subject.module)
         loaded = _loaded(candidate, tensors)
         for batch in BATCHES_OF_STATISTICS if candidate.norms else BATCHES:
             y = torch.randint(classes, (batch,), generator=generator)
-            extras = _drawn_extras(candidate.extras, batch, generator)
-            inputs = Inputs(_drawn(subject, batch, generator), y, extras, tensors)
+            extras = _random_extras(candidate.extras, batch, generator)
+            inputs = Inputs(_random_inputs(subject, batch, generator), y, extras, tensors)
             where = f"graph {candidate.name}, batch {batch}, seed {seed}"
             try:
                 expected = _torch_outputs(subject, candidate, inputs)
@@ -86,8 +89,8 @@ def check_parity(subject: Subject, candidate: GraphCandidate) -> float:
     return worst
 
 
-def _drawn(subject: Subject, batch: int, generator: torch.Generator) -> Tensor:
-    """Ids are drawn from those of the example."""
+def _random_inputs(subject: Subject, batch: int, generator: torch.Generator) -> Tensor:
+    """A random input of this batch size; token ids are drawn from those of the example."""
     example = subject.example
     if example.dtype == torch.int64:
         ids = example.flatten()
@@ -95,8 +98,8 @@ def _drawn(subject: Subject, batch: int, generator: torch.Generator) -> Tensor:
     return torch.randn((batch, *example.shape[1:]), generator=generator)
 
 
-def _drawn_extras(extras: Sequence[Extra], batch: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Tensors are standard normal, a scalar is between 0.5 and 1."""
+def _random_extras(extras: Sequence[Extra], batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random extra inputs: tensors are standard normal, scalars between 0.5 and 1."""
     drawn = {}
     for extra in extras:
         shape = (batch, *extra.shape) if extra.per_sample else extra.shape
@@ -105,7 +108,7 @@ def _drawn_extras(extras: Sequence[Extra], batch: int, generator: torch.Generato
     return drawn
 
 
-def _disturbed(subject: Subject, generator: torch.Generator) -> dict[str, Tensor]:
+def _noisy_weights(subject: Subject, generator: torch.Generator) -> dict[str, Tensor]:
     parameters = dict(subject.module.named_parameters())
     result = {}
     for name, tensor in stored_tensors(subject.module).items():
@@ -126,7 +129,7 @@ def _loaded(candidate: GraphCandidate, tensors: Mapping[str, Tensor]) -> Loaded:
 
 
 def _onnx_outputs(loaded: Loaded, candidate: GraphCandidate, inputs: Inputs) -> Outputs:
-    """ONNX Runtime refuses a graph that takes other inputs than it should."""
+    """The graph's outputs by name. ONNX Runtime refuses a graph with other inputs than these."""
     given = {name: inputs.tensors[name] for name in (*candidate.trainable, *candidate.statistics)}
     labels = {} if candidate.name.startswith(("forward", "features")) else {"y": inputs.y}
     given |= {"x": inputs.x, **labels, **inputs.extras}
@@ -154,7 +157,10 @@ def _torch_outputs(subject: Subject, candidate: GraphCandidate, inputs: Inputs) 
 
 
 def _compare(where: str, found: Outputs, expected: Outputs, nudged: Iterable[Outputs]) -> float:
-    """The worst difference, relative. `nudged` are torch's results with weights off by a rounding."""
+    """The worst relative difference. `nudged` are torch's results with weights changed by about a rounding.
+
+    Raises ParityError if a difference is not accepted.
+    """
     if found.keys() != expected.keys():
         raise ParityError(f"{where}: outputs are {sorted(found)}, expected {sorted(expected)}")
     for name, value in expected.items():
@@ -164,26 +170,28 @@ def _compare(where: str, found: Outputs, expected: Outputs, nudged: Iterable[Out
         name: max(TINY, ABSOLUTE * scale + RELATIVE * _largest(expected[name]))
         for name, scale in _scales(expected)
     }
-    for accepted in chain([rounding], _with_kinks(rounding, expected, nudged)):
-        excess = {name: _apart(found[name], value) / accepted[name] for name, value in expected.items()}
+    for accepted in chain([rounding], _wider_tolerances(rounding, expected, nudged)):
+        excess = {
+            name: _largest_difference(found[name], value) / accepted[name] for name, value in expected.items()
+        }
         if all(value <= 1 for value in excess.values()):
             return max(excess.values()) * RELATIVE
     name = max(excess, key=lambda n: excess[n] if np.isfinite(excess[n]) else np.inf)
-    off, largest = _apart(found[name], expected[name]), _largest(expected[name])
+    off, largest = _largest_difference(found[name], expected[name]), _largest(expected[name])
     raise ParityError(
         f"{where}: {name} differs from torch by {off:.2g} where the largest value is {largest:.2g}; "
         f"at most {accepted[name]:.2g} is accepted; {_BRANCH}"
     )
 
 
-def _with_kinks(
+def _wider_tolerances(
     rounding: Mapping[str, float], expected: Outputs, nudged: Iterable[Outputs]
 ) -> Iterator[Mapping[str, float]]:
-    """What is accepted, after more and more nudges."""
+    """Accepted differences after four nudges, then after each further one."""
     moved = dict.fromkeys(expected, 0.0)
     for count, other in enumerate(nudged, start=1):
         for name, value in expected.items():
-            moved[name] += _apart(other[name], value)
+            moved[name] += _largest_difference(other[name], value)
         if count >= FEWEST_NUDGES:
             yield {name: most + KINKS / count * moved[name] for name, most in rounding.items()}
 
@@ -194,7 +202,10 @@ def _shaken(subject: Subject, candidate: GraphCandidate, inputs: Inputs) -> Iter
 
 
 def _scales(expected: Outputs) -> Iterator[tuple[str, float]]:
-    """The largest value of an output, or of all gradients together: rounding leaves zeros of that order."""
+    """The largest value of each output, or of all gradients together for a gradient.
+
+    Rounding leaves errors of that order where a gradient is 0.
+    """
     gradients = max((_largest(v) for name, v in expected.items() if name.startswith("grad.")), default=0.0)
     for name, value in expected.items():
         yield name, gradients if name.startswith("grad.") else _largest(value)
@@ -214,5 +225,5 @@ def _largest(value: NDArray[Any]) -> float:
     return float(np.abs(value).max()) if value.size else 0.0
 
 
-def _apart(found: NDArray[Any], expected: NDArray[Any]) -> float:
+def _largest_difference(found: NDArray[Any], expected: NDArray[Any]) -> float:
     return float(np.abs(found.astype(np.float64) - expected).max()) if expected.size else 0.0

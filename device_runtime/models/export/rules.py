@@ -1,7 +1,7 @@
-"""Gradients, and a few forwards, written in operators that ONNX has.
+"""Gradients of torch's operators, and a few forward passes, written in operators that ONNX has.
 
-Used while tracing, in place of torch's fused kernels. Convolutions and norms have modules of their own.
-Shapes: x (n, channels, height, width), go the gradient of an operator's output.
+They replace torch's fused kernels while tracing. Those of convolutions and norms are in
+`torch_engine.layers`. Shapes: x (n, channels, height, width), go the gradient of an operator's output.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -24,7 +24,7 @@ MEAN = 1  # torch's code for reduction="mean"
 
 
 def max_pool_backward(go: Tensor, x: Tensor, *settings: Any) -> Tensor:
-    """Adds each gradient to where its maximum was; the last of `settings` is torch's flat indices."""
+    """Adds each gradient to the place of its maximum; the last of `settings` are torch's flat indices."""
     indices = settings[-1]
     zeros = torch.zeros_like(x).flatten(2)
     return zeros.scatter_add(2, indices.flatten(2), go.flatten(2)).reshape(x.shape)
@@ -42,7 +42,9 @@ def avg_pool_backward(
 ) -> Tensor:
     """Spreads each gradient evenly over its window: a transposed convolution with equal weights."""
     if ceil_mode or divisor is not None or (max(padding) > 0 and not count_include_pad):
-        raise NotImplementedError("average pooling can be trained with torch's defaults for how it counts")
+        raise NotImplementedError(
+            "only average pooling without ceil_mode and divisor_override that counts padding can be trained"
+        )
     stride, channels = stride or kernel, x.shape[1]
     weight = torch.full((channels, 1, *kernel), 1 / (kernel[0] * kernel[1]))
     rest = [x.shape[2 + i] - (go.shape[2 + i] - 1) * stride[i] + 2 * padding[i] - kernel[i] for i in (0, 1)]
@@ -56,7 +58,7 @@ def nll_loss(x: Tensor, y: Tensor, weight: Any, reduction: int, ignore: int) -> 
 
 
 def nll_loss_backward(go: Tensor, x: Tensor, y: Tensor, weight: Any, *settings: Any) -> Tensor:
-    """-1/n where y says so, else 0."""
+    """go * -1/n at the labels y, else 0."""
     _only_plain_mean(weight, settings[0])
     one_hot = (y.unsqueeze(1) == torch.arange(x.shape[1]).unsqueeze(0)).to(x.dtype)
     return one_hot * (-go / x.shape[0])
@@ -68,24 +70,24 @@ def _only_plain_mean(weight: Any, reduction: int) -> None:
 
 
 def threshold_backward(go: Tensor, x: Tensor, threshold: float) -> Tensor:
-    """Passes on what came from above the threshold; on ONNX Runtime a product is faster than a choice."""
+    """Passes gradients where x is above the threshold. On ONNX Runtime a product is faster than Where."""
     return go * (x > threshold).to(go.dtype)
 
 
 def hardtanh_backward(go: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    """Passes on what came from between the bounds."""
+    """Passes gradients where x is between the bounds."""
     return go * ((x > low) & (x < high)).to(go.dtype)
 
 
 def select_backward(go: Tensor, sizes: Sequence[Any], dim: int, index: int) -> Tensor:
-    """Zeros, but for one slice along `dim`."""
+    """Zeros, with the gradient at one index along `dim`."""
     dim %= len(sizes)
     start = index % sizes[dim]
     return _embed(go.unsqueeze(dim), sizes, dim, start)
 
 
 def slice_backward(go: Tensor, sizes: Sequence[Any], dim: int, start: int, end: int, step: int) -> Tensor:
-    """Zeros, but for the range of the slice."""
+    """Zeros, with the gradient in the range of the slice."""
     if step != 1:
         raise NotImplementedError(f"a slice of step {step} cannot be trained, step 1 can")
     dim %= len(sizes)
@@ -101,7 +103,7 @@ def embedding_backward(go: Tensor, indices: Tensor, rows: int, padding_index: in
     """Adds each gradient to the row that was looked up; go: (..., width), result (rows, width)."""
     if scale:
         raise NotImplementedError("embeddings with gradients scaled by frequency cannot be trained")
-    if padding_index >= 0:  # this row stays as it is
+    if padding_index >= 0:  # this row is not trained
         go = go * (indices != padding_index).to(go.dtype).unsqueeze(-1)
     width = go.shape[-1]
     return torch.zeros(rows, width).scatter_add(
@@ -109,7 +111,7 @@ def embedding_backward(go: Tensor, indices: Tensor, rows: int, padding_index: in
     )
 
 
-# Where no gradient is asked for, ONNX's own normalisation serves better.
+# In graphs without gradients ONNX's own normalisation is better.
 GRADIENTS_ONLY = (aten.native_group_norm.default,)
 
 RULES: dict[Any, Callable[..., Any]] = {

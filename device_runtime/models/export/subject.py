@@ -1,4 +1,4 @@
-"""A torch module as a pure function of its input and its tensors: what is traced, compared, and trained."""
+"""Runs a torch module as a pure function of its input and its tensors, to trace, compare or train it."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import copy
@@ -20,12 +20,12 @@ STATISTICS = ("running_mean", "running_var")
 
 
 class HeadUnused(Exception):
-    """Raised when a module gives its result without a call of its head."""
+    """Raised when a module returns its result without calling its head."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A module in eval mode, its last linear layer, an example input (n, ...), and where its levels end."""
+    """A module in eval mode, its last linear layer, an example input (n, ...), and the ends of its levels."""
 
     module: nn.Module
     head: str  # name of the linear layer whose input is the features
@@ -43,9 +43,9 @@ class ForwardPass:
 
 
 def stored_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters, then the buffers that state_dict has, by name, detached.
+    """Parameters, then the buffers of state_dict, by name, detached.
 
-    Left out are counters of batches; other integers are taken for indices.
+    Batch norm's counters of batches are left out; other integers are taken for indices.
     """
     kept = {name for name in module.state_dict() if not name.endswith("num_batches_tracked")}
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -55,7 +55,7 @@ def stored_tensors(module: nn.Module) -> dict[str, Tensor]:
 def run(
     subject: Subject, x: Tensor, tensors: Tensors, replaced: tuple[str, Tensor] | None = None
 ) -> ForwardPass:
-    """One forward pass. `replaced` puts a feature map in the place of a level's, and of all below it.
+    """Runs one forward pass. `replaced` gives a level and a feature map that replaces its output.
 
     Raises HeadUnused.
     """
@@ -90,7 +90,7 @@ def statistics(norms: Sequence[str]) -> tuple[str, ...]:
 
 
 def training(subject: Subject, norms: Sequence[str]) -> Subject:
-    """The subject with these layers in training mode: batch statistics, running ones updated in place."""
+    """A copy with these layers in training mode: they use batch statistics and update the running ones."""
     if not norms:
         return subject
     module = copy.deepcopy(subject.module)
@@ -101,11 +101,11 @@ def training(subject: Subject, norms: Sequence[str]) -> Subject:
 
 @contextmanager
 def recorded_statistics(subject: Subject) -> Iterator[dict[str, Tensor]]:
-    """Layers with batch statistics compute in plain operators, and leave their next running ones here.
+    """Makes layers with batch statistics compute in plain operators; yields their next running statistics.
 
-    torch's own operator changes its inputs in place, and comes out of the exporter wrong without an error.
-    Only the first pass of each layer counts. One value alone has no variance: where torch raises, it moves
-    no statistics. Raises ExportError for a layer without momentum.
+    torch's own operator changes its inputs in place, and the exporter turns it into a wrong graph without an
+    error. Only the first pass of each layer counts. One value alone has no variance: torch raises then, this
+    leaves the statistics as they are. Raises ExportError for a layer without momentum.
     """
     recorded: dict[str, Tensor] = {}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A module's forward, loss and gradients as flat torch graphs whose batch alone is symbolic."""
+"""Traces a module's forward pass, loss and gradients into torch graphs with a symbolic batch size."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import warnings
@@ -33,9 +33,9 @@ from .subject import Subject, batch_norms, recorded_statistics, run, statistics,
 
 aten = torch.ops.aten
 
-TRACED_BATCH = 4  # any number above 1: torch makes constants of 0 and 1
+TRACED_BATCH = 4  # any number above 1: torch treats 0 and 1 as constants
 
-# Beside torch's core table; the exporter knows the operators of KEPT better than their parts.
+# _MORE are decomposed in addition to torch's core table. _KEPT are not: they are exported better whole.
 _MORE = [
     aten.addmm, aten.t, aten.hardswish, aten.hardswish_backward, aten.hardtanh_backward, aten.silu_backward,
     aten.gelu_backward, aten.native_layer_norm_backward, aten._log_softmax_backward_data,
@@ -51,7 +51,7 @@ _KEPT = [
 
 @dataclass(frozen=True)
 class Outputs:
-    """Names of what a graph gives, and what it takes beside x and the tensors."""
+    """Names of a graph's outputs, and its inputs beside x and the tensors."""
 
     names: tuple[str, ...]
     labels: bool = False
@@ -61,7 +61,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Traced:
-    """A torch graph, its arguments (x, [y], [list of extra inputs], list of tensors), all inputs by name."""
+    """A torch graph, example arguments (x, [y], [extra inputs], tensors), and the names of all inputs."""
 
     graph: torch.fx.GraphModule
     example: tuple[Any, ...]
@@ -122,7 +122,7 @@ def trace_training(subject: Subject, objective: str, trainable: Sequence[str]) -
 def trainable_sets(
     subject: Subject, objective: str, sets: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """Those of the tunable sets, given with their names, of which every tensor influences the objective."""
+    """The tunable sets of which every tensor influences the objective. `sets`: name -> tensor names."""
     extras = OBJECTIVES[objective].extras(measure(subject))
     outputs, tensors = Outputs((), labels=True, extras=extras), stored_tensors(subject.module)
     x, y, given, _ = _arguments(subject.example, outputs, tensors)
@@ -137,7 +137,7 @@ def _trace(subject: Subject, compute: Callable[[Inputs], Any], outputs: Outputs)
     extras = {extra.name: extra for extra in outputs.extras}
     if clash := tensors.keys() & {"x", "y", *extras, *outputs.names}:
         raise ExportError(
-            f"the module's tensor {min(clash)} is called as an input or output of the graph; rename it"
+            f"the module's tensor {min(clash)} has the name of an input or output of the graph; rename it"
         )
 
     def flat(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -159,7 +159,7 @@ def _trace(subject: Subject, compute: Callable[[Inputs], Any], outputs: Outputs)
 
 
 def _arguments(x: Tensor, outputs: Outputs, tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    """x, [y], [extra inputs], tensors: of the right shapes."""
+    """Arguments x, [y], [extra inputs], tensors of the right shapes; all but x are zeros or ones."""
     batch = x.shape[0]
     y = [torch.zeros((batch,), dtype=torch.int64)] if outputs.labels else []
     extras = [torch.ones((batch, *e.shape) if e.per_sample else e.shape) for e in outputs.extras]
@@ -174,10 +174,10 @@ def _fake_input(mode: FakeTensorMode, example: Tensor) -> Tensor:
 
 @contextmanager
 def _tracing(mode: FakeTensorMode) -> Iterator[None]:
-    """Without the python dispatcher the batch is silently frozen to that of the example."""
+    """Sets torch up for tracing; without the python dispatcher the batch size becomes the example's."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message="TF32 acceleration")  # said by torch's mkldnn switch itself
+        warnings.filterwarnings("ignore", message="TF32 acceleration")  # from torch's own mkldnn switch
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(mode)

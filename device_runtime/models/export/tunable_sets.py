@@ -1,4 +1,5 @@
-"""Which parameters of a module each tunable set trains."""
+"""Adds tunable sets and a feature scale to a module, and lists the parameters that each set trains."""
+# mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -15,9 +16,6 @@ from device_runtime.models.errors import ExportError
 from .levels import ModuleLevels
 from .subject import stored_tensors
 
-# mypy: allow-untyped-calls, allow-any-unimported
-
-
 Sets = Mapping[str, Mapping[str, Setting]]
 
 CHANGING = ("prompt", "prefix")
@@ -26,14 +24,17 @@ CHANGING = ("prompt", "prefix")
 
 @dataclass(frozen=True)
 class Injected:
-    """The tunable sets of a bundle with all their settings; `base` names the module's own parameters."""
+    """The tunable sets of a bundle with all settings; `base` names the module's own trainable parameters."""
 
     settings: dict[Tunable, dict[str, Setting]]
     base: frozenset[str]
 
 
 def inject(module: nn.Module, sets: Sets, head: str | None = None) -> Injected:
-    """Adds to the module what the parameter-efficient sets train. Raises ExportError for an unknown set."""
+    """Adds the parameters of the parameter-efficient sets to the module, in place.
+
+    Raises ExportError for an unknown set, settings that it does not have, or a module with nothing to train.
+    """
     if unknown := sorted(sets.keys() - set(TUNABLE_SETS)):
         raise ExportError(f"there is no tunable set {unknown[0]!r}; there are {', '.join(TUNABLE_SETS)}")
     base = frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
@@ -51,7 +52,7 @@ def inject(module: nn.Module, sets: Sets, head: str | None = None) -> Injected:
 
 
 def changes(sets: Sets) -> str:
-    """What to say of sets that change the network for the other sets of a bundle; empty if none do."""
+    """A warning about tunable sets that change the network for the bundle's other sets; empty if none do."""
     changing = [name for name in CHANGING if name in sets]
     others = [name for name in TUNABLE_SETS if name in sets and name not in changing]
     if not changing or len(sets) == 1:
@@ -59,7 +60,7 @@ def changes(sets: Sets) -> str:
     trained = f"forward and {', '.join(others)}" if others else "forward"
     return (
         f"untrained {' and '.join(changing)} tokens change what the network computes, in {trained} too; "
-        f"a bundle of its own for each leaves the others as they were"
+        f"to keep the others unchanged, export a bundle for each"
     )
 
 
@@ -81,8 +82,10 @@ def parameter_table(module: nn.Module, layout: ModuleLevels, injected: Injected)
 
 
 def _members(module: nn.Module, layout: ModuleLevels, injected: Injected, tunable: Tunable) -> Set[str]:
-    """A level set has the module's own parameters, the others what was injected, and the head, unless the
-    set is to be without it.
+    """Names of the parameters that a tunable set trains.
+
+    A set of levels has the module's own parameters; the others have the injected ones, and the head unless
+    the setting `head` is "without".
     """
     if tunable in LEVELS_OF:
         return frozenset(name for name in injected.base if layout.levels[name] in LEVELS_OF[tunable])
@@ -93,16 +96,11 @@ def _members(module: nn.Module, layout: ModuleLevels, injected: Injected, tunabl
     return frozenset(name for name in names if name.rpartition(".")[0] != layout.head)
 
 
-# FROM feature_scale: A scale for each feature in front of the head, for class means to set: what the head
-# takes is scaled.
-
-# mypy: allow-untyped-calls, allow-any-unimported
-
-
 def scale_features(module: nn.Module, head: str) -> None:
-    """Gives the layer `head` of `module`, in place, a scale of 1 for each feature: a buffer, never trained.
+    """Adds a scale of 1 for each feature to the layer `head`, in place: a buffer, never trained.
 
-    Its other names stay as they are. Raises ExportError for a head that has one of that name.
+    The layer multiplies its input by it; class means set its values. Other tensors keep their names. Raises
+    ExportError if the head has an attribute of that name.
     """
     layer = module.get_submodule(head)
     if hasattr(layer, SCALE):

@@ -1,6 +1,6 @@
-"""Pre-trained weights from safetensors, `.npz` or a state dict of torch's; names and shapes are checked.
+"""Loads pre-trained weights from safetensors, `.npz` or a torch state dict; checks names and shapes.
 
-Nothing is unpickled that holds more than tensors and plain containers.
+A pickle is read only if it holds nothing but tensors and plain containers.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -27,11 +27,11 @@ LISTED = 4  # names in an error
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """How published files of a network differ from its module, which has this as its attribute `checkpoints`.
+    """How published files of a network differ from its module; the module's attribute `checkpoints`.
 
-    prefix: of all names in the module, which files lack. absent: submodules, without the prefix, that files
-    of the bare network do not have; there they are new with a new head. spare: what nothing here needs.
-    adapt: from the tensors of a file, without the prefix, to those of the module.
+    prefix: of all names in the module, missing in files. absent: submodules, without the prefix, that files
+    of the bare network lack; with a new head they are new too. spare: names in files that the module does not
+    need. adapt: converts the tensors of a file, without the prefix, to those of the module.
     """
 
     prefix: str = ""
@@ -43,10 +43,10 @@ class Checkpoints:
 def load_weights(module: nn.Module, path: Path, *, skip_head: str | None = None) -> None:
     """Copies the tensors of the file into the module, converted to the module's dtypes.
 
-    `skip_head` names the submodule that is left as it is, for another number of classes; what the file has
-    for it, or for a head of another name, is left aside, and what comes between body and head may be absent
-    (see `Checkpoints`). Raises ExportError, with the module unchanged, when
-    the file cannot be read, holds anything but tensors, or does not have exactly the module's tensors.
+    `skip_head` names a submodule that keeps its values, for another number of classes. The file's tensors for
+    it, or for a head of another name, are ignored, and submodules between body and head may be absent (see
+    `Checkpoints`). Raises ExportError, with the module unchanged, if the file cannot be read, holds anything
+    but tensors, or does not have exactly the module's tensors.
     """
     files: Checkpoints = getattr(module, "checkpoints", Checkpoints())
     read = _unwrapped(read_weights(path), (*WRAPPED_IN, files.prefix))
@@ -59,7 +59,7 @@ def load_weights(module: nn.Module, path: Path, *, skip_head: str | None = None)
         aside = [name for name in given if _of_a_head(name, head, wanted)]
         given = {name: value for name, value in given.items() if name not in aside}
         new = [head, *(part for part in files.absent if not any(_inside(name, part) for name in given))]
-        logger.info("%s: left aside %s; new: %s", path, _listed(aside) or "nothing", ", ".join(new))
+        logger.info("%s: ignored %s; new: %s", path, _listed(aside) or "nothing", ", ".join(new))
         wanted = {name: value for name, value in wanted.items() if not _inside(name, *new)}
     if faults := list(_faults(given, wanted)):
         raise ExportError(f"{path} does not fit {type(module).__name__}: {'; '.join(faults)}")
@@ -72,7 +72,7 @@ def load_weights(module: nn.Module, path: Path, *, skip_head: str | None = None)
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of the file by name, in the file's dtypes. Raises ExportError."""
     if path.suffix not in READERS:
-        raise ExportError(f"{path} is none of {', '.join(READERS)}, which weights are read from")
+        raise ExportError(f"cannot read weights from {path}: expected a file {', '.join(READERS)}")
     try:
         found = READERS[path.suffix](path)
     except OSError as error:
@@ -112,7 +112,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".pth": _state_dict,
     ".bin": _state_dict,
 }
-"""What reads a file, by the end of its name."""
+"""Ending of a file's name -> function that reads it."""
 
 
 def _unwrapped(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
@@ -124,17 +124,17 @@ def _unwrapped(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[s
 
 
 def _of_a_head(name: str, head: str, wanted: Mapping[str, Tensor]) -> bool:
-    """Inside the head, or in a part of another network that the module has no counterpart for."""
+    """Whether a tensor is inside the head, or in a part of the file's network that the module lacks."""
     return _inside(name, head) or name.partition(".")[0] not in {w.partition(".")[0] for w in wanted}
 
 
 def _inside(name: str, *parts: str) -> bool:
-    """Whether it is one of these, or in one of these submodules."""
+    """Whether `name` is one of these names, or inside one of these submodules."""
     return any(f"{name}.".startswith(f"{part}.") for part in parts)
 
 
 def _faults(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iterator[str]:
-    """What is missing, what is not expected, what has another shape or kind; counters are left alone."""
+    """Describes missing and unexpected tensors, other shapes and other kinds; ignores counters."""
     missing = [n for n in wanted if n not in given and not n.endswith(COUNTER)]
     extra = [n for n in given if n not in wanted and not n.endswith(COUNTER)]
     both = [(n, given[n], wanted[n]) for n in wanted if n in given]

@@ -1,7 +1,8 @@
-"""Writes a traced torch graph as ONNX, operator by operator, knowing that the batch alone is symbolic.
+"""Writes a traced torch graph as ONNX, operator by operator.
 
-torch's own exporter knows every operator, but takes a hundred times as long, since it traces and rewrites
-what is already traced; it serves where an operator is not known here.
+Only the batch size of a traced graph is symbolic. torch's own exporter knows every operator, but takes a
+hundred times as long, since it traces and rewrites the traced graph once more; it is used for graphs with an
+operator that is not known here.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -36,33 +37,32 @@ SCALARS = {
 
 
 class Unwritable(Exception):
-    """Raised for what is not known here; says what."""
+    """Raised for an operator or argument that this writer does not know; the message names it."""
 
 
 class Writer:
-    """The ONNX graph so far. Values are ONNX names; integers and tuples of torch's graph stay Python's."""
+    """The ONNX graph so far. Values are ONNX names; integers and tuples of torch's graph stay in Python."""
 
     def __init__(self, taken: Iterable[str]) -> None:
-        """`taken` are the names of the graph's inputs, which no value may get."""
+        """`taken` are the names of the graph's inputs, which no other value may have."""
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
         self.values: dict[fx.Node, Any] = {}
-        self.unfolded: dict[
-            fx.Node, tuple[str, tuple[Any, ...]]
-        ] = {}  # matrices that were tensors of this shape
+        # matrix -> name and shape of the same values as a tensor, before its rows were folded together
+        self.unfolded: dict[fx.Node, tuple[str, tuple[Any, ...]]] = {}
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._batch = ""
         self._names = fresh_names("t", taken)
 
     def emit(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """Adds a node; its output's name, or a tuple of names. Attributes that are None are left out."""
+        """Adds a node; returns its output's name, or a tuple of names. None attributes are left out."""
         names = [next(self._names) for _ in range(outputs)]
         given = {name: value for name, value in attributes.items() if value is not None}
         self.nodes.append(helper.make_node(operator, list(inputs), names, **given))
         return names[0] if outputs == 1 else tuple(names)
 
     def constant(self, value: NDArray[Any]) -> str:
-        """The name of a constant; equal ones are kept once."""
+        """The name of a constant; equal constants are stored once."""
         value = np.asarray(value)
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._known:
@@ -97,10 +97,10 @@ class Writer:
         return str(self.emit("Concat", *parts, axis=0)) if len(parts) > 1 else parts[0]
 
     def reshape(self, name: str, shape: Sequence[Any], before: Sequence[Any] = ()) -> str:
-        """To `shape` from `before`; one size may depend on the batch.
+        """Reshapes from `before` to `shape`.
 
-        Where it stays in its place it is said to (0, not -1): ONNX Runtime then knows which values are of
-        one size, and can share their memory.
+        If one size depends on the batch and keeps its place, it is written as 0 ("unchanged"), not -1: ONNX
+        Runtime then knows which values have the same size, and can share their memory.
         """
         symbolic = [index for index, size in enumerate(shape) if isinstance(size, torch.SymInt)]
         if len(symbolic) > 1:
@@ -112,7 +112,7 @@ class Writer:
         return str(self.emit("Reshape", name, self.integers(plain)))
 
     def _length(self, size: torch.SymInt) -> str:
-        """A vector of one element: a whole multiple of the batch."""
+        """A size that is a whole multiple of the batch, as a vector of one element. Raises Unwritable."""
         ratio = size.node.expr / next(iter(size.node.expr.free_symbols))
         if not ratio.is_Integer:
             raise Unwritable(f"a size of {size.node.expr}")
@@ -122,13 +122,13 @@ class Writer:
 
 
 def fresh_names(prefix: str, taken: Iterable[str], first: int = 1) -> Iterator[str]:
-    """The prefix and a number, without end, but for those that are taken: parameters may be called t1."""
+    """Endless names of prefix and number, without those that are taken: a parameter may be called t1."""
     taken = frozenset(taken)
     return (name for number in count(first) if (name := f"{prefix}{number}") not in taken)
 
 
 def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], opset: int) -> Any:
-    """An onnx.ModelProto with these names for the graph's inputs, "x" the first of them, and outputs.
+    """The graph as an onnx.ModelProto with these names of inputs, of which "x" is the first, and outputs.
 
     Raises Unwritable.
     """
@@ -141,19 +141,19 @@ def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], 
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             writer.values[node] = name = next(taken)
-            given.append(_described(name, node.meta["val"]))
+            given.append(_value_info(name, node.meta["val"]))
         elif node.op == "get_attr":
             writer.values[node] = writer.constant(getattr(graph, node.target).detach().numpy())
         elif node.op == "output":
             results = list(node.args[0])
         elif isinstance(node.meta.get("val"), (int, torch.SymInt)):
-            continue  # sizes are read off the shapes
+            continue  # sizes are taken from the shapes
         else:
             if node.target not in OPERATORS:
                 raise Unwritable(f"operator {node.target}")
             writer.values[node] = OPERATORS[node.target](writer, node)
     named = [writer.emit("Identity", writer.values[node]) for node in results]
-    described = [_described(name, node.meta["val"]) for name, node in zip(named, results, strict=True)]
+    described = [_value_info(name, node.meta["val"]) for name, node in zip(named, results, strict=True)]
     renamed = dict(zip(named, outputs, strict=True))
     for node, name in zip(writer.nodes[-len(named) :], described, strict=True):
         node.output[0] = name.name = renamed[name.name]
@@ -162,7 +162,7 @@ def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], 
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)])
 
 
-def _described(name: str, value: Tensor) -> Any:
+def _value_info(name: str, value: Tensor) -> Any:
     shape = [BATCH if isinstance(size, torch.SymInt) else int(size) for size in value.shape]
     return helper.make_tensor_value_info(name, DTYPES[value.dtype], shape)
 
@@ -172,5 +172,5 @@ def _equal(size: torch.SymInt, other: Sequence[Any]) -> bool:
 
 
 def shape_of(node: fx.Node) -> tuple[Any, ...]:
-    """Sizes, of which those that depend on the batch are torch.SymInt."""
+    """The sizes of a node's value; those that depend on the batch are torch.SymInt."""
     return tuple(node.meta["val"].shape)

@@ -1,7 +1,8 @@
-"""The networks that come with the project, by short name; each module is imported when it is built.
+"""Builds the networks that come with the project, by short name.
 
-A network says about itself `levels` (prefix of a parameter's name -> low, mid, up or head) and
-`level_outputs` (low, mid, up -> the submodule whose output is the feature map at the end of that level).
+A network's module is imported when it is built. A network has the attributes `levels` (prefix of a
+parameter's name -> low, mid, up or head) and `level_outputs` (low, mid, up -> the submodule whose output is
+the feature map at the end of that level).
 """
 
 import importlib
@@ -33,16 +34,16 @@ NETWORKS: dict[str, str] = {
     "roberta": "transformers:roberta",
     "opt": "transformers:opt",
 }
-"""Short name -> module of this package:function."""
+"""Short name -> "module of this package:function"."""
 
 FILES = ("vectors",)
-"""Settings that name files. What was in them is in a bundle's weights, and no bundle names files."""
+"""Settings that name files. A bundle has the files' contents in its weights, and never names files."""
 
 Setting = int | float | str | bool
 
 
 def build(name: str, settings: Mapping[str, Setting]) -> "nn.Module":
-    """The network with random weights of torch's global generator.
+    """Builds the network, with random weights from torch's global generator.
 
     Raises ExportError for an unknown name, a setting that the network does not take, or a value it refuses.
     """
@@ -60,7 +61,7 @@ def build(name: str, settings: Mapping[str, Setting]) -> "nn.Module":
 
 
 def described(name: str, settings: Mapping[str, Setting]) -> str:
-    """What the network is built with, as "in_channels=3, size=32". Raises ExportError as `build`."""
+    """The settings of a network in words, as "in_channels=3, size=32". Raises ExportError as `build`."""
     taken = inspect.signature(_function(name)).parameters
     values = {key: settings.get(key, taken[key].default) for key in taken if key not in FILES}
     return ", ".join(f"{key}={value}" for key, value in values.items())

@@ -1,22 +1,20 @@
-"""The normalisation layers that networks may be built with."""
+"""Normalisation layers that networks may be built with, and the widths of their layers."""
+# mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Callable
 
 from torch import nn
 
-# mypy: allow-untyped-calls, allow-any-unimported
-
-
 GROUP_SIZE = 8  # channels that GroupNorm normalises together
 
 MakeNorm = Callable[[int], nn.Module]
-"""From a number of channels to a layer."""
+"""A function from a number of channels to a normalisation layer."""
 
 
 def norm_of(kind: str, group_size: int = GROUP_SIZE) -> MakeNorm:
-    """`group`, of `group_size` channels each, or `batch`. Raises ValueError for another.
+    """The normalisation `group`, with groups of `group_size` channels, or `batch`.
 
-    The layer for channels that groups do not fill raises ValueError.
+    Raises ValueError for another kind; so does the returned function for channels that do not fill groups.
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}, expected 1 or more")
@@ -32,11 +30,11 @@ def norm_of(kind: str, group_size: int = GROUP_SIZE) -> MakeNorm:
     return norms[kind]
 
 
-# FROM widths: Channels of a network that is made wider or narrower.
-
-
 def times(channels: int, width: float) -> int:
-    """`channels` at this width. Raises ValueError where that is no whole number from 1 on."""
+    """Channels of a layer in a wider or narrower network: channels * width.
+
+    Raises ValueError if that is not a whole number of 1 or more.
+    """
     wide = channels * width
     if not wide >= 1 or wide != int(wide):
         raise ValueError(f"width is {width}, which makes {wide:g} channels of {channels}")

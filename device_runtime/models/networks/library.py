@@ -1,4 +1,4 @@
-"""Networks as torchvision defines them, with its parameter names; imported when one is built."""
+"""Networks from torchvision, which is imported when one is built."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import importlib
@@ -13,7 +13,7 @@ from device_runtime.models.errors import ExportError, one_line
 
 @dataclass(frozen=True)
 class NetworkLevels:
-    """Where the parts of a network belong: prefixes of each level, the submodule that ends it, the head."""
+    """The levels of a network: prefixes of each level's names, the submodule that ends it, the head."""
 
     prefixes: Mapping[str, tuple[str, ...]]
     outputs: Mapping[str, str]
@@ -21,7 +21,7 @@ class NetworkLevels:
 
 
 def _numbered(low: int, mid: int, up: int, head: str) -> NetworkLevels:
-    """`features` up to and with the numbers given; the rest of the classifier belongs to up."""
+    """Levels that end with these submodules of `features`; the classifier without the head belongs to up."""
     bounds = {"low": (0, low), "mid": (low + 1, mid), "up": (mid + 1, up)}
     prefixes = {level: tuple(f"features.{i}" for i in range(a, b + 1)) for level, (a, b) in bounds.items()}
     prefixes["up"] = (*prefixes["up"], "classifier")
@@ -42,7 +42,7 @@ PLANS = {
     "mobilenet_v3_small": _numbered(3, 8, 12, "classifier.3"),
     "efficientnet_b0": _numbered(3, 5, 8, "classifier.1"),
 }
-"""Down to a stride of 8 is level low, stride 16 is mid, stride 32 up."""
+"""Short name -> levels. Layers down to a stride of 8 are level low, stride 16 mid, stride 32 up."""
 
 
 def resnet18(classes: int = 1000) -> nn.Module:
@@ -85,7 +85,7 @@ def _build(name: str, classes: int) -> nn.Module:
 
 
 def out_of_place(module: nn.Module) -> nn.Module:
-    """The same module, whose activations no longer overwrite values that gradients need."""
+    """Changes the module so that activations do not overwrite values that gradients need; returns it."""
     for part in module.modules():
         if getattr(part, "inplace", False):
             part.inplace = False

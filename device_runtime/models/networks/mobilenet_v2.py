@@ -17,7 +17,7 @@ PADDINGS = ("torch", "same")
 
 
 class SamePadded(nn.Conv2d):
-    """A convolution padded as TensorFlow's "SAME" is: an odd row or column of zeros comes last."""
+    """A convolution with TensorFlow's padding "SAME": an odd row or column of zeros comes last."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, h, w) -> (n, out, ceil(h / stride), ceil(w / stride))."""
@@ -27,13 +27,13 @@ class SamePadded(nn.Conv2d):
 
 
 def _same(size: int, kernel: int, stride: int) -> int:
-    """Zeros along one side of `size` in all, so that ceil(size / stride) places remain."""
+    """Zeros to add along an axis, at both ends together, so that ceil(size / stride) places remain."""
     return max(0, (-(-size // stride) - 1) * stride + kernel - size)
 
 
 @dataclass(frozen=True)
 class ConvolutionShape:
-    """Of a convolution that normalisation follows."""
+    """The shape of a convolution that a batch norm follows."""
 
     inner: int
     outer: int
@@ -43,7 +43,7 @@ class ConvolutionShape:
 
 
 def _convolution(shape: ConvolutionShape, padding: str) -> nn.Sequential:
-    """Convolution, batch norm, ReLU6. Paddings differ at stride 2 alone."""
+    """Convolution, batch norm, ReLU6. The paddings differ only at stride 2."""
     same = padding == "same" and shape.stride > 1
     kind, pad = (SamePadded, 0) if same else (nn.Conv2d, shape.kernel // 2)
     convolution = kind(
@@ -53,7 +53,7 @@ def _convolution(shape: ConvolutionShape, padding: str) -> nn.Sequential:
 
 
 class InvertedResidual(nn.Module):
-    """Inverted residual: 1x1 to many channels, 3x3 on each, 1x1 to few without activation."""
+    """Inverted residual: a 1x1 convolution to many channels, 3x3 on each, 1x1 to few without activation."""
 
     def __init__(self, shape: ConvolutionShape, expansion: int, padding: str) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class InvertedResidual(nn.Module):
 class MobileNetV2(nn.Module):
     """A convolution, 17 blocks, a 1x1 convolution; the head takes the globally averaged features.
 
-    Down to a stride of 8 is level low, stride 16 is mid, stride 32 up.
+    Layers down to a stride of 8 are level low, stride 16 mid, stride 32 up.
     """
 
     levels = {  # noqa: RUF012  # prefix of the parameter name -> level
@@ -105,7 +105,7 @@ class MobileNetV2(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Of a convolution by groups only its own group counts, so that fresh networks do not fade out."""
+        """Draws weights for the fan-out of one group, so that values do not fade in new networks."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 fan_out = module.weight[:, 0].numel() // module.groups
@@ -119,7 +119,7 @@ class MobileNetV2(nn.Module):
 
 
 def _channels(wanted: float) -> int:
-    """The nearest multiple of 8, but at least nine tenths of what is wanted."""
+    """The nearest multiple of 8 that is at least nine tenths of `wanted`."""
     near = max(MULTIPLE, int(wanted + MULTIPLE / 2) // MULTIPLE * MULTIPLE)
     return near + MULTIPLE if near < 0.9 * wanted else near
 
@@ -127,8 +127,8 @@ def _channels(wanted: float) -> int:
 def mobilenet_v2(
     classes: int = 1000, width: float = 1.0, padding: str = "torch", in_channels: int = 3
 ) -> MobileNetV2:
-    """MobileNetV2. Weights that come from TensorFlow need padding="same": zeros right and below at stride 2.
+    """MobileNetV2 with random weights from torch's global generator.
 
-    Random weights come from torch's global generator.
+    Weights from TensorFlow need padding="same", which adds zeros at the right and below at stride 2.
     """
     return MobileNetV2(classes, width, padding, in_channels)

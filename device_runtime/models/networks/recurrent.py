@@ -1,9 +1,9 @@
-"""LSTM and GRU layers with small training graphs: ONNX's own operator forward, a short recurrence backward.
+"""LSTM and GRU layers with small training graphs.
 
-Unrolled by autograd, a layer of 32 steps is some 800 nodes. Here the forward pass is one node. It gives the
-hidden states alone, so the backward pass first computes the gates of all steps again, in two matrix products,
-and from them every factor that does not depend on the gradient. What is left to do step by step is one
-product with the recurrent weights, and weight gradients are products over all steps at once.
+Unrolled by autograd, a layer of 32 steps is some 800 nodes. Here the forward pass is one node, ONNX's own
+operator. It gives the hidden states alone, so the backward pass first computes the gates of all steps again,
+in two matrix products, and from them every factor that does not depend on the gradient. Only one product with
+the recurrent weights remains for each step; weight gradients are products over all steps at once.
 
 Shapes: T steps, n samples, E inputs, H hidden; x (T, n, E), y (T, n, H). Weights and gates are laid out as in
 torch: w_ih (G H, E), w_hh (G H, H), b_ih and b_hh (G H,); GRU r, z, n; LSTM i, f, g, o.
@@ -29,7 +29,7 @@ LSTM_ORDER = (0, 3, 1, 2)  # ONNX has i, o, f, g
 
 
 def gru(x: Tensor, weights: Weights) -> Tensor:
-    """y of one GRU layer that starts at 0 (Cho et al. 2014, in torch's variant: r times b_hh too)."""
+    """y of one GRU layer that starts at 0 (Cho et al. 2014; as in torch, r also multiplies b_hh)."""
     if get_proxy_mode() is not None:
         return _Gru.apply(x, *weights)
     start = x.new_zeros(1, x.shape[1], weights[1].shape[1])
@@ -45,7 +45,7 @@ def lstm(x: Tensor, weights: Weights) -> Tensor:
 
 
 class _Gru(torch.autograd.Function):
-    """Only while tracing; eager torch has its own."""
+    """A GRU layer for tracing; eager torch uses its own."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class _Gru(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
-        """delta_t, the gradient of h_t, is dy_t + [delta (a_r, a_z, a_q)]_t+1 w_hh + (delta z)_t+1.
+        """The gradient of h_t is delta_t = dy_t + [delta (a_r, a_z, a_q)]_t+1 w_hh + (delta z)_t+1.
 
         The factors a_ follow from h = (1 - z) n + z h', n = tanh(x_n + r q), q = w_hn h' + b_hn.
         """
@@ -84,7 +84,7 @@ class _Gru(torch.autograd.Function):
 
 
 class _Lstm(torch.autograd.Function):
-    """Only while tracing; eager torch has its own."""
+    """An LSTM layer for tracing; eager torch uses its own."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
-        """With c = f c' + i g and h = o tanh(c): d_h and d_c, gradients of h_t and c_t, go back in time."""
+        """Computes d_h and d_c, the gradients of h_t and c_t, back in time: c = f c' + i g, h = o tanh(c)."""
         x, y, w_ih, w_hh, b_ih, b_hh = ctx.saved_tensors
         before = _before(y)
         gates = _product(x, w_ih.t()) + _product(before, w_hh.t()) + (b_ih + b_hh)
@@ -156,10 +156,10 @@ def _before(y: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x (T, n, A) @ weight (A, B) in one node; torch's own would be between two changes of shape.
+    """x (T, n, A) @ weight (A, B) in one node.
 
-    ONNX Runtime does not see through these that the size of the batch stays, and then searches for memory
-    that fits for seconds at the start of a session.
+    torch would put its product between two reshapes. ONNX Runtime does not see that the batch size stays the
+    same through these, and searches for seconds for fitting memory at the start of a session.
     """
     shape = (*x.shape[:2], weight.shape[1])
     return ops.symbolic("MatMul", [x, weight], dtype=x.dtype, shape=shape, version=MATMUL_VERSION)
@@ -168,7 +168,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 def _operator(
     kind: str, x: Tensor, weights: Sequence[Tensor], order: Sequence[int], settings: dict[str, int]
 ) -> Tensor:
-    """ONNX's operator; it has the gates in another order, both biases in one, and an axis of directions."""
+    """ONNX's operator, with another order of gates, both biases in one tensor, and an axis of directions."""
     w_ih, w_hh, b_ih, b_hh = ([w.chunk(len(order))[k] for k in order] for w in weights)
     hidden = w_hh[0].shape[1]
     given = [

@@ -1,15 +1,13 @@
-"""Small networks that federated learning is compared on: softmax regression, an MLP, two convolutions."""
+"""Small networks on which federated learning is compared: linear, MLP, CNN and keyword spotting."""
+# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, times
 
-# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
-
-
 KERNEL = 3
-MAPS = (32, 64)  # of the two convolutions
+MAPS = (32, 64)  # channels of the two convolutions at width 1
 DENSE = 128
 HIDDEN_LEVELS = ("low", "mid", "up")
 
@@ -25,12 +23,12 @@ class Linear(nn.Module):
         self.head = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, *shape) of `inputs` values together -> (n, classes)."""
+        """(n, *shape) with `inputs` values a sample -> (n, classes)."""
         return self.head(x.flatten(1))
 
 
 class Mlp(nn.Module):
-    """Hidden layers with ReLU; the first third of them is level low, the next mid, the last up."""
+    """Hidden layers with ReLU, then the head; thirds of the layers are level low, mid and up."""
 
     def __init__(self, inputs: int, hidden: int, depth: int, classes: int) -> None:
         super().__init__()
@@ -45,7 +43,7 @@ class Mlp(nn.Module):
         self.level_outputs = {level: name for name, level in by_layer.items()}
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, *shape) of `inputs` values together -> (n, classes)."""
+        """(n, *shape) with `inputs` values a sample -> (n, classes)."""
         return self.head(self.hidden(x.flatten(1)))
 
 
@@ -80,23 +78,20 @@ def linear(inputs: int = 784, classes: int = 10) -> Linear:
 
 
 def mlp(inputs: int = 784, hidden: int = 200, depth: int = 2, classes: int = 10) -> Mlp:
-    """McMahan et al. 2017's "2NN": 199,210 parameters for images of 28x28."""
+    """The "2NN" of McMahan et al. 2017: 199,210 parameters for images of 28x28."""
     return Mlp(inputs, hidden, depth, classes)
 
 
 def cnn(in_channels: int = 3, size: int = 32, classes: int = 10, width: float = 1) -> Cnn:
-    """conv32-conv64-pool-dense128 on square images: as Reddi et al. 2021 on EMNIST, without dropout.
+    """conv32-conv64-pool-dense128 on square images, as in Reddi et al. 2021 on EMNIST, without dropout.
 
-    1,626,442 parameters for 3x32x32. `width` multiplies the channels of all three; a narrower network is the
-    leading part of a wider one. Random weights come from torch's global generator.
+    1,626,442 parameters for 3x32x32. `width` multiplies the channels of all three layers; a narrower network
+    is the leading part of a wider one. Random weights come from torch's global generator.
     """
     return Cnn(in_channels, size, classes, width)
 
 
-# FROM keywords: Keyword spotting on log-mel spectrograms: the small DS-CNN of Zhang et al. 2017 (section
-# 3.5, table 5).
-
-# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
+# Keyword spotting
 
 
 BLOCKS = 4
@@ -120,7 +115,11 @@ class DepthwiseSeparable(nn.Module):
 
 
 class KeywordNet(nn.Module):
-    """One convolution of stride 2, four separable ones, the mean over time and frequency, the head."""
+    """The small DS-CNN for keyword spotting on log-mel spectrograms.
+
+    Zhang et al. 2017, section 3.5, table 5: one convolution of stride 2, four separable ones, the mean over
+    time and frequency, the head.
+    """
 
     levels = {  # noqa: RUF012
         "conv": "low",
@@ -145,7 +144,7 @@ class KeywordNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                # a depthwise channel has its own 9 weights only
+                # the fan-out of a depthwise channel is its own 9 weights only
                 module.weight.data *= module.groups**0.5
         nn.init.zeros_(self.head.bias)
 
@@ -156,8 +155,9 @@ class KeywordNet(nn.Module):
 
 
 def keywords(channels: int = 64, in_channels: int = 1, classes: int = 12, norm: str = "group") -> KeywordNet:
-    """DS-CNN for spectrograms of 61 frames and 40 bands, or others; 64 channels are 23,180 parameters.
+    """DS-CNN for spectrograms, of 61 frames and 40 bands or another size.
 
-    norm is "group" or "batch". Random weights come from torch's global generator.
+    64 channels give 23,180 parameters. norm is "group" or "batch". Random weights come from torch's global
+    generator.
     """
     return KeywordNet(channels, in_channels, classes, norm)

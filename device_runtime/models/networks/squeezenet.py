@@ -8,10 +8,9 @@ from torch.nn import functional
 from .building_blocks import times
 
 STEMS = {"1.0": (96, 7), "1.1": (64, 3)}  # version -> channels and kernel of the first convolution
-POOLED_AFTER = {
-    "1.0": (4, 8),
-    "1.1": (3, 5),
-}  # fire modules that a max pooling follows, beside that of the stem
+# version -> fire modules that a max pooling follows, beside that after the first convolution
+POOLED_AFTER = {"1.0": (4, 8), "1.1": (3, 5)}
+# number of a fire module -> channels of its squeeze, and of each of its expand convolutions
 FIRES = {
     2: (16, 64),
     3: (16, 64),
@@ -47,8 +46,9 @@ class SqueezeNet(nn.Module):
     Head "conv" is the original's: a 1x1 convolution, ReLU, the average over places. Head "linear" is a linear
     layer on the averaged maps, which bundles need; it has the same name and the same number of parameters.
     Fire modules 2 and 3 are level low, 4 and 5 mid, 6 to 9 up, in both versions.
-    A narrower network is the leading part of the whole one: the channels of `expand1x1` come first in what
-    the next layer takes, so all of them stay, and what is narrowed is the rest.
+
+    A narrower network is the leading part of the whole one. The channels of `expand1x1` come first in the
+    next layer's input, so `expand1x1` keeps all its channels, and the other layers are narrowed.
     """
 
     def __init__(self, version: str, classes: int, head: str, in_channels: int, width: float) -> None:
@@ -104,7 +104,7 @@ def squeezenet(
     in_channels: int = 3,
     width: float = 1.0,
 ) -> SqueezeNet:
-    """SqueezeNet; version is 1.0 or 1.1, `width` of all channels but those of `expand1x1`.
+    """SqueezeNet 1.0 or 1.1. `width` multiplies all channels but those of `expand1x1`.
 
     Random weights come from torch's global generator.
     """

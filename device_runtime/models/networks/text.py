@@ -1,4 +1,4 @@
-"""Text classifiers: two recurrent layers over word vectors that stay as they are."""
+"""Text classifiers of two LSTM or GRU layers over frozen word vectors."""
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Layer = Callable[[Tensor, recurrent.Weights], Tensor]
 
 
 class Recurrent(nn.Module):
-    """Two layers with the parameter names of torch's nn.LSTM and nn.GRU, and their initial values."""
+    """Two recurrent layers with the parameter names and initial values of torch's nn.LSTM and nn.GRU."""
 
     def __init__(self, layer: Layer, gates: int, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Recurrent(nn.Module):
             for name, shape in shapes.items():
                 value = nn.Parameter(torch.empty(shape).uniform_(-(hidden**-0.5), hidden**-0.5))
                 self.register_parameter(f"{name}_l{number}", value)
-        self.first, self.second = nn.Identity(), nn.Identity()  # where the levels' feature maps are seen
+        self.first, self.second = nn.Identity(), nn.Identity()  # their outputs are the levels' feature maps
 
     def _weights(self, number: int) -> recurrent.Weights:
         w_ih, w_hh, b_ih, b_hh = (
@@ -47,7 +47,7 @@ class Recurrent(nn.Module):
 
 
 class Average(nn.Module):
-    """The mean over the tokens that are no padding."""
+    """The mean over all tokens but padding."""
 
     def forward(self, states: Tensor, ids: Tensor) -> Tensor:
         """(n, length, hidden), (n, length) -> (n, hidden); zeros for a text without tokens."""
@@ -57,10 +57,10 @@ class Average(nn.Module):
 
 
 class TextClassifier(nn.Module):
-    """Token ids to logits.
+    """A text classifier: token ids to logits.
 
-    Texts are filled up behind, so that padding comes after every state that counts. The head takes the mean
-    of the states: each step gets its gradient directly, and no text's last place has to be looked up.
+    Texts are padded at the end, so that padding comes after every state that counts. The head takes the mean
+    of the states: each step gets its gradient directly, and the last token need not be looked up.
     """
 
     levels = {  # noqa: RUF012
@@ -88,8 +88,9 @@ def lstm(
 ) -> TextClassifier:
     """Two LSTM layers of `hidden` units over word vectors of width `dim`, which are not trained.
 
-    `vectors` names a .npy file of float32 (vocabulary, dim), for example GloVe's, row 0 for padding; without
-    it they are standard normal, from torch's global generator. Raises ValueError for another shape.
+    `vectors` names a .npy file of float32 (vocabulary, dim), for example GloVe's, with row 0 for padding;
+    without it the vectors are standard normal, from torch's global generator. Raises ValueError for a file of
+    another shape or dtype.
     """
     table = _table(vocabulary, dim, vectors)
     return TextClassifier(Recurrent(recurrent.lstm, 4, dim, hidden), table, classes)

@@ -1,4 +1,4 @@
-"""What each network of texts wants around a text; known without torch."""
+"""Special tokens and published sizes of the text networks; does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from device_runtime.models.errors import ExportError
 
 @dataclass(frozen=True)
 class Framing:
-    """Special tokens around a text, and the id that fills up behind it.
+    """Special tokens around a text, and the id of the padding after it.
 
-    causal: each token sees those before it alone, and the network answers at the last; others at a mask.
+    causal: each token sees only those before it, and the network answers at the last token; other networks
+    answer at a mask.
     """
 
     padding: int
@@ -27,11 +28,10 @@ FRAMING: Mapping[str, Framing] = {
     "roberta": Framing(padding=1),
     "opt": Framing(padding=1, end=False, causal=True),
 }
-"""By short name."""
+"""Short name of a network -> special tokens."""
 
 
-# FROM published: Sizes of a network in a folder of the `transformers` library: what config.json says, in
-# our settings.
+# Sizes of networks in folders of the `transformers` library
 
 _LIKE_BERT = {
     "vocabulary": "vocab_size",
@@ -45,13 +45,16 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     "roberta": _LIKE_BERT,
     "opt": _LIKE_BERT,
 }
-"""Our settings and their names in config.json."""
+"""Short name -> our settings, with their names in config.json."""
 INNER = {"distilbert": "hidden_dim", "roberta": "intermediate_size", "opt": "ffn_dim"}
-"""The width of the MLP, which is to be four times that of a token."""
+"""Short name -> name in config.json of the MLP's width, which must be four times that of a token."""
 
 
 def sizes_of(name: str, config: Mapping[str, Any]) -> dict[str, int]:
-    """Settings of the network `name`. Raises ExportError for a network of another kind or proportions."""
+    """Our settings of the network `name`, from a config.json of `transformers`.
+
+    Raises ExportError for a network of another kind or proportions.
+    """
     if name not in SETTINGS:
         raise ExportError(f"{name} is not read from a folder; {', '.join(SETTINGS)} are")
     if config.get("model_type") != name:
@@ -66,5 +69,5 @@ def sizes_of(name: str, config: Mapping[str, Any]) -> dict[str, int]:
             f"config.json is of a {name} of other proportions: {inner} {config[inner]}, {width} wide"
         )
     if name == "roberta":
-        found["length"] -= 2  # positions begin behind that of padding
+        found["length"] -= 2  # positions begin after that of padding, at 2
     return found

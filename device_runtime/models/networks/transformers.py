@@ -1,11 +1,12 @@
-"""DistilBERT, RoBERTa and OPT for sequences of tokens, as the `transformers` library builds them.
+"""Classifiers of token sequences with DistilBERT, RoBERTa or OPT from the `transformers` library.
 
-The library's parameters keep their names behind the prefix `model.`: `model.distilbert.embeddings...` of
+The library's parameters keep their names after the prefix `model.`: `model.distilbert.embeddings...` of
 `DistilBertForSequenceClassification`, `model.roberta.encoder...` of `RobertaForSequenceClassification`. Its
-checkpoints load with or without that prefix; those of a language model want a new head (`--new-head`), or
-`words`: ids of one word for each class, whose rows of the language model's own head are then the head. Such a
-network answers at the id `mask` (DistilBERT, RoBERTa) or behind the last token (OPT).
+checkpoints load with or without that prefix. Checkpoints of a language model need a new head (`--new-head`),
+or `words`: ids of one word for each class, whose rows of the language model's own head become the head. Such
+a network answers at the id `mask` (DistilBERT, RoBERTa) or after the last token (OPT).
 """
+# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
 from __future__ import annotations
 
@@ -23,11 +24,8 @@ from device_runtime.models.export.weights import Checkpoints
 
 from .text_settings import FRAMING
 
-# mypy: allow-untyped-calls, allow-any-unimported
-
-
 LIBRARY = "transformers"
-_MASKED = "mask is {}, expected the id at which the network is to answer with one of the words"
+_MASKED = "mask is {}, expected the id of the mask token, at which the network answers with one of the words"
 
 
 def distilbert(
@@ -40,11 +38,11 @@ def distilbert(
     words: str = "",
     mask: int = -1,
 ) -> SequenceClassifier:
-    """DistilBERT (Sanh et al. 2019) for texts of up to `length` tokens, filled up behind with id 0.
+    """DistilBERT (Sanh et al. 2019) for texts of up to `length` tokens, padded at the end with id 0.
 
-    The MLP is four times as wide as a token. `words` are ids with commas between them. Random weights come
-    from torch's global generator. Raises ExportError if transformers is not installed, ValueError for sizes
-    or ids that do not fit.
+    The MLP is four times as wide as a token. `words` are ids separated by commas. Random weights come from
+    torch's global generator. Raises ExportError if transformers is not installed, ValueError for sizes or ids
+    that do not fit.
     """
     library, ids = _library(), _words(words, classes, vocabulary, mask)
     _check(depth, dim, heads)
@@ -77,7 +75,7 @@ def roberta(
     words: str = "",
     mask: int = -1,
 ) -> SequenceClassifier:
-    """RoBERTa (Liu et al. 2019); texts are filled up with id 1; everything else as in `distilbert`."""
+    """RoBERTa (Liu et al. 2019); texts are padded with id 1; everything else as in `distilbert`."""
     library, ids = _library(), _words(words, classes, vocabulary, mask)
     _check(depth, dim, heads)
     config = library.RobertaConfig(
@@ -110,10 +108,10 @@ def opt(
     heads: int = 12,
     words: str = "",
 ) -> SequenceClassifier:
-    """OPT (Zhang et al. 2022): each token sees those before it, the head what is made of the last.
+    """OPT (Zhang et al. 2022): each token sees those before it; the head takes the state of the last token.
 
-    Texts are filled up behind with id 1; everything else as in `distilbert`. The sizes are those of OPT-125M;
-    OPT-350M, which normalises behind its layers, is another network.
+    Texts are padded at the end with id 1; everything else as in `distilbert`. The sizes are those of
+    OPT-125M; OPT-350M, which normalises after its layers, is another network.
     """
     library, ids = _library(), _words(words, classes, vocabulary, 0)
     _check(depth, dim, heads)
@@ -164,7 +162,7 @@ def _opt(model: Any, x: Tensor) -> Tensor:
     padding = FRAMING["opt"].padding
     states = model.model(
         input_ids=x, attention_mask=mask(x, padding, causal=True), use_cache=False, return_dict=False,
-        position_ids=_counted(x, padding) - 1,
+        position_ids=_positions(x, padding) - 1,
     )[0]  # fmt: skip
     head = model.lm_head if hasattr(model, "lm_head") else model.score
     logits: Tensor = head(taken(states, last(x, padding)))
@@ -177,28 +175,28 @@ def _distilbert_inputs(x: Tensor) -> dict[str, Tensor]:
 
 
 def _roberta_inputs(x: Tensor) -> dict[str, Tensor]:
-    """Real tokens are counted from 2, padding is at 1."""
+    """Inputs of RoBERTa: positions of real tokens count from 2, padding is at 1."""
     padding = FRAMING["roberta"].padding
     return {
         "attention_mask": mask(x, padding),
-        "position_ids": _counted(x, padding) + padding,
+        "position_ids": _positions(x, padding) + padding,
         "token_type_ids": torch.zeros_like(x),
     }
 
 
-def _counted(x: Tensor, padding: int) -> Tensor:
-    """Real tokens from 1; 0 for padding."""
+def _positions(x: Tensor, padding: int) -> Tensor:
+    """Positions of real tokens, from 1; 0 for padding."""
     real = (x != padding).to(x.dtype)
     return real.cumsum(1) * real
 
 
 def _opt_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The first published files have no `model.` before `decoder.`."""
+    """Adds `model.` before `decoder.`, which the first published files lack."""
     return {f"model.{n}" if n.startswith("decoder.") else n: value for n, value in tensors.items()}
 
 
 def _answering(places: Places, ids: tuple[int, ...], biases: tuple[str, ...]) -> Places:
-    """Places whose files are those of a language model."""
+    """Places whose files are a language model's, with the rows of `ids` as the head."""
     before: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = places.files.adapt or dict
 
     def adapt(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -208,7 +206,7 @@ def _answering(places: Places, ids: tuple[int, ...], biases: tuple[str, ...]) ->
 
 
 def _words(words: str, classes: int, vocabulary: int, mask: int) -> tuple[int, ...]:
-    """The ids; none for a new head."""
+    """Parses and checks the ids of the words; empty for a new head. Raises ValueError."""
     ids = tuple(int(word) for word in str(words).split(",") if word)
     if ids and (len(set(ids)) != classes or len(ids) != classes):
         raise ValueError(f"words are {words} for {classes} classes: expected a different id for each")
@@ -233,15 +231,12 @@ def _check(depth: int, dim: int, heads: int) -> None:
         raise ValueError(f"{heads} heads do not divide a width of {dim}")
 
 
-# FROM sequences: Classifiers of token sequences around a model of the `transformers` library: what all of
-# them share.
-
-# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
+# Parts that all three networks share
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a model of the library has what: module names, without the prefix."""
+    """Names of the parts of a model of the library, without the prefix."""
 
     embeddings: Sequence[str]
     layers: str
@@ -252,11 +247,11 @@ class Places:
 
 
 class SequenceClassifier(nn.Module):
-    """Token ids to logits; `logits` makes them of the library's model and the ids.
+    """A classifier of token ids around a model of the library; `logits` computes (model, ids) -> logits.
 
-    Levels are thirds of the layers, the embeddings are low, what lies between layers and head is up. Dropout
-    and the library's fused attention are left out: a bundle is exported in eval mode, and plain products and
-    softmax are what ONNX Runtime can train.
+    Levels are thirds of the layers; the embeddings are low, parts between layers and head are up. Dropout is
+    left out, since a bundle is exported in eval mode, and so is the library's fused attention, since ONNX
+    Runtime can train plain products and softmax only.
     """
 
     def __init__(self, model: nn.Module, places: Places, logits: Callable[[Any, Tensor], Tensor]) -> None:
@@ -280,9 +275,9 @@ class SequenceClassifier(nn.Module):
 
 
 def answer_with(model: nn.Module, places: Places, words: Sequence[int]) -> None:
-    """The head that gives a logit for every word becomes one for these words alone, their rows of it.
+    """Replaces the head over all words by its rows for these words.
 
-    With it the labels are words, and a text is classified as in MeZO (Malladi et al. 2023, appendix E).
+    The labels are then words, and a text is classified as in MeZO (Malladi et al. 2023, appendix E).
     """
     whole = model.get_submodule(places.head)
     rows = nn.Linear(whole.in_features, len(words), whole.bias is not None)
@@ -296,9 +291,9 @@ def answer_with(model: nn.Module, places: Places, words: Sequence[int]) -> None:
 def rows_of(
     tensors: Mapping[str, Tensor], places: Places, words: Sequence[int], biases: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The tensors of a language model's file, with the rows of these words in the place of its head.
+    """The tensors of a language model's file, with the head replaced by its rows for these words.
 
-    Where the file leaves the head out, it is the embedding of words. `biases`: names that its bias may have.
+    If the file has no head, the embedding of words is the head. `biases`: possible names of the head's bias.
     """
     found = {name: value for name, value in tensors.items() if name not in biases}
     weight = f"{places.head}.weight"
@@ -312,29 +307,29 @@ def rows_of(
 
 
 def taken(states: Tensor, where: Tensor) -> Tensor:
-    """The mean state of the places, (n, length, width), bool (n, length) -> (n, width); zeros for none."""
+    """The mean of the chosen states: (n, length, width), bool (n, length) -> (n, width); zeros if none."""
     chosen = where.to(states.dtype)
     share = chosen / chosen.sum(1, keepdim=True).clamp(min=1.0)
     return torch.bmm(share.unsqueeze(1), states).squeeze(1)
 
 
 def last(x: Tensor, padding: int) -> Tensor:
-    """Where the last token that is no padding stands, bool (n, length)."""
+    """The place of the last token that is not padding, bool (n, length)."""
     real = (x != padding).to(torch.int64)
     return (real.cumsum(1) * real == real.sum(1, keepdim=True)) & (x != padding)
 
 
 def masked(x: Tensor, mask: int, padding: int) -> Tensor:
-    """Where the id `mask` stands; in a text without one the last token, bool (n, length)."""
+    """The places of the id `mask`, or of the last token in a text without it, bool (n, length)."""
     found = x == mask
     none = found.to(torch.int64).sum(1, keepdim=True) == 0
     return found | (none & last(x, padding))
 
 
 def mask(x: Tensor, padding: int, causal: bool = False) -> Tensor:
-    """What is added to the attention scores, (n, 1, 1 or length, length).
+    """The attention mask to add to the scores, (n, 1, 1 or length, length): 0, or the least float32.
 
-    Given so, the library leaves it as it is.
+    The library does not change a mask of this shape.
     """
     least = torch.finfo(torch.float32).min
     hidden = (x == padding).reshape(x.shape[0], 1, 1, x.shape[1])

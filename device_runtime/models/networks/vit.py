@@ -1,4 +1,4 @@
-"""Vision Transformer for images (Dosovitskiy et al. 2021, section 3.1), parameters named as in timm."""
+"""Vision Transformer for images (Dosovitskiy et al. 2021, section 3.1), with timm's parameter names."""
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ EPSILON = 1e-6  # of every LayerNorm, as in timm
 
 @dataclass(frozen=True)
 class Size:
-    """Width of a token, number of blocks, attention heads of each."""
+    """Width of a token, number of blocks, number of attention heads in each block."""
 
     dim: int
     depth: int
@@ -30,7 +30,7 @@ SIZES: Mapping[str, Size] = {
 
 
 class PatchEmbed(nn.Module):
-    """Each patch as one token."""
+    """Embeds each patch of an image as one token."""
 
     def __init__(self, in_channels: int, patch: int, dim: int) -> None:
         super().__init__()
@@ -39,8 +39,8 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, channels, h, w) -> (n, h / patch * w / patch, dim).
 
-        The convolution as one matrix product, since its patches do not overlap: a gradient of one node
-        instead of one for each place in the patch.
+        The convolution is computed as one matrix product, since its patches do not overlap; so the gradient
+        has one node instead of one for each place in the patch.
         """
         n, channels, height, width = x.shape
         patch = self.proj.kernel_size[0]
@@ -122,7 +122,7 @@ class VisionTransformer(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """As in timm: normal of deviation 0.02, biases and the head 0, the class token next to 0."""
+        """Draws weights as timm does: normal of deviation 0.02, biases 0, the class token close to 0."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -148,7 +148,7 @@ def vit(
     heads: int = 0,
     in_channels: int = 3,
 ) -> VisionTransformer:
-    """ViT of a size; depth, dim and heads other than 0 take the place of the size's.
+    """ViT of a named size; depth, dim and heads other than 0 replace those of the size.
 
     Random weights come from torch's global generator. Raises ValueError for an unknown size, an image that
     patches do not fill, heads that do not divide dim, or fewer than three blocks.

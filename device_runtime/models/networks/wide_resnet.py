@@ -7,11 +7,11 @@ from torch.nn import functional
 from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, times
 
 WIDTHS = (16, 32, 64)  # channels of the three groups at width 1
-STEM = 16  # channels of the first convolution, at width 1 and more
+STEM = 16  # channels of the first convolution, at width 1 or more
 
 
 class ResidualBlock(nn.Module):
-    """Pre-activation: norm, ReLU, conv, twice; a 1x1 convolution as shortcut where the shape changes."""
+    """Pre-activation block: norm, ReLU, convolution, twice; a 1x1 shortcut where the shape changes."""
 
     def __init__(self, inner: int, outer: int, stride: int, norm: MakeNorm) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ def wrn(
 ) -> WideResNet:
     """WRN-depth-width; norm is "group" or "batch". Random weights come from torch's global generator.
 
-    Below width 1 the first convolution is narrower too, so that every tensor of the network is the leading
-    part of one of WRN-depth-1, and every group of `group_size` channels that group norm normalises is one of
-    that network's. So are any two widths of at most 1 to each other, and any two above 1; at width 1 and
-    below, the first block has no convolution in its shortcut. Groups must fill the narrowest layer: 8
-    channels down to width 0.5, 4 to 0.25, alike in all networks of a family.
+    Below width 1 the first convolution is narrower too. So every tensor of the network is the leading part of
+    a tensor of WRN-depth-1, and every group of `group_size` channels that group norm normalises is a group of
+    that network. The same holds between any two widths up to 1, and between any two above 1; up to width 1,
+    the first block has no convolution in its shortcut. Groups must fill the narrowest layer: a `group_size`
+    of 8 works down to width 0.5, 4 down to 0.25; it must be the same in all networks of a family.
     """
     return WideResNet(depth, width, in_channels, classes, norm_of(norm, group_size))

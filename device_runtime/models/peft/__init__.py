@@ -1,8 +1,8 @@
-"""Parameter-efficient tunable sets: what they add to a network, and which parameters each of them trains.
+"""Adds parameter-efficient tunable sets to a network, and lists the parameters that each set trains.
 
-After Sun et al. 2022 (FedPEFT), and Babakniya et al. 2023 (SLoRA) for `sparse` and `lora`. What is added are
-plain parameters and buffers of the network's own modules, so that its other names stay as they are.
-`adapter`, `lora` and `sparse` leave the network's function as it is until they are trained; `prompt` and
+They follow Sun et al. 2022 (FedPEFT), and Babakniya et al. 2023 (SLoRA) for `sparse` and `lora`. Added are
+plain parameters and buffers of the network's own modules, so that all other names stay as they are.
+`adapter`, `lora` and `sparse` do not change the network's function until they are trained; `prompt` and
 `prefix` change it at once, since softmax gives every token a weight.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
@@ -38,9 +38,9 @@ _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 def inject(
     module: nn.Module, name: str, settings: Mapping[str, Value], head: str | None = None
 ) -> dict[str, Value]:
-    """Adds to `module`, in place, what the set trains; gives all its settings.
+    """Adds the parameters of the set to `module`, in place; returns all settings of the set.
 
-    `head` is what `find_head` takes: nothing is added to it. Raises ExportError for an unknown set or
+    `head` is as in `find_head`; nothing is added to the head. Raises ExportError for an unknown set or
     setting, a value out of range, a set that the module has already, or a network without a place for it.
     """
     full = completed(name, settings)
@@ -52,11 +52,11 @@ def inject(
 
 
 def members(module: nn.Module, name: str, head: str) -> tuple[str, ...]:
-    """Names of the parameters that the set trains, the head's included, in the module's order.
+    """Names of the parameters that the set trains, with the head's, in the module's order.
 
-    bias: every bias, and weight and bias of every normalisation layer (Cai et al. 2020 have biases alone).
-    Parameters with requires_grad=False are left out. Raises ExportError for an unknown set, a head that has
-    nothing to train, or a set that was not injected.
+    The set `bias` has every bias, and weight and bias of every normalisation layer (Cai et al. 2020 train
+    biases only). Parameters with requires_grad=False are left out. Raises ExportError for an unknown set, a
+    head that has nothing to train, or a set that was not injected.
     """
     settings_of(name)
     names = [own for own, parameter in module.named_parameters() if parameter.requires_grad]

@@ -1,9 +1,9 @@
-"""Adapters: a residual bottleneck after each feed-forward block (Houlsby et al. 2019; FedPEFT, section 4).
+"""Adapters: a residual bottleneck after each feed-forward block.
 
-h + up(GELU(down(h))) on the block's result, before its shortcut, as in FedPEFT's algorithm 3. Convolutional
-networks have it after each residual block, of 1x1 convolutions. The bottleneck is width // reduction wide.
-FedPEFT states a reduction of 8, but its 0.23 million parameters for ViT-B are those of bottlenecks 8 wide:
-reduction 96.
+Houlsby et al. 2019; FedPEFT, section 4. An adapter computes h + up(GELU(down(h))) on the block's result h,
+before its shortcut is added, as in FedPEFT's algorithm 3. Convolutional networks have adapters of 1x1
+convolutions after each residual block. The bottleneck is width // reduction wide. FedPEFT states a reduction
+of 8, but its 0.23 million parameters for ViT-B are those of bottlenecks that are 8 wide: reduction 96.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -21,7 +21,7 @@ TRAINED = ("adapter_down", "adapter_down_bias", "adapter_up", "adapter_up_bias")
 
 
 def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
-    """Random down-projections, up-projections of 0. Raises ExportError for a network without blocks."""
+    """Adds random down-projections and up-projections of 0. Raises ExportError if there are no blocks."""
     places = feed_forward_blocks(module, head) or convolutional_blocks(module, head)
     if not places:
         raise nowhere(

@@ -1,6 +1,7 @@
-"""LoRA: a layer's weight W as W + alpha / rank * B A with small A and B (Hu et al. 2022, equation 3).
+"""LoRA: a layer's weight W becomes W + alpha / rank * B A with small A and B.
 
-For a convolution A is one of the same kernel with `rank` channels, and B one of 1x1.
+Hu et al. 2022, equation 3. For a convolution, A is a convolution with the same kernel and `rank` channels,
+and B one with a 1x1 kernel.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -17,11 +18,11 @@ from .settings import Value
 
 TRAINED = ("lora_a", "lora_b")
 ATTENTION = ("qkv", "q", "v", "q_lin", "v_lin", "q_proj", "v_proj", "query", "value", "to_q", "to_v")
-"""Last parts of names: timm's joint projection; else queries and values alone, as Hu et al. advise."""
+"""Last parts of layer names: timm's joint projection, or queries and values only, as Hu et al. advise."""
 
 
 def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
-    """A is random, B is 0. Raises ExportError for a network without a layer that can have them."""
+    """Adds a random A and a B of 0 to each layer. Raises ExportError if no layer can have them."""
     layers = _layers(module, head)
     if settings["targets"] == "attention":
         layers = {n: m for n, m in layers.items() if n.rpartition(".")[2] in ATTENTION} or layers
@@ -40,7 +41,11 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
 
 
 def _layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
-    """Left out: weights that others read, classes with their own forward, grouped convolutions."""
+    """Layers that can have LoRA, by name.
+
+    Left out are layers whose weight other modules read, classes with their own forward, grouped convolutions,
+    and patch embeddings.
+    """
     read_by_others = {
         f"{name}.out_proj" for name, m in module.named_modules() if isinstance(m, nn.MultiheadAttention)
     }

@@ -1,4 +1,7 @@
-"""Where in a network something can be added, recognised by the names and types of its modules."""
+"""Finds the layers and blocks of a network to which a tunable set can add parameters.
+
+They are recognised by the names and types of modules.
+"""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import copy
@@ -34,9 +37,9 @@ def weighted_layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
 
 
 def transformer_blocks(module: nn.Module) -> dict[str, nn.Module]:
-    """Blocks as in timm's VisionTransformer: attn with qkv, proj and num_heads, then mlp.
+    """Blocks like those of timm's VisionTransformer: attn with qkv, proj and num_heads, then mlp.
 
-    Attention over windows of an image (Swin) is left out: it takes no tokens beside those of the image.
+    Attention over windows of an image (Swin) is left out, since it takes no tokens beside the image's.
     """
     return {name: block for name, block in module.named_modules() if _is_transformer_block(block)}
 
@@ -53,9 +56,10 @@ def _is_transformer_block(block: nn.Module) -> bool:
 
 
 def feed_forward_blocks(module: nn.Module, head: str) -> list[PeftPlace]:
-    """What gives the result of each feed-forward block, before it is added to its shortcut.
+    """The modules that give the result of each feed-forward block, before the shortcut is added.
 
-    `mlp` (timm, torchvision), `ffn` (DistilBERT), `output.dense` beside `intermediate` (BERT, RoBERTa).
+    They are `mlp` (timm, torchvision), `ffn` (DistilBERT), or `output.dense` beside `intermediate` (BERT,
+    RoBERTa).
     """
     places = []
     for name, block in module.named_modules():
@@ -75,10 +79,10 @@ def _is_feed_forward(module: nn.Module, name: str) -> bool:
 
 
 def convolutional_blocks(module: nn.Module, head: str) -> list[PeftPlace]:
-    """What a Sequential or ModuleList lists: modules with two convolutions or more, the outermost.
+    """The outermost modules with two or more convolutions in a Sequential or ModuleList.
 
-    These are the residual blocks of ResNets and MobileNets and the fire modules of SqueezeNet; failing
-    them, the modules named by `level_outputs`. Widths are those of a pass with zeros.
+    These are the residual blocks of ResNets and MobileNets and the fire modules of SqueezeNet. A network
+    without any has the modules named by `level_outputs` instead. Widths come from a pass with zeros.
     """
     names: list[str] = []
     for name, block in module.named_modules():
@@ -98,7 +102,7 @@ def _is_block(block: nn.Module) -> bool:
 
 
 def _channels(module: nn.Module, names: list[str]) -> dict[str, int]:
-    """Channels of each module that gives (n, channels, height, width), by the first image that fits."""
+    """Channels of each module that gives (n, channels, height, width), by the first image size that fits."""
     first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if first is None:
         return {}
@@ -128,7 +132,7 @@ def _channels(module: nn.Module, names: list[str]) -> dict[str, int]:
 
 
 def nowhere(module: nn.Module, name: str, looked_for: str) -> ExportError:
-    """The error of a network without a place for a set."""
+    """The error about a network without a place for a tunable set."""
     kinds = Counter(type(layer).__name__ for layer in module.modules() if not list(layer.children()))
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
     return ExportError(

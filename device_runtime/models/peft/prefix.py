@@ -1,6 +1,6 @@
-"""Prefixes: keys and values that every attention layer has beside those of its tokens (Li and Liang 2021).
+"""Prefix tuning: trained keys and values that every attention layer has beside those of its tokens.
 
-They are learned as they are, without the network that Li and Liang make them with.
+Li and Liang 2021, but trained directly, without the network that computes prefixes there.
 """
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
@@ -19,7 +19,7 @@ TRAINED = ("prefix_keys", "prefix_values")
 
 
 class Prefixed(nn.Module):
-    """Multi-head self-attention with further keys and values; takes the place of timm's forward."""
+    """Multi-head self-attention with additional keys and values; replaces timm's forward."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(n, tokens, dim) -> the same shape."""
@@ -42,7 +42,7 @@ def _for_batch(prefix: Tensor, n: int) -> Tensor:
 
 
 def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
-    """(heads, tokens, width) keys and values in each block.
+    """Adds keys and values (heads, tokens, width) to each block.
 
     Raises ExportError for a network without such blocks, or whose attention does more than timm's default.
     """

@@ -1,7 +1,8 @@
-"""Prompts: further tokens in every block, learned for each (VPT-deep, Jia et al. 2022, equations 6 and 7).
+"""Prompt tuning: trained tokens that are added to the input of every block, different in each.
 
-A block gets its prompts after the other tokens, and what it makes of them is dropped: attention has no
-order, so that this is VPT's sequence, with the class token in its place.
+VPT-deep (Jia et al. 2022, equations 6 and 7). A block gets its prompts after the other tokens, and its
+outputs for them are dropped. Attention has no order, so this equals VPT's sequence, and the class token keeps
+its place.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -19,7 +20,7 @@ BLOCKS = "blocks with attn.qkv, attn.proj, attn.num_heads and mlp, as in timm's 
 
 
 def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
-    """(tokens, dim) in each block, uniform as in VPT. Raises ExportError where there are no such blocks."""
+    """Adds prompts (tokens, dim) to each block, uniform as in VPT. Raises ExportError if it has no blocks."""
     blocks = transformer_blocks(module)
     if not blocks:
         raise nowhere(module, "prompt", BLOCKS)

@@ -1,4 +1,4 @@
-"""What can be set for each parameter-efficient set, and what is set where nothing is said."""
+"""Settings of the parameter-efficient tunable sets, with defaults and allowed values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Whole:
     least: int = 1
 
     def read(self, value: Value) -> Value | None:
-        """The value, or None if it is none of these."""
+        """The value, or None if it is not allowed."""
         right = isinstance(value, int) and not isinstance(value, bool)
         return value if right and self.least <= value < 1 << 63 else None  # type: ignore[operator]
 
@@ -32,7 +32,7 @@ class Fraction:
     most: float
 
     def read(self, value: Value) -> Value | None:
-        """The value as float, or None if it is none of these."""
+        """The value as float, or None if it is not allowed."""
         right = isinstance(value, int | float) and not isinstance(value, bool)
         return float(value) if right and 0 < value <= self.most else None  # type: ignore[operator]
 
@@ -42,17 +42,17 @@ class Fraction:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of some words; the first is the default."""
+    """One of several words; the first is the default."""
 
     words: tuple[str, ...]
 
     @property
     def default(self) -> str:
-        """What is set where nothing is said."""
+        """The first word."""
         return self.words[0]
 
     def read(self, value: Value) -> Value | None:
-        """The value, or None if it is none of these."""
+        """The value, or None if it is not allowed."""
         return value if value in self.words else None
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ SETTINGS: Mapping[str, Mapping[str, Whole | Fraction | OneOf]] = {
     "prefix": {"tokens": Whole(10), "seed": _SEED},
     "lora": {
         "rank": Whole(8),
-        "alpha": Fraction(None, most=1e6),  # the rank where nothing is said
+        "alpha": Fraction(None, most=1e6),  # by default the rank
         "targets": OneOf(("attention", "all")),
         "seed": _SEED,
     },
@@ -92,7 +92,7 @@ def completed(name: str, given: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def settings_of(name: str) -> Mapping[str, Whole | Fraction | OneOf]:
-    """What can be set. Raises ExportError for an unknown set."""
+    """The settings that a set has. Raises ExportError for an unknown set."""
     if name not in SETTINGS:
         raise ExportError(f"there is no parameter-efficient set {name!r}; there are {', '.join(SETTINGS)}")
     return SETTINGS[name]

@@ -1,7 +1,7 @@
-"""Sparse fine-tuning through one random mask, the same at every client.
+"""Sparse fine-tuning through one random mask, the same on every device.
 
-Stage 1 of SLoRA (Babakniya et al. 2023): the weight of each layer is what it was, plus k trained values at
-k places drawn once.
+Stage 1 of SLoRA (Babakniya et al. 2023): the weight of each layer stays as it was, plus k trained values at k
+places that are drawn once.
 """
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
@@ -19,20 +19,20 @@ TRAINED = ("sparse_values",)
 
 
 class Sparse(nn.Module):
-    """A layer whose weight, wherever it is read, has the trained values added."""
+    """A layer whose weight has the trained values added, wherever it is read."""
 
     @property
     def weight(self) -> Tensor:
-        """Of the shape of the layer's own weight, which stays as it is."""
+        """The sum, with the shape of the layer's own weight, which is not changed."""
         own = self._parameters["weight"]
         summed = own.flatten().scatter_add(0, self.sparse_indices, self.sparse_values)
         return summed.reshape(own.shape)
 
 
 def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
-    """Values of 0, float32 (k,), and their places, a buffer of int64 (k,).
+    """Adds to each layer values of 0, float32 (k,), and their places, a buffer of int64 (k,).
 
-    A layer so small that k rounds to 0 has none. Raises ExportError if no layer has any.
+    A layer so small that k rounds to 0 gets none. Raises ExportError if no layer gets any.
     """
     density, seed = float(settings["density"]), int(settings["seed"])
     layers = weighted_layers(module, head).values()
@@ -49,9 +49,10 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
 
 
 def indices(size: int, density: float, key: tuple[int, int]) -> NDArray[np.int64]:
-    """round(density * size) places of range(size), ascending: those of the smallest words of Philox4x64-10.
+    """round(density * size) random places of range(size), ascending, the same on every platform.
 
-    `key` is that of Philox (Salmon et al. 2011), counters begin at 1: the same places on every platform.
+    They are the places of the smallest words of Philox4x64-10 (Salmon et al. 2011) with this key and counters
+    from 1.
     """
     count = round(density * size)
     if count == 0:

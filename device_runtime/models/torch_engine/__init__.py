@@ -1,1 +1,1 @@
-"""The engine that trains with torch. Needs torch."""
+"""The engine that trains and predicts with torch. Needs torch."""

@@ -1,4 +1,4 @@
-"""The torch engine: the network itself in torch, on the CPU or a GPU, where ONNX Runtime is missing."""
+"""The torch engine: runs a bundle's network in torch, on the CPU or a GPU, without ONNX Runtime."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import copy
@@ -38,10 +38,11 @@ from .place import Mirror, TorchPlace, channels_innermost, find_device, keep_lay
 
 
 class TorchModel:
-    """A bundle on torch; see `engines.base.DeviceModel`. Of its graphs only what the manifest says is used.
+    """A bundle on torch; see `engines.base.DeviceModel`.
 
-    x: float32 or ids (n, *input.shape), any n; it is run in batches of at most `batch` samples. On the CPU
-    weights, parameters and gradients share their memory with torch, on a GPU they are copied for each call.
+    Of the bundle's graphs only their entries in the manifest are used, not the ONNX files. x: float32 or ids
+    (n, *input.shape), any n; it is run in batches of at most `batch` samples. On the CPU weights, parameters
+    and gradients share their memory with torch, on a GPU they are copied for each call.
     """
 
     def __init__(
@@ -54,16 +55,17 @@ class TorchModel:
         threads: int = 1,
         watch: EngineWatch | None = None,
     ) -> None:
-        """Starts at the bundle's weights. `module` is what it was exported from, where it does not say.
+        """Starts at the bundle's weights.
 
-        Raises EngineError for a device that is not there, and as `export.source.subject_of` does.
+        `module` is the module that the bundle was exported from; it is needed if the manifest names no
+        network. Raises EngineError for a device that is not there, and as `export.source.subject_of` does.
         """
         check_sizes(batch, threads)
         self.manifest: Manifest = bundle.manifest
         self.batch = batch
         self.place = TorchPlace(find_device(device), threads, watch)
         self._bundle = bundle
-        self.tuned = self.place.on_cpu and module is None  # of a given one not all that it runs is known
+        self.tuned = self.place.on_cpu and module is None  # a given module may run operators unknown here
         self._subject = subject_of(bundle.manifest, module, self.place.device)
         self._weights: Tensors = {}
         self._host: dict[str, Tensor] = {}
@@ -85,7 +87,7 @@ class TorchModel:
         self._adopt(copied_weights(self.manifest, weights))
 
     def unload(self) -> None:
-        """Drops what was made for graphs, and on a GPU the weights; the next use makes them again."""
+        """Frees the prepared modules and, on a GPU, the weights; the next use makes them again."""
         self._opened.clear()
         self._there.clear()
 
@@ -98,15 +100,15 @@ class TorchModel:
         return self._run("forward", x, lambda passed: [passed.logits])[0]
 
     def features(self, x: Inputs) -> Matrix:
-        """(n, width), what the head takes. Raises EngineError."""
+        """(n, width), the head's input. Raises EngineError."""
         return self._run("forward", x, lambda passed: [passed.features])[0]
 
     def level_features(self, x: Inputs, level: str) -> Matrix:
-        """(n, *features[level]). Raises BundleError where there is no such graph, EngineError."""
+        """(n, *features[level]). Raises BundleError if there is no such graph, and EngineError."""
         return self._run(f"features.{level}", x, lambda passed: [passed.maps[level]])[0]
 
     def probe(self, tunable: str = "all") -> "TorchProbe":
-        """The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError."""
+        """The loss as a function of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
         return TorchProbe(self, "loss", tunable)
 
     def trainer(self, tunable: str = "all", objective: str = "train") -> "TorchGradients":
@@ -115,13 +117,13 @@ class TorchModel:
 
     @property
     def untuned(self) -> Subject:
-        """The module in eval mode, in plain operators."""
+        """The module in eval mode, without changes for speed."""
         return self._subject
 
     def opened(self, name: str) -> Subject:
-        """The module as graph `name` computes: layers whose statistics it moves are in training mode.
+        """The module set up as graph `name`: layers whose statistics the graph moves are in training mode.
 
-        Raises BundleError where the bundle lists no such graph, and what the watch raises.
+        Raises BundleError if the bundle lists no such graph, and whatever the watch raises.
         """
         graph = self._bundle.entry(name)
         if name not in self._opened:
@@ -134,14 +136,14 @@ class TorchModel:
         return self._opened[name]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the model where it computes; not to be written to."""
+        """Every tensor of the model, on the device that computes; not to be written to."""
         for name, tensor in self._host.items():
             if name not in self._there:
                 self._there[name] = tensor.to(self.place.device)
         return dict(self._there)
 
     def _run(self, name: str, x: Inputs, give: Callable[[ForwardPass], list[Tensor]]) -> list[Matrix]:
-        """Batch by batch into arrays made at the first; no samples are one empty batch."""
+        """Runs batch by batch into arrays that the first batch allocates; no samples are one empty batch."""
         x = checked_inputs(self.manifest, x)
         subject, tensors, graph = self.opened(name), self.tensors(), self.manifest.graphs[name]
         results: list[Matrix] = []
@@ -161,8 +163,8 @@ class TorchModel:
         self._weights = {**self._weights, **weights}
 
 
-class _Bound:
-    """A graph of the bundle with its trainable tensors free, in a flat buffer that torch reads."""
+class _TrainableGraph:
+    """A graph of the bundle, with its trainable tensors in a flat buffer that torch reads."""
 
     def __init__(self, model: TorchModel, kind: str, tunable: str) -> None:
         self.params = _flat(model, model.manifest.names(tunable))
@@ -175,7 +177,7 @@ class _Bound:
         self._tensors = {**model.tensors(), **self._free.tensors}
 
     def _batches_of(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> Iterator[tuple[slice, Given]]:
-        """The samples batch by batch, where they are computed on."""
+        """The samples batch by batch, on the device that computes."""
         x = checked_inputs(self._manifest, x)
         labels = checked_labels(self._manifest, x, y)
         rows = {extra.name for extra in self._graph.extras if extra.per_sample}
@@ -191,11 +193,11 @@ class _Bound:
         return self._place.running(self._name, self._graph, part.stop - part.start)
 
 
-class TorchProbe(_Bound):
+class TorchProbe(_TrainableGraph):
     """See `engines.base.LossProbe`."""
 
     def loss(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
+        """Mean cross-entropy in nats: float32 for each sample, summed in float64 in the given order."""
         losses = np.empty(y.shape, np.float32)
         for part, given in self._batches_of(x, y):
             with self._running(part), torch.no_grad():
@@ -203,10 +205,11 @@ class TorchProbe(_Bound):
         return float(losses.mean(dtype=np.float64))
 
 
-class TorchGradients(_Bound):
-    """See `engines.base.Gradients`. More samples than one batch are micro-batches with summed gradients.
+class TorchGradients(_TrainableGraph):
+    """See `engines.base.Gradients`.
 
-    Batch statistics are those of a micro-batch.
+    More samples than `batch` are cut into micro-batches, whose gradients are summed; batch statistics are
+    those of a micro-batch.
     """
 
     def __init__(self, model: TorchModel, objective: str, tunable: str) -> None:
@@ -214,7 +217,7 @@ class TorchGradients(_Bound):
         self._objective = objective
         self.grads = Flat(self.params.specs)
         self.statistics = _flat(model, self._graph.statistics)
-        self._slopes = Mirror(self.grads, self._place.device)
+        self._gradients = Mirror(self.grads, self._place.device)
         self._moved = Mirror(self.statistics, self._place.device)
         self._tensors |= self._moved.tensors
         self._slots = model.slots
@@ -230,39 +233,39 @@ class TorchGradients(_Bound):
         for part, given in self._batches_of(x, y, checked):
             share = (part.stop - part.start) / len(x)
             if share == 1:
-                self._slots.update(self._slopes.tensors)
+                self._slots.update(self._gradients.tensors)
             with self._running(part):
                 loss, grads = loss_and_gradients(self._subject, self._objective, given, names)
                 self._gather(grads, share, first=part.start == 0)
                 total += share * float(loss)
         self._slots.clear()
-        self._slopes.store()
+        self._gradients.store()
         self._moved.store()
         return total
 
     def clipped_sum(self, x: Inputs, y: Labels, max_norm: float, extras: Tensors = NO_EXTRAS) -> None:
         """See `clipping.ClipsSamples`. Raises EngineError too for a network that vmap cannot run."""
         checked = checked_extras(self._graph, len(x), extras)
-        self._slopes.vector.zero_()
+        self._gradients.vector.zero_()
         for part, given in self._batches_of(x, y, checked):
             with self._running(part):
-                self._sums.add(given, max_norm, self._slopes.tensors)
-        self._slopes.store()
+                self._sums.add(given, max_norm, self._gradients.tensors)
+        self._gradients.store()
 
     def _gather(self, grads: tuple[Tensor, ...], share: float, first: bool) -> None:
-        """slopes = share * grads of the first micro-batch; those of the others are added."""
-        for slope, grad in zip(self._slopes.tensors.values(), grads, strict=True):
+        """Sets the gradients to share * grads of the first micro-batch, and adds those of the others."""
+        for total, grad in zip(self._gradients.tensors.values(), grads, strict=True):
             if not first:
-                slope.add_(grad, alpha=share)
+                total.add_(grad, alpha=share)
             elif share == 1:
-                if grad is not slope:
-                    slope.copy_(grad)
+                if grad is not total:
+                    total.copy_(grad)
             else:
-                torch.mul(grad, share, out=slope)
+                torch.mul(grad, share, out=total)
 
 
 def _tuned(subject: Subject, slots: Slots) -> Subject:
-    """The same function, whose training takes less time on a CPU; the copy shares the module's tensors."""
+    """A copy that trains faster on a CPU and computes the same function; it shares the module's tensors."""
     tensors = (*subject.module.parameters(), *subject.module.buffers())
     module = copy.deepcopy(subject.module, {id(tensor): tensor for tensor in tensors})
     keep_layout(module)

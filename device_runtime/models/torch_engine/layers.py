@@ -1,8 +1,20 @@
-"""The gradients of a convolution along one or two dimensions, in operators that ONNX Runtime runs fast.
+"""Gradients of convolutions, linear layers and norms, written to run fast on a CPU.
 
-One along one dimension is computed as of maps with a single row. Shapes: x (n, in, height, width), go the
-gradient of the result (n, out, height, width), w the weight (out, in / groups, kernel height, kernel width).
+Convolutions and norms are for traced graphs, in operators that ONNX Runtime runs fast; linear layers are for
+training in torch.
+
+Convolutions go along one or two dimensions; one along one dimension is computed as one of maps with a single
+row. Shapes: x (n, in, height, width), go the gradient of the result (n, out, height, width), w the weight
+(out, in / groups, kernel height, kernel width).
+
+Large linear layers write their weight gradient into the buffer where it is needed, not into new memory first.
+The system hands out memory of megabytes anew in each step, which may cost more time than the gradient itself;
+and a copy is saved.
+
+Norms and their gradients take few passes over memory. Shapes: x (n, channels, ...), go the gradient of the
+result, w and b (channels,).
 """
+# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,18 +24,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# mypy: allow-untyped-calls, allow-any-unimported
-
-
 aten = torch.ops.aten
 
 LARGE_AREA = 256  # places of a map from which on a product for each sample beats transposed copies
-FEW_CHANNELS = 8  # below it, products are too narrow to be fast, and the taps go into one
+FEW_CHANNELS = 8  # with fewer, products are too narrow to be fast, and all places of the kernel share one
 
 
 @dataclass(frozen=True)
 class ConvolutionSize:
-    """Of a convolution; each pair is (of rows, of columns)."""
+    """Sizes of a convolution; each pair is (rows, columns)."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -71,7 +80,10 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def _convolution_input(go: Tensor, x: Tensor, w: Tensor, shape: ConvolutionSize) -> Tensor:
-    """At stride 1 a convolution with the flipped kernel, faster on ONNX Runtime than ConvTranspose."""
+    """The gradient of the input; at stride 1 a convolution with the flipped kernel.
+
+    ONNX Runtime runs that faster than ConvTranspose.
+    """
     stride, padding, dilation, groups = shape.stride, shape.padding, shape.dilation, shape.groups
     reach = [d * (k - 1) for d, k in zip(dilation, shape.kernel, strict=True)]
     pad = [r - p for r, p in zip(reach, padding, strict=True)]
@@ -85,7 +97,7 @@ def _convolution_input(go: Tensor, x: Tensor, w: Tensor, shape: ConvolutionSize)
 
 
 def _flipped(w: Tensor, groups: int) -> Tensor:
-    """(out, in / groups, rows, columns) -> (in, out / groups, rows, columns), turned by half a circle."""
+    """(out, in / groups, rows, columns) -> (in, out / groups, rows, columns), rotated by 180 degrees."""
     out, inner, *kernel = w.shape
     if groups > 1:
         w = w.reshape(groups, out // groups, inner, *kernel).transpose(1, 2)
@@ -96,20 +108,23 @@ def _flipped(w: Tensor, groups: int) -> Tensor:
 
 
 def _convolution_weight(go: Tensor, x: Tensor, w: Tensor, shape: ConvolutionSize) -> Tensor:
-    """One matrix product per place of the kernel: on ONNX Runtime faster than im2col, with less memory."""
+    """The gradient of the weight, by one matrix product for each place of the kernel.
+
+    On ONNX Runtime this is faster than im2col and takes less memory.
+    """
     groups = shape.groups
     out, inner, rows, columns = w.shape
     if inner == 1 and out == groups:  # depthwise
-        parts, taps = _meetings(go, x, shape)
+        parts, taps = _products_at_kernel_places(go, x, shape)
         return torch.stack([(part * tap).sum((0, 2, 3)) for part in parts for tap in taps], 1).reshape(
             w.shape
         )
     by_sample = groups == 1 and go.shape[2] * go.shape[3] >= LARGE_AREA
     if by_sample:  # a product for each sample: no transposed copies
-        parts, taps = _meetings(go, x, shape)
+        parts, taps = _products_at_kernel_places(go, x, shape)
         parts, taps = ([maps.flatten(2) for maps in several] for several in (parts, taps))
     else:
-        parts, taps = _meetings(go.transpose(0, 1), x.transpose(0, 1), shape)
+        parts, taps = _products_at_kernel_places(go.transpose(0, 1), x.transpose(0, 1), shape)
         parts, taps = ([_grouped(maps, groups) for maps in several] for several in (parts, taps))
     if inner < FEW_CHANNELS:
         taps = [torch.cat(taps, 1)]
@@ -125,10 +140,12 @@ def _grouped(maps: Tensor, groups: int) -> Tensor:
     return maps.reshape(groups, maps.shape[0] // groups, -1)
 
 
-def _meetings(go: Tensor, x: Tensor, shape: ConvolutionSize) -> tuple[list[Tensor], list[Tensor]]:
-    """Parts of go and of x: each pair of them, in order, is what met at a place of the kernel.
+def _products_at_kernel_places(
+    go: Tensor, x: Tensor, shape: ConvolutionSize
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Parts of go and parts of x; each pair of them, in order, was multiplied at one place of the kernel.
 
-    At stride 1 go moves by rows and x by columns: of a kernel of 3x3, six tensors for nine places.
+    At stride 1 go is shifted by rows and x by columns: a kernel of 3x3 takes six tensors for nine places.
     """
     tops, lefts = (
         [i * shape.dilation[axis] - shape.padding[axis] for i in range(shape.kernel[axis])] for axis in (0, 1)
@@ -142,9 +159,9 @@ def _meetings(go: Tensor, x: Tensor, shape: ConvolutionSize) -> tuple[list[Tenso
 
 
 def _windows(x: Tensor, dim: int, starts: Sequence[int], extent: tuple[int, int]) -> Iterator[Tensor]:
-    """From each start on along a dimension extent[0] places, extent[1] apart, zeros where x has none.
+    """For each start, extent[0] places of x along a dimension, extent[1] apart, with zeros beyond its ends.
 
-    Cut from one padded copy: on ONNX Runtime faster than a padding for each.
+    All are cut from one padded copy, which ONNX Runtime runs faster than one padding for each.
     """
     size, step = extent
     span = (size - 1) * step + 1
@@ -158,27 +175,20 @@ def _windows(x: Tensor, dim: int, starts: Sequence[int], extent: tuple[int, int]
         yield x if whole else aten.slice(padded, dim, before + start, before + start + span, step)
 
 
-# FROM linear: Large linear layers whose weight gradient is written where it is wanted, not into new memory
-# first.
-#
-# Memory of megabytes that is taken and given back in each step is taken from the system anew each time, which
-# may cost more than the gradient itself; and the copy is saved.
-
-# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
-
+# Linear layers
 
 Slots = dict[str, Tensor]
-"""Name of a weight -> where its gradient shall be; a layer takes out the one it has filled."""
+"""Name of a weight -> buffer for its gradient; a layer removes the entry that it has filled."""
 
 LARGE = 1 << 16
-"""Values of a weight: 256 KiB. Smaller blocks the C library keeps."""
+"""Least number of values in a large weight: 256 KiB. The C library keeps smaller blocks for reuse."""
 
 
 def write_gradients(module: nn.Module, slots: Slots) -> None:
-    """Changes the module's large linear layers so that they fill `slots`, which may be empty at any call.
+    """Changes the module's large linear layers so that they write weight gradients into `slots`.
 
-    A layer that is run more than once in a pass fills its slot once; the other gradients are added to that
-    by torch, in new memory.
+    `slots` may be empty at any call. A layer that runs more than once in a pass fills its slot once; torch
+    adds the other gradients to that, in new memory.
     """
     for name, part in module.named_modules():
         if type(part) is nn.Linear and part.weight.numel() >= LARGE:
@@ -195,7 +205,7 @@ def _forward(name: str, part: nn.Linear, slots: Slots) -> Any:
 
 
 class _Linear(torch.autograd.Function):
-    """x (n, in), weight (out, in), bias (out,) or None -> (n, out)."""
+    """A linear layer: x (n, in), weight (out, in), bias (out,) or None -> (n, out)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[str, Slots]) -> Tensor:
@@ -204,22 +214,18 @@ class _Linear(torch.autograd.Function):
         return functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, go: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias, _ = ctx.needs_input_grad
         name, slots = ctx.where
         grad = None
         if for_weight:
             slot = slots.pop(name, None)
-            grad = slope.t() @ x if slot is None else torch.mm(slope.t(), x, out=slot)
-        return slope @ weight if for_x else None, grad, slope.sum(0) if for_bias else None, None
+            grad = go.t() @ x if slot is None else torch.mm(go.t(), x, out=slot)
+        return go @ weight if for_x else None, grad, go.sum(0) if for_bias else None, None
 
 
-# FROM norms: Normalisation and its gradients in few passes over memory.
-#
-# Shapes: x (n, channels, ...), go the gradient of the result, w and b (channels,).
-
-# mypy: allow-untyped-calls, allow-any-unimported
+# Norms
 
 
 def group_norm(
@@ -249,7 +255,7 @@ def group_norm_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias; mean and rstd: (n, groups).
+    """Gradients of input, weight and bias of a group norm; mean and rstd: (n, groups).
 
     All follow from two sums over each channel of a sample: of go, and of go * normalised x.
     """
@@ -293,7 +299,7 @@ def batch_norm_backward(
     eps: float,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias where the running statistics, (channels,), are those used."""
+    """Gradients of input, weight and bias of a batch norm that uses running statistics, (channels,)."""
     if training:
         raise NotImplementedError("batch statistics are differentiated in plain operators")
     rstd = torch.rsqrt(running_var + eps)

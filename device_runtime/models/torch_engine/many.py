@@ -1,4 +1,4 @@
-"""Many trainings of one network at once: each its own weights and samples, a step of all in one call."""
+"""Trains many copies of one network at once, each with its own weights and samples."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Sequence
@@ -20,14 +20,17 @@ from device_runtime.models.training.optimizer import Sgd
 from .engine import TorchModel
 
 PAYS_BELOW_FLOPS = 6_000_000
-"""Of one sample's training step. On one core, 10 to 50 copies: an MLP (0.2 MFLOP) gains 1.9 to 2.5 times, two
-convolutions on 8x8 (3) 1.8 to 2, WRN-10 on 8x8 (5) 1.5 to 1.7; eight and 16 maps on 32x32 (7)
-and WRN-16 on 32x32 (200) take twice the time."""
+"""FLOPs of one sample's training step up to which training copies together pays on a CPU.
+
+Measured on one core with 10 to 50 copies: an MLP (0.2 MFLOP) is 1.9 to 2.5 times as fast, two convolutions on
+8x8 (3 MFLOP) 1.8 to 2 times, WRN-10 on 8x8 (5 MFLOP) 1.5 to 1.7 times; two convolutions of 8 and 16 maps on
+32x32 (7 MFLOP) and WRN-16 on 32x32 (200 MFLOP) take twice the time.
+"""
 
 
 @dataclass(frozen=True)
 class CopyLesson:
-    """What one copy learns from: prepared x (n, *input), y (n,), and a step for each batch of indices.
+    """Samples and steps of one copy: prepared x (n, *input), y (n,), and the indices of each step's batch.
 
     `counted`: the first step whose loss counts.
     """
@@ -47,24 +50,27 @@ class TrainedCopies:
 
 
 def possible(manifest: Manifest, tunable: str) -> bool:
-    """Whether there is a training of this set, without batch statistics, which copies would share."""
+    """Whether copies can be trained together: the graph exists and uses no batch statistics.
+
+    Copies would share the batch statistics.
+    """
     graph = manifest.graphs.get(f"train.{tunable}")
     return graph is not None and not graph.statistics
 
 
 def pays(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
-    """Whether copies of this network gain by being trained together: by its work, not measured here."""
+    """Whether training copies together is faster, judged by the FLOPs of the graph, not measured here."""
     return not on_cpu or manifest.graphs[f"train.{tunable}"].flops <= PAYS_BELOW_FLOPS
 
 
 def train_many(
     model: TorchModel, tunable: str, lessons: Sequence[CopyLesson], sgd: Sgd, clip_norm: float = 0.0
 ) -> TrainedCopies:
-    """Trains a copy of the model's tunable set on each lesson, which all have steps, by cross-entropy.
+    """Trains a copy of the model's tunable set on each lesson by cross-entropy; every lesson has a step.
 
-    clip_norm: the largest norm of a step's gradient; 0: no limit.
-    The result is that of one at a time to rounding, which may differ with the number of copies. Memory: for
-    each copy three of the set, four with momentum, its samples, and the activations of one batch.
+    clip_norm: the largest norm of a step's gradient; 0: no limit. The result equals that of training one copy
+    at a time up to rounding, which may depend on the number of copies. Memory for each copy: three times the
+    set, four times with momentum, its samples, and the activations of one batch.
     """
     order = sorted(range(len(lessons)), key=lambda i: -len(lessons[i].batches))
     training = _Training(model, tunable, [lessons[i] for i in order], sgd, clip_norm)
@@ -76,7 +82,10 @@ def train_many(
 
 
 class _Training:
-    """k copies, those with most steps first; rows that a copy's batch does not have carry no weight."""
+    """The training of k copies, those with most steps first.
+
+    Batches are padded to the same number of rows; padded rows have weight 0.
+    """
 
     def __init__(
         self, model: TorchModel, tunable: str, lessons: Sequence[CopyLesson], sgd: Sgd, clip_norm: float
@@ -96,42 +105,42 @@ class _Training:
         self._totals = torch.zeros(len(lessons), dtype=torch.float64, device=self._place.device)
 
     def run(self) -> None:
-        """All steps."""
+        """Runs all steps."""
         step_of_all = vmap(grad_and_value(self._loss, has_aux=True))
         for step in range(self._steps[0]):
             k = sum(1 for steps in self._steps if steps > step)
             x, y, shares, counts = (self._place.tensor(array) for array in self._batch(step, k))
             free = {name: tensor[:k] for name, tensor in self._free.items()}
-            slopes, (_, losses) = step_of_all(free, x, y, shares)
+            grads, (_, losses) = step_of_all(free, x, y, shares)
             with torch.no_grad():
                 self._totals[:k] += (losses * counts).sum(1, dtype=torch.float64)
                 if self._clip_norm:
-                    self._clip(slopes)
-                for name, slope in slopes.items():
-                    self._move(name, free[name], slope)
+                    self._clip(grads)
+                for name, grad in grads.items():
+                    self._update(name, free[name], grad)
 
     def _loss(self, free: dict[str, Tensor], x: Tensor, y: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         logits = functional_call(self._module, {**self._frozen, **free}, (x,))
         losses = functional.cross_entropy(logits, y, reduction="none")
         return (losses * shares).sum(), losses.detach()
 
-    def _clip(self, slopes: dict[str, Tensor]) -> None:
+    def _clip(self, grads: dict[str, Tensor]) -> None:
         """Scales each copy's gradient to a norm of at most `clip_norm`, in place, as `clipping.clip` does."""
-        norms = torch.stack([slope.flatten(1).norm(dim=1) for slope in slopes.values()]).norm(dim=0)
+        norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads.values()]).norm(dim=0)
         factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
-        for slope in slopes.values():
-            slope.mul_(factors.view(-1, *[1] * (slope.dim() - 1)))
+        for grad in grads.values():
+            grad.mul_(factors.view(-1, *[1] * (grad.dim() - 1)))
 
-    def _move(self, name: str, weight: Tensor, slope: Tensor) -> None:
+    def _update(self, name: str, weight: Tensor, grad: Tensor) -> None:
         sgd = self._sgd
         if sgd.weight_decay:
-            slope = slope.add(weight, alpha=sgd.weight_decay)
+            grad = grad.add(weight, alpha=sgd.weight_decay)
         if sgd.momentum:
-            slope = self._velocity[name][: len(weight)].mul_(sgd.momentum).add_(slope)
-        weight.sub_(slope, alpha=sgd.lr)
+            grad = self._velocity[name][: len(weight)].mul_(sgd.momentum).add_(grad)
+        weight.sub_(grad, alpha=sgd.lr)
 
     def _batch(self, step: int, k: int) -> tuple[NDArray[Any], ...]:
-        """x (k, rows, *input), y (k, rows), each row's share of its batch's mean, and if its loss counts."""
+        """x (k, rows, *input), y (k, rows), each row's weight in the batch mean, 1 where its loss counts."""
         lessons = self._lessons[:k]
         x = np.zeros((k, self._rows, *lessons[0].x.shape[1:]), lessons[0].x.dtype)
         y = np.zeros((k, self._rows), np.int64)
@@ -145,7 +154,7 @@ class _Training:
         return x, y, shares, counts
 
     def params(self) -> list[Flat]:
-        """Of each copy."""
+        """The trained tunable set of each copy."""
         there = {name: tensor.detach().cpu().numpy() for name, tensor in self._free.items()}
         made = []
         for i in range(len(self._lessons)):
@@ -156,6 +165,6 @@ class _Training:
         return made
 
     def mean_losses(self) -> NDArray[np.float64]:
-        """(k,): 0 where no step counts."""
+        """Mean loss of each copy, (k,); 0 if no step counts."""
         seen = [sum(len(batch) for batch in lesson.batches[lesson.counted :]) for lesson in self._lessons]
         return np.asarray(self._totals.cpu().numpy() / np.maximum(seen, 1))

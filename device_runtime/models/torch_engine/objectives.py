@@ -1,4 +1,9 @@
-"""What a training step minimises: cross-entropy alone, or with the terms that the papers add to it."""
+"""Training objectives, and their losses and gradients on one batch, also clipped by sample (DP-SGD).
+
+An objective is cross-entropy alone or with the terms that papers add to it. The same functions are traced
+into ONNX graphs and run by the torch engine.
+"""
+# mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,23 +19,20 @@ from device_runtime.models.bundles.manifest import ABOVE, Extra
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.subject import ForwardPass, Subject, Tensors, run, stored_tensors
 
-# mypy: allow-untyped-calls, allow-any-unimported
-
-
-FLOOR = 1e-12  # under a square root, whose slope at 0 is infinite
+FLOOR = 1e-12  # added under a square root, whose gradient at 0 is infinite
 COSINE_FLOOR = 1e-8  # the least norm of a vector, as in torch's cosine_similarity
 
 
 @dataclass(frozen=True)
 class OutputSizes:
-    """What a network gives: classes, width of the features, shape of the map at each level."""
+    """Output sizes of a network: classes, width of the features, shape of the feature map at each level."""
 
     classes: int
     width: int
     maps: Mapping[str, tuple[int, ...]]
 
     def positions(self, level: str) -> int:
-        """Places of a level's map: h * w of (channels, h, w), tokens of (tokens, channels)."""
+        """Number of places in a level's map: h * w of (channels, h, w), tokens of (tokens, channels)."""
         shape = self.maps[level]
         return shape[0] if len(shape) == 2 else prod(shape[1:])
 
@@ -48,20 +50,20 @@ class ObjectiveBatch:
 
 @dataclass(frozen=True)
 class Objective:
-    """The extra inputs of a loss, and the loss: a scalar, the mean over the batch."""
+    """A loss, which is a scalar, the mean over the batch, and its extra inputs."""
 
     extras: Callable[[OutputSizes], tuple[Extra, ...]]
     loss: Callable[[ObjectiveBatch], Tensor]
 
 
 def measure(subject: Subject) -> OutputSizes:
-    """Sizes of what the subject gives for its example."""
+    """Output sizes of the subject, by one pass of its example."""
     with torch.no_grad():
         return sizes_of(run(subject, subject.example, stored_tensors(subject.module)))
 
 
 def sizes_of(passed: ForwardPass) -> OutputSizes:
-    """Sizes of one pass."""
+    """Output sizes of one forward pass."""
     maps = {level: tuple(value.shape[1:]) for level, value in passed.maps.items()}
     return OutputSizes(int(passed.logits.shape[1]), int(passed.features.shape[1]), maps)
 
@@ -72,7 +74,7 @@ def cross_entropy(given: ObjectiveBatch) -> Tensor:
 
 
 def moon(given: ObjectiveBatch) -> Tensor:
-    """Cross-entropy and the contrastive term of MOON (Li et al. 2021, equation 3 and 4).
+    """Cross-entropy plus the contrastive term of MOON (Li et al. 2021, equation 3 and 4).
 
     mu * mean(-log(exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau))))
     """
@@ -88,9 +90,9 @@ def distil(given: ObjectiveBatch) -> Tensor:
 
 
 def kl(given: ObjectiveBatch) -> Tensor:
-    """(1 - alpha) * cross-entropy + alpha * T^2 * KL(softmax(target / T), softmax(logits / T)).
+    """Knowledge distillation (Hinton et al. 2015, section 2).
 
-    Hinton et al. 2015, section 2.
+    (1 - alpha) * cross-entropy + alpha * T^2 * KL(softmax(target / T), softmax(logits / T))
     """
     extras, heat = given.extras, given.extras["temperature"]
     logits = run(given.subject, given.x, given.tensors).logits
@@ -102,12 +104,13 @@ def kl(given: ObjectiveBatch) -> Tensor:
 
 
 def attention(given: ObjectiveBatch) -> Tensor:
-    """Cross-entropy and attention transfer (thesis 002, 5.3; Zagoruyko and Komodakis 2017, equation 2).
+    """Cross-entropy plus attention transfer (thesis 002, 5.3; Zagoruyko and Komodakis 2017, equation 2).
 
     Mean over samples of sum_levels beta_level * || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2^2, where Q is the sum
     of squares over the channels at each place, and `teacher.LEVEL` is that of the teacher, (n, places).
-    Levels whose map has no places, a vector for each sample, are left out; `beta` is in the order of the
-    others. Both texts write the norm, Zagoruyko's code squares it: with the norm, their beta diverges.
+    Levels whose map is one vector for each sample, without places, are left out; `beta` is in the order of
+    the other levels. Both texts write the norm, Zagoruyko's code squares it: with the norm, training with
+    their beta diverges.
     """
     passed, extras = run(given.subject, given.x, given.tensors), given.extras
     apart: list[Tensor] = []
@@ -123,9 +126,10 @@ def attention(given: ObjectiveBatch) -> Tensor:
 
 
 def prototype(given: ObjectiveBatch) -> Tensor:
-    """`distil`, and cross-entropy of what is above the level `up` on one map for each class (FedKAD).
+    """`distil` plus cross-entropy of the part above level `up` on one feature map for each class (FedKAD).
 
-    beta * sum_c present_c * CE(theta(prototype_c), c) (thesis 002, 5.5); y is not used.
+    The second term is beta * sum_c present_c * CE(theta(prototype_c), c) (thesis 002, 5.5), where theta is
+    the part of the network above `up`; y is not used.
     """
     extras = given.extras
     prototypes = extras["prototypes"]
@@ -136,13 +140,16 @@ def prototype(given: ObjectiveBatch) -> Tensor:
 
 
 def above(given: ObjectiveBatch, level: str) -> Tensor:
-    """Cross-entropy of what is above a level on `maps` in its place (thesis 002, 5.2.2); x gives n alone."""
+    """Cross-entropy of the part above a level on the given feature maps, `maps` (thesis 002, 5.2.2).
+
+    Of x only the number of samples is used.
+    """
     logits = run(given.subject, given.x, given.tensors, (level, given.extras["maps"])).logits
     return functional.cross_entropy(logits, given.y)
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    """(n,), of the rows of a and b."""
+    """Cosine similarity (n,) of the rows of a and b."""
     norms = [torch.sqrt((v * v).sum(1)).clamp_min(COSINE_FLOOR) for v in (a, b)]
     return (a * b).sum(1) / (norms[0] * norms[1])
 
@@ -208,15 +215,12 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
-# FROM gradients: Losses and gradients of a module on one batch: traced into graphs, and run by the torch
-# engine.
-
-# mypy: allow-untyped-calls, allow-any-unimported
+# Losses and gradients on one batch
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a graph is given: x (n, ...), y (n,), extra inputs and tensors of the model by name."""
+    """Inputs of a graph: x (n, ...), y (n,), extra inputs and tensors of the model by name."""
 
     x: Tensor
     y: Tensor
@@ -225,7 +229,10 @@ class Inputs:
 
 
 def losses_of(subject: Subject, inputs: Inputs) -> Tensor:
-    """Cross-entropy of each sample in nats, shape (n,); their mean depends on batches by rounding only."""
+    """Cross-entropy of each sample in nats, shape (n,).
+
+    How samples are cut into batches changes their mean by rounding only.
+    """
     logits = run(subject, inputs.x, inputs.tensors).logits
     return -functional.log_softmax(logits, 1).gather(1, inputs.y.unsqueeze(1)).squeeze(1)
 
@@ -233,7 +240,11 @@ def losses_of(subject: Subject, inputs: Inputs) -> Tensor:
 def loss_and_gradients(
     subject: Subject, objective: str, inputs: Inputs, trainable: Sequence[str]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Loss () and the gradient of each trainable tensor. `autograd.grad` keeps fused backwards whole."""
+    """Loss () and the gradient of each trainable tensor.
+
+    Raises ValueError for a tensor that does not influence the loss. `autograd.grad` does not take fused
+    backward operators apart.
+    """
     loss, found = _gradients(subject, objective, inputs, trainable)
     grads = tuple(grad for grad in found if grad is not None)
     if len(grads) < len(found):
@@ -243,7 +254,7 @@ def loss_and_gradients(
 
 
 def reached(subject: Subject, objective: str, inputs: Inputs, names: Sequence[str]) -> frozenset[str]:
-    """Those of the tensors that influence the loss."""
+    """Names of the given tensors that influence the loss."""
     _, grads = _gradients(subject, objective, inputs, names)
     return frozenset(name for name, grad in zip(names, grads, strict=True) if grad is not None)
 
@@ -258,18 +269,17 @@ def _gradients(
         return loss, torch.autograd.grad(loss, list(free.values()), allow_unused=True)
 
 
-# FROM clipping: Gradients of single samples, many in one call, each clipped and all summed up: DP-SGD in
-# torch.
-
-# mypy: allow-untyped-calls, allow-any-unimported
-
+# Clipped gradients of single samples
 
 AT_ONCE = 1 << 24
-"""Values of gradients held at once, 64 MiB: of as many samples as that is, and of one at least."""
+"""Gradient values held at once, 64 MiB; gradients of as many samples as fit, of one at least."""
 
 
 class ClippedSums:
-    """Of one objective of a module, which vmap must be able to run: not every module is such."""
+    """Sums of gradients of single samples, each clipped, as DP-SGD needs them; many samples in one call.
+
+    For one objective of a module. vmap must be able to run the module, which it is not for all modules.
+    """
 
     def __init__(self, subject: Subject, objective: str, rows: Collection[str]) -> None:
         """rows: the extras that have one row for each sample."""

@@ -1,4 +1,5 @@
-"""Where the torch engine computes: a processor, its settings during a run, and flat buffers on it."""
+"""The processor on which the torch engine computes, with its flat buffers and its layout of images."""
+# mypy: allow-untyped-calls, allow-any-unimported
 
 import time
 from collections.abc import Iterator
@@ -15,11 +16,9 @@ from device_runtime.models.bundles.tensors import Flat
 from device_runtime.models.engines.base import EngineWatch
 from device_runtime.models.errors import EngineError, one_line
 
-# mypy: allow-untyped-calls, allow-any-unimported
-
 
 def find_device(name: str) -> torch.device:
-    """`cpu`, `cuda` or `cuda:N`. Raises EngineError for another, or one that is not here."""
+    """The device named `cpu`, `cuda` or `cuda:N`. Raises EngineError for another name or a missing GPU."""
     if name == "cpu":
         return torch.device(name)
     if name.partition(":")[0] != "cuda":
@@ -33,7 +32,7 @@ def find_device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class TorchPlace:
-    """A processor, threads inside one operator on the CPU, and who is told of loads and runs."""
+    """A processor, the number of threads inside one operator on the CPU, and the watch of loads and runs."""
 
     device: torch.device
     threads: int
@@ -41,7 +40,7 @@ class TorchPlace:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it computes in the memory that numpy sees."""
+        """Whether it computes in the main memory, which numpy shares."""
         return str(self.device.type) == "cpu"
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
@@ -51,7 +50,10 @@ class TorchPlace:
 
     @contextmanager
     def running(self, name: str, graph: Graph, samples: int) -> Iterator[None]:
-        """Full float32, the same algorithms each time; what is raised inside becomes an EngineError."""
+        """Runs the body in full float32 with the same algorithms each time, and reports it to the watch.
+
+        An exception inside is raised as an EngineError.
+        """
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         exact = nullcontext() if self.on_cpu else _exact()
@@ -75,7 +77,7 @@ def _exact() -> AbstractContextManager[None]:
 
 
 class Mirror:
-    """A flat buffer as tensors of a device: the same memory on the CPU, a copy elsewhere."""
+    """A flat buffer as tensors on a device: the same memory on the CPU, a copy elsewhere."""
 
     def __init__(self, flat: Flat, device: torch.device) -> None:
         self._host = torch.from_numpy(flat.vector)
@@ -85,42 +87,38 @@ class Mirror:
         self.tensors = {spec.name: part.view(spec.shape) for spec, part in parts}
 
     def fetch(self) -> None:
-        """From the flat buffer."""
+        """Copies from the flat buffer, where it is another memory."""
         if self.vector is not self._host:
             self.vector.copy_(self._host)
 
     def store(self) -> None:
-        """Into the flat buffer."""
+        """Copies into the flat buffer, where it is another memory."""
         if self.vector is not self._host:
             self._host.copy_(self.vector)
 
 
-# FROM layout: Channels innermost: how images lie in memory where torch trains them fastest on a CPU.
-#
-# Convolutions, pooling and norms keep the layout of their input. Against channels outermost a training step
-# takes 0.8 to 0.9 of the time (WRN, SqueezeNet, MobileNetV2, DS-CNN, two plain convolutions; on ViT the
-# same).
-
-# mypy: allow-untyped-calls, allow-any-unimported
-
-
 INNERMOST = torch.channels_last
+"""The layout of images in which torch trains fastest on a CPU: channels innermost.
+
+Convolutions, pooling and norms keep the layout of their input. A training step takes 0.8 to 0.9 times as long
+as with channels outermost (WRN, SqueezeNet, MobileNetV2, DS-CNN, two plain convolutions; as long on ViT).
+"""
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
 def channels_innermost(x: Tensor) -> Tensor:
-    """Images (n, c, h, w) copied to that layout, strides of a single channel included; all else as it is."""
+    """Copies images (n, c, h, w) to INNERMOST, also those of one channel; others stay as they are."""
     if x.dim() != 4 or not x.is_floating_point():
         return x
     return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=INNERMOST).copy_(x)
 
 
 def keep_layout(module: nn.Module) -> None:
-    """Changes the module's poolings so that they hand gradients on in the layout of what they gave.
+    """Changes the module's pooling layers so that gradients pass them in the layout of their outputs.
 
-    What flattens a map behind them hands back gradients with channels outermost, and everything below, which
-    is larger, would be copied from one layout to the other. A group norm that nothing is trained below works
-    on channels outermost: torch 2.13 reads a null pointer where the gradient of its input is not wanted.
+    A flattening after them gives back gradients with channels outermost, and all layers below, whose maps
+    are larger, would copy from one layout to the other. A group norm with nothing trained below it works on
+    channels outermost: torch 2.13 reads a null pointer if the gradient of its input is not needed.
     """
     for part in module.modules():
         if isinstance(part, POOLS):

@@ -1,1 +1,1 @@
-"""Fleets of devices: how they differ, when they are there, what befalls them."""
+"""Fleets of simulated devices: how they differ, when they are available, how they fail."""

@@ -1,7 +1,7 @@
-"""When devices are there: one or two windows a day for each, in closed form.
+"""When devices are available: one or two windows a day for each, in closed form.
 
-Windows begin and end on whole seconds, so that the answers are exact: a device is not there at its `until`
-and is there at its `next`.
+Windows begin and end on whole seconds, so that the answers are exact: a device is not available at its
+`until` and is available at its `next`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Availability:
     """Daily windows of n devices, on the run's clock; `t` is in seconds since the run began.
 
     `windows` is int32 (n, 4), as `joined` makes it: start and length of the first window, then of the
-    second. A length of 86,400 is always, two lengths of 0 are never.
+    second, in seconds. A device with a length of 86,400 is always available, one with two lengths of 0 never.
     """
 
     windows: NDArray[np.int32]
@@ -32,7 +32,7 @@ class Availability:
         return bool((now - start) % DAY < length or (now - again) % DAY < more)
 
     def until(self, i: int, t: float) -> float:
-        """When it goes away again: inf for never, `t` for a device that is not there now."""
+        """The time at which device i leaves again: inf for never, `t` if it is not available now."""
         start, length, again, more = self.windows[i].tolist()
         if length == DAY:
             return inf
@@ -44,7 +44,7 @@ class Availability:
         return float(now - since + more) if since < more else t
 
     def next(self, i: int, t: float) -> float:
-        """When it is there: `t` for a device that is there now, inf for one that never comes."""
+        """The next time at which device i is available: `t` if it is now, inf for never."""
         if self.available(i, t):
             return t
         start, length, again, more = self.windows[i].tolist()
@@ -55,15 +55,16 @@ class Availability:
         return float(now + (min(wait, (again - now) % DAY) if more else wait))
 
     def present(self, t: float) -> NDArray[np.bool_]:
-        """Which of the n devices are there, bool (n,)."""
+        """Which of the n devices are available, bool (n,)."""
         since = (floor(t) - self.windows[:, 0::2]) % DAY
         return np.asarray((since < self.windows[:, 1::2]).any(axis=1))
 
 
 def joined(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-    """One or two windows of each device as they are kept: apart, none empty before one that is not.
+    """Normalises one or two windows of each device into the form of `Availability.windows`.
 
-    `starts` and `lengths` are seconds, (n, 1) or (n, 2). Windows that overlap or touch become one.
+    `starts` and `lengths` are seconds, (n, 1) or (n, 2). Windows that overlap or touch become one; an empty
+    window comes after one that is not empty.
     """
     if starts.shape[1] == 1:
         starts, lengths = np.repeat(starts, 2, axis=1), np.pad(lengths, ((0, 0), (0, 1)))

@@ -1,4 +1,8 @@
-"""The drawn devices of a fleet: the figures of each, when it is there, what may befall it."""
+"""Fleets for simulations: read from TOML, drawn by a seed, and the figures of each drawn device.
+
+A fleet has groups. Each group has a share of the devices, a shipped profile, and spreads by which its devices
+differ from that profile.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +26,27 @@ from device_runtime.profiles.shipped import ProfileError, shipped
 from .availability import DAY, Availability, joined
 from .groups import Chances, FleetGroup, Odds
 
-# FROM drawing: Drawing a fleet's devices: who is of which group, and in what each differs from its profile.
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["BatterySpec", "Chances", "Fleet", "FleetGroup", "FleetSpec", "load", "preset_names", "read"]
+
+_SHARES_OFF = 1e-6
+"""The sum of the shares may differ from 1 by this much, since thirds are rounded to decimals."""
 
 _ORDER, _SPEED, _LINK, _MEMORY, _CHARGE, _ZONE, _WINDOWS = range(7)
-"""A stream of its own for each property, so that setting one spread changes no other draw."""
+"""Each property is drawn from its own random stream, so that setting one spread changes no other draw."""
 
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """n devices, one entry each. `speed` and `link` multiply the group's median rates (float64), `memory` is
-    the limit in bytes (int64), `charge` the battery's level at the start, 0 to 1 (float64, nan: no battery),
-    `group` an index (int16); `windows` as in `Availability`.
+    """The drawn properties of n devices, one entry each.
+
+    `group` is an index (int16). `speed` and `link` multiply the group's median rates (float64), `memory` is
+    the limit in bytes (int64), `charge` the battery's level at the start, 0 to 1 (float64, nan: no battery);
+    `windows` as in `Availability`.
     """
 
     group: NDArray[np.int16]
@@ -44,7 +58,7 @@ class Draws:
 
 
 def counts(shares: Sequence[float], devices: int) -> list[int]:
-    """How many devices each share gets: largest remainders, ties to the first of them."""
+    """Number of devices for each share, by largest remainders; of equal remainders the first wins."""
     exact = [share / sum(shares) * devices for share in shares]
     whole = [floor(count + 1e-9) for count in exact]
     by_remainder = sorted(range(len(shares)), key=lambda k: (-round(exact[k] - whole[k], 9), k))
@@ -54,7 +68,10 @@ def counts(shares: Sequence[float], devices: int) -> list[int]:
 
 
 def draw(groups: Sequence[FleetGroup], devices: int, seed: int, begins_h: float) -> Draws:
-    """The same for the same arguments. Groups are mixed: the order of devices is drawn too."""
+    """Draws the devices; the same arguments give the same devices.
+
+    The order of devices is drawn too, so that groups are mixed.
+    """
     sizes = counts([group.share for group in groups], devices)
     group = np.repeat(np.arange(len(groups), dtype=np.int16), sizes)
     group = _stream(seed, _ORDER).permutation(group)
@@ -98,7 +115,7 @@ def _charge(
 def _windows(
     groups: Sequence[FleetGroup], group: NDArray[np.int16], seed: int, begins_h: float
 ) -> NDArray[np.int32]:
-    """Start and length of each device's windows, on the run's clock, which begins at `begins_h`."""
+    """Start and length of each device's windows, on the run's clock, which begins at hour `begins_h`."""
     n = len(group)
     zones = _stream(seed, _ZONE).random(n)
     rng = _stream(seed, _WINDOWS)
@@ -123,24 +140,10 @@ def _stream(seed: int, purpose: int) -> np.random.Generator:
     return np.random.default_rng([seed, purpose])
 
 
-# FROM scenarios: Fleets: shares of device profiles that differ, come and go, and fail; from TOML, drawn by
-# a seed.
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-__all__ = ["BatterySpec", "Chances", "Fleet", "FleetGroup", "FleetSpec", "load", "preset_names", "read"]
-
-_SHARES_OFF = 1e-6
-"""How far from 1 the shares may sum up: what is lost in writing thirds as decimals."""
-
-
 class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a fleet is made of; raises ProfileError for what cannot be meant.
+    """The groups of a fleet, and the hour of its day at which a run begins.
 
-    A run begins at `begins_h`, the hour of the fleet's day.
+    Raises ProfileError for invalid settings.
     """
 
     name: str
@@ -160,7 +163,7 @@ class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ProfileError(f"begins_h is {self.begins_h}, expected a number 0 or more, 24 at most")
 
     def draw(self, devices: int, seed: int) -> Fleet:
-        """This many devices; the same for the same seed (0 or more), in whichever order groups are written.
+        """Draws this many devices. The same seed (0 or more) gives the same devices, in any order of groups.
 
         Raises ProfileError.
         """
@@ -168,7 +171,7 @@ class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ProfileError(f"a fleet of {devices} devices: expected 1 or more")
         if seed < 0:
             raise ProfileError(f"seed is {seed}, expected 0 or more")
-        # by name, as in the JSON in which a simulation's runs are given the fleet
+        # sorted by name, as in the JSON by which a simulation passes the fleet to its runs
         spec = msgspec.structs.replace(self, groups=dict(sorted(self.groups.items())))
         return Fleet(spec, seed, draw(tuple(spec.groups.values()), devices, seed, self.begins_h))
 
@@ -178,7 +181,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def load(path_or_preset: str | Path) -> FleetSpec:
-    """The fleet of a TOML file, or the preset of that name. Raises ProfileError."""
+    """Reads the fleet of a TOML file, or the preset of that name. Raises ProfileError."""
     path = Path(path_or_preset)
     if str(path_or_preset) in preset_names():
         text = (_presets() / f"{path_or_preset}.toml").read_text("utf-8")
@@ -205,7 +208,7 @@ def load(path_or_preset: str | Path) -> FleetSpec:
 
 
 def read(table: Mapping[str, Any]) -> FleetSpec:
-    """A fleet from its table, as TOML gives it. Raises ProfileError."""
+    """Makes a fleet from its parsed TOML table. Raises ProfileError."""
     groups = table.get("groups")
     if isinstance(groups, dict):
         for name, group in groups.items():
@@ -223,14 +226,14 @@ def _presets() -> Path:
     return content("profiles") / "fleets"
 
 
-_NOTHING: Mapping[str, float] = {}
+_EMPTY: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
 class BatterySpec:
-    """Capacity in joules, watts while charging, level at the start and least level for taking part (0 to 1).
+    """The battery of one device: joules, watts while charging, level at the start, least level to take part.
 
-    It charges while the device is available.
+    Levels are 0 to 1. The battery charges while the device is available.
     """
 
     capacity_j: float
@@ -241,7 +244,7 @@ class BatterySpec:
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """The drawn devices, 0 to n - 1; times `t` are seconds since the run began. Holds about 60 bytes each."""
+    """The drawn devices, 0 to n - 1; times `t` are seconds since the run began. About 60 bytes a device."""
 
     spec: FleetSpec
     seed: int
@@ -251,11 +254,11 @@ class Fleet:
         return len(self.draws.group)
 
     def name(self, i: int) -> str:
-        """Group and index: "pi-5-00042"; at most 64 characters that a topic level may have."""
+        """Group and index: "pi-5-00042"; at most 64 characters, all allowed in a level of an MQTT topic."""
         return f"{self._names[self.draws.group.item(i)]}-{i:0{self._digits}d}"
 
     def index(self, name: str) -> int:
-        """The device of that name. Raises ProfileError for a name that none has."""
+        """The index of the device of that name. Raises ProfileError if there is none."""
         digits = name.rpartition("-")[2]
         if digits.isdecimal() and int(digits) < len(self) and self.name(int(digits)) == name:
             return int(digits)
@@ -264,10 +267,10 @@ class Fleet:
     def group(self, i: int) -> str:
         return self._names[self.draws.group.item(i)]
 
-    def profile(self, i: int, corrections: Mapping[str, float] = _NOTHING) -> DeviceProfile:
-        """This device's own figures, and the corrections that it has learnt. Named as the board is.
+    def profile(self, i: int, corrections: Mapping[str, float] = _EMPTY) -> DeviceProfile:
+        """The profile of device i, named after its board, with the given corrections.
 
-        What does not vary in its group is shared.
+        Parts that do not vary in its group are shared objects.
         """
         g = self.draws.group.item(i)
         base, memory, speed, bandwidth = self._shared[g]
@@ -276,7 +279,7 @@ class Fleet:
         if memory is None:
             memory = replace(base.memory, limit_bytes=self.draws.memory.item(i))
         if speed is None:
-            speed = Speed(base.speed.flops_per_s * self.draws.speed.item(i), _NOTHING, base.speed.source)
+            speed = Speed(base.speed.flops_per_s * self.draws.speed.item(i), _EMPTY, base.speed.source)
         if bandwidth is None:
             link, median = self.draws.link.item(i), base.bandwidth
             bandwidth = Bandwidth(median.up * link, median.down * link, median.source)
@@ -284,11 +287,11 @@ class Fleet:
         return DeviceProfile(base.name, base.cores, memory, speed, bandwidth, power, corrections=corrections)
 
     def latency_s(self, i: int) -> float:
-        """Seconds that every transfer takes beside its bytes."""
+        """Seconds that are added to each transfer, whatever its size."""
         return self._groups[self.draws.group.item(i)].link.latency_s
 
     def battery(self, i: int) -> BatterySpec | None:
-        """None for a device on mains."""
+        """The battery of device i; None for a device on mains."""
         cell = self._groups[self.draws.group.item(i)].battery
         if cell is None:
             return None
@@ -298,19 +301,22 @@ class Fleet:
         return self._availability.available(i, t)
 
     def until(self, i: int, t: float) -> float:
-        """When device i goes away again: inf for never, `t` if it is not there now."""
+        """The time at which device i leaves again: inf for never, `t` if it is not available now."""
         return self._availability.until(i, t)
 
     def next(self, i: int, t: float) -> float:
-        """When device i is there: `t` if it is now, inf for one that never comes."""
+        """The next time at which device i is available: `t` if it is now, inf for never."""
         return self._availability.next(i, t)
 
     def present(self, t: float) -> NDArray[np.bool_]:
-        """Which devices are there, bool (n,)."""
+        """Which devices are available, bool (n,)."""
         return self._availability.present(t)
 
     def chances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> Chances:
-        """What befalls these devices, asked now; takes as many numbers of `rng` whatever can happen."""
+        """Draws slowdowns and failures of these devices for one round.
+
+        Always takes the same count of numbers from `rng`.
+        """
         return self._odds.draw(self.draws.group[devices], rng)
 
     @cached_property
@@ -342,7 +348,7 @@ _Shared = tuple[DeviceProfile, Memory | None, Speed | None, Bandwidth | None]
 
 
 def _shared(group: FleetGroup) -> _Shared:
-    """A device at the group's medians, and what of it all devices of the group have in common."""
+    """The profile at the group's medians; then memory, speed and bandwidth, each None if it varies."""
     base, link = shipped(group.profile), group.link
     if link.up_bytes_per_s is not None or link.down_bytes_per_s is not None:
         up = link.up_bytes_per_s or base.bandwidth.up

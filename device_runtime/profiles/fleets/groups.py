@@ -1,4 +1,4 @@
-"""One group of a fleet, as its TOML file says it: which device, how many, and how they differ."""
+"""Settings of one group of a fleet, and the random slowdowns and failures of its devices."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 
 
 class SpeedSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Compute speed: `factor` times the profile's at the median, log-normal with `sigma` from device to
-    device; how long work takes then varies from round to round by a log-normal of `jitter`, median 1.
+    """Spread of compute speed within a group.
+
+    The median is `factor` times the profile's speed, log-normal with `sigma` from device to device. From
+    round to round the time of the same work varies log-normally with `jitter`, median 1.
     """
 
     factor: float = 1.0
@@ -32,8 +34,10 @@ class SpeedSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class LinkSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The link: bytes per second at the median (the profile's where none are given), log-normal with `sigma`
-    from device to device and `jitter` from round to round; `latency_s` is added to each transfer.
+    """Spread of bandwidth within a group.
+
+    Medians are in bytes per second (None: the profile's), log-normal with `sigma` from device to device and
+    with `jitter` from round to round; `latency_s` is added to each transfer.
     """
 
     up_bytes_per_s: float | None = None
@@ -53,8 +57,10 @@ class LinkSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Memory that training may reach: `limit_mb` (MiB) at the median (the profile's where none is given),
-    log-normal with `sigma`; never more than the device has.
+    """Spread of the memory limit of training within a group.
+
+    The median is `limit_mb` in MiB (None: the profile's), log-normal with `sigma`; never more than the device
+    has.
     """
 
     limit_mb: int | None = None
@@ -67,9 +73,11 @@ class MemoryLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class AvailabilityWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Hours of each day in which a device is there: from about `start_h` of its own time (normal, standard
-    deviation `start_sd_h`), for about `length_h` hours (log-normal with `length_sigma`, a day at most).
-    `share` of the group's devices have this window at all.
+    """A daily window in which devices of a group are available.
+
+    It starts at about `start_h` of the device's local time (normal, standard deviation `start_sd_h`) and
+    lasts about `length_h` hours (log-normal with `length_sigma`, a day at most). `share` is the fraction of
+    the group's devices that have this window.
     """
 
     start_h: float
@@ -87,8 +95,9 @@ class AvailabilityWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What goes wrong, each time a device is asked: its process dies (`crash`) or it loses the link (`drop`)
-    with these probabilities. It is then away for about `away_s` seconds (log-normal with `away_sigma`).
+    """Probabilities, each time a device is asked, that its process dies (`crash`) or its link fails (`drop`).
+
+    The device is then away for about `away_s` seconds (log-normal with `away_sigma`).
     """
 
     crash: float = 0.0
@@ -104,9 +113,10 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class BatteryPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A battery of `wh` watt-hours, filled at `charge_w` watts while the device is there; charged to `start`
-    of its capacity when the run begins, give or take `start_spread` (uniform). Below `minimum` the device
-    takes no part.
+    """A battery of `wh` watt-hours, which charges at `charge_w` watts while the device is available.
+
+    When the run begins its level is `start`, give or take `start_spread` (uniform), as fractions of the
+    capacity. Below `minimum` the device takes no part.
     """
 
     wh: float
@@ -123,9 +133,10 @@ class BatteryPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class FleetGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`share` of the fleet: devices of one shipped `profile`, and how they differ. No windows: always there.
+    """A group of devices with one shipped `profile`: their share of the fleet, and how they differ.
 
-    Their clocks are spread evenly over `zones_h` hours, west of the fleet's.
+    Without windows they are always available. Their clocks are spread evenly over `zones_h` hours, west of
+    the fleet's.
     """
 
     profile: str
@@ -139,7 +150,7 @@ class FleetGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     battery: BatteryPack | None = None
 
     def check(self, name: str) -> None:
-        """Raises ProfileError, naming group, field and what was expected."""
+        """Raises ProfileError for invalid settings; it names the group, the field and the expected values."""
         where = f"groups.{name}"
         if not _NAME.fullmatch(name):
             raise ProfileError(f"group name {name!r}: use 1 to 48 letters, digits, '.', '_' or '-'")
@@ -169,18 +180,16 @@ def _within(where: str, value: float, least: float, most: float, *, above: bool 
     raise ProfileError(f"{where} is {value}, expected a number {low}{high}")
 
 
-# FROM chances: What may befall a device that is asked: a busy processor, a poor link, a crash, a lost link.
-
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Chances:
-    """For each of k asked devices, float64 (k,).
+    """Slowdowns and failures of k asked devices in one round, each float64 (k,).
 
-    `slowdown` is actual over predicted compute seconds; `uplink` and `downlink` multiply the bandwidth.
-    `crash` and `drop` are the share of the work, in (0, 1), after which the process dies or the link is
-    lost; nan: it does not. `away_s`: seconds until a crashed or dropped device is back.
+    `slowdown` is actual over predicted compute seconds (a busy processor); `uplink` and `downlink` multiply
+    the bandwidth. `crash` and `drop` are the share of the work, in (0, 1), after which the process dies or
+    the link is lost; nan: neither happens. `away_s`: seconds until a crashed or dropped device is back.
     """
 
     slowdown: Floats
@@ -193,7 +202,10 @@ class Chances:
 
 @dataclass(frozen=True, eq=False)
 class Odds:
-    """How likely, by group: float64 (6, groups), in the order of `of`."""
+    """Parameters of the draws of `Chances` by group: float64 (6, groups).
+
+    Rows: speed jitter, link jitter, away_sigma, away_s, crash, drop.
+    """
 
     table: Floats
 
@@ -205,7 +217,7 @@ class Odds:
         return cls(table.T.copy())
 
     def draw(self, groups: NDArray[np.integer], rng: np.random.Generator) -> Chances:
-        """For k devices of these groups (k,). Always takes 8 * k numbers of `rng`, whatever can happen."""
+        """Draws for k devices of these groups (k,). Always takes 8 * k numbers from `rng`."""
         load, link, away_sigma, away_s, crash, drop = self.table[:, groups]
         normal = rng.standard_normal((4, len(groups)))
         even = rng.random((4, len(groups)))

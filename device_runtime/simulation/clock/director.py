@@ -15,7 +15,7 @@ from rpds import HashTrieMap, HashTrieSet
 from device_runtime.aggregator.rounds import events as moves
 from device_runtime.aggregator.rounds import machine
 from device_runtime.aggregator.rounds.events import Extend
-from device_runtime.aggregator.rounds.state import Presence, Rules, State
+from device_runtime.aggregator.rounds.state import Presence, RoundsState, Rules
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.learning import Learning
@@ -77,7 +77,7 @@ class Director:
         while self._events:
             self._do(*machine.step(self._state, self._events.popleft()))
 
-    def _do(self, state: State, commands: Sequence[moves.Command]) -> None:
+    def _do(self, state: RoundsState, commands: Sequence[moves.Command]) -> None:
         self._state = state
         for command in commands:
             match command:
@@ -209,10 +209,10 @@ class Director:
         return {flight.round for flight in self._flights.values() if flight.round >= oldest}
 
 
-def _everybody_there(rules: Rules, names: Sequence[str]) -> State:
+def _everybody_there(rules: Rules, names: Sequence[str]) -> RoundsState:
     """Before the first round, with every device known; whether one can be asked is for the fleet to say."""
     here = Presence(0, online=True)
-    return State(rules, devices=HashTrieMap(dict.fromkeys(names, here)), ready=HashTrieSet(names))
+    return RoundsState(rules, devices=HashTrieMap(dict.fromkeys(names, here)), ready=HashTrieSet(names))
 
 
 # FROM agenda: Virtual time: what happens when, in the order of time and, at one moment, in the order it was

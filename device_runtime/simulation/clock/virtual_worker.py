@@ -12,7 +12,7 @@ from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.terms.accountant import PrivacyError
 from device_runtime.strategies.terms.dp_sgd import PrivacyLedger, round_of, settings_of
-from device_runtime.strategies.training.device_half import Contribution, OutOfTime, Run
+from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
 
 STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))
 """The shares of an update after which a device looks at its clock: it sees early that it will be late."""
@@ -68,7 +68,7 @@ class VirtualWorker:
     def _samples(self) -> int:
         return next(iter(self.loads.values())).samples
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, TrainedUpdate]:
         """The form that there was time for; of what came of it, all but the tensors.
 
         Raises OutOfTime when a device would find out that the deadline will be missed.
@@ -91,7 +91,7 @@ class VirtualWorker:
             share = max(share, class_statistics.cost(form, load, self._believed).flops / cost.flops)
         self.now = began + share * seconds
         self.flops += share * cost.flops
-        return form, Contribution(chosen.kind, {}, load.samples, nan, form.form)
+        return form, TrainedUpdate(chosen.kind, {}, load.samples, nan, form.form)
 
     def _hurried(self, strategy: AnyStrategy, seconds: float, run: Run) -> tuple[AnyStrategy, float]:
         """The form that a device ends with that has no time for all, and the share after which it does.

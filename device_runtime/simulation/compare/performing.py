@@ -20,7 +20,7 @@ from device_runtime.simulation.records import Ask, RoundLine, RunWatch
 from device_runtime.simulation.run import Keeping, Prepared, prepare, simulate
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .run_folder import PROBES, Info, Name, RunFiles, fingerprint
 
@@ -45,7 +45,7 @@ class Together:
         for watch in self._watches:
             watch.asked(ask)
 
-    def trained(self, job: TrainingJob, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         for watch in self._watches:
             watch.trained(job, made)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .run_folder import Name
 from .wording import lasting
@@ -211,7 +211,7 @@ class Teller:
     def asked(self, ask: Ask) -> None:
         """Too many to be told."""
 
-    def trained(self, job: TrainingJob, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         self._round = max(self._round, job.round)  # a run that goes on does not begin with round 1
         self._trained += 1
         if self._clock() - self._told >= WORKING_EVERY_S:

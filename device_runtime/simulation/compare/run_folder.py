@@ -23,7 +23,7 @@ from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.scenario import Scenario
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 INFO, ROUNDS, ASKS, PROBES, SERVED, LOG = (
     "run.json", "rounds", "asks", "probes.jsonl", "served.safetensors", "log.txt",
@@ -87,7 +87,7 @@ class RunFiles:
     def asked(self, ask: Ask) -> None:
         self._asks.add(ask)
 
-    def trained(self, job: TrainingJob, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         """The weights of single devices are not kept."""
 
     def closed(self, line: RoundLine) -> None:

@@ -23,7 +23,7 @@ from device_runtime.simulation.executors.job import TrainingJob, World
 from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.simulation.run import Prepared, simulate
 from device_runtime.simulation.scenario import Scenario
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .fleet import SLOW, DemoDevice, data_set, divided, holders
 from .runs import BUNDLE, DemoPolicy, DemoSetting
@@ -102,7 +102,7 @@ class _Last:
     def asked(self, ask: Ask) -> None:
         pass
 
-    def trained(self, job: TrainingJob, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         if self._stop.is_set():
             raise DemoEnded
 

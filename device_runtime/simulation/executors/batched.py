@@ -28,7 +28,7 @@ from device_runtime.strategies.statistics.class_statistics import (
     split_statistics,
     wished,
 )
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.local_training import HeadTraining, TakesFeatures, TrainsHead
 
 from .batched_many import BatchedNetworks
@@ -184,7 +184,7 @@ class BatchedHeads:
         head, strategy = self._manifest.head, jobs[0].strategy
         learnt = train_heads(joined(base, head), lessons, plans[0].optimizer, plans[0].clip_norm)
         made = [
-            Contribution(strategy.name, tensors, len(k.y), float(loss), strategy.form)
+            TrainedUpdate(strategy.name, tensors, len(k.y), float(loss), strategy.form)
             for tensors, k, loss in zip(split_heads(learnt.heads, head), known, learnt.losses, strict=True)
         ]
         if np.isfinite(learnt.heads).all():
@@ -197,7 +197,7 @@ def _plan(job: TrainingJob, known: HeadSamples) -> HeadTraining:
     return strategy.head_training(known.y, run_of(job))
 
 
-def _checked(made: Contribution, manifest: Manifest, strategy: AnyStrategy) -> Result:
+def _checked(made: TrainedUpdate, manifest: Manifest, strategy: AnyStrategy) -> Result:
     try:
         check(made.tensors, strategy.expected(manifest))
     except TensorError as error:

@@ -14,7 +14,7 @@ from device_runtime.models.errors import EngineError, TensorError
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training import local_training
-from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
+from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.local_training import Epochs, Plans
 
 from .job import FailedJob, Result, TrainingJob, World, run_of
@@ -76,7 +76,7 @@ class BatchedNetworks:
         strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
         results: list[Result] = []
         for plan, params, loss in zip(plans, learnt.params, learnt.losses, strict=True):
-            made = Contribution(strategy.name, params.views, len(plan.indices), float(loss), strategy.form)
+            made = TrainedUpdate(strategy.name, params.views, len(plan.indices), float(loss), strategy.form)
             try:
                 check(made.tensors, expected)
                 results.append(made)

@@ -19,7 +19,7 @@ from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
-from device_runtime.strategies.training.device_half import NOTHING, Contribution, Run
+from device_runtime.strategies.training.device_half import NOTHING, Run, TrainedUpdate
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class FailedJob:
     why: str
 
 
-Result = Contribution | FailedJob
+Result = TrainedUpdate | FailedJob
 
 
 class Executor(Protocol):

@@ -19,7 +19,7 @@ from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .job import FailedJob, Result, TrainingJob, World
 
@@ -241,7 +241,7 @@ class Expected:
             layout = [TensorSpec(name, shape, specs[name].dtype) for name, shape in reply.shapes]
             tensors = views(buffer, layout, start)
             kept = None if reply.memory is None else views(memory, reply.memory)
-            return Contribution(reply.kind, tensors, reply.num_examples, reply.train_loss, reply.form, kept)
+            return TrainedUpdate(reply.kind, tensors, reply.num_examples, reply.train_loss, reply.form, kept)
         if isinstance(reply, DivergedReply):
             return FailedJob(reply.why)
         raise error_of(reply) if isinstance(reply, Broke) else ExecutorError(f"a worker answered {reply}")

@@ -17,7 +17,7 @@ from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import Executor, Result, TrainingJob
 from device_runtime.simulation.records import Ask, RoundLine
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 SAMPLES = 256
 """Of the test part, evenly spaced, that models are probed with."""
@@ -109,7 +109,7 @@ class Probes:
     def asked(self, ask: Ask) -> None:
         """Says nothing of models."""
 
-    def trained(self, job: TrainingJob, made: Contribution) -> None:
+    def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         """Reads the update while it is valid."""
         base = self._bases.get(job.base)
         if self._round not in self._rounds or base is None or job.strategy.member:

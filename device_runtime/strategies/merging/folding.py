@@ -12,7 +12,7 @@ from device_runtime.models.errors import TensorError
 from device_runtime.strategies.kind import AnyStrategy, Derives, formed
 from device_runtime.strategies.statistics import closed_form, held_out
 from device_runtime.strategies.statistics.class_statistics import Statistics, of_site, per_measured
-from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
+from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
 
 from .aggregator_half import Carried, RoundModel
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
@@ -43,7 +43,7 @@ class Folding:
         )
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
-    def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
+    def parted(self, contribution: TrainedUpdate) -> tuple[TrainedUpdate, Statistics | None]:
         """Splits a contribution into its update, for `add`, and its class statistics, for `pool`.
 
         The statistics are scaled to all samples that they stand for.
@@ -65,13 +65,13 @@ class Folding:
         if self._statistics is not None and statistics is not None:
             self._statistics.add(statistics, late)
 
-    def add(self, contribution: Contribution, weight: float) -> None:
+    def add(self, contribution: TrainedUpdate, weight: float) -> None:
         """One more, which then may be forgotten; `weight` is more than 0."""
         kind = contribution.kind
         with np.errstate(over="ignore", invalid="ignore"):
             self._states[kind] = self._kinds[kind].fold(self._states[kind], contribution, weight)
 
-    def trained(self, contribution: Contribution) -> tuple[str, Tensors]:
+    def trained(self, contribution: TrainedUpdate) -> tuple[str, Tensors]:
         """The member of the family that an update is of, the main model's by "", and its base here."""
         member = formed(self._kinds[contribution.kind], contribution.form).member
         return member, self._carried.family[member] if member else self._model.weights
@@ -80,7 +80,7 @@ class Folding:
         """Of an offered kind, by its name."""
         return self._kinds[kind]
 
-    def counted(self, contribution: Contribution) -> float:
+    def counted(self, contribution: TrainedUpdate) -> float:
         """As how many samples an update counts, by its kind."""
         return self._kinds[contribution.kind].counted(contribution)
 

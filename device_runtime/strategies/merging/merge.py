@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles.tensors import Tensors, finite
 from device_runtime.strategies.directions.replaying import replay
-from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
+from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
 
 from .aggregator_half import Carried, Effect, RoundModel
 from .server_optimizer import STATISTICS, ServerOptimizer
@@ -121,8 +121,8 @@ def _carried(
 
 
 def brought_forward(
-    update: Contribution, late: Late, now: int, base: Callable[[int], Tensors]
-) -> Contribution:
+    update: TrainedUpdate, late: Late, now: int, base: Callable[[int], Tensors]
+) -> TrainedUpdate:
     """A late update as one of round `now`: its tensors as `rebased`, and marked, which what is no tensor of
     the base goes by (scalars along the directions of their own round). `base`: what a round distributed.
     """

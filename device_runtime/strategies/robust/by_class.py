@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.tensors import Vector
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from . import coordinate_wise
 from .norm_clip import bound_of, clipped, length_of
@@ -30,7 +30,7 @@ MEANS = "means"
 """In place of `sums`, float32 (classes, width)."""
 
 
-def as_means(update: Contribution) -> Contribution:
+def as_means(update: TrainedUpdate) -> TrainedUpdate:
     """A contribution of class means with its means in place of its sums; 0 for a class it does not have."""
     content = dict(update.tensors)
     counts = np.maximum(content["counts"], 1)[:, None]
@@ -38,7 +38,7 @@ def as_means(update: Contribution) -> Contribution:
     return replace(update, tensors=content)
 
 
-def as_sums(update: Contribution, most: NDArray[np.int32], most_samples: float) -> Contribution:
+def as_sums(update: TrainedUpdate, most: NDArray[np.int32], most_samples: float) -> TrainedUpdate:
     """The other way, with no more samples of a class than `most` (classes,), and `most_samples` in all.
 
     Those above are the same shares of fewer samples; a class that is there keeps one.

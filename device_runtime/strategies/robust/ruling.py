@@ -10,7 +10,7 @@ import numpy as np
 
 from device_runtime.models.bundles.tensors import Vector
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from . import by_class, krum
 from .coordinate_wise import bounds_in, median, trimmed_mean, weighted_median
@@ -22,7 +22,7 @@ from .spool import Spool, SpooledUpdate
 FAR = 3.0
 """Times the bound: a change that is longer is told of when it is shortened."""
 
-Screened = Iterator[tuple[Contribution, float]]
+Screened = Iterator[tuple[TrainedUpdate, float]]
 
 
 @dataclass(frozen=True)

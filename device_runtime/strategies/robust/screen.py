@@ -24,7 +24,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import Merged
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import sorts
@@ -60,7 +60,7 @@ class Screen:
             spool.close()
         self._statistics.close()
 
-    def add(self, contribution: Contribution, weight: float, device: str) -> None:
+    def add(self, contribution: TrainedUpdate, weight: float, device: str) -> None:
         """One more, which then may be forgotten. In a fixed order, as for Folding. Raises OSError."""
         contribution, sent = self._folding.parted(replace(contribution, device=device))
         if self._robust.rule == "none":
@@ -74,7 +74,7 @@ class Screen:
             counted = self._folding.counted(contribution)
             self._samples[device] = max(self._samples.get(device, 0.0), counted)
 
-    def _spooled(self, contribution: Contribution, weight: float, device: str) -> bool:
+    def _spooled(self, contribution: TrainedUpdate, weight: float, device: str) -> bool:
         """Kept with those of its sort, if it is finite."""
         trained = self._folding.trained(contribution)
         one = sorted_out(contribution, *trained)

@@ -10,7 +10,7 @@ import numpy as np
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.tensor_update import FEW_SHOT
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -28,11 +28,11 @@ class Sorted:
     """An update as it is compared with others: with those of the same `sort`, from `start`."""
 
     sort: Hashable
-    update: Contribution
+    update: TrainedUpdate
     start: Start
 
 
-def sorted_out(contribution: Contribution, member: str, base: Tensors) -> Sorted:
+def sorted_out(contribution: TrainedUpdate, member: str, base: Tensors) -> Sorted:
     """By kind, the member of the family that it is of, and its tensors; scalars also by the round whose
     directions they are along. `base` is the member's.
     """

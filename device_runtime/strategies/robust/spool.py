@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors, Vector
-from device_runtime.strategies.training.device_half import NOTHING, Contribution
+from device_runtime.strategies.training.device_half import NOTHING, TrainedUpdate
 
 BUDGET = 32 * 1024 * 1024
 """Bytes of values that are held at one time."""
@@ -33,7 +33,7 @@ class SpooledUpdate:
 
     device: str
     weight: float
-    told: Contribution
+    told: TrainedUpdate
     at: int
     rest_at: int
     rest_size: int
@@ -64,7 +64,7 @@ class Spool:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def add(self, update: Contribution, weight: float, device: str) -> bool:
+    def add(self, update: TrainedUpdate, weight: float, device: str) -> bool:
         """Keep one more; not one whose values are not finite, which nothing can be compared with.
 
         Those of a device come after each other: it has one voice, also where late updates count.
@@ -126,7 +126,7 @@ class Spool:
         self._file.seek(row.rest_at)
         return tensors.decode(self._file.read(row.rest_size)) if row.rest_size else {}
 
-    def update(self, row: SpooledUpdate, values: Vector) -> Contribution:
+    def update(self, row: SpooledUpdate, values: Vector) -> TrainedUpdate:
         """The update of a row with these values in place of its own, and what is not compared as it came."""
         content, begin = self.rest(row), 0
         for name, start in self._starts.items():

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
-from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
+from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
 
 from . import by_class
 from .settings import FEW
@@ -60,7 +60,7 @@ class StatisticsOfDevices:
         if self._spool is not None:
             self._spool.close()
 
-    def add(self, sent: Statistics, told: Contribution) -> None:
+    def add(self, sent: Statistics, told: TrainedUpdate) -> None:
         """One more, of the device of contribution `told`. Raises OSError."""
         if not sent.sums.present.size:
             return
@@ -75,7 +75,9 @@ class StatisticsOfDevices:
         if self._spool is None:
             start = start_in(NOTHING, "", frozenset({by_class.MEANS}))
             self._spool = Spool(content, start, self._scratch)
-        self._spool.add(Contribution(KIND, content, told.num_examples, nan, late=told.late), 1.0, told.device)
+        self._spool.add(
+            TrainedUpdate(KIND, content, told.num_examples, nan, late=told.late), 1.0, told.device
+        )
 
     def held(self, samples: float) -> Iterator[tuple[Statistics, Late | None]]:
         """Of each device, to be pooled, and how late it came; `samples` are those of the median device.

@@ -34,7 +34,7 @@ from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.terms.dp_sgd import settings_of
-from device_runtime.strategies.training.device_half import Contribution, LocalData, Run
+from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import forward_work, passes
 
 from . import class_sums, held_out
@@ -273,7 +273,7 @@ class _Featured:
         return getattr(self._model, name)
 
 
-def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
     """On the device: the update, and beside it the class statistics of as many samples, drawn evenly; both of
     what is not held out.
 
@@ -328,7 +328,7 @@ def _of_chosen(known: Measured, statistics: ClassStatistics, run: Run) -> Measur
     return replace(known, features=known.features[rows], y=known.y[rows])
 
 
-def beside(strategy: AnyStrategy, made: Contribution, known: Measured, run: Run) -> Contribution:
+def beside(strategy: AnyStrategy, made: TrainedUpdate, known: Measured, run: Run) -> TrainedUpdate:
     """Adds the class statistics of the samples `measured` to an update, if any are asked for."""
     statistics = wished(strategy)
     if statistics is None:

@@ -38,7 +38,7 @@ from device_runtime.broker.wire.messages import MOST_RARE
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.training.device_half import NOTHING, Contribution, Late
+from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
 
 from . import class_statistics
 from .class_statistics import Statistics
@@ -205,7 +205,7 @@ class RoundStatistics:
         self._weights: dict[int | None, float] = {}  # by round; None: the one that is merged
         self._bases: dict[int | None, Tensors] = {}
 
-    def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
+    def parted(self, contribution: TrainedUpdate) -> tuple[TrainedUpdate, Statistics | None]:
         """A contribution without its class statistics, and these."""
         update, found = class_statistics.split_statistics(contribution.tensors)
         if not found:

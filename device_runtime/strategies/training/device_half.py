@@ -92,7 +92,7 @@ class Late:
 
 
 @dataclass(frozen=True)
-class Contribution:
+class TrainedUpdate:
     """What a device sends back. `train_loss` is the mean over what it trained on; nan where nothing was.
 
     `form` is that of the strategy that made it, by which `fold` knows the member of the family. `memory` is

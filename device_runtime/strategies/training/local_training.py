@@ -16,7 +16,7 @@ from device_runtime.models.training.clipping import Privacy, PrivateGradients, c
 from device_runtime.models.training.optimizer import Optimizer, Sgd
 from device_runtime.strategies.terms.proximal import Proximal
 
-from .device_half import Contribution, LocalData, OutOfTime, Run
+from .device_half import LocalData, OutOfTime, Run, TrainedUpdate
 
 Indices = NDArray[np.int64]
 
@@ -213,5 +213,5 @@ class TakesFeatures(Protocol):
 
     def from_features(
         self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
-    ) -> Contribution:
+    ) -> TrainedUpdate:
         """What `train` gives; features (n, width), y (n,)."""

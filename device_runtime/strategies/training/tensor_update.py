@@ -30,7 +30,7 @@ from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.terms.proximal import Proximal, fscprox
 
 from . import local_training
-from .device_half import Contribution, LocalData, Run
+from .device_half import LocalData, Run, TrainedUpdate
 from .local_training import HeadTraining
 from .workload import Training, head_specs, work_of
 
@@ -50,7 +50,7 @@ class Averaged(StrategyDefaults):
     def start(self, model: RoundModel) -> TensorMean:
         return TensorMean()
 
-    def fold(self, state: TensorMean, contribution: Contribution, weight: float) -> TensorMean:
+    def fold(self, state: TensorMean, contribution: TrainedUpdate, weight: float) -> TensorMean:
         return state.add(contribution.tensors, weight)
 
     def finish(self, state: TensorMean, model: RoundModel) -> Effect:
@@ -170,11 +170,11 @@ class TensorUpdate(TrainingSettings, Averaged):
         more = (features if self.moon else 0) + (ACCOUNTANT_BYTES if private else 0)
         return replace(work, peak_bytes=work.peak_bytes + more) if more else work
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         plan = self.plan(model, data, run)
         trained = local_training.train(model, data, plan, run)
         form, kept = self.ended(trained.epochs).form, trained.tensors if self.moon else None
-        return Contribution(self.name, trained.tensors, len(plan.indices), trained.loss, form, kept)
+        return TrainedUpdate(self.name, trained.tensors, len(plan.indices), trained.loss, form, kept)
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.Epochs:
         plan = self._steps(self.chosen(model, data, run))

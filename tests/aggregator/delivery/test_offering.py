@@ -3,7 +3,7 @@
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.views.listener import RoundClosed, RoundExtended
 from device_runtime.broker.wire import messages, topics
-from device_runtime.broker.wire.messages import DeviceState, Hello, Offer
+from device_runtime.broker.wire.messages import Hello, Offer, State
 
 DEVICES = ("a", "b", "c", "d", "e")
 
@@ -92,7 +92,7 @@ def test_an_extended_round_is_offered_again_to_those_who_owe_it_and_to_others_in
     assert sorted(told) == sorted([second, new])
     b.contribute(new, b.contribution("few-shot", update_of("few-shot")))
     assert b.service.state.round == 1  # second is still waited for
-    b.say(second, "state", DeviceState(boot=1, online=False, leaving=True))
+    b.say(second, "state", State(boot=1, online=False, leaving=True))
     assert b.service.state.round == 2
 
 
@@ -162,7 +162,7 @@ def test_a_buffered_cohort_is_kept_as_large_as_it_may_be(bench, make_task, updat
     [third] = set(asked(b)) - {first, second}
     b.sit_out(second, 1)
     [fourth] = set(asked(b)) - {first, second, third}
-    b.say(third, "state", DeviceState(boot=1, online=False, leaving=True))
+    b.say(third, "state", State(boot=1, online=False, leaving=True))
     [fifth] = set(asked(b)) - {first, second, third, fourth}
     assert b.service.state.waiting == {fourth, fifth}
 

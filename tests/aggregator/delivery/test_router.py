@@ -10,12 +10,12 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Disconnected, Received
 from device_runtime.broker.wire.messages import (
     Blob,
-    ContributionMessage,
-    DeviceState,
+    Contribution,
     Get,
     Hello,
     Metrics,
-    PlanMessage,
+    Plan,
+    State,
     decode,
     encode,
 )
@@ -27,7 +27,7 @@ def hello(device, task="", boot=1, retain=False):
 
 
 def state(device, online=True, boot=1, retain=True):
-    return Received(topics.up(device, "state"), encode(DeviceState(boot=boot, online=online)), retain)
+    return Received(topics.up(device, "state"), encode(State(boot=boot, online=online)), retain)
 
 
 def get(device):
@@ -37,14 +37,14 @@ def get(device):
 def contribution(device, task, **where):
     where = where or {"body": b"x"}
     metrics = Metrics(train_loss=1.0, train_time_ms=1, energy_mj=1, peak_memory_kib=1)
-    message = ContributionMessage(
+    message = Contribution(
         task=task, run="r", round=1, boot=1, seq=1, kind="full", num_examples=1, metrics=metrics, **where
     )
     return Received(topics.up(device, "contribution"), encode(message))
 
 
 def plan(device, task):
-    message = PlanMessage(task=task, round=1, kind="full", seconds=1, memory_bytes=1, energy_j=0, reasons=())
+    message = Plan(task=task, round=1, kind="full", seconds=1, memory_bytes=1, energy_j=0, reasons=())
     return Received(topics.up(device, "plan"), encode(message))
 
 
@@ -113,7 +113,7 @@ def test_who_goes_to_another_task_has_left_the_one_before(two):
     two.route(hello("a", "digits", boot=7), hello("a", "speech", boot=7))
     came, left = two.heard("digits")
     assert came == hello("a", "digits", boot=7)
-    assert decode(left.payload, DeviceState) == DeviceState(boot=7, online=False, leaving=True)
+    assert decode(left.payload, State) == State(boot=7, online=False, leaving=True)
     assert left.topic == topics.up("a", "state")
     assert two.heard("speech") == [hello("a", "speech", boot=7)]
 

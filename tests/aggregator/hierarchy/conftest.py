@@ -16,14 +16,14 @@ from device_runtime.broker.wire.blobs import Blobs, block_count
 from device_runtime.broker.wire.link_events import Connected, Received
 from device_runtime.broker.wire.messages import (
     INLINE_LIMIT,
-    ContributionMessage,
-    DeviceState,
+    Contribution,
     Get,
     Hello,
     Metrics,
     Offer,
-    PlanMessage,
+    Plan,
     Receipt,
+    State,
 )
 from device_runtime.broker.wire.transfer import answer
 from device_runtime.client.training.local_task import Settings
@@ -138,17 +138,17 @@ class Levels:
     def announce(self, *devices, samples=100):
         """They say that they are here, and ready."""
         for device in devices:
-            self.say(device, "state", DeviceState(boot=1, online=True))
+            self.say(device, "state", State(boot=1, online=True))
             hello = Hello(boot=1, num_examples=samples, profile="pi", memory_bytes=2**29, engine="onnx")
             self.say(device, "hello", hello)
 
     def leave(self, device):
-        self.say(device, "state", DeviceState(boot=1, online=False, leaving=True))
+        self.say(device, "state", State(boot=1, online=False, leaving=True))
         return self.go()
 
     def sit_out(self, device):
         offer = self.offer
-        plan = PlanMessage(
+        plan = Plan(
             task=offer.task, round=offer.round, kind="", seconds=0, memory_bytes=0, energy_j=0,
             reasons=("full needs 9.0 s of 2.0 s (compute)",),
         )  # fmt: skip
@@ -164,7 +164,7 @@ class Levels:
             "num_examples": num_examples, "metrics": METRICS,
         }  # fmt: skip
         before = len(self.receipts(device))
-        self.say(device, "contribution", ContributionMessage(**{**fields, **where, **changes}))
+        self.say(device, "contribution", Contribution(**{**fields, **where, **changes}))
         for _ in range(4):
             seen = len(self.below.sent)
             self.edge.ground.step(0.001)
@@ -180,11 +180,11 @@ class Levels:
     def contribute_above(self, device, kind, update, num_examples):
         """Of a device of the aggregator above, to its open round."""
         blob = self.blobs.put(tensors.encode(update))
-        message = ContributionMessage(
+        message = Contribution(
             task=self.task.name, run=self.service.run_id, round=self.service.state.round, boot=1, seq=7,
             kind=kind, num_examples=num_examples, metrics=METRICS, blob=blob,
         )  # fmt: skip
-        for leaf, said in (("state", DeviceState(boot=1, online=True)), ("contribution", message)):
+        for leaf, said in (("state", State(boot=1, online=True)), ("contribution", message)):
             self.service.handle(Received(topics.up(device, leaf), messages.encode(said)))
         self.service.tick()  # it asks for the blocks
         for index, data in answer(self.blobs, Get(blob=blob, blocks=tuple(range(block_count(blob))))):

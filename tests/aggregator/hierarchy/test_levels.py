@@ -10,7 +10,7 @@ from device_runtime.aggregator.rounds.given_rounds import Outside
 from device_runtime.aggregator.tasks.task import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Received
-from device_runtime.broker.wire.messages import ContributionMessage, Hello, PlanMessage, Step, encode
+from device_runtime.broker.wire.messages import Contribution, Hello, Plan, Step, encode
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies.directions.step_size import Moment, relative, unit
 from device_runtime.strategies.full import Full
@@ -150,7 +150,7 @@ def test_scalars_through_a_site_are_one_mean_of_all_to_the_rounding_of_a_float(l
         for number in (1, 2)
         for device, size in (("direct", 64), ("site", 38))
     ]
-    forwarded = h.said_above("contribution", ContributionMessage)
+    forwarded = h.said_above("contribution", Contribution)
     assert all(len(encode(message)) < 300 for message in forwarded), "weights went up"
 
 
@@ -217,6 +217,7 @@ def test_another_run_above_deletes_a_site_that_has_nothing_to_forward(levels, bu
     assert not before.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [None, b""], ids=["never written", "lost in a power cut"])
 def test_an_edge_goes_on_without_the_file_that_is_for_people(levels, bundle, left):
     h = levels("full", rounds=2)
@@ -282,6 +283,7 @@ def test_what_a_site_has_when_the_round_above_is_over_comes_late_and_counts_wher
     assert h.offer.round == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("late", "status"), [("discard", "late"), ("count", "accepted")])
 def test_a_device_that_comes_after_the_site_s_round_is_told_so(levels, bundle, late, status):
     h = levels("full", rounds=3, rules=SiteRules(late=late))
@@ -298,7 +300,7 @@ def test_a_site_whose_devices_all_sit_out_sits_out_with_the_first_one_s_reason(l
     h.go().join("a", "b")
     h.sit_out("a").sit_out("b")
     h.wait(1.5)
-    plan = h.said_above("plan", PlanMessage)[-1]
+    plan = h.said_above("plan", Plan)[-1]
     assert plan.kind == ""
     assert plan.reasons == (
         "no device of the site takes part: 2 sitting out, a as full needs 9.0 s of 2.0 s (compute)",
@@ -310,7 +312,7 @@ def test_a_site_of_which_nobody_answers_sits_out_and_goes_on_when_the_round_abov
     h = levels("full", rounds=1)
     h.go().join("a")
     h.wait(91.0)
-    plan = h.said_above("plan", PlanMessage)[-1]
+    plan = h.said_above("plan", Plan)[-1]
     assert (plan.kind, plan.reasons) == ("", ("none of the 1 devices of the site has answered in time",))
     h.wait(10.0)  # the round above has nothing either, and is extended
     assert h.offer.round == 1
@@ -324,7 +326,7 @@ def test_of_fewer_than_it_needs_a_site_forwards_nothing(levels, bundle):
     h.go().join("a", "b")
     h.contribute("a", "full", moved(bundle, 1), 30)
     h.wait(91.0)
-    assert h.said_above("plan", PlanMessage)[-1].reasons == ("1 of 2 contributions of the site came in time",)
+    assert h.said_above("plan", Plan)[-1].reasons == ("1 of 2 contributions of the site came in time",)
     assert h.counted == []
 
 
@@ -341,7 +343,7 @@ def test_what_came_in_time_is_forwarded_also_where_the_site_s_disk_was_slow(leve
     assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
     h.now = 190.1  # the tenth that is kept free has begun
     h.go()
-    assert [plan.kind for plan in h.said_above("plan", PlanMessage)] == ["full"]
+    assert [plan.kind for plan in h.said_above("plan", Plan)] == ["full"]
     assert h.counted == [(1, "site", "full", 30)]
 
 
@@ -349,7 +351,7 @@ def test_a_round_that_asks_for_no_full_updates_is_sat_out_and_the_next_is_not(le
     kinds = (KindSettings(name="few-shot", until_round=1), KindSettings(name="full", from_round=2))
     h = levels(*kinds, rounds=2)
     h.go().join("a")
-    [reason] = h.said_above("plan", PlanMessage)[-1].reasons
+    [reason] = h.said_above("plan", Plan)[-1].reasons
     assert reason.startswith("round 1 asks for few-shot, and a site forwards full updates or scalars")
     h.service.close_round()
     h.go()
@@ -368,6 +370,7 @@ def test_when_all_is_over_above_the_site_s_devices_are_told(levels, bundle):
     assert h.edge.finished
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_after_any_number_of_steps_it_counts_each_round_once(levels, bundle):
     h = levels("full", rounds=4)
 

@@ -40,6 +40,7 @@ def same_model(levels):
     return all(np.array_equal(weights[name], value) for name, value in expected.items())
 
 
+@pytest.mark.slow
 def test_devices_of_a_site_are_told_steps_and_fetch_no_checkpoint(levels):
     h = levels(KIND, rounds=6, min_contributions=2)
     h.go().join("a", "b")
@@ -59,6 +60,7 @@ def test_devices_of_a_site_are_told_steps_and_fetch_no_checkpoint(levels):
     assert [length for length in h.lengths if length < 40] == h.lengths[-4:]  # the second says how steps are
 
 
+@pytest.mark.slow
 def test_a_site_that_was_killed_or_has_missed_rounds_goes_on_by_steps(levels):
     h = levels(KIND, rounds=9)
     h.go().join("a")
@@ -84,6 +86,7 @@ def test_a_site_that_was_killed_or_has_missed_rounds_goes_on_by_steps(levels):
     assert same_model(h)
 
 
+@pytest.mark.slow
 def test_a_site_goes_on_when_a_segment_of_its_log_is_full_and_what_was_before_it_is_pruned(
     levels, monkeypatch
 ):

@@ -9,7 +9,7 @@ from device_runtime.aggregator.hierarchy import forwarding
 from device_runtime.aggregator.tasks.task import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Received
-from device_runtime.broker.wire.messages import DeviceState, Hello, encode
+from device_runtime.broker.wire.messages import Hello, State, encode
 from device_runtime.models.bundles import tensors
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies.kind import ClassStatistics
@@ -90,7 +90,7 @@ def directly(h, sends, kinds):
     """One round of the same devices, all of the aggregator above."""
     for device in kinds:
         hello = Hello(boot=1, num_examples=100, profile="pi", memory_bytes=2**29, engine="onnx")
-        for leaf, said in (("state", DeviceState(boot=1, online=True)), ("hello", hello)):
+        for leaf, said in (("state", State(boot=1, online=True)), ("hello", hello)):
             h.service.handle(Received(topics.up(device, leaf), encode(said)))
     h.wait(1.0)
     for device, kind in kinds.items():
@@ -111,6 +111,7 @@ def assert_same(one, other, step):
     assert np.abs(one.moments - other.moments).max() <= 1.1 * 2.0**-11 * np.abs(other.moments).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("numbers", "step"), [("float16", 2.0**-11), ("int8", 1 / 254)])
 def test_the_pool_above_is_that_of_all_devices_to_rounding(levels, bundle, sends, numbers, step):
     """Of three kinds at the site."""
@@ -203,6 +204,7 @@ def test_devices_that_send_none_are_merged_as_ever(levels, bundle, sends, forwar
     assert pool(h, bundle).rounds == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merged", [False, True])
 def test_killed_before_or_after_merging_it_forwards_the_same(levels, bundle, sends, merged):
     kinds = {"a": "full", "b": "few-shot"}

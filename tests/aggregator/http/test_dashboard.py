@@ -8,7 +8,7 @@ import pytest
 
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Link
-from device_runtime.broker.wire.messages import DeviceState, Hello, PlanMessage
+from device_runtime.broker.wire.messages import Hello, Plan, State
 from device_runtime.broker.wire.url import BrokerUrl
 
 from .conftest import HOSTILE, PATIENCE_MS, TOKEN
@@ -34,13 +34,13 @@ def board(serve, fleet, mosquitto):
 
     fleet("full", "few-shot")
     service.wait(lambda live: live["phase"] == "collecting")  # the service hears us from here on
-    say("state", DeviceState(boot=1, online=True), True)
+    say("state", State(boot=1, online=True), True)
     hello = {"profile": "<b>bold</b>", "memory_bytes": 2**20, "engine": "'\"><script>1</script>"}
     say("hello", Hello(boot=1, num_examples=1, battery_percent=80, **hello))
     say("contribution", refused(service))
     service.wait(lambda _: service.get("/api/v1/tasks/digits/contributions?device=mallory").json["entries"])
     plan = {"seconds": 1.0, "memory_bytes": 1, "energy_j": 1.0, "reasons": (HOSTILE,)}
-    say("plan", PlanMessage(task="digits", round=1, kind="", **plan))
+    say("plan", Plan(task="digits", round=1, kind="", **plan))
     service.wait(lambda live: live["closed_rounds"] >= 3 and shown(service)["why"] == HOSTILE)
     yield service
     link.close()
@@ -56,7 +56,7 @@ def refused(service):
     metrics = messages.Metrics(train_loss=0.5, train_time_ms=1, energy_mj=1, peak_memory_kib=1)
     run = service.live()["run"]
     fields = {"task": "digits", "run": run, "round": 1, "boot": 1, "seq": 1, "num_examples": 1, "body": b"x"}
-    return messages.ContributionMessage(kind="<i onclick=alert(1)>k</i>", metrics=metrics, **fields)
+    return messages.Contribution(kind="<i onclick=alert(1)>k</i>", metrics=metrics, **fields)
 
 
 class Visit:

@@ -230,6 +230,7 @@ def test_who_it_is_may_come_in_pieces_with_what_follows(running, echo):  # noqa:
         assert received(one, len(long)) == long
 
 
+@pytest.mark.slow
 def test_a_page_from_which_nothing_comes_for_very_long_is_closed(running, echo, monkeypatch):  # noqa: F811
     """It has vanished, and the broker did not see it."""
     monkeypatch.setattr(gateway, "QUIET_S", 1.0)

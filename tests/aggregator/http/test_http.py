@@ -7,6 +7,8 @@ import socket
 import stat
 from contextlib import suppress
 
+import pytest
+
 from device_runtime.models.bundles import tensors
 
 from .conftest import TOKEN
@@ -157,6 +159,7 @@ def test_a_live_view_hears_of_what_happens_and_ends_with_the_service(serve, flee
     assert service.process.wait(600) == 0
 
 
+@pytest.mark.slow
 def test_a_stopped_service_goes_on_with_its_log_of_contributions(serve, fleet, eventually):
     service = serve(TASK)
     fleet("full")
@@ -224,6 +227,7 @@ def test_without_a_token_file_one_is_made_that_only_its_owner_reads(serve):
     assert token not in service.log.read_text()
 
 
+@pytest.mark.slow
 def test_logs_are_lines_of_json(serve, fleet):
     service = serve(TASK)
     fleet("full")

@@ -50,6 +50,7 @@ def service(serve, tmp_path, authority):
     return serve("rounds = 3", f'token_file = "token"\ncert = "{cert}"\nkey = "{key}"')
 
 
+@pytest.mark.slow
 def test_a_client_that_verifies_gets_in_with_the_token_and_others_do_not(service, authority):
     assert service.url.startswith("https://")
     trust = ssl.create_default_context(cadata=authority.certificate)

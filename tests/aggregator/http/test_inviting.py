@@ -20,7 +20,7 @@ from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link
-from device_runtime.broker.wire.messages import DeviceState, Hello, encode
+from device_runtime.broker.wire.messages import Hello, State, encode
 
 from .conftest import PATIENCE_MS
 
@@ -121,7 +121,7 @@ def test_the_fleet_says_which_devices_are_browsers(visit, house):
     linked.connect()
     for name, engine in (("phone", "onnxruntime-web 1.30.0 wasm"), ("pi", "onnxruntime 1.31.0")):
         signer = DeviceSigner(register.add(opened, name, datetime.now(timezone.utc)).secret)
-        linked.publish(topics.up(name, "state"), encode(DeviceState(boot=1, online=True)), True)
+        linked.publish(topics.up(name, "state"), encode(State(boot=1, online=True)), True)
         hello = Hello(
             boot=1, num_examples=1, profile="here", memory_bytes=1, engine=engine, battery_percent=-1
         )

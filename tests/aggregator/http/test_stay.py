@@ -3,6 +3,7 @@
 import signal
 
 import psutil
+import pytest
 
 STAY = 'token_file = "token"\nstay = true'
 TASK = "rounds = 1\nmin_devices = 1\nkinds = [{ name = 'full' }]"
@@ -12,6 +13,7 @@ def done(live):
     return live["phase"] == "finished"
 
 
+@pytest.mark.slow
 def test_http_answers_when_all_is_done_until_it_is_stopped(serve, fleet, eventually):
     service = serve(TASK, STAY, "--workers", "1")
     process = psutil.Process(service.process.pid)
@@ -34,6 +36,7 @@ def test_http_answers_when_all_is_done_until_it_is_stopped(serve, fleet, eventua
     assert service.process.wait(600) == 0
 
 
+@pytest.mark.slow
 def test_a_done_task_that_is_served_again_stays_too(serve, fleet, eventually):
     service = serve(TASK, 'token_file = "token"')
     fleet("full")

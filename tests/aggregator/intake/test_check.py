@@ -6,7 +6,7 @@ from device_runtime.aggregator.errors import UpdateRefused
 from device_runtime.aggregator.intake.check import ExpectedContribution, check_content, check_message, norm
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.broker.wire.blobs import name as blob_of
-from device_runtime.broker.wire.messages import Blob, ContributionMessage, Metrics
+from device_runtime.broker.wire.messages import Blob, Contribution, Metrics
 from device_runtime.models.bundles import tensors
 
 METRICS = Metrics(0.5, 1, 1, 1)
@@ -25,7 +25,7 @@ def message(name, content, examples=10, **changes):
         "num_examples": examples,
         "body": body,
     }
-    return ContributionMessage(**{**fields, **changes}), body
+    return Contribution(**{**fields, **changes}), body
 
 
 def offered(manifest, *kinds, base=None):

@@ -8,7 +8,7 @@ from device_runtime.aggregator.intake.limits import Crowd
 from device_runtime.aggregator.views.listener import Contributed
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Received
-from device_runtime.broker.wire.messages import DeviceState, Hello, PlanMessage, encode
+from device_runtime.broker.wire.messages import Hello, Plan, State, encode
 
 DATABASES = ("sqlite", "postgres")
 
@@ -61,15 +61,15 @@ def test_strangers_of_many_names_leave_the_service_no_larger_and_the_round_goes_
     small.join("pi-1", "pi-2")
     for number in range(40):
         name = f"stranger-{number}"
-        small.say(name, "state", DeviceState(boot=1, online=True))
-        plan = PlanMessage(
+        small.say(name, "state", State(boot=1, online=True))
+        plan = Plan(
             task=small.task.name, round=1, kind="", seconds=0, memory_bytes=0, energy_j=0, reasons=("no",)
         )
         small.say(name, "plan", plan)
         small.contribute(
             name, small.contribution("few-shot", update_of("few-shot"), seq=number + 1, task="x")
         )
-        small.say(name, "state", DeviceState(boot=1, online=False, leaving=True))
+        small.say(name, "state", State(boot=1, online=False, leaving=True))
         assert known(small) <= 3
     small.wait(0.1)
     assert len(small.store.saved().present) <= 3
@@ -88,7 +88,7 @@ def test_strangers_that_stay_are_not_let_in_where_there_is_no_room(small, update
         small.join("stranger")
     assert "stranger" not in small.service.state.devices
     assert "enrol devices to keep strangers out" in caplog.text
-    small.say("pi-3", "state", DeviceState(boot=1, online=False, leaving=True))
+    small.say("pi-3", "state", State(boot=1, online=False, leaving=True))
     small.join("pi-4")
     assert set(small.service.state.devices) == {"pi-1", "pi-2", "pi-4"}
 
@@ -106,7 +106,7 @@ def visit(b, name, update_of=None, number=1):
     b.join(name)
     message = b.contribution("few-shot", update_of("few-shot"), number) if update_of else None
     receipts = b.contribute(name, message) if message else []
-    b.say(name, "state", DeviceState(boot=1, online=False, leaving=True))
+    b.say(name, "state", State(boot=1, online=False, leaving=True))
     return receipts
 
 

@@ -14,7 +14,7 @@ from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
 from device_runtime.broker.wire.messages import (
     Blob,
-    ContributionMessage,
+    Contribution,
     Hello,
     Metrics,
     Offer,
@@ -60,7 +60,7 @@ class Sender:
         """The receipt of a contribution."""
         content, examples = update
         self.seq += 1
-        message = ContributionMessage(
+        message = Contribution(
             task=offer.task,
             run=offer.run,
             round=offer.round,
@@ -139,6 +139,7 @@ def test_what_is_not_to_be_believed_is_refused_in_one_line_and_the_served_model_
     honest.link.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
 def test_a_run_goes_on_when_the_broker_is_killed_in_mid_round_and_comes_back(
     launched, digits_in, lines, eventually, tmp_path

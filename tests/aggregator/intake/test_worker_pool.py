@@ -246,6 +246,7 @@ def test_an_embedded_broker_that_cannot_share_is_refused(make_task, tmp_path, mo
         Process(command.server_of(args), [make_task("few-shot")]).run()
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_begin_are_the_end_in_words(tmp_path):
     url = BrokerUrl.parse("mqtt://127.0.0.1:1")
     order = WorkerOrder(url, topics.shared("g", topics.CONTRIBUTIONS), (tmp_path,), "", LogSection())
@@ -282,6 +283,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_however_often_a_worker_says_that_it_is_ready_nothing_of_it_is_kept(monkeypatch):
     """It says so at each start."""
     monkeypatch.setattr("device_runtime.aggregator.intake.worker_pool._BOOT", TALKER)
@@ -299,6 +301,7 @@ def test_however_often_a_worker_says_that_it_is_ready_nothing_of_it_is_kept(monk
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_not_let_in_says_so_and_ends_in_order(closed_broker, capfd):
     url = BrokerUrl.parse(closed_broker()("aggregator").replace("secret", "wrong"))
     order = WorkerOrder(url, topics.shared("g", topics.CONTRIBUTIONS), (), "", LogSection())
@@ -323,6 +326,7 @@ def test_a_worker_that_cannot_reach_the_database_ends_the_service_as_the_databas
     assert "worker 1 cannot work: " in said and 'too many connections for role "locked"' in said
 
 
+@pytest.mark.slow
 def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
     closed_broker, serve, alive, scripted, update_of, eventually, tmp_path
 ):
@@ -379,6 +383,7 @@ def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
     assert {(one.round, device.device) for one, device in told} <= {key[:2] for key in stored}
 
 
+@pytest.mark.slow
 def test_each_contribution_goes_to_one_worker_and_rubbish_stops_none(
     closed_broker, bench, make_task, update_of, eventually
 ):

@@ -6,14 +6,14 @@ from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.aggregator.rounds.events import Invite
 from device_runtime.aggregator.rounds.runner import draw
-from device_runtime.aggregator.rounds.state import Rules, State
+from device_runtime.aggregator.rounds.state import RoundsState, Rules
 
 NAMES = [f"pi-{i:02d}" for i in range(20)]
 
 
 def state(names=NAMES, **changes):
     rules = Rules(rounds=9, round_deadline_s=1.0, devices_per_round=5)
-    return State(rules, phase="collect", round=3, ready=HashTrieSet(names), **changes)
+    return RoundsState(rules, phase="collect", round=3, ready=HashTrieSet(names), **changes)
 
 
 def test_the_same_devices_are_drawn_again_in_whatever_order_they_came():

@@ -21,7 +21,7 @@ from device_runtime.aggregator.rounds.events import (
 from device_runtime.aggregator.rounds.given_rounds import FILE, GivenRound
 from device_runtime.aggregator.rounds.machine import step
 from device_runtime.aggregator.rounds.run import SERVED
-from device_runtime.aggregator.rounds.state import Rules, Saved, State
+from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
 from device_runtime.aggregator.storage import bases, rollback_request
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.views.listener import RoundClosed
@@ -46,7 +46,7 @@ def worked(now):
 
 
 def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
-    state, commands = play(State(RULES), *here("a", "b"), Tick(99.0))
+    state, commands = play(RoundsState(RULES), *here("a", "b"), Tick(99.0))
     assert (state.phase, commands) == ("wait", [])
     state, commands = play(state, Give(100.0, 7.0, 1))
     assert commands == [Announce(1)]
@@ -59,14 +59,14 @@ def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
 
 
 def test_the_open_round_may_be_given_again_with_another_deadline():
-    state, _ = play(State(RULES), *here("a"), Give(0.0, 7.0, 1))
+    state, _ = play(RoundsState(RULES), *here("a"), Give(0.0, 7.0, 1))
     state, commands = play(state, Give(5.0, 20.0, 1), Tick(24.0))
     assert commands == [Extend(1, 0)]
     assert state.closes_s == 25.0
 
 
 def test_a_round_that_is_being_merged_takes_no_other_and_is_not_closed_twice():
-    state, _ = play(State(RULES), *here("a"), Give(0.0, 7.0, 1), Close(1.0))
+    state, _ = play(RoundsState(RULES), *here("a"), Give(0.0, 7.0, 1), Close(1.0))
     assert play(state, Close(1.0), Give(1.0, 7.0, 2))[1] == []
 
 

@@ -27,7 +27,7 @@ from device_runtime.aggregator.rounds.events import (
     Validated,
 )
 from device_runtime.aggregator.rounds.machine import step
-from device_runtime.aggregator.rounds.state import SETTLE_S, Rules, Saved, State
+from device_runtime.aggregator.rounds.state import SETTLE_S, RoundsState, Rules, Saved
 
 RULES = Rules(rounds=2, round_deadline_s=10.0)
 
@@ -55,7 +55,7 @@ def believed(device, now=1.0, number=1, kind="full", sent=""):
 
 def collecting(*devices, rules=RULES):
     """Round 1 open since time 0 with these devices online."""
-    return play(State(rules), *online(*devices))[0]
+    return play(RoundsState(rules), *online(*devices))[0]
 
 
 def worked(now):
@@ -67,7 +67,7 @@ def statuses(commands):
 
 
 def test_round_one_waits_for_the_devices_asked_for():
-    state, commands = play(State(replace(RULES, min_devices=2)), *online("a"), Tick(100.0))
+    state, commands = play(RoundsState(replace(RULES, min_devices=2)), *online("a"), Tick(100.0))
     assert (state.phase, commands) == ("wait", [])
     state, commands = play(state, *online("b", now=101.0))
     assert (state.phase, state.round, state.closes_s) == ("collect", 1, 111.0)
@@ -225,7 +225,7 @@ def test_a_device_that_is_silent_is_not_there_after_two_deadlines():
 
 def test_with_0_and_where_rounds_are_given_no_deadline_ends_the_run():
     state, given = collecting("a", rules=replace(RULES, max_extensions=0)), replace(IN_VAIN, given=True)
-    other, _ = play(State(given), *online("a"), Give(0.0, 10.0, 1))
+    other, _ = play(RoundsState(given), *online("a"), Give(0.0, 10.0, 1))
     for now in range(10, 1000, 10):
         state, _ = play(state, *sitting_out("a"), Tick(float(now)))
         other, _ = play(other, *sitting_out("a"), Tick(float(now)))
@@ -371,7 +371,7 @@ def test_after_a_closed_round_a_restart_opens_the_next_or_finishes():
 
 
 def test_a_new_run_waits():
-    assert machine.resume(RULES, None, 5.0) == (State(RULES), ())
+    assert machine.resume(RULES, None, 5.0) == (RoundsState(RULES), ())
 
 
 @pytest.mark.parametrize("phase", ["merge", "evaluate", "publish"])
@@ -381,7 +381,7 @@ def test_a_round_that_was_closing_when_the_aggregator_ended_lasted_since_the_res
 
 
 def test_a_device_that_lets_two_deadlines_pass_in_silence_is_not_waited_for_until_it_is_heard():
-    state, _ = play(State(replace(RULES, rounds=9)), *online("a", "ghost"))
+    state, _ = play(RoundsState(replace(RULES, rounds=9)), *online("a", "ghost"))
     for number in (1, 2):
         now = state.opened_s + 1.0
         state, commands = play(state, believed("a", now, number))
@@ -396,7 +396,7 @@ def test_a_device_that_lets_two_deadlines_pass_in_silence_is_not_waited_for_unti
 
 
 def test_a_device_that_sits_out_is_not_silent():
-    state, _ = play(State(replace(RULES, rounds=9)), *online("a", "b"))
+    state, _ = play(RoundsState(replace(RULES, rounds=9)), *online("a", "b"))
     for number in (1, 2, 3):
         planned = Planned(state.opened_s + 0.5, "b", number, "")
         state, _ = play(state, planned, believed("a", state.opened_s + 1.0, number))

@@ -19,7 +19,7 @@ from device_runtime.aggregator.rounds.events import (
     Validated,
 )
 from device_runtime.aggregator.rounds.pace import STEP, Pace, class_of, deadline_s, longest_s
-from device_runtime.aggregator.rounds.state import Rules, Saved, State
+from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
 from device_runtime.aggregator.views.listener import RoundOpened
 
 PACE = Pace(quantile=0.75, margin=2.0, least_s=1.0)
@@ -79,7 +79,7 @@ def test_the_order_of_devices_changes_nothing():
 
 
 def test_a_round_lasts_as_long_as_devices_needed_in_those_before():
-    state, _ = play(State(RULES), *online("a", "b", "c", "d"))
+    state, _ = play(RoundsState(RULES), *online("a", "b", "c", "d"))
     assert state.closes_s == 100.0
     state, commands = play(state, came("a", 2.0), came("b", 3.0), came("c", 4.0), came("d", 10.0))
     assert commands[-1] == DoPhase("merge", 1, tuple(sorted(classes(2, 3, 4, 10).items())))
@@ -90,14 +90,16 @@ def test_a_round_lasts_as_long_as_devices_needed_in_those_before():
 
 def test_who_is_waited_for_in_vain_needed_all_of_the_deadline():
     """Two of four do not come: the next deadline is twice the first, which is the longest."""
-    state, _ = play(State(RULES), *online("a", "b", "c", "d"), came("a", 2.0), came("b", 3.0), Tick(100.0))
+    state, _ = play(
+        RoundsState(RULES), *online("a", "b", "c", "d"), came("a", 2.0), came("b", 3.0), Tick(100.0)
+    )
     state, _ = play(state, *worked(101.0))
     assert state.closes_s == 201.0
 
 
 def test_for_whom_nothing_fitted_the_deadline_was_too_short():
     """A deadline that was learnt without a device grows until it is there again."""
-    learnt = State(RULES, paces=(classes(2, 2, 2, 2),))
+    learnt = RoundsState(RULES, paces=(classes(2, 2, 2, 2),))
     state, _ = play(learnt, *online("a", "b"))
     first = state.closes_s
     state, commands = play(state, Planned(1.0, "b", 1, ""), came("a", 2.0))
@@ -110,7 +112,7 @@ def test_for_whom_nothing_fitted_the_deadline_was_too_short():
 
 def test_what_the_disk_refused_has_taken_no_time():
     """Two are not kept, and one of them is sent again, later: it is as if they had come only then."""
-    state, _ = play(State(RULES), *online("a", "b", "c"), came("a", 2.0), came("b", 2.0))
+    state, _ = play(RoundsState(RULES), *online("a", "b", "c"), came("a", 2.0), came("b", 2.0))
     state, _ = play(state, CommitFailed(2.0, (came("a", 2.0).update, came("b", 2.0).update)), came("a", 9.0))
     assert dict(state.durations) == classes(9)
     _, commands = play(state, came("b", 20.0), came("c", 30.0))
@@ -133,7 +135,7 @@ def test_a_learnt_deadline_in_vain_is_doubled_up_to_the_longest_before_the_run_i
 
 def test_of_a_cohort_each_device_needed_the_time_since_it_was_asked():
     rules = replace(RULES, devices_per_round=2, min_contributions=2)
-    state, _ = play(State(rules), *online("a", "b", "c"), Invited(0.0, 1, ("a", "b")), came("a", 3.0))
+    state, _ = play(RoundsState(rules), *online("a", "b", "c"), Invited(0.0, 1, ("a", "b")), came("a", 3.0))
     state, commands = play(state, Tick(100.0))
     assert Extend(1, 1) in commands
     state, _ = play(state, Invited(100.0, 1, ("c",)))
@@ -151,14 +153,14 @@ def test_a_round_that_a_restart_interrupted_teaches_nothing_and_has_its_learnt_d
 
 
 def test_only_the_last_five_rounds_are_looked_back_on():
-    state = State(RULES, paces=tuple(classes(1) for _ in range(5)))
+    state = RoundsState(RULES, paces=tuple(classes(1) for _ in range(5)))
     state, _ = play(state, *online("a"), came("a", 3.0))
     assert [dict(durations) for durations in state.paces] == [classes(1)] * 4 + [classes(3)]
 
 
 def test_rounds_without_a_deadline_have_none_and_teach():
     rules = replace(RULES, untimed_rounds=1)
-    state, _ = play(State(rules), *online("a"), came("a", 20.0))
+    state, _ = play(RoundsState(rules), *online("a"), came("a", 20.0))
     state, _ = play(state, *worked(21.0))
     assert 40.0 <= state.closes_s - 21.0 <= 40.0 * STEP
 

@@ -26,7 +26,7 @@ from device_runtime.aggregator.rounds.events import (
     Validated,
 )
 from device_runtime.aggregator.rounds.machine import step
-from device_runtime.aggregator.rounds.state import RETRY_S, SETTLE_S, Rules, Saved, State
+from device_runtime.aggregator.rounds.state import RETRY_S, SETTLE_S, RoundsState, Rules, Saved
 
 RULES = Rules(rounds=9, round_deadline_s=10.0, min_devices=4, devices_per_round=2)
 BUFFERED = replace(RULES, buffer_size=2, max_staleness=3)
@@ -62,12 +62,12 @@ def invites(commands):
 
 def asking(*devices, rules=RULES):
     """Round 1 open since time 0, a to f online, these asked."""
-    state, _ = play(State(rules), *online(*"abcdef"))
+    state, _ = play(RoundsState(rules), *online(*"abcdef"))
     return play(state, Invited(0.0, 1, devices))[0]
 
 
 def test_when_a_round_opens_a_cohort_is_to_be_invited():
-    state, commands = play(State(RULES), *online(*"abcd"))
+    state, commands = play(RoundsState(RULES), *online(*"abcd"))
     assert commands == [Announce(1), Invite(1, 2)]
     state, commands = play(state, Invited(0.0, 1, ("b", "d")))
     assert (state.waiting, commands) == ({"b", "d"}, [])
@@ -130,7 +130,7 @@ def test_an_extended_round_asks_for_as_many_as_it_does_not_wait_for():
 
 
 def test_places_that_nobody_could_take_are_offered_to_whoever_comes():
-    state, _ = play(State(replace(RULES, min_devices=1)), *online("a"), Invited(0.0, 1, ("a",)))
+    state, _ = play(RoundsState(replace(RULES, min_devices=1)), *online("a"), Invited(0.0, 1, ("a",)))
     state, commands = play(state, Tick(1.0), DevicePresent(2.0, "b", 1, True, ready=False))
     assert commands == []
     state, commands = play(state, *online("b", now=3.0))
@@ -209,7 +209,7 @@ class Shell:
     """Does what a machine commands, and asks whomever `lots` says; all that it must hold is held."""
 
     def __init__(self, rules, lots):
-        self.state, self.lots, self.now = State(rules), lots, 0.0
+        self.state, self.lots, self.now = RoundsState(rules), lots, 0.0
         self.kept = set()
 
     def feed(self, event):

@@ -8,7 +8,7 @@ import pytest
 from device_runtime.aggregator.rounds import machine
 from device_runtime.aggregator.rounds.events import DevicePresent, Finish, PhaseDone, Update, Validated
 from device_runtime.aggregator.rounds.pace import Progress, score_of
-from device_runtime.aggregator.rounds.state import Rules, Saved, State
+from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
 from device_runtime.broker.wire import step_log as steps
 
 
@@ -77,7 +77,7 @@ def one_round(state, number, score):
 
 
 def test_the_machine_ends_the_run_and_names_the_best_round():
-    state, _ = machine.step(State(RULES), DevicePresent(0.0, "a", 1, True))
+    state, _ = machine.step(RoundsState(RULES), DevicePresent(0.0, "a", 1, True))
     for number, score in ((1, 0.5), (2, 0.9)):
         state, commands = one_round(state, number, score)
         assert state.phase == "collect"
@@ -87,7 +87,7 @@ def test_the_machine_ends_the_run_and_names_the_best_round():
 
 def test_a_run_that_ends_by_its_rounds_serves_its_best_too_where_it_was_to_stop():
     rules = replace(RULES, rounds=2, stop_after=5)
-    state, _ = machine.step(State(rules), DevicePresent(0.0, "a", 1, True))
+    state, _ = machine.step(RoundsState(rules), DevicePresent(0.0, "a", 1, True))
     state, _ = one_round(state, 1, 0.8)
     _, commands = one_round(state, 2, 0.7)
     assert commands[-1] == Finish(1)

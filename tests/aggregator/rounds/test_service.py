@@ -28,7 +28,7 @@ from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.blobs import block_count
 from device_runtime.broker.wire.link import Connected, Disconnected, Received, packet_bytes
-from device_runtime.broker.wire.messages import Blob, DeviceState, Get, Hello, Offer, PlanMessage
+from device_runtime.broker.wire.messages import Blob, Get, Hello, Offer, Plan, State
 from device_runtime.broker.wire.transfer import answer
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.directions.replaying import replay
@@ -83,7 +83,7 @@ def test_it_does_not_stay_once_they_have_left(bench, make_task, update_of):
     assert not b.service.finished
     b.say("pi-01", "get", Get(blob=b.offer.base.checkpoint[0], blocks=(0,)))
     for device in ("pi-01", "pi-02"):
-        b.say(device, "state", DeviceState(boot=1, online=False, leaving=True))
+        b.say(device, "state", State(boot=1, online=False, leaving=True))
     assert b.service.finished
 
 
@@ -271,14 +271,14 @@ def test_of_a_plan_with_reasons_without_end_some_are_kept_and_told(bench, make_t
     b = bench(make_task("few-shot"))
     b.join("pi-01")
     plan = {"seconds": 1.0, "memory_bytes": 1, "energy_j": 1.0, "reasons": ("a", "b" * 999, *[""] * 100_000)}
-    b.say("pi-01", "plan", PlanMessage(task=b.task.name, round=1, kind="k" * 999, **plan))
+    b.say("pi-01", "plan", Plan(task=b.task.name, round=1, kind="k" * 999, **plan))
     (told,) = b.heard(PlanMade)
     assert told.reasons[:2] == ("a", "b" * (LIMIT - 3) + "...")
     assert (len(told.reasons), len(told.kind)) == (MOST_REASONS, LIMIT)
     b.say(
         "pi-01",
         "plan",
-        PlanMessage(task=b.task.name, round=1, kind="few-shot", **{**plan, "reasons": ("fits",)}),
+        Plan(task=b.task.name, round=1, kind="few-shot", **{**plan, "reasons": ("fits",)}),
     )
     assert b.heard(PlanMade)[-1].reasons == ("fits",)
 
@@ -380,7 +380,7 @@ def test_after_a_restart_the_round_waits_for_devices_that_only_the_broker_rememb
     b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
     b = b.restart()
     for device in ("pi-01", "pi-02"):
-        state = messages.encode(DeviceState(boot=1, online=True))
+        state = messages.encode(State(boot=1, online=True))
         b.raw(topics.up(device, "state"), state, retain=True)
     b.wait(5.0)
     assert b.service.state.phase == "collect"
@@ -453,9 +453,9 @@ def test_a_form_that_is_none_is_kept_as_the_one_that_it_is_taken_for(bench, make
 def test_presence_of_devices_that_are_gone_is_cleared_from_the_broker(bench, make_task):
     b = bench(make_task("few-shot"))
     b.join("pi-01", boot=5)
-    b.say("pi-01", "state", DeviceState(boot=4, online=False))
+    b.say("pi-01", "state", State(boot=4, online=False))
     assert topics.up("pi-01", "state") not in b.link.retained
-    b.say("pi-01", "state", DeviceState(boot=5, online=False, leaving=True))
+    b.say("pi-01", "state", State(boot=5, online=False, leaving=True))
     assert b.link.retained[topics.up("pi-01", "state")] == b""
     assert [seen.online for seen in b.heard(DeviceSeen)][-1] is False
 
@@ -683,7 +683,7 @@ def test_after_a_restart_a_round_waits_for_those_that_were_in_it_however_long_th
     """Their links come back when they come back; the one that is back first does not close the round."""
     b = bench(make_task("few-shot", round_deadline_s=60.0))
     b.join("pi-01", "pi-02", "pi-03", "pi-04")
-    b.say("pi-04", "state", DeviceState(boot=1, online=False, leaving=True))
+    b.say("pi-04", "state", State(boot=1, online=False, leaving=True))
     b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
     b = b.restart()
     assert b.service.state.waiting == {"pi-02", "pi-03"}
@@ -703,7 +703,7 @@ def test_after_a_restart_the_will_of_one_that_left_meanwhile_is_heard_and_a_sile
     b = bench(make_task("few-shot", round_deadline_s=60.0))
     b.join("pi-01", "pi-02", "pi-03")
     b = b.restart()
-    b.raw(topics.up("pi-02", "state"), messages.encode(DeviceState(boot=1, online=False)), retain=True)
+    b.raw(topics.up("pi-02", "state"), messages.encode(State(boot=1, online=False)), retain=True)
     b.join("pi-01")
     b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
     assert b.service.state.waiting == {"pi-03"}
@@ -732,13 +732,13 @@ def test_wills_that_are_heard_before_the_broker_is_gone_end_no_round(bench, make
     b = bench(make_task("few-shot", round_deadline_s=600.0))
     b.join("pi-01", "pi-02")
     b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
-    b.say("pi-02", "state", DeviceState(boot=1, online=False))
+    b.say("pi-02", "state", State(boot=1, online=False))
     b.wait(GRACE_S / 2)
     b.service.handle(Disconnected("connection lost"))
     b.wait(100.0)
     b.service.handle(Connected(first=False))
     b.wait(RETURN_S / 2)
-    b.say("pi-02", "state", DeviceState(boot=1, online=True))
+    b.say("pi-02", "state", State(boot=1, online=True))
     b.wait(RETURN_S)
     receipts = b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot", 2)))
     assert [receipt.status for receipt in receipts] == ["accepted"]
@@ -752,7 +752,7 @@ def test_a_device_that_says_that_it_leaves_is_gone_at_once_and_one_whose_will_is
     b = bench(make_task("few-shot", round_deadline_s=600.0))
     b.join("pi-01", "pi-02")
     b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
-    b.say("pi-02", "state", DeviceState(boot=1, online=False, leaving=leaving))
+    b.say("pi-02", "state", State(boot=1, online=False, leaving=leaving))
     assert b.service.state.round == (2 if leaving else 1)
     b.wait(waits_s)
     assert b.service.state.round == 2
@@ -768,11 +768,11 @@ def test_wills_that_a_broker_speaks_as_it_ends_end_no_round_for_those_that_come_
     b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
     b.service.handle(Disconnected("connection lost"))
     b.service.handle(Connected(first=False))
-    b.raw(topics.up("pi-02", "state"), messages.encode(DeviceState(boot=1, online=False)), retain=True)
+    b.raw(topics.up("pi-02", "state"), messages.encode(State(boot=1, online=False)), retain=True)
     b.wait(RETURN_S - 1)
     assert b.service.state.round == 1
     if returns:
-        b.say("pi-02", "state", DeviceState(boot=1, online=True))
+        b.say("pi-02", "state", State(boot=1, online=True))
     b.wait(2.0)
     assert b.service.state.round == (1 if returns else 2)
     if returns:

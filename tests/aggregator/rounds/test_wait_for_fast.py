@@ -29,7 +29,7 @@ from device_runtime.aggregator.rounds.events import (
     Validated,
 )
 from device_runtime.aggregator.rounds.pace import STEP, WINDOW, class_of, closing_s
-from device_runtime.aggregator.rounds.state import Rules, Saved, State
+from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
 from device_runtime.aggregator.tasks.task import KindSettings, Task, kinds_named
 from device_runtime.aggregator.views.listener import RoundClosed
 
@@ -77,7 +77,7 @@ def teaches(state, now):
 def learnt(*seconds, rules=RULES, number=2):
     """Round `number` has just opened at 0 s for devices a, b, .., that needed so long in round 1."""
     names = [chr(ord("a") + i) for i in range(len(seconds))]
-    state = State(rules, round=number - 1, phase="publish", paces=(classes(*seconds),))
+    state = RoundsState(rules, round=number - 1, phase="publish", paces=(classes(*seconds),))
     state, _ = play(state, *online(*names), PhaseDone(0.0, "publish"))
     return state
 
@@ -114,7 +114,9 @@ def test_a_homogeneous_fleet_loses_few_devices_to_jitter(devices):
 
 def test_two_rounds_wait_for_all_and_the_third_for_the_fast():
     """The base of the first was fetched before it opened: it says nothing about the others."""
-    state, commands = play(State(RULES), *online("a", "b", "c"), *(came(device, 3.0) for device in "abc"))
+    state, commands = play(
+        RoundsState(RULES), *online("a", "b", "c"), *(came(device, 3.0) for device in "abc")
+    )
     assert DoPhase("merge", 1) in commands
     state, _ = play(state, *worked(0.0), came("a", 30.0, 2), came("b", 30.0, 2), Tick(129.0))
     assert (state.phase, state.fast_s) == ("collect", inf)
@@ -132,7 +134,7 @@ def test_of_a_cohort_enough_rounds_are_learnt_from_first():
     rules = replace(RULES, devices_per_round=2)
     paces = [(classes(3, 3),) * known for known in range(WINDOW + 1)]
     ready = HashTrieSet("abc")
-    states = [State(rules, paces=known, ready=ready) for known in paces]
+    states = [RoundsState(rules, paces=known, ready=ready) for known in paces]
     assert [state.closing_s(7) < inf for state in states] == [False] * WINDOW + [True]
     assert replace(states[1], ready=HashTrieSet("ab")).closing_s(7) < inf, "all of them are asked"
 
@@ -207,7 +209,7 @@ def test_the_fast_are_those_with_the_richest_kind():
     rules = replace(RULES, richest=(("full", ""), ("class-means", "")))
     updates = [came("a", 4.0, 2, "class-means"), came("b", 4.5, 2, "class-means"), came("c", 30.0, 2)]
     opened, _ = play(
-        State(rules, round=1, phase="publish"), *online("a", "b", "c"), PhaseDone(0.0, "publish")
+        RoundsState(rules, round=1, phase="publish"), *online("a", "b", "c"), PhaseDone(0.0, "publish")
     )
     state, commands = play(opened, *updates)
     assert commands[-1].durations == tuple(classes(30).items())
@@ -222,7 +224,9 @@ def test_no_round_waits_for_full_updates_of_fewer_epochs():
     kinds = kinds_named(["full", "entropy-subset", "class-means"])
     rules = replace(RULES, richest=Rules.of(Task(bundle="b", kinds=kinds)).richest)
     assert rules.richest[:2] == (("full", ""), ("full", "epochs=5"))
-    opened, _ = play(State(rules, round=1, phase="publish"), *online("a", "b"), PhaseDone(0.0, "publish"))
+    opened, _ = play(
+        RoundsState(rules, round=1, phase="publish"), *online("a", "b"), PhaseDone(0.0, "publish")
+    )
     slow = came("b", 140.0, 2, form="epochs=5")
     _, commands = play(opened, came("a", 30.0, 2), slow)
     assert commands[-1].durations == tuple(classes(30).items())
@@ -233,7 +237,7 @@ def test_no_round_waits_for_full_updates_of_fewer_epochs():
 def test_a_round_does_not_close_when_those_with_few_samples_are_done():
     """Three of four devices are done in 10 s, with 3 of 53 samples."""
     updates = [came(device, 10.0, 2) for device in "abc"] + [came("d", 30.0, 2, samples=50)]
-    state, _ = play(State(RULES, round=1, phase="publish"), *online(*"abcd"), PhaseDone(0.0, "publish"))
+    state, _ = play(RoundsState(RULES, round=1, phase="publish"), *online(*"abcd"), PhaseDone(0.0, "publish"))
     state, commands = play(state, *updates)
     assert commands[-1].durations == ((class_of(10), 3), (class_of(30), 50))
     state, _ = play(state, *worked(30.0))
@@ -255,7 +259,7 @@ def test_a_device_that_is_new_or_restarted_is_asked_when_it_comes():
 
 def test_of_a_cohort_who_is_at_work_on_an_earlier_round_is_waited_for_until_the_fast_are_done():
     rules = replace(RULES, devices_per_round=2)
-    state, _ = play(State(rules, paces=(classes(30, 30, 140),) * WINDOW), *online("a", "b", "c"))
+    state, _ = play(RoundsState(rules, paces=(classes(30, 30, 140),) * WINDOW), *online("a", "b", "c"))
     state, _ = play(state, Invited(0.0, 1, ("a", "c")), came("a", 25.0), Tick(40.0), *worked(40.0))
     assert set(state.behind) == {"c"}
     state, _ = play(state, Invited(40.0, 2, ("a", "b")), came("a", 41.0, 2), came("b", 42.0, 2))
@@ -342,7 +346,7 @@ class Fleet:
 
     def __init__(self, rules, names, needs):
         self.now, self.needs, self.closings, self.late = 0.0, needs, [], Counter()
-        self.state, self.agenda, self.count = State(rules), [], 0
+        self.state, self.agenda, self.count = RoundsState(rules), [], 0
         self.at_work, self.asked = {}, dict.fromkeys(names, 0)
         for name in names:
             self.feed(DevicePresent(0.0, name, 1, True))
@@ -467,6 +471,7 @@ def fast(bench, make_task, update_of):
     return b
 
 
+@pytest.mark.slow
 def test_on_the_service_a_round_says_when_it_closed_and_why_and_devices_have_their_whole_deadline(fast):
     b = fast
     assert (b.offer.deadline_s, b.offer.remaining_s) == (50.0, 50.0)

@@ -49,7 +49,7 @@ def served(bench, make_task, enrolment):
     b = bench(make_task(KIND, rounds=9), agree=AGGREGATOR.agree, devices=known)
     b.trusts = {name: Trust(AGGREGATOR.public, signs=True) for name in "ab"}
     for name in "ab":
-        b.say(name, "state", messages.DeviceState(boot=1, online=True))
+        b.say(name, "state", messages.State(boot=1, online=True))
         signed(b, name, "hello", hello_of(b, name))
     return b
 
@@ -193,13 +193,13 @@ def test_a_device_that_is_revoked_is_not_waited_for_once_the_broker_says_that_it
     listed(enrolment, entry("a"), entry("b", revoked="now"))
     signed(b, "a", "contribution", b.contribution(KIND, scalars()))
     assert b.service.state.round == 1
-    b.say("b", "state", messages.DeviceState(boot=1, online=False, leaving=True))
+    b.say("b", "state", messages.State(boot=1, online=False, leaving=True))
     assert b.service.state.round == 2
 
 
 def test_what_the_broker_kept_of_a_stranger_is_cleared(served):
     b, topic = served, topics.up("stranger", "state")
-    b.raw(topic, messages.encode(messages.DeviceState(boot=1, online=True)), retain=True)
+    b.raw(topic, messages.encode(messages.State(boot=1, online=True)), retain=True)
     assert "stranger" not in b.service.state.devices
     assert b.link.retained[topic] == b""
 
@@ -236,6 +236,6 @@ def test_several_tasks_and_workers_look_into_signed_messages():
 
     metrics = messages.Metrics(0.0, 0, 0, 0)
     about = {"task": "t", "run": "r", "round": 7, "boot": 1, "seq": 1, "num_examples": 1, "metrics": metrics}
-    topic, message = topics.up("a", "contribution"), messages.ContributionMessage(**about, kind=KIND)
+    topic, message = topics.up("a", "contribution"), messages.Contribution(**about, kind=KIND)
     event = Received(topic, KEYS["a"].seal(topic, messages.encode(message)))
     assert checked(event, {"t": Looks()}) == CheckedMessage(event.topic, event.payload, False, "round 7")

@@ -93,6 +93,7 @@ def test_systemd_hears_that_it_is_ready_works_and_stops_in_order(systemd, servin
     assert "stopped in round 0; the same command goes on with it" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_a_loop_that_hangs_is_silent_though_the_process_lives_and_speaks_when_it_goes_on(systemd, serving):
     process, run = serving
     assert systemd.hears() == "READY=1"

@@ -132,6 +132,7 @@ def copied(tmp_path, folder):
     return shutil.copytree(tmp_path / "run", tmp_path / folder).name
 
 
+@pytest.mark.slow
 def test_what_is_committed_is_there_after_the_server_was_killed(postgres, opened, clock):
     database = opened(postgres.url, clock=clock)
     ask(database, "a", "b")

@@ -87,7 +87,7 @@ class Hall:
 
     def sent(self, name):
         topic = topics.up(name, "contribution")
-        return [messages.decode(p, messages.ContributionMessage) for t, p in self.said if t == topic]
+        return [messages.decode(p, messages.Contribution) for t, p in self.said if t == topic]
 
 
 @pytest.fixture
@@ -110,6 +110,7 @@ def hall(bench, make_task, tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_who_trains_while_rounds_go_by_finishes_sends_and_takes_the_newest(hall):
     """b is at work on round 1 until a has filled two buffers; then its update counts in round 3."""
     h = hall("ab", rounds=6, buffer_size=1)
@@ -122,6 +123,7 @@ def test_who_trains_while_rounds_go_by_finishes_sends_and_takes_the_newest(hall)
     assert [c.record.participants for c in h.bench.heard(RoundClosed)] == [1] * 6
 
 
+@pytest.mark.slow
 def test_a_buffered_cohort_of_agents_learns_all_of_its_rounds(hall):
     h = hall("abcd", rounds=6, buffer_size=2, devices_per_round=3)
     h.settle(*"abcd")
@@ -132,6 +134,7 @@ def test_a_buffered_cohort_of_agents_learns_all_of_its_rounds(hall):
     assert not [refused for refused in h.bench.heard(ContributionRefused) if refused.status == "refused"]
 
 
+@pytest.mark.slow
 def test_agents_that_are_not_asked_get_ready_and_do_not_work(hall):
     h = hall("abc", rounds=3, devices_per_round=1)
     h.settle(*"abc")
@@ -142,6 +145,7 @@ def test_agents_that_are_not_asked_get_ready_and_do_not_work(hall):
     assert sorted(hellos) == [0, 0, 0, 20, 20, 20]
 
 
+@pytest.mark.slow
 def test_agents_send_class_statistics_where_the_task_asks_for_them(hall):
     h = hall("ab", rounds=2, head="closed-form", statistics=ClassStatistics(numbers="int8"))
     h.settle(*"ab")
@@ -156,6 +160,7 @@ def test_agents_send_class_statistics_where_the_task_asks_for_them(hall):
     np.testing.assert_array_equal(pool["counts"] > 0, sum(sent) > 0)
 
 
+@pytest.mark.slow
 def test_where_rounds_wait_for_the_fast_a_device_goes_on_with_its_round_and_then_takes_the_newest(hall):
     """b is at work on round 3 until a has closed rounds 3 and 4; its class statistics count when it does."""
     h = hall("ab", rounds=7, wait_for="fast", head="closed-form", round_deadline_s=100.0, max_staleness=1000)

@@ -23,11 +23,11 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import name
 from device_runtime.broker.wire.messages import (
     Base,
-    DeviceState,
     FromDevice,
     MessageError,
     Offer,
     Signed,
+    State,
     Succession,
     decode,
     encode,
@@ -76,7 +76,7 @@ def test_the_signature_is_ed25519_over_purpose_topic_moment_and_offer() -> None:
         (topics.down("b", "task"), SIGNER.seal(topics.down("a", "task"), OFFER, 1)),
         (topics.offer("t"), encode(Signed(issued=1, signature=b"", offer=encode(OFFER)))),
         (topics.offer("t"), encode(Signed(issued=1, signature=bytes(64), offer=encode(OFFER)))),
-        (topics.offer("t"), encode(DeviceState(boot=1, online=True))),
+        (topics.offer("t"), encode(State(boot=1, online=True))),
         (topics.offer("t"), b""),
     ],
     ids=["unsigned", "another's key", "another topic", "no signature", "zeros", "no offer", "empty"],

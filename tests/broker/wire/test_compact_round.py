@@ -14,7 +14,7 @@ from device_runtime.broker.wire.compact_round import LostTrack, Next
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
-    ContributionMessage,
+    Contribution,
     Kind,
     MessageError,
     Metrics,
@@ -166,7 +166,7 @@ def body(*scalars, name="g"):
     return len(head).to_bytes(8, "little") + head + struct.pack(f"<{len(scalars)}f", *scalars)
 
 
-LIKE = ContributionMessage(
+LIKE = Contribution(
     task="digits", run="r1", round=300, boot=9, seq=270, kind="zeroth-order", num_examples=40,
     metrics=Metrics(2.25, 1504, 800, 40_000, energy_source="rapl", energy_off_percent=5), body=body(1.0, 2.0),
 )  # fmt: skip

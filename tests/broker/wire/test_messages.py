@@ -14,8 +14,7 @@ from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
-    ContributionMessage,
-    DeviceState,
+    Contribution,
     FromDevice,
     Get,
     Hello,
@@ -24,9 +23,10 @@ from device_runtime.broker.wire.messages import (
     MessageError,
     Metrics,
     Offer,
-    PlanMessage,
+    Plan,
     Receipt,
     Signed,
+    State,
     Step,
     decode,
     encode,
@@ -37,7 +37,7 @@ BLOB = Blob(bytes(range(32)), 310_000)
 STEP = Step(round=3, generator="philox-1", seed=7, tunable="all", lr=1e-3, share=0.5, scalars=(0.5, -1.25))
 TAIL = steps.pack([STEP])
 EXAMPLES: tuple[Message, ...] = (
-    DeviceState(boot=1, online=True),
+    State(boot=1, online=True),
     Hello(
         boot=1,
         num_examples=120,
@@ -59,10 +59,10 @@ EXAMPLES: tuple[Message, ...] = (
     ),
     Signed(issued=1_800_000_000, signature=bytes(64), offer=b"an offer"),
     FromDevice(signature=bytes(64), message=b"a message"),
-    PlanMessage(
+    Plan(
         task="digits", round=3, kind="full", seconds=1.5, memory_bytes=10, energy_j=0.1, reasons=("fits", "")
     ),
-    ContributionMessage(
+    Contribution(
         task="digits",
         run="r1",
         round=3,
@@ -89,7 +89,7 @@ def test_a_signed_message_of_a_device_cannot_be_taken_for_one_that_is_unsigned()
         signed = FromDevice(signature=bytes(64), message=encode(message))
         assert messages.is_from_device(encode(signed))
         assert messages.said_in(encode(signed)) == encode(message)
-        if isinstance(message, Hello | PlanMessage | ContributionMessage):
+        if isinstance(message, Hello | Plan | Contribution):
             assert not messages.is_from_device(encode(message))
             assert messages.said_in(encode(message)) == encode(message)
 
@@ -175,12 +175,12 @@ def test_a_deeply_nested_payload_is_refused() -> None:
 
 def test_an_oversized_payload_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(MessageError, match="State of 262145 bytes; at most 262144 are read"):
-        decode(bytes(messages.MESSAGE_LIMIT + 1), DeviceState)
+        decode(bytes(messages.MESSAGE_LIMIT + 1), State)
 
 
 def test_another_version_is_refused_by_name() -> None:
     with pytest.raises(MessageError, match="State of protocol version 2; this side speaks 4"):
-        decode(encode(DeviceState(v=2, boot=1, online=True)), DeviceState)
+        decode(encode(State(v=2, boot=1, online=True)), State)
 
 
 @pytest.mark.parametrize(("sha", "size"), [(b"short", 1), (bytes(32), -1), (bytes(32), 2**40)])

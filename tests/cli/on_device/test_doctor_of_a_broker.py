@@ -114,6 +114,7 @@ def test_a_broker_without_an_access_list_is_found_out(running, monkeypatch):
     assert found(connection)["access list"].state == "problem"
 
 
+@pytest.mark.slow
 def test_what_amqtt_does_not_tell_is_not_claimed(running):
     seen = found(plain(running(kind="amqtt").url))
     assert seen["credentials"].state == "ok"

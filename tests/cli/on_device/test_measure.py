@@ -28,6 +28,7 @@ def test_every_kind_is_measured_beside_its_prediction(capsys, tmp_path):
     assert files[1].read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_json_has_the_kinds_and_their_runs(capsys):
     arguments = ("--kinds", "class-means", "--repeats", "1", "--meter", "command:echo 3 W", "--idle", "0.01")
     assert main(["measure", *arguments, "--format", "json"]) == 0
@@ -39,6 +40,7 @@ def test_json_has_the_kinds_and_their_runs(capsys):
     assert run["source"] == "command"
 
 
+@pytest.mark.slow
 def test_local_data_is_taken_where_it_is_given(capsys, tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((6, 8, 8), np.uint8), y=np.arange(6) // 2)
     told = (
@@ -56,6 +58,7 @@ def test_local_data_is_taken_where_it_is_given(capsys, tmp_path):
     assert "class-means" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_kind_that_cannot_be_done_is_told_with_the_reason_and_nothing_at_all_is_a_failure(capsys):
     asked = ("measure", "--kinds", "attention-transfer", "--repeats", "1", "--meter", "modelled")
     assert main([*asked]) == 1

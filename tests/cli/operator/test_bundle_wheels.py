@@ -91,6 +91,7 @@ def test_what_is_pinned_is_taken_instead_of_the_newest(bundled, wheel):
     assert "helper-2.0-py3-none-any" in bundled(*where)
 
 
+@pytest.mark.slow
 def test_the_line_that_is_printed_installs_all_of_it_without_a_network(wheel, tmp_path, capsys, monkeypatch):
     wheel("helper")
     own = wheel("device_runtime", "helper", 'pictures; extra == "images"', extras=("images",))

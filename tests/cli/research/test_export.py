@@ -21,6 +21,7 @@ PLACE = ("--input", "1,8,8", "--labels", "0,1", "--out", "out")
 WRN = "device_runtime.models.networks.wide_resnet:wrn"
 
 
+@pytest.mark.slow
 def test_a_bundle_that_is_there_is_overwritten_only_where_that_is_asked_for(tmp_path):
     folder = tmp_path / "pets"
     folder.mkdir()

@@ -120,6 +120,7 @@ def test_a_tokenizer_of_another_network_is_refused(reviews, tmp_path):
         reading("distilbert", "--input", 8, "--tokenizer", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_folder_says_the_sizes_and_has_weights_and_tokenizer(reviews, tmp_path, monkeypatch):
     library = pytest.importorskip("transformers")
     file = vocabulary.learnt(vocabulary.texts_of(reviews), "byte-pairs/1", 330)
@@ -153,6 +154,7 @@ def test_a_folder_says_the_sizes_and_has_weights_and_tokenizer(reviews, tmp_path
         export.build(args, settings)
 
 
+@pytest.mark.slow
 def test_a_bundle_keeps_its_tokenizer_through_the_zip(text_bundle, tmp_path):
     again = unpack(text_bundle.packed(), tmp_path / "again")
     assert again.sha256 == text_bundle.sha256

@@ -79,6 +79,7 @@ def test_a_comparison_ends_with_a_table_plots_and_a_page_and_is_not_run_again(sm
     assert (small / "here" / "runs" / "choose-0" / "run.json").stat().st_mtime_ns == first
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_keeps_what_is_finished_and_says_how_to_go_on(small):
     process = subprocess.Popen(
         [COMMAND, "simulate", "small.toml", "--rounds", "2000", "--run-dir", "here", "--executor", "plain"],
@@ -98,6 +99,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished_and_says_how_to_go_on(
     assert "stopped: 0 of 1 runs are finished; go on with: device-runtime simulate --run-dir here" in said
 
 
+@pytest.mark.slow
 def test_runs_end_with_a_command_that_is_killed_and_what_it_left_is_gone_on_with(small):
     words = ["small.toml", "--rounds", "3000", "--run-dir", "here", "--executor", "plain"]
     process = subprocess.Popen(
@@ -119,6 +121,7 @@ def test_runs_end_with_a_command_that_is_killed_and_what_it_left_is_gone_on_with
         assert rounds.stat().st_size == size
 
 
+@pytest.mark.slow
 def test_a_policy_that_nobody_can_follow_is_left_out_of_a_report_that_says_so(small):
     ended = run(
         small, "small.toml", "--compare", "kinds=drop,class-means", "--deadline", "0.25", "--run-dir", "here",

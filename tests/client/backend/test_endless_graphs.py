@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from device_runtime.broker.wire.blobs import Blobs
-from device_runtime.broker.wire.messages import PlanMessage
+from device_runtime.broker.wire.messages import Plan
 from device_runtime.client.backend import subprocess as working
 from device_runtime.client.backend.subprocess import Subprocess
 from device_runtime.client.connection.offers import Open
@@ -131,24 +131,26 @@ def known(apart):
     return apart
 
 
+@pytest.mark.slow
 def test_work_that_never_ends_is_ended_when_its_round_has_closed_and_the_next_round_is_worked_on(
     known, endless, monkeypatch
 ):
     pids = begun(known, endless, monkeypatch, lambda: setattr(known.clock, "skipped", 2 * DAY_S))
     assert known.go().contributions == []
     why = "the process that worked on it was ended: it said nothing for 2 s when its round had closed"
-    assert f"full given up: {why}" in known.link.of(PlanMessage)[-1].reasons
-    assert known.link.of(PlanMessage)[-1].kind == ""
+    assert f"full given up: {why}" in known.link.of(Plan)[-1].reasons
+    assert known.link.of(Plan)[-1].kind == ""
     assert not psutil.pid_exists(pids[0])
     known.link.announce(known.offer(number=3))
     assert [sent.round for sent in known.go().contributions] == [3]
 
 
+@pytest.mark.slow
 def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, endless, monkeypatch):
     alive = []
 
     def judged(_held):
-        looks = known.link.of(PlanMessage)
+        looks = known.link.of(Plan)
         if pids and not alive:
             if psutil.pid_exists(pids[0]):
                 threading.Event().wait(0.1)
@@ -161,7 +163,7 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, en
     run_until_it_is_over(known)
     assert (known.contributions, alive) == ([], [False])
     why = "it did not stand still in the 2 s that it may take"
-    assert any(why in reason for reason in known.link.of(PlanMessage)[-1].reasons)
+    assert any(why in reason for reason in known.link.of(Plan)[-1].reasons)
 
 
 def test_anything_else_that_says_nothing_for_an_hour_is_ended(stage, endless, monkeypatch):

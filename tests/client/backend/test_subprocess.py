@@ -14,11 +14,11 @@ import pytest
 
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import (
-    ContributionMessage,
+    Contribution,
     Hello,
     Kind,
     Metrics,
-    PlanMessage,
+    Plan,
     encode,
     pack,
 )
@@ -86,7 +86,7 @@ def when_tried(stage, act, kinds=("full",)):
 
     def publish(topic, payload, retain=False):
         done = said(topic, payload, retain)
-        plans = stage.link.of(PlanMessage)
+        plans = stage.link.of(Plan)
         if topics.parse(topic).leaf == "plan" and plans[-1].kind in kinds:
             act()
         return done
@@ -97,7 +97,7 @@ def when_tried(stage, act, kinds=("full",)):
 def contribution(number):
     metrics = Metrics(train_loss=0.0, train_time_ms=0, energy_mj=0, peak_memory_kib=0)
     given = {"task": "t", "run": "r", "seq": 7, "kind": "full", "num_examples": 1}
-    return ContributionMessage(boot=1, round=number, metrics=metrics, **given)
+    return Contribution(boot=1, round=number, metrics=metrics, **given)
 
 
 def kill(stage, number=signal.SIGKILL):
@@ -105,6 +105,7 @@ def kill(stage, number=signal.SIGKILL):
     process(stage).wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SHORT, MEANS])
 def test_the_same_update_comes_from_either_process(apart, kind):
     apart.link.announce(apart.offer(kinds=(kind,), remaining_s=DAY_S))
@@ -125,7 +126,7 @@ def test_work_that_dies_is_given_up_for_a_cheaper_kind_and_the_device_stays(apar
     apart.link.announce(apart.offer(kinds=(LONG, MEANS), remaining_s=DAY_S))
     (sent,) = apart.go().contributions
     assert sent.kind == "class-means"
-    plan = apart.link.of(PlanMessage)[-1]
+    plan = apart.link.of(Plan)[-1]
     why = f"the process that worked on it was ended by {number.name}"
     assert (plan.kind, plan.reasons) == ("class-means", (f"full given up: {why}",))
     assert f"full given up: {why}" in caplog.text
@@ -135,18 +136,20 @@ def test_work_that_dies_is_given_up_for_a_cheaper_kind_and_the_device_stays(apar
     assert len(apart.go().contributions) == 2
 
 
+@pytest.mark.slow
 def test_a_round_whose_every_form_dies_is_sat_out_and_the_next_is_not(apart):
     published = apart.link.publish
     when_tried(apart, lambda: kill(apart), ("full", "class-means"))
     apart.link.announce(apart.offer(kinds=(LONG, MEANS), remaining_s=DAY_S))
     assert apart.go().contributions == []
-    assert [plan.kind for plan in apart.link.of(PlanMessage)] == ["full", "class-means", ""]
-    assert len(apart.link.of(PlanMessage)[-1].reasons) == 2
+    assert [plan.kind for plan in apart.link.of(Plan)] == ["full", "class-means", ""]
+    assert len(apart.link.of(Plan)[-1].reasons) == 2
     apart.link.publish = published
     apart.link.announce(apart.offer(number=2, kinds=(MEANS,)))
     assert len(apart.go().contributions) == 1
 
 
+@pytest.mark.slow
 def test_what_died_is_tried_again_when_its_round_has_a_new_deadline_and_not_before(apart):
     published = apart.link.publish
     when_tried(apart, lambda: kill(apart))
@@ -157,9 +160,10 @@ def test_what_died_is_tried_again_when_its_round_has_a_new_deadline_and_not_befo
     assert apart.go().contributions == []
     apart.link.announce(apart.offer(kinds=(SHORT,), remaining_s=2 * DAY_S))
     run_until_it_is_over(apart, pause_s=0.0)
-    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(PlanMessage)[-1].reasons
+    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(Plan)[-1].reasons
 
 
+@pytest.mark.slow
 def test_an_update_that_was_handed_over_is_not_made_again_when_its_process_dies(apart):
     add = apart.agent._duty.outbox.add
 
@@ -202,11 +206,12 @@ def test_work_is_given_up_with_its_process_when_the_device_is_to_stop(apart):
     assert (apart.contributions, process(apart)) == ([], None)
 
 
+@pytest.mark.slow
 def test_work_stands_still_while_the_rules_say_no_and_then_goes_on(apart):
     looks = []
 
     def judged(_held):
-        looks.append(bool(apart.link.of(PlanMessage)))
+        looks.append(bool(apart.link.of(Plan)))
         return PAUSED if sum(looks) in (1, 2) else RuleVerdict()
 
     apart.agent.hours.judged = judged
@@ -218,12 +223,13 @@ def test_work_stands_still_while_the_rules_say_no_and_then_goes_on(apart):
     assert apart.agent.hours.lost() > 0
 
 
+@pytest.mark.slow
 def test_work_that_stands_still_is_not_ended_however_long_the_rules_say_no(apart, monkeypatch):
     monkeypatch.setattr(working, "STILL_S", 1.0)
     until = []
 
     def judged(_held):
-        if apart.link.of(PlanMessage) and not until:
+        if apart.link.of(Plan) and not until:
             until.append(monotonic() + 3.0)
         return PAUSED if until and monotonic() < until[0] else RuleVerdict()
 
@@ -231,11 +237,11 @@ def test_work_that_stands_still_is_not_ended_however_long_the_rules_say_no(apart
     apart.agent.hours.judged = judged
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
     run_until_it_is_over(apart, pause_s=0.0)
-    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(PlanMessage)[-1].reasons
+    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(Plan)[-1].reasons
 
 
 def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog):
-    apart.agent.hours.judged = lambda _held: PAUSED if apart.link.of(PlanMessage) else RuleVerdict()
+    apart.agent.hours.judged = lambda _held: PAUSED if apart.link.of(Plan) else RuleVerdict()
     worked = []
     when_tried(apart, lambda: (worked.append(process(apart).pid), apart.agent.hours.look_again()))
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=3600.0))
@@ -244,6 +250,7 @@ def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog)
     assert "when the round closed; paused: paused by hand" in caplog.text
 
 
+@pytest.mark.slow
 def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it(apart):
     place, looks, settled, worked = apart.agent._duty.place, [], [], set()
     ask, place._stays_s = place._ask, 0.0
@@ -251,7 +258,7 @@ def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it
     earlier = contribution(number=0)
 
     def judged(_held):
-        looks.append(bool(apart.link.of(PlanMessage)))
+        looks.append(bool(apart.link.of(Plan)))
         if sum(looks) == 1:
             place.settle(earlier, counts=True)
         return PAUSED if 1 <= sum(looks) <= 3 else RuleVerdict()
@@ -341,6 +348,7 @@ PREPARE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["sys.exit(3)", PREPARE])
 def test_what_dies_before_it_has_done_any_work_is_started_again_later_and_later(
     stage, monkeypatch, clock, program

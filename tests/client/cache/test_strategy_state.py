@@ -58,6 +58,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_device_killed_as_it_keeps_an_update_loses_no_memory_and_trains_from_no_later_one(
     stage, monkeypatch, where

@@ -1,5 +1,7 @@
 """A hello is said until there is an answer: a broker may drop what it has acknowledged."""
 
+import pytest
+
 from device_runtime.broker.wire.link import Received
 from device_runtime.broker.wire.messages import Hello, encode
 from device_runtime.broker.wire.topics import down
@@ -39,6 +41,7 @@ def test_what_is_still_on_its_way_to_the_broker_is_not_said_again():
     assert said(greeting, 100) == [59, 79]
 
 
+@pytest.mark.slow
 def test_a_device_whose_hello_is_lost_is_heard_all_the_same(stage):
     def hellos():
         return stage.link.of(Hello)

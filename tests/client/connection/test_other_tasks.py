@@ -123,6 +123,7 @@ def test_to_an_enrolled_device_unsigned_offers_are_no_tasks(offering, tmp_path):
     assert other_tasks.offered(Connection(url, "a", tmp_path, "a", key)) == {}
 
 
+@pytest.mark.slow
 def test_join_says_which_tasks_there_are(offering, launched, eventually, tmp_path):
     np.savez(tmp_path / "samples.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4))
     url = offering({"digits": encode(offer("digits"))})

@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, name
 from device_runtime.broker.wire.link_timing import packet_bytes
-from device_runtime.broker.wire.messages import DeviceState, Get, Hello, PlanMessage, decode
+from device_runtime.broker.wire.messages import Get, Hello, Plan, State, decode
 from device_runtime.broker.wire.topics import block, parse, up
 from device_runtime.client.connection.presence import Voice
 
@@ -29,9 +29,7 @@ class Line:
 
     @property
     def plans(self):
-        return [
-            decode(payload, PlanMessage) for topic, payload in self.published if parse(topic).leaf == "plan"
-        ]
+        return [decode(payload, Plan) for topic, payload in self.published if parse(topic).leaf == "plan"]
 
     @property
     def plan_bytes(self):
@@ -51,7 +49,7 @@ def voice(line):
 
 
 def plan(kind="zeroth-order", number=1, reasons=REASONS):
-    return PlanMessage(
+    return Plan(
         task="t", round=number, kind=kind, seconds=1.0, memory_bytes=10, energy_j=2.0, reasons=reasons
     )
 
@@ -68,7 +66,7 @@ def test_presence_is_told_in_the_name_of_this_life(voice):
     for online in (True, False):
         will = voice.presence(online)
         assert (will.topic, will.retain) == (up("a", "state"), True)
-        assert decode(will.payload, DeviceState) == DeviceState(boot=7, online=online)
+        assert decode(will.payload, State) == State(boot=7, online=online)
 
 
 def test_a_plan_is_told_when_it_is_another_than_the_last_or_the_device_sits_out(voice, line):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire import compact_round as small
-from device_runtime.broker.wire.messages import ContributionMessage, Metrics, Receipt, decode
+from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt, decode
 from device_runtime.broker.wire.topics import up
 from device_runtime.client.connection.presence import Voice
 from device_runtime.client.delivery.outbox import Outbox
@@ -47,7 +47,7 @@ def sending(line, tmp_path):
 
 def give(sending, number, now=0.0, kind="zeroth-order", **changes):
     body = encode({"g": np.array([number, -1.5], np.float32)})
-    made = ContributionMessage(
+    made = Contribution(
         task="t", run="r", round=number, boot=0, seq=0, kind=kind, num_examples=4,
         metrics=Metrics(0.5, 10, 20, 30), body=body,
     )  # fmt: skip
@@ -116,7 +116,7 @@ def test_what_has_no_receipt_is_sent_again_whole(sending, line):
     sending.due(9.0)
     assert line.leaves == ["contribution", "c"]
     sending.due(10.0)
-    assert decode(line.sent[-1][1], ContributionMessage) == second
+    assert decode(line.sent[-1][1], Contribution) == second
 
 
 def test_a_receipt_of_a_short_one_names_its_round(sending):
@@ -166,4 +166,4 @@ def test_after_a_lost_session_a_short_one_goes_again_whole_at_once(sending, line
     sending.restart()
     sending.due(1.0)
     assert line.leaves == ["contribution", "c", "contribution"]
-    assert decode(line.sent[-1][1], ContributionMessage) == second
+    assert decode(line.sent[-1][1], Contribution) == second

@@ -1,12 +1,12 @@
 import msgspec
 import pytest
 
-from device_runtime.broker.wire.messages import ContributionMessage, Metrics, Receipt
+from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt
 from device_runtime.client.delivery.outbox import Outbox
 
 
 def contribution(seq, boot=7):
-    return ContributionMessage(
+    return Contribution(
         task="t",
         run="r",
         round=seq,

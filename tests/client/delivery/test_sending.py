@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from device_runtime.broker.wire.messages import ContributionMessage, Metrics, Receipt, decode
+from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt, decode
 from device_runtime.broker.wire.topics import up
 from device_runtime.client.connection.presence import Voice
 from device_runtime.client.delivery.outbox import Outbox
@@ -21,7 +21,7 @@ class Line:
         self.waiting = []
 
     def publish(self, topic, payload, retain=False):
-        self.published.append(decode(payload, ContributionMessage))
+        self.published.append(decode(payload, Contribution))
         self.waiting.append(topic)
         return True
 
@@ -48,7 +48,7 @@ def sending(line, tmp_path):
 def keep(sending, number=1, epsilon_milli=0):
     metrics = Metrics(0.5, 10, 20, 30, epsilon_milli)
     given = {"task": "t", "run": "r", "kind": "few-shot", "num_examples": 4, "metrics": metrics, "body": b"x"}
-    return sending.keep(ContributionMessage(round=number, boot=0, seq=0, **given))
+    return sending.keep(Contribution(round=number, boot=0, seq=0, **given))
 
 
 def receipt(message, number=None):

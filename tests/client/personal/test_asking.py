@@ -126,6 +126,7 @@ def test_values_that_are_no_numbers_get_no_label_and_no_samples_no_answer(person
     assert personal.predict(tmp_path / "none.npy") == []
 
 
+@pytest.mark.slow
 def test_a_text_is_answered_whether_it_is_in_a_file_or_given(tmp_path, text_bundle, offer):
     PersonalModelStore(tmp_path).keep(offer(4), text_bundle, text_bundle.weights())
     personal = Personal.open(tmp_path)

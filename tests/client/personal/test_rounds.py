@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.broker.wire.blobs import name
 from device_runtime.broker.wire.link import Connected
-from device_runtime.broker.wire.messages import Base, ContributionMessage, Get, Hello
+from device_runtime.broker.wire.messages import Base, Contribution, Get, Hello
 from device_runtime.client.agent import Agent
 from device_runtime.client.duty import FINAL_S
 from device_runtime.client.errors import WorkDied
@@ -124,8 +124,8 @@ def test_samples_that_come_between_rounds_take_part_in_the_next(device, digits):
     stage.link.announce(stage.offer(2))
     stage.go()
     assert [c.num_examples for c in stage.contributions] == [120, 150]
-    sent = [one for one in stage.link.sent if isinstance(one, Hello | ContributionMessage)]
-    assert [type(one) for one in sent[-2:]] == [Hello, ContributionMessage]
+    sent = [one for one in stage.link.sent if isinstance(one, Hello | Contribution)]
+    assert [type(one) for one in sent[-2:]] == [Hello, Contribution]
     assert sent[-2].num_examples == 150  # an aggregator takes no more than the hello says
 
 
@@ -170,6 +170,7 @@ def over(stage, number=1):
     return stage.offer(number, base=base, kinds=(), remaining_s=0.0, done=True), data
 
 
+@pytest.mark.slow
 def test_the_model_of_a_task_that_is_done_is_fetched_kept_and_judged(device):
     stage = device(PersonalWish(keep=True, held_out=0.25))
     stage.link.announce(stage.offer(1))

@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from device_runtime.broker.wire.link import Connected
-from device_runtime.broker.wire.messages import ContributionMessage, Get, PlanMessage
+from device_runtime.broker.wire.messages import Contribution, Get, Plan
 from device_runtime.cli.on_device import policy_options
 from device_runtime.cli.on_device.join import add_arguments
 from device_runtime.client.agent import Agent
@@ -74,6 +74,7 @@ def test_with_a_smallest_count_no_feature_maps_of_single_samples_are_sent(kind):
     assert AllowList().bars(kind()) == ""
 
 
+@pytest.mark.slow
 def test_a_device_trains_the_next_kind_that_its_owner_allows_and_tells_why(stage):
     allowing(stage, AllowList(kinds=("class-means",)))
     kinds = (registry.write(Full()), registry.write(ClassMeans()))
@@ -81,23 +82,25 @@ def test_a_device_trains_the_next_kind_that_its_owner_allows_and_tells_why(stage
     stage.go()
     assert [sent.kind for sent in stage.contributions] == ["class-means"]
     told = "full is not allowed by the owner, who allows class-means"
-    assert told in stage.link.of(PlanMessage)[-1].reasons
+    assert told in stage.link.of(Plan)[-1].reasons
 
 
+@pytest.mark.slow
 def test_a_device_whose_owner_allows_nothing_of_a_round_sits_it_out(stage):
     allowing(stage, AllowList(most_scalars=1))
     stage.link.announce(stage.offer(kinds=(registry.write(ZerothOrder(num_z=1024)),)))
     stage.go()
     assert stage.contributions == []
-    assert stage.link.of(PlanMessage)[-1].reasons == ("zeroth-order sends 1024 scalars, the owner allows 1",)
+    assert stage.link.of(Plan)[-1].reasons == ("zeroth-order sends 1024 scalars, the owner allows 1",)
 
 
+@pytest.mark.slow
 def test_a_bundle_that_is_not_allowed_is_not_even_fetched(stage, caplog):
     offer = stage.offer()
     allowing(stage, AllowList(bundles=("0" * 16,)))
     stage.link.announce(offer, unasked=False)
     stage.go()
-    assert not stage.link.of(Get) and not stage.link.of(ContributionMessage)
+    assert not stage.link.of(Get) and not stage.link.of(Contribution)
     assert f"bundle {offer.bundle.hex} is not among those that the owner allows" in caplog.text
     allowing(stage, AllowList(bundles=("0" * 16, offer.bundle.hex[:16])))
     stage.link.announce(offer)

@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Connected
-from device_runtime.broker.wire.messages import VERSION, DeviceState, Get, Hello, PlanMessage, decode, encode
+from device_runtime.broker.wire.messages import VERSION, Get, Hello, Plan, State, decode, encode
 from device_runtime.client.policy.rules import Rule, RuleVerdict
 from device_runtime.client.policy.work_gate import Hours
 from device_runtime.models.engines.onnx_engine import OnnxModel
@@ -33,7 +33,7 @@ class Says:
 
         def published(topic, payload, retain=False):
             if topics.parse(topic).leaf == "state":
-                state = decode(payload, DeviceState)
+                state = decode(payload, State)
                 assert retain
                 self.states.append(state.paused)
                 return True
@@ -103,7 +103,7 @@ def test_nothing_is_begun_while_the_rules_say_no_and_the_aggregator_is_told_why(
     ticking()
     assert stage.contributions == []
     assert says.states == [True]
-    assert [(plan.round, plan.kind, plan.reasons) for plan in stage.link.of(PlanMessage)] == [
+    assert [(plan.round, plan.kind, plan.reasons) for plan in stage.link.of(Plan)] == [
         (1, "", ("paused: on battery power",))
     ]
     assert stage.link.of(Get) == []
@@ -140,6 +140,7 @@ def test_a_hello_that_is_said_while_paused_is_followed_by_the_word_that_it_is(st
     assert says.states == [True, True]
 
 
+@pytest.mark.slow
 def test_work_stands_still_at_its_next_step_and_goes_on_where_it_was(stage, ticking, steps):
     """Ten steps of a second; the rules are looked at once a second: paused for three of them."""
     says = Says(stage)
@@ -160,7 +161,7 @@ def test_work_stands_still_at_its_next_step_and_goes_on_where_it_was(stage, tick
     assert [round(after - before) for before, after in pairwise(steps)].count(1) == 8
     assert says.states == [True, False]
     assert sent.metrics.train_time_ms == pytest.approx(10_000, abs=100)  # the pause is no work
-    plans = [(plan.kind, plan.reasons[:1]) for plan in stage.link.of(PlanMessage)]
+    plans = [(plan.kind, plan.reasons[:1]) for plan in stage.link.of(Plan)]
     assert plans == [("full", ()), ("", ("paused: on battery power",)), ("full", ())]
 
 
@@ -177,12 +178,13 @@ def test_work_that_stands_still_until_its_round_closes_is_given_up_with_the_reas
     stage.agent._go_on = noted
     ticking(30)
     assert stage.contributions == []
-    last = stage.link.of(PlanMessage)[-1]
+    last = stage.link.of(Plan)[-1]
     assert last.kind == ""
     assert any("when the round closed; paused: on battery power" in reason for reason in last.reasons)
     assert stage.agent._duty.open is None
 
 
+@pytest.mark.slow
 def test_too_little_time_after_a_pause_is_stepped_down_to_what_fits(stage, ticking, steps):
     """Ten steps of a second in 30 seconds: after a pause of 25 the full update does not fit any more."""
     says = Says(stage)
@@ -203,6 +205,7 @@ def test_too_little_time_after_a_pause_is_stepped_down_to_what_fits(stage, ticki
     assert len(steps) < 10
 
 
+@pytest.mark.slow
 def test_a_newer_round_that_is_heard_during_a_pause_ends_the_work_on_the_old_one(stage, ticking, caplog):
     caplog.set_level("INFO")
     says = Says(stage)
@@ -269,6 +272,6 @@ def test_the_message_of_a_pause_is_read_by_those_who_do_not_know_of_it(stage):
         online: bool
         leaving: bool = False
 
-    known = msgspec.msgpack.decode(encode(DeviceState(boot=7, online=True, paused=True)), type=Before)
+    known = msgspec.msgpack.decode(encode(State(boot=7, online=True, paused=True)), type=Before)
     assert (known.boot, known.online, known.leaving) == (7, True, False)
-    assert decode(msgspec.msgpack.encode(Before(VERSION, 7, True)), DeviceState).paused is False
+    assert decode(msgspec.msgpack.encode(Before(VERSION, 7, True)), State).paused is False

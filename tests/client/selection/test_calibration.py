@@ -1,11 +1,11 @@
 import pytest
 
 from device_runtime.client.selection.calibration import Corrections, Measurements, grown
-from device_runtime.client.selection.choose import Candidate, Plan
+from device_runtime.client.selection.choose import Candidate, UpdateChoice
 from device_runtime.client.training.work import Timing, WorkOutcome
 from device_runtime.profiles import Bandwidth, Cost, DeviceProfile, Memory, Power, Speed, StragglerVerdict
 from device_runtime.strategies.class_means import ClassMeans
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 SPEED = Speed(1e9, {"forward": 0.5}, "measured", {"forward": 0.1}, 0.01, {"forward": 77})
 
@@ -19,8 +19,8 @@ def device(**growth):
 def outcome(peak, gave_up=(), outgrew=()):
     """Of class means that were predicted to take the process to 300 bytes."""
     cost = Cost(1.0, 1.0, 300, 0, 0, 0.0)
-    plan = Plan(Candidate(ClassMeans(), cost, ()), (), StragglerVerdict(False, ()))
-    made = Contribution("class-means", {}, 1, 0.0)
+    plan = UpdateChoice(Candidate(ClassMeans(), cost, ()), (), StragglerVerdict(False, ()))
+    made = TrainedUpdate("class-means", {}, 1, 0.0)
     return WorkOutcome(plan, made, peak_memory_bytes=peak, gave_up=gave_up, outgrew=outgrew)
 
 
@@ -62,7 +62,7 @@ def test_a_damaged_file_is_measured_anew_and_a_disk_that_refuses_is_no_reason_to
 def sat_out(compute_s=9.0, seconds=9.0, memory=300, timings=()):
     """Of a device that nothing fitted, of which a kind would have taken so long and so much."""
     cost = Cost(seconds, compute_s, memory, 0, 0, 0.0)
-    plan = Plan(None, (Candidate(ClassMeans(), cost, ("too much",)),), StragglerVerdict(True, ()))
+    plan = UpdateChoice(None, (Candidate(ClassMeans(), cost, ("too much",)),), StragglerVerdict(True, ()))
     return WorkOutcome(plan, None, timings=timings)
 
 
@@ -80,7 +80,7 @@ def test_rounds_in_a_row_that_were_sat_out_for_want_of_time_are_counted():
         (sat_out(), True),
         (sat_out(compute_s=1.0), False),
         (sat_out(memory=2000), False),
-        (WorkOutcome(Plan(None, (), StragglerVerdict(True, ())), None), False),
+        (WorkOutcome(UpdateChoice(None, (), StragglerVerdict(True, ())), None), False),
         (sat_out(memory=2000, timings=(Timing("full", 1.0, 9.0),)), True),
     ],
     ids=["computing", "its link", "its memory", "what may not be trained", "tried, and too slow"],

@@ -58,6 +58,7 @@ def test_every_training_graph_is_measured_and_the_loss_and_a_step_of_the_classif
     assert speed.step_s > 0
 
 
+@pytest.mark.slow
 def test_what_the_memory_does_not_allow_is_left_out_before_it_is_loaded_or_when_it_has_run(manifest):
     graphs, speed = manifest.graphs, measured(refused="train.all", too_large="train.mid")
     assert "4 of 7 graphs by their operations" in speed.source

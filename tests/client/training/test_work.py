@@ -10,7 +10,7 @@ from device_runtime.client.delivery.reports import contribution_message
 from device_runtime.client.energy import Account, Energy, MeterInfo, MeterReading
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard
-from device_runtime.client.selection.choose import MAIN, Candidate, Plan
+from device_runtime.client.selection.choose import MAIN, Candidate, UpdateChoice
 from device_runtime.client.training.emulation import Pretence, Time
 from device_runtime.client.training.engine_guard import Watcher
 from device_runtime.client.training.work import (
@@ -301,7 +301,7 @@ def test_what_a_device_was_too_slow_for_once_is_tried_again_some_rounds_later():
     """A correction of 2 that bars a kind is 1.9, 1.81, ... in rounds in which only others are tried."""
     profile = replace(believed(1e9), corrections={"full": 2.0, "few-shot": 0.5})
     sat_out = WorkOutcome(
-        Plan(None, (), StragglerVerdict(True, ())), None, timings=(Timing("few-shot", 1.0, 1.0),)
+        UpdateChoice(None, (), StragglerVerdict(True, ())), None, timings=(Timing("few-shot", 1.0, 1.0),)
     )
     after = corrected(profile, sat_out)
     assert after["full"] == pytest.approx(1.9)

@@ -228,6 +228,7 @@ others = pytest.mark.parametrize("engine", ENGINES)
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
+@pytest.mark.slow
 @others
 @families
 def test_engines_give_the_same_outputs_and_zeroth_order_losses(case, family, engine):

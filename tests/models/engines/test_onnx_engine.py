@@ -148,6 +148,7 @@ def test_unloading_and_loading_again_gives_the_same_bits(digits, data):
     assert model.probe("all").loss(x, y) == loss
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
 def test_rounds_of_loading_and_unloading_do_not_grow_the_process(digits):
     code = (

@@ -60,6 +60,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((7, 2, 4, 4), dtype=np.float32), rng.integers(0, 3, 7)
 
 
+@pytest.mark.slow
 def test_module_is_left_in_training_mode(module, bundle):
     assert module.training
     assert module.head.weight.requires_grad
@@ -110,7 +111,7 @@ def linear(*layers) -> "torch.nn.Module":
     ("module", "message"),
     [
         (linear(nn.Linear(32, 4)), "gives 4 logits for 3 labels"),
-        (linear(nn.Linear(32, 3), nn.Softmax(1)), "are not the logits of its head 1"),
+        (linear(nn.Linear(32, 3), nn.Softmax(1)), "does not return the logits of its head 1"),
         (linear(nn.Linear(30, 3)), r"the module fails on \(4, 2, 4, 4\)"),
         (nn.Sequential(nn.Linear(4, 3)), r"head 0 is given \(4, 2, 4, 4\), expected \(n, width\)"),
         (linear(nn.Linear(32, 3)).double(), "is torch.float64; only torch.float32"),
@@ -132,6 +133,7 @@ class Idle(nn.Module):
         return self.head(x.flatten(1))
 
 
+@pytest.mark.slow
 def test_parameter_without_influence_is_named(tmp_path):
     with pytest.raises(ExportError, match=r"train.all/mid/head .* spare does not influence the loss"):
         export(Idle(), SPEC, tmp_path / "out")
@@ -144,6 +146,7 @@ def test_batch_norm_whose_statistics_are_the_mean_of_all_batches_is_refused_in_t
         export(module, replace(SPEC, batchnorm="training"), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_wrong_rule_is_caught_by_the_parity_gate_and_nothing_is_written(tmp_path, monkeypatch):
     from device_runtime.models.export import rules as torch_rules
 
@@ -215,6 +218,7 @@ def test_feature_maps_of_levels_are_what_the_submodules_give(module, tmp_path, d
         OnnxModel(made).level_features(data[0], "up")
 
 
+@pytest.mark.slow
 def test_graphs_of_what_is_above_a_level_are_for_the_sets_above_it(module, tmp_path):
     sets = {"all": {}, "mid": {}, "head": {}}
     spec = replace(SPEC, outputs={"low": "stem", "mid": "pool"}, sets=sets)
@@ -224,6 +228,7 @@ def test_graphs_of_what_is_above_a_level_are_for_the_sets_above_it(module, tmp_p
         export(module, replace(spec, objectives=("above-mid",), sets={"all": {}}), tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_batch_statistics_that_no_graph_uses_are_not_passed_over_in_silence(module, tmp_path, caplog):
     export(module, replace(SPEC, sets={"head": {}}, batchnorm="training"), tmp_path / "out")
     assert "no graph uses batch statistics" in caplog.text
@@ -244,6 +249,7 @@ class Padded(nn.Module):
         return self.head((self.embedding(ids) * real.unsqueeze(2)).mean(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", [0, 1, 29_999])
 def test_the_gate_draws_the_ids_that_may_mean_padding(padding, tmp_path):
     torch.manual_seed(0)
@@ -269,6 +275,7 @@ class OfSensors(nn.Module):
         return self.head(nn.functional.adaptive_avg_pool1d(x, 1).flatten(1))
 
 
+@pytest.mark.slow
 def test_a_network_of_one_dimensional_convolutions_learns_to_tell_frequencies(tmp_path):
     torch.manual_seed(0)
     spec = ExportSpec("sensors", InputSpec((3, 64)), ("a", "b", "c", "d"), batchnorm="training")

@@ -230,6 +230,7 @@ class BatchStatistics(nn.Module):
         return self.head(self.norm(x.unsqueeze(2) * torch.arange(1.0, 5.0)).mean(2))
 
 
+@pytest.mark.slow
 def test_batch_norm_with_the_statistics_of_the_batch_is_exported_as_torch_computes_it():
     subject = Subject(BatchStatistics().eval(), "head", torch.randn(TRACED_BATCH, 8))
     assert 0 <= check_parity(subject, gradients(subject)) < 1e-4

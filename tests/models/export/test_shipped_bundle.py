@@ -36,6 +36,7 @@ def test_weights_are_those_of_the_stated_seed(digits, module):
         torch.testing.assert_close(module.state_dict()[name], torch.from_numpy(weight), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_graphs_of_forward_and_loss_are_the_same_bytes(digits, module):
     subject = Subject(module, "head", torch.zeros(4, 1, 8, 8))
     for graph in candidates(subject, WantedGraphs({"head": digits.manifest.names("head")}, (), (), False)):

@@ -28,6 +28,7 @@ def test_sets_that_change_the_network_are_said_where_they_share_a_bundle():
     assert changes({"all": {}, "lora": {"rank": 2}, "adapter": {}, "sparse": {}}) == ""
 
 
+@pytest.mark.slow
 def test_export_says_so_in_one_line(tmp_path, caplog):
     torch.manual_seed(0)
     module = vit(classes=3, image=8, patch=4, depth=3, dim=8, heads=2)

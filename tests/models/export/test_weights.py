@@ -161,7 +161,7 @@ def test_what_holds_no_tensors_by_name_is_refused(tmp_path):
         ("other.pt", "epoch is a int, expected a tensor"),
         ("one.npz", "is refused"),
         ("bad.safetensors", "is refused"),
-        ("w.h5", r"is none of .safetensors, .npz, .pt, .pth, .bin"),
+        ("w.h5", r"expected a file .safetensors, .npz, .pt, .pth, .bin"),
         ("nowhere.pt", "cannot be read"),
         ("nowhere.npz", "cannot be read"),
         ("nowhere.safetensors", "cannot be read"),

@@ -218,6 +218,7 @@ def test_what_torch_raises_is_an_engine_error_of_one_line(digits, data, monkeypa
         model.logits(data[0])
 
 
+@pytest.mark.slow
 def test_the_engine_needs_neither_onnxruntime_nor_torch_s_tracer():
     code = (
         "import sys, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find\n"

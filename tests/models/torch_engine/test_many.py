@@ -64,6 +64,7 @@ def alone(
     return trainer.params.views, total / max(seen, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sgd", "clip_norm"), [(Sgd(0.05), 0.0), (Sgd(0.05, 0.9, 0.01), 0.5)])
 @pytest.mark.parametrize("tunable", ["all", "mid"])
 @pytest.mark.parametrize("network", ["mlp", "cnn", "group norm"])
@@ -92,6 +93,7 @@ def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
         assert not np.shares_memory(one.vector, other.vector)
 
 
+@pytest.mark.slow
 def test_networks_with_batch_statistics_are_not_trained_together(opened):
     manifest = opened("batch norm").manifest
     assert not possible(manifest, "all")
@@ -99,6 +101,7 @@ def test_networks_with_batch_statistics_are_not_trained_together(opened):
     assert not possible(manifest, "lora")
 
 
+@pytest.mark.slow
 def test_it_pays_for_small_networks_and_on_a_gpu_for_all(opened, digits):
     assert pays(opened("mlp").manifest, "all", on_cpu=True)
     assert pays(digits.manifest, "all", on_cpu=True)

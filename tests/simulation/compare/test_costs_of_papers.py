@@ -50,6 +50,7 @@ def squeezenet(tmp_path_factory) -> Bundle:
     )
 
 
+@pytest.mark.slow
 def test_fedncm_of_squeezenet_and_100_clients_costs_what_table_3_2_says(squeezenet, photos, tmp_path):
     """1 F for each sample; 2 * 512 * 10 values * 4 bytes * 100 clients = 4.1e-3 GB, in one round."""
     task = {"bundle": str(squeezenet.path), "rounds": 20, "round_deadline_s": 1e6}

@@ -80,6 +80,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
     assert not (tmp_path / "going-on.json").exists()
 
 
+@pytest.mark.slow
 def test_what_was_stopped_under_another_scenario_begins_again(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "EVERY_S", 0.0)
     other = scenario.load("uniform", {"devices": 2, "data": {"max_train": 40, "max_test": 40}})

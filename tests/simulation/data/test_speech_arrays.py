@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.data.sound import log_mel
-from device_runtime.simulation.data import DataSpec, load, loading
+from device_runtime.simulation.data import DataSpec, divide, load
 from device_runtime.simulation.errors import DataSetError
 
 
@@ -58,7 +58,7 @@ def test_real_speech_has_its_shapes_and_no_speaker_on_both_sides(shared, name, t
     assert (data.groups[data.train_y == 11] == -1).all()  # silence
     with np.load(path) as raw:
         assert not set(data.groups[data.groups >= 0].tolist()) & set(raw["speaker_test"].tolist())
-    parts = loading(data, spec, 30, 0)
+    parts = divide(data, spec, 30, 0)
     speakers = [set(data.groups[part].tolist()) - {-1} for part in parts]
     assert sum(map(len, speakers)) == len(set().union(*speakers))
     assert sorted(np.concatenate(parts).tolist()) == list(range(train))

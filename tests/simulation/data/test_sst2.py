@@ -7,7 +7,7 @@ import pytest
 from device_runtime.models.bundles.inputs import File, TextInput
 from device_runtime.models.text.texts import Texts
 from device_runtime.models.text.word_pieces import Cleaning, WordPieces
-from device_runtime.simulation.data import DataSpec, load, loading
+from device_runtime.simulation.data import DataSpec, divide, load
 from device_runtime.simulation.errors import DataSetError
 
 DATA = Path(os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data"))
@@ -66,5 +66,5 @@ def test_the_whole_of_it_is_found_and_divided(monkeypatch):
     data = load(spec, 0)
     assert (len(data.train_y), len(data.test_y)) == (6920, 1821)
     assert np.bincount(data.train_y).tolist() == [3310, 3610]
-    parts = loading(data, spec, 10, 0)
+    parts = divide(data, spec, 10, 0)
     assert [len(part) for part in parts] == [692] * 10

@@ -184,6 +184,7 @@ def test_a_simulated_run_ends_where_the_others_are_given_up():
         worth._simulated(command.POLICIES[0], DemoSetting(0, 1, 3.0), "", stop)
 
 
+@pytest.mark.slow
 def test_the_picture_is_a_png_for_one_seed_and_for_several(tmp_path):
     for number, seeds in enumerate(([0], [0, 1])):
         runs = [replace(MIXED_RUN, seed=s) for s in seeds] + [run("dropped", s, 0.4, 0.9) for s in seeds]

@@ -22,7 +22,7 @@ from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.peft import Peft
 from device_runtime.strategies.statistics import class_statistics, held_out
 from device_runtime.strategies.terms.dp_sgd import DpSgd
-from device_runtime.strategies.training.device_half import Contribution, LocalData
+from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
 
 SIZES = (23, 1, 40, 7, 64, 0, 12)
 """Device 1 has one sample, device 3 one class, device 5 nothing."""
@@ -80,8 +80,8 @@ def copied(result: Result) -> Result:
 def assert_alike(found: list[Result], expected: list[Result], within: float = 1e-5) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert isinstance(one, Contribution)
-        assert isinstance(other, Contribution)
+        assert isinstance(one, TrainedUpdate)
+        assert isinstance(other, TrainedUpdate)
         assert (one.kind, one.num_examples) == (other.kind, other.num_examples)
         assert one.train_loss == pytest.approx(other.train_loss, abs=within, nan_ok=True)
         assert one.tensors.keys() == other.tensors.keys()
@@ -218,7 +218,7 @@ def test_a_training_that_diverges_is_told_and_leaves_the_others(world, bundle):
     found = results(Batched(world, PlainExecutor(world)), bases, asked)
     assert isinstance(found[0], FailedJob)
     assert "non-finite" in found[0].why
-    assert isinstance(found[1], Contribution)
+    assert isinstance(found[1], TrainedUpdate)
 
 
 def test_it_says_what_it_works_with_and_closes_it(world):
@@ -236,6 +236,7 @@ def on_torch(bundle: Bundle, clients: Clients) -> World:
     return World(bundle, clients, EngineWish("torch"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -254,6 +255,7 @@ def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy
     assert watched.asked == []
 
 
+@pytest.mark.slow
 def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(kept):
     settings = {"epochs": 2, "lr": 0.05, "batch": 8}
     kinds = [

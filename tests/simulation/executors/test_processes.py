@@ -88,6 +88,7 @@ def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases
     assert same(executor.run(bases, every_kind)) == plainly
 
 
+@pytest.mark.slow
 def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
     asked = [job for kind in ("full", "few-shot", "zeroth-order") for job in jobs_of(kind)]
     statistics = ClassStatistics(numbers="int8", most_classes=1)
@@ -102,6 +103,7 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
     assert all(class_statistics.ROWS in names for _, names, *_ in plainly)
 
 
+@pytest.mark.slow
 def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_bit_for_bit(
     kept, kept_plainly, monkeypatch
 ):
@@ -119,6 +121,7 @@ def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_b
         executor.close()
 
 
+@pytest.mark.slow
 def test_what_is_beside_the_base_may_change_its_shape(kept):
     """Shared memory that another layout has left is written anew."""
     executor = Processes(kept.world, 1)
@@ -131,10 +134,12 @@ def test_what_is_beside_the_base_may_change_its_shape(kept):
         executor.close()
 
 
+@pytest.mark.slow
 def test_the_same_workers_give_the_same_again_in_another_order(executor, bases, every_kind, plainly):
     assert same(executor.run(bases, every_kind[::-1]))[::-1] == plainly
 
 
+@pytest.mark.slow
 def test_more_jobs_than_there_is_room_for_results_come_in_their_order(world, bases, monkeypatch):
     monkeypatch.setattr("device_runtime.simulation.executors.processes.RESULTS_BYTES", 1)
     jobs = jobs_of("class-means", 40)
@@ -203,6 +208,7 @@ def test_a_run_that_is_left_early_does_not_disturb_the_next(executor, bases, eve
     assert same(executor.run(bases, every_kind)) == plainly
 
 
+@pytest.mark.slow
 def test_workers_killed_in_the_middle_change_no_bit(executor, bases, every_kind, plainly):
     results = executor.run(bases, every_kind)
     first = same([next(results)])
@@ -212,12 +218,14 @@ def test_workers_killed_in_the_middle_change_no_bit(executor, bases, every_kind,
     assert len(executor.pids) == 2
 
 
+@pytest.mark.slow
 def test_workers_killed_between_runs_change_no_bit(executor, bases, every_kind, plainly):
     for pid in executor.pids:
         os.kill(pid, signal.SIGKILL)
     assert same(executor.run(bases, every_kind)) == plainly
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_every_worker_is_named(world, bases):
     executor = Processes(world, 1)
 
@@ -257,6 +265,7 @@ def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
         next(results)
 
 
+@pytest.mark.slow
 def test_workers_of_torch_are_copies_of_one_and_as_good_as_any(world, bases, every_kind):
     pytest.importorskip("torch")
     jobs, on_torch = every_kind[::2], replace(world, engine=EngineWish(engine="torch"))

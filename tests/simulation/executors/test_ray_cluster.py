@@ -8,6 +8,7 @@ from device_runtime.simulation.executors.ray_executor import RayExecutor
 from .conftest import same
 
 
+@pytest.mark.slow
 def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors(kept, kept_plainly):
     pytest.importorskip("ray")
     executor = RayExecutor(kept.world, workers=1)

@@ -42,6 +42,7 @@ def test_a_table_has_every_scale_and_something_to_run_in_it(name):
     assert all(claim.text for claim in table.claims)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_system_is_known_and_takes_its_settings(name):
     table = catalogue.load(name)

@@ -71,6 +71,7 @@ def test_a_table_is_run_shown_and_written_and_then_is_not_run_again(table, capsy
     assert Path("results.md").read_text("utf-8") == page
 
 
+@pytest.mark.slow
 def test_what_was_stopped_is_gone_on_with(table, capsys):
     words = ["paper:002-t9.9", "--run-dir", "here"]
     assert papers.main(words) == 0

@@ -43,6 +43,7 @@ def report(comparison):
     return write(comparison())
 
 
+@pytest.mark.slow
 def test_every_plot_is_a_png(report):
     assert {path.stem for path in report.plots} == PLOTS
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.plots)
@@ -124,6 +125,7 @@ def test_equal_points_and_classes_stand_below_the_table(report):
     assert "<h3>Recall of each class at 12 rounds: mean of the last 5 evaluations</h3>" in page
 
 
+@pytest.mark.slow
 def test_classes_that_one_group_alone_holds_have_rows_and_a_plot(comparison):
     report = write(comparison(seeds=1, data={"groups": {"pi-5": {"classes": [8, 9]}}}))
     assert {path.stem for path in report.plots} == PLOTS | {"accuracy-of-groups"}
@@ -131,6 +133,7 @@ def test_classes_that_one_group_alone_holds_have_rows_and_a_plot(comparison):
     assert "worst class" not in report.text()
 
 
+@pytest.mark.slow
 def test_a_folder_from_before_classes_were_kept_is_reported_and_said_to_lack_them(comparison):
     plan = comparison(seeds=1, data={"groups": {"pi-5": {"classes": [8, 9]}}})
     for name in plan.names:
@@ -149,6 +152,7 @@ def test_a_folder_from_before_classes_were_kept_is_reported_and_said_to_lack_the
     assert "alone" not in report.text()
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_report(comparison):
     plan = comparison(seeds=2)
     first = write(plan)
@@ -158,6 +162,7 @@ def test_the_same_runs_give_the_same_report(comparison):
     assert [path.read_bytes() for path in files] == before
 
 
+@pytest.mark.slow
 def test_one_policy_and_one_seed_are_reported_and_what_people_named_is_escaped(comparison):
     report = write(comparison(policies=("few-shot",), seeds=1, name="<b>&fleet"))
     assert {path.stem for path in report.plots} == PLOTS
@@ -167,11 +172,13 @@ def test_one_policy_and_one_seed_are_reported_and_what_people_named_is_escaped(c
     assert "<b>&fleet" not in text
 
 
+@pytest.mark.slow
 def test_many_policies_are_drawn_side_by_side(comparison):
     report = write(comparison(policies=("choose", "drop", "reduced", "full", "zeroth-order"), seeds=1))
     assert {path.stem for path in report.plots} == PLOTS
 
 
+@pytest.mark.slow
 def test_without_probes_there_are_no_pictures_of_them_nor_do_old_ones_stay(comparison):
     plan = comparison(probed=False)
     (plan.folder / "plots").mkdir()
@@ -188,6 +195,7 @@ def test_a_run_that_is_missing_is_named(comparison):
         write(plan)
 
 
+@pytest.mark.slow
 def test_the_best_policy_is_set_against_the_nearest_and_not_the_weakest(comparison):
     policies = ("choose", "drop", "full")
     plan = comparison(policies, seeds=1)
@@ -201,6 +209,7 @@ def test_the_best_policy_is_set_against_the_nearest_and_not_the_weakest(comparis
     assert reached[nearest] > reached[weakest]
 
 
+@pytest.mark.slow
 def test_where_no_run_beats_chance_there_is_no_target_and_the_curves_are_drawn(comparison, monkeypatch):
     from device_runtime.simulation.compare import figures
 

@@ -122,6 +122,7 @@ def test_a_device_that_dies_while_it_computes_comes_back_and_answers_the_round(u
     assert others.items() <= kinds(finished).items()
 
 
+@pytest.mark.slow
 def test_a_device_that_dies_before_the_receipt_sends_what_it_has_on_disk(undisturbed, mixed, members):
     """It has trained, and is asked for the blocks of its update: nothing is trained again."""
     came_s, record = counted(undisturbed, "jetson")
@@ -137,6 +138,7 @@ def test_a_device_that_dies_before_the_receipt_sends_what_it_has_on_disk(undistu
     assert same(finished, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keepalive_s", [0.2, 30.0])
 def test_a_link_that_is_lost_while_an_update_is_on_its_way_delays_it_only(
     undisturbed, mixed, members, keepalive_s
@@ -172,6 +174,7 @@ def test_of_a_cohort_only_those_who_are_asked_take_part(mixed, members):
     assert [plan.round for _, plan in finished.plans if plan.device not in set.union(*took_part)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["in the middle of an upload", "after three contributions"])
 def test_an_aggregator_that_is_killed_goes_on_where_it_was(undisturbed, mixed, members, phase):
     came = sorted(at for at, record in undisturbed.contributions if record.round == 2)
@@ -184,6 +187,7 @@ def test_an_aggregator_that_is_killed_goes_on_where_it_was(undisturbed, mixed, m
     assert sum(isinstance(what, RoundOpened) and what.again for _, what in finished.told) == 1
 
 
+@pytest.mark.slow
 def test_a_device_that_never_comes_back_costs_a_round_its_deadline(mixed, members, undisturbed):
     task_of_five = msgspec.structs.replace(mixed, min_contributions=5)
     at_s = opened(undisturbed, 2) + 0.1

@@ -74,6 +74,7 @@ def caught_up(monkeypatch):
     return ends, fetched, steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [10, 3, 1], ids=["all take part", "three of ten", "one of ten"])
 def test_whoever_takes_part_when_all_end_with_the_same_bits_and_no_weights_travel(fleet, caught_up, asked):
     ends, fetched, steps = caught_up
@@ -89,6 +90,7 @@ def test_whoever_takes_part_when_all_end_with_the_same_bits_and_no_weights_trave
     assert sent < WEIGHTS_BYTES, "weights travelled"
 
 
+@pytest.mark.slow
 def test_scalars_that_a_lost_link_makes_late_count_and_all_hold_the_same_bits(fleet, caught_up):
     """One device's network goes while it computes round 3, and is back when round 5 is open."""
     ends, _, steps = caught_up
@@ -103,6 +105,7 @@ def test_scalars_that_a_lost_link_makes_late_count_and_all_hold_the_same_bits(fl
     assert set(ends.values()) == {digest(finished.weights)}
 
 
+@pytest.mark.slow
 def test_what_is_said_twice_or_to_an_aggregator_that_falls_changes_no_bit(fleet, caught_up):
     """Crashed devices send what is on their disks again; a receipt that was lost is given again."""
     ends, _, _ = caught_up

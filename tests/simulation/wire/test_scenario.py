@@ -90,18 +90,21 @@ def test_the_fast_simulator_and_the_wire_agree_on_kinds_participants_and_weights
     assert [line.participants for line in noted.lines] == [8, 8, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["median", "multi-krum"])
 def test_they_agree_under_a_rule_that_screens_updates(tmp_path, rule):
     noted, served, finished = both(scenario(tmp_path, robust=rule, rounds=2))
     assert len(check_equal(noted, served, finished)) == 4
 
 
+@pytest.mark.slow
 def test_they_agree_where_devices_hold_samples_out(tmp_path):
     """The head in closed form comes to them beside the base of rounds 2 and 3."""
     noted, served, finished = both(scenario(tmp_path, statistics={"hold_out": 0.2}))
     assert len(check_equal(noted, served, finished)) == 4
 
 
+@pytest.mark.slow
 def test_they_agree_when_the_model_moves_by_zeroth_order_steps_alone(tmp_path):
     noted, served, finished = both(scenario(tmp_path, kinds=[{"name": "zeroth-order"}], rounds=4))
     assert check_equal(noted, served, finished) == {"zeroth-order"}

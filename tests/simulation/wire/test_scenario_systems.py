@@ -34,6 +34,7 @@ def test_they_agree_on_a_family_of_which_slow_devices_train_the_smaller(tmp_path
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["moon", "fedadam", "random"])
 def test_they_agree_on_what_is_kept_on_either_side(name, tmp_path, exported):
     """On devices what they trained last, on the aggregator an optimiser's moments; and fresh parameters."""
@@ -54,6 +55,7 @@ def test_they_agree_on_what_is_sent_beside_the_base(tmp_path, exported):
     assert fetched[4] == fetched[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("fedat", "attention-transfer"), ("fedkad", "prototypes"), ("fedsplit", "representatives")],

@@ -46,6 +46,7 @@ def test_a_device_that_was_there_before_the_aggregator_loses_no_time(one_member)
     assert opened - min(down) < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deadline_s", [0.8, 1.0, 1.3, 2.0])
 def test_an_update_does_not_come_late_because_of_the_words_about_it(one_member, deadline_s):
     """At 300 B/s the whole plan would take 0.8 s and the update 0.6 s; words go where there is time."""

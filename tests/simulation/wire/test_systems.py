@@ -47,6 +47,7 @@ def task_for(name, exported):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SYSTEMS, *COMPOSED])
 def test_a_system_runs_by_its_name_from_the_first_hello_to_the_last_receipt(name, fleet, exported):
     task = systems.under(name, task_for(name, exported))

@@ -32,6 +32,7 @@ def prepared(text_bundle, reviews):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_devices_of_texts_take_part_in_every_round(prepared, text_bundle, name):
     ready = prepared(KINDS[name])

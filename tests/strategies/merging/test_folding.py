@@ -9,7 +9,7 @@ import pytest
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies.merging.aggregator_half import Carried, Effect
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.tensor_update import Averaged
 
 
@@ -36,7 +36,7 @@ def merged(round_model, value, **does):
     name = round_model.manifest.head.bias
     sent = {name: np.full_like(round_model.weights[name], value)}
     for _ in range(2):
-        folding.add(Contribution(kind.name, sent, 10, 0.5), 10.0)
+        folding.add(TrainedUpdate(kind.name, sent, 10, 0.5), 10.0)
     return folding.merged()
 
 

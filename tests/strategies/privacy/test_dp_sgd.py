@@ -53,6 +53,7 @@ def test_a_round_is_so_many_poisson_samples():
     assert (steps(65, 64, 3), sampling_rate(128, 64)) == (6, 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 7, 50])
 @pytest.mark.parametrize("shape", [SMALL, (30, 64, 5), (5000, 64, 1)])
 def test_the_planned_rounds_spend_the_budget_and_one_more_exceeds_it(rounds, shape):
@@ -68,6 +69,7 @@ def test_the_planned_rounds_spend_the_budget_and_one_more_exceeds_it(rounds, sha
         ledger.check(one, dp.limit)
 
 
+@pytest.mark.slow
 def test_the_refusal_says_what_epsilon_would_be():
     dp = DpSgd(rounds=12)
     ledger = PrivacyLedger((Spent(dp.round(*SMALL).noise, 0.32, 480, 12),))
@@ -78,6 +80,7 @@ def test_the_refusal_says_what_epsilon_would_be():
     assert str(refused.value) == f"epsilon would be {there:.4g} of 5 at delta 0.001 after 12 rounds"
 
 
+@pytest.mark.slow
 def test_epsilon_is_the_library_s_for_the_same_steps():
     """With the library's own orders, and not far above what its tighter accountant says."""
     accounting = pytest.importorskip("dp_accounting")
@@ -106,6 +109,7 @@ def test_all_samples_in_each_step_are_the_gaussian_mechanism():
     assert 1.99 < exact <= 2
 
 
+@pytest.mark.slow
 def test_more_rounds_epochs_or_privacy_take_more_noise_and_more_samples_less():
     usual = noise_multiplier(DpSgd(), *SMALL)
     assert noise_multiplier(DpSgd(rounds=100), *SMALL) > usual
@@ -120,6 +124,7 @@ def test_noise_is_a_number_of_four_decimals():
     assert noise_multiplier(DpSgd(), *SMALL) == round(noise_multiplier(DpSgd(), *SMALL), 4)
 
 
+@pytest.mark.slow
 def test_different_settings_are_spent_together():
     one, other = Spent(2.0, 0.1, 100), Spent(3.0, 0.5, 100)
     alone = (spent([one], 1e-3), spent([other], 1e-3))
@@ -150,6 +155,7 @@ def test_the_plan_of_training_has_the_noise_of_what_is_spent():
     assert plan.noise == dp.round(*SMALL).noise == noise_multiplier(dp, *SMALL)
 
 
+@pytest.mark.slow
 def test_a_kind_is_private_where_it_has_settings_for_it():
     assert settings_of(Kind(DpSgd())) == DpSgd()
     assert settings_of(Kind()) is None and settings_of(Unprotected()) is None
@@ -239,6 +245,7 @@ def test_what_is_sent_has_the_noise_that_was_accounted_for(run):
     assert abs(moved.mean()) < 4 * expected / np.sqrt(Still.width)
 
 
+@pytest.mark.slow
 def test_a_private_update_tells_no_loss_and_is_repeated_by_its_noise_alone(model, digits, run):
     kind = Full(epochs=1, dp=DpSgd(rounds=2))
 

@@ -7,7 +7,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import Robust, Screen
 from device_runtime.strategies.robust.coordinate_wise import bounds, median, weighted_median
-from device_runtime.strategies.training.device_half import Contribution
+from device_runtime.strategies.training.device_half import TrainedUpdate
 
 NUM_Z = 2
 
@@ -21,7 +21,7 @@ def scalars(round_model, rule, sent, tmp_path, **numbers):
     kind = registry.make("zeroth-order", {"num_z": NUM_Z})
     with Screen(Folding({kind.name: kind}, round_model), Robust(rule, **numbers), tmp_path) as screen:
         for i, (g, samples) in enumerate(sent):
-            made = Contribution(kind.name, {"g": np.array(g, np.float32)}, samples, 0.5)
+            made = TrainedUpdate(kind.name, {"g": np.array(g, np.float32)}, samples, 0.5)
             screen.add(made, float(samples), f"pi-{i}")
         after, note = screen.merged()
     return after.steps[0].scalars, note

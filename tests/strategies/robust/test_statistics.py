@@ -12,7 +12,7 @@ from device_runtime.strategies.robust import RULES, Robust, Screen
 from device_runtime.strategies.robust.statistics import StatisticsOfDevices
 from device_runtime.strategies.statistics import class_statistics, closed_form
 from device_runtime.strategies.statistics.class_statistics import Statistics
-from device_runtime.strategies.training.device_half import Contribution, Late
+from device_runtime.strategies.training.device_half import Late, TrainedUpdate
 
 HOLDING = [rule for rule in RULES if rule != "none"]
 CLASSES, WIDTH = 4, 6
@@ -37,7 +37,7 @@ def held(tmp_path, sent, most=40.0):
     notes: list[str] = []
     screen = StatisticsOfDevices(tmp_path, notes.append)
     for device, one in sent:
-        screen.add(one, Contribution("full", {}, 40, 0.5, device=device))
+        screen.add(one, TrainedUpdate("full", {}, 40, 0.5, device=device))
     found = [one for one, _ in screen.held(most)]
     screen.close()
     assert not list(tmp_path.iterdir())
@@ -150,8 +150,8 @@ def test_of_a_device_the_latest_counts_and_of_two_devices_nothing_does(tmp_path)
     screen = StatisticsOfDevices(tmp_path, notes.append)
     one, other = sums_of(*samples(0)), sums_of(*samples(1, 20))
     for i in range(3):
-        screen.add(one, Contribution("full", {}, 40, 0.5, device=f"pi-{i}"))
-    screen.add(other, Contribution("few-shot", {}, 40, 0.5, device="pi-0", late=Late(1, 7, 0.5)))
+        screen.add(one, TrainedUpdate("full", {}, 40, 0.5, device=f"pi-{i}"))
+    screen.add(other, TrainedUpdate("few-shot", {}, 40, 0.5, device="pi-0", late=Late(1, 7, 0.5)))
     assert [(found.sums.counts.sum(), late) for found, late in screen.held(40)] == [(40, None)] * 3
     found, notes = held(tmp_path, honest(2))
     assert found == []
@@ -183,7 +183,7 @@ def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, r
                     f, y = (1000 * f, y) if i == 6 else (f, 9 - y)
                 sent = class_statistics.encode(class_statistics.of(f, y, 10, 1), ClassStatistics())
                 base = {spec.name: round_model.weights[spec.name] for spec in kind.expected(model.manifest)}
-                made = Contribution("full", {**base, **sent}, len(part), 0.5)
+                made = TrainedUpdate("full", {**base, **sent}, len(part), 0.5)
                 screen.add(made, float(len(part)), f"pi-{i}")
             return screen.merged()
 
@@ -205,7 +205,7 @@ def test_held_out_samples_weigh_as_those_of_the_median_device_and_not_of_liars(t
     sent += [("liar", sums_of(*longer(*samples(21))), 40, [10, 0, 10])]
     for device, one, count, right in sent:
         known = replace(one, right=np.array(right, np.float64))
-        screen.add(known, Contribution("full", {}, count, 0.5, device=device))
+        screen.add(known, TrainedUpdate("full", {}, count, 0.5, device=device))
     found = [one.right.tolist() for one, _ in screen.held(40.0)]
     screen.close()
     assert found == [[10, 6, 5]] * 7 + [[10, 0, 10], [0, 0, 0]]

@@ -13,7 +13,7 @@ from device_runtime.strategies.statistics import class_statistics, closed_form
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import Projection
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
-from device_runtime.strategies.training.device_half import Contribution, Late, LocalData
+from device_runtime.strategies.training.device_half import Late, LocalData, TrainedUpdate
 
 
 def statistics(features, y, labels):
@@ -236,6 +236,6 @@ def test_statistics_are_of_features_without_their_scale(exported):
 
 
 def test_a_contribution_without_statistics_is_left_as_it_is(round_model):
-    plain = Contribution("full", {"w": np.ones(2)}, 3, 0.5)
+    plain = TrainedUpdate("full", {"w": np.ones(2)}, 3, 0.5)
     known = closed_form.RoundStatistics(round_model.manifest, round_model.weights, ClassStatistics())
     assert known.parted(plain) == (plain, None)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from device_runtime.client.selection.choose import MAIN, Candidate, Plan, choose
+from device_runtime.client.selection.choose import MAIN, Candidate, UpdateChoice, choose
 from device_runtime.client.training.work import Timing, WorkOutcome, corrected
 from device_runtime.models.bundles.bundle import Bundle, shipped
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Speed
@@ -166,7 +166,7 @@ def _rounds() -> Iterator[tuple[dict[str, float], list[Timing]]]:
 
 def _corrected(before: dict[str, float], timings: list[Timing]) -> dict[str, Any]:
     profile = replace(board("pi-4"), corrections=before)
-    nothing = Plan(None, (), None)  # type: ignore[arg-type]
+    nothing = UpdateChoice(None, (), None)  # type: ignore[arg-type]
     after = corrected(profile, WorkOutcome(nothing, None, timings=tuple(timings)))
     return {
         "before": before,

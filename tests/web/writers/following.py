@@ -14,7 +14,7 @@ from device_runtime.broker.wire.compact_round import Next
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
-    ContributionMessage,
+    Contribution,
     Kind,
     MessageError,
     Metrics,
@@ -197,10 +197,8 @@ def told(key: bytes, heard: list[Heard]) -> list[dict[str, Any]]:
     return entries
 
 
-def contribution(
-    number: int = 3, scalars: tuple[float, ...] = (0.5, -1.0), **changes: Any
-) -> ContributionMessage:
-    made = ContributionMessage(
+def contribution(number: int = 3, scalars: tuple[float, ...] = (0.5, -1.0), **changes: Any) -> Contribution:
+    made = Contribution(
         task="t",
         run="r",
         round=number,

@@ -18,8 +18,8 @@ STEPS = [
 BASE = Base((BLOB, SMALL), bytes(range(32, 64)), bytes(8), 1, 9, steps.pack(STEPS, 7), (SMALL,))
 METRICS = Metrics(0.625, 1234, 5678, 90_000, 1500, "rapl", 12)
 EXAMPLES: tuple[Message, ...] = (
-    wire.DeviceState(boot=BOOT, online=True),
-    wire.DeviceState(boot=0, online=False, leaving=True, paused=True),
+    wire.State(boot=BOOT, online=True),
+    wire.State(boot=0, online=False, leaving=True, paused=True),
     wire.Hello(boot=BOOT, num_examples=120, profile="phone, Straße 🦊", memory_bytes=2**33, engine="wasm"),
     wire.Hello(
         boot=1,
@@ -65,7 +65,7 @@ EXAMPLES: tuple[Message, ...] = (
         offer=b"",
         successions=(wire.Succession(bytes(32), bytes(range(32)), 2**40 - 1, bytes(range(64))),),
     ),
-    wire.PlanMessage(
+    wire.Plan(
         task="digits",
         round=300,
         kind="full",
@@ -74,7 +74,7 @@ EXAMPLES: tuple[Message, ...] = (
         energy_j=0.1,
         reasons=("fits", ""),
     ),
-    wire.ContributionMessage(
+    wire.Contribution(
         task="digits",
         run="r1",
         round=70_000,
@@ -85,7 +85,7 @@ EXAMPLES: tuple[Message, ...] = (
         metrics=METRICS,
         body=b"tensors",
     ),
-    wire.ContributionMessage(
+    wire.Contribution(
         task="digits",
         run="r1",
         round=1,
@@ -165,9 +165,7 @@ def refused(kind: str, payload: bytes) -> str:
 
 def vectors() -> dict[str, Any]:
     whole_seconds = msgspec.msgpack.encode([4, "t", 1, "k", 3, 4, 5, []])
-    assert (
-        wire.decode(whole_seconds, wire.PlanMessage).seconds == 3.0
-    )  # a whole number is read as a float, too
+    assert wire.decode(whole_seconds, wire.Plan).seconds == 3.0  # a whole number is read as a float, too
     return {
         "version": wire.VERSION,
         "inline_limit": wire.INLINE_LIMIT,

@@ -1,4 +1,4 @@
-"""torch's operators as ONNX writes them; see torch_writer. Each takes the writer and the node."""
+"""Functions that write torch's operators as ONNX; each takes an `export.writer.Writer` and the node."""
 
 from typing import Any
 

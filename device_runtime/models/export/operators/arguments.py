@@ -1,4 +1,4 @@
-"""What a node of the traced graph is given."""
+"""Reads the arguments of a node of the traced graph."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Callable, Sequence
@@ -10,11 +10,11 @@ from torch import fx
 from device_runtime.models.export.writer import Unwritable, Writer, shape_of
 
 Write = Callable[[Writer, fx.Node], Any]
-"""Writes a node, and gives the name of its value, or a tuple of names."""
+"""A function that writes a node, and returns the name of its value, or a tuple of names."""
 
 
 def value_of(writer: Writer, node: fx.Node, index: int = 0) -> str:
-    """The tensor that is argument `index`."""
+    """The ONNX name of the tensor that is argument `index`."""
     name: str = writer.values[node.args[index]]
     return name
 

@@ -1,4 +1,4 @@
-"""Arithmetic, functions of each element, reductions and products."""
+"""ONNX writers of arithmetic, elementwise functions, reductions and matrix products."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 from typing import Any
@@ -18,8 +18,9 @@ aten = torch.ops.aten
 def _product(writer: Writer, node: fx.Node) -> str:
     """x @ w, where torch folds a tensor's rows into one matrix and unfolds the result.
 
-    ONNX multiplies tensors; and where it is folded, ONNX Runtime no longer sees that the batch stays, which
-    costs memory, and time at the start of a session. Of both results the unneeded one is left out later.
+    ONNX can multiply tensors without folding. After folding, ONNX Runtime no longer sees that the batch size
+    stays, which costs memory, and time at the start of a session. So both results are written; the one that
+    is not needed is left out later.
     """
     first, second = (value_of(writer, node, index) for index in (0, 1))
     given = node.args[0]
@@ -38,13 +39,13 @@ def _unary(name: str) -> Write:
 
 
 def _binary(name: str) -> Write:
-    """Numbers become constants of the result's dtype; a comparison's, of its arguments' common one."""
+    """Numbers become constants of the result's dtype; for comparisons, of the arguments' common dtype."""
 
     def write(writer: Writer, node: fx.Node) -> Any:
         dtype = dtype_of(node)
         first, second = node.args[:2]
         if name == "Mul" and second == 1 and isinstance(first, fx.Node) and dtype_of(first) == dtype:
-            return unchanged(writer, node)  # what is left of alpha and beta in torch's addmm
+            return unchanged(writer, node)  # torch's addmm leaves factors alpha and beta of 1
         if dtype == torch.bool:
             dtype = torch.result_type(*(_example(argument) for argument in node.args[:2]))
         left, right = (writer.operand(argument, dtype) for argument in node.args[:2])
@@ -58,7 +59,7 @@ def _binary(name: str) -> Write:
 
 
 def _unfolded(writer: Writer, node: fx.Node, name: str, right: str) -> None:
-    """A bias is added to what was not folded, too."""
+    """Adds a bias to the unfolded tensor, too."""
     first, second = node.args[:2]
     if isinstance(first, fx.Node) and first in writer.unfolded and isinstance(second, fx.Node):
         value, shape = writer.unfolded[first]
@@ -67,7 +68,7 @@ def _unfolded(writer: Writer, node: fx.Node, name: str, right: str) -> None:
 
 
 def _example(argument: Any) -> Any:
-    """For torch's promotion of dtypes."""
+    """An argument's value or an empty tensor of its dtype, for torch's rules of dtype promotion."""
     value = argument.meta["val"] if isinstance(argument, fx.Node) else argument
     if isinstance(value, Tensor):
         return torch.empty((0,) * value.dim(), dtype=value.dtype)
@@ -75,7 +76,7 @@ def _example(argument: Any) -> Any:
 
 
 def _in_place(write: Write) -> Write:
-    """Whoever reads the first argument from here on reads the result."""
+    """Writes an in-place operator: later reads of its first argument get the result."""
 
     def changed(writer: Writer, node: fx.Node) -> Any:
         writer.values[first_of(node)] = result = write(writer, node)
@@ -113,7 +114,7 @@ def _power(writer: Writer, node: fx.Node) -> Any:
 
 
 def _clip(low: float | None = None, high: float | None = None) -> Write:
-    """Arguments 1 and 2 are the bounds, or else these."""
+    """Arguments 1 and 2 are the bounds; `low` and `high` are their defaults."""
 
     def write(writer: Writer, node: fx.Node) -> Any:
         bounds = (argument_of(node, 1, low), argument_of(node, 2, high))

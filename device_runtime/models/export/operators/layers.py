@@ -1,4 +1,4 @@
-"""Convolutions, norms and pools, and ONNX's own operators that a network asks for by name."""
+"""ONNX writers of convolutions, norms, pooling, and operators that a network names itself."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 from typing import Any
@@ -37,7 +37,7 @@ def _layer_norm(writer: Writer, node: fx.Node) -> Any:
 
 
 def _group_norm(writer: Writer, node: fx.Node) -> Any:
-    """Groups are the channels of an instance normalisation; only the result, not mean and deviation."""
+    """Writes an instance norm with the groups as channels; gives the result, not mean and deviation."""
     x, weight, bias, _, channels, _, groups, eps = node.args
     unit = [writer.constant(np.full(groups, value, np.float32)) for value in (1.0, 0.0)]
     shape = shape_of(first_of(node))
@@ -63,7 +63,7 @@ def _batch_norm(writer: Writer, node: fx.Node) -> Any:
 
 
 def _max_pool(writer: Writer, node: fx.Node) -> Any:
-    """ONNX counts places through the whole tensor, torch within each image and channel."""
+    """Writes a MaxPool; ONNX counts places in the whole tensor, torch within each image and channel."""
     kernel, stride, padding, dilation, ceil = (
         argument_of(node, index, default)
         for index, default in ((1, None), (2, []), (3, 0), (4, 1), (5, False))
@@ -101,7 +101,7 @@ def _per_axis(value: Any, rank: int) -> list[int]:
 
 
 def _symbolic(writer: Writer, node: fx.Node) -> Any:
-    """An operator of ONNX that the network asks for by its name (torch.onnx.ops.symbolic)."""
+    """Writes an ONNX operator that the network calls by its name (torch.onnx.ops.symbolic)."""
     inputs = ["" if given is None else writer.values[given] for given in sequence_of(node.args[0])]
     settings = node.kwargs
     if settings.get("domain") or any(kind not in ("i", "is") for kind in sequence_of(settings["attr_types"])):

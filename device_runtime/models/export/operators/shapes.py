@@ -1,4 +1,4 @@
-"""What moves, cuts, joins, looks up or fills, and computes nothing."""
+"""ONNX writers of operators that move data: reshape, slice, concatenate, look up, fill."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import operator
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 ENDLESS = (1 << 63) - 1  # the end of a slice that has none
 FOLDS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-SMALL = 64  # a constant of more elements is filled when the graph runs
+SMALL = 64  # a constant of more elements is made when the graph runs, not stored
 
 
 def _equal_shapes(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -25,7 +25,7 @@ def _equal_shapes(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def _reshape(writer: Writer, node: fx.Node) -> str:
-    """What a product was before its rows were folded together is there already."""
+    """Uses a product's unfolded tensor, if the result has its shape."""
     name, shape = writer.unfolded.get(first_of(node), ("", ()))
     if shape and _equal_shapes(shape, shape_of(node)):
         return name
@@ -38,7 +38,7 @@ def _unsqueeze(writer: Writer, node: fx.Node) -> Any:
 
 
 def _squeeze(writer: Writer, node: fx.Node) -> Any:
-    """Axes whose size is not 1 stay."""
+    """Drops the axes whose size is 1; others stay."""
     shape, axes = shape_of(first_of(node)), argument_of(node, 1, range(rank_of(first_of(node))))
     places = sorted(axis % len(shape) for axis in ([axes] if isinstance(axes, int) else axes))
     gone = [place for place in places if shape[place] == 1 and not isinstance(shape[place], torch.SymInt)]
