@@ -12,10 +12,11 @@ import msgspec
 
 from device_runtime.broker.wire.messages import Base, Blob, Kind, Offer
 from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.one_task import RoundInputs
 from device_runtime.client.selection.choose import MAIN
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.selection.measure_one import peak_bytes
-from device_runtime.client.training.local_task import DeviceTask, RoundInputs, Settings
+from device_runtime.client.training.local_task import DeviceTask, Settings
 from device_runtime.client.training.work import Listener, WorkOutcome
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies.training.device_half import NOTHING

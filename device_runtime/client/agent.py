@@ -15,12 +15,12 @@ from device_runtime.broker.wire.link import Connected, Disconnected, Event, Rece
 from device_runtime.broker.wire.messages import Blob, Get, MessageError, Offer, decode
 from device_runtime.broker.wire.topics import TopicError
 
-from .backend.base import MakePlace, in_this_process
+from .backend.base import MakePlace
 from .connection.offers import Following, Open, opened
 from .connection.other_tasks import Elsewhere
 from .connection.presence import DeviceLink, Voice
 from .connection.trust import Trust
-from .duty import Duty, Interruption
+from .duty import Duty, Interruption, in_this_process
 from .errors import WorkDied, WorkStopped
 from .policy.work_gate import Hours
 from .settings import Settings

@@ -20,9 +20,9 @@ from .backend.base import (
     Bundles,
     MakePlace,
     RoundPreview,
+    WorkBackend,
     WorkResult,
     bundles_of,
-    in_this_process,
 )
 from .connection.hello_retry import Greeting
 from .connection.offers import EXTENDED_S, Open
@@ -40,6 +40,13 @@ log = logging.getLogger(__name__)
 
 FINAL_S = 60.0
 """Seconds in which the model of a task that is done is fetched, where the owner wants one."""
+
+
+def in_this_process(settings: Settings, hours: Hours, link: LinkSpeed) -> WorkBackend:
+    """Makes the backend that works in this process."""
+    from .backend.in_process import InProcess  # which takes numpy and all
+
+    return InProcess(settings, hours, link)
 
 
 class Duty:

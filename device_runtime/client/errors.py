@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 
 class DeviceError(Exception):
     """Anything that `device_runtime` raises on purpose."""
@@ -49,3 +51,14 @@ class NoDevice(DeviceError):
 
 class InstallError(DeviceError):
     """A service that cannot be installed here, a device that cannot be removed, wheels that cannot be had."""
+
+
+class WorkerDeath(msgspec.Struct, frozen=True):
+    """A form of an update (its label) at which the process that worked on it ended, and how it did.
+
+    `memory`: for want of memory, as far as can be told.
+    """
+
+    label: str
+    why: str
+    memory: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from device_runtime.broker.wire.messages import Hello, Offer
@@ -11,13 +12,26 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.codecs.chain import Encoded
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
+from .errors import WorkerDeath
 from .selection.link_speed import LinkSpeed
 from .training.engine_guard import Watcher
 from .training.work import Listener, WorkOutcome
 
 if TYPE_CHECKING:
     from .settings import Settings
-    from .training.local_task import RoundInputs
+
+
+@dataclass(frozen=True)
+class RoundInputs:
+    """What a round gives a device: the offer, the base of this member of the family (or of the main model,
+    ""), and what came beside it; `deaths` as of Assignment.
+    """
+
+    offer: Offer
+    member: str
+    base: Tensors
+    aside: Tensors
+    deaths: tuple[WorkerDeath, ...] = ()
 
 
 class OneTask(Protocol):

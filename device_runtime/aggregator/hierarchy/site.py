@@ -36,7 +36,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.messages import Base, Offer, Step, decode, encode
 from device_runtime.client.energy import Energy, together
-from device_runtime.client.training.local_task import RoundInputs
+from device_runtime.client.one_task import RoundInputs
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError

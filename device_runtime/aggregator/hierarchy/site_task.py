@@ -11,12 +11,11 @@ import numpy as np
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.broker.wire.messages import Hello, Offer
-from device_runtime.client.one_task import OneTask
+from device_runtime.client.one_task import OneTask, RoundInputs
 from device_runtime.client.selection.choose import MAIN, MARGIN, Candidate, UpdateChoice
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.engine_guard import limit_bytes, watcher
-from device_runtime.client.training.local_task import RoundInputs
 from device_runtime.client.training.work import Decision, Listener, WorkOutcome
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec

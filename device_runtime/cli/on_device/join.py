@@ -34,10 +34,11 @@ from device_runtime.cli.options import (
     wish,
 )
 from device_runtime.client.agent import Agent
-from device_runtime.client.backend.base import MakePlace, in_this_process
+from device_runtime.client.backend.base import MakePlace
 from device_runtime.client.backend.subprocess import STAYS_S, Subprocess
 from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace, reach
 from device_runtime.client.connection.other_tasks import look_out
+from device_runtime.client.duty import in_this_process
 from device_runtime.client.energy import listens
 from device_runtime.client.service.instance_lock import heed_pauses, welcome
 from device_runtime.client.settings import Settings

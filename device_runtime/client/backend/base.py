@@ -35,17 +35,6 @@ class RoundPreview(msgspec.Struct, frozen=True):
     missing: tuple[Blob, ...]
 
 
-class WorkerDeath(msgspec.Struct, frozen=True):
-    """A form of an update (its label) at which the process that worked on it ended, and how it did.
-
-    `memory`: for want of memory, as far as can be told.
-    """
-
-    label: str
-    why: str
-    memory: bool
-
-
 class WorkResult(msgspec.Struct, frozen=True):
     """What came of a round's work: the contribution, boot and seq still to be filled in, and the bytes that
     it takes on the way; None where the device sits out, for these `reasons`, or where it cannot be kept.
@@ -134,10 +123,3 @@ MakePlace = Callable[["Settings", Hours, LinkSpeed], WorkBackend]
 def bundles_of(offer: Offer) -> Bundles:
     """What tells one task from another."""
     return (("", offer.bundle), *((member.name, member.bundle) for member in offer.family))
-
-
-def in_this_process(settings: Settings, hours: Hours, link: LinkSpeed) -> WorkBackend:
-    """See MakePlace."""
-    from .in_process import InProcess  # which takes numpy and all
-
-    return InProcess(settings, hours, link)

@@ -13,13 +13,13 @@ from device_runtime.client.cache.model_cache import ModelCache
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.delivery import reports
 from device_runtime.client.delivery.error_feedback import Leftovers, Of
-from device_runtime.client.errors import LeftOut, RoundOver, UnusableBase
-from device_runtime.client.one_task import MakeTask, OneTask
+from device_runtime.client.errors import LeftOut, RoundOver, UnusableBase, WorkerDeath
+from device_runtime.client.one_task import MakeTask, OneTask, RoundInputs
 from device_runtime.client.policy.work_gate import Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.engine_guard import limit_bytes
-from device_runtime.client.training.local_task import DeviceTask, RoundInputs
+from device_runtime.client.training.local_task import DeviceTask
 from device_runtime.client.training.memory_watchdog import guarded
 from device_runtime.client.training.work import Decision, HeldUp, Listener, WorkOutcome
 from device_runtime.models.errors import BundleError, TensorError
@@ -27,7 +27,7 @@ from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.training.workload import ENVELOPE_BYTES
 
-from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkerDeath, WorkResult, bundles_of
+from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult, bundles_of
 
 WRONG = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
 """What is wrong with one round or its bundle, and does not concern the next."""

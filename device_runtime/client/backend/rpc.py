@@ -19,6 +19,7 @@ import msgspec
 from device_runtime.broker.wire.messages import Contribution, Hello, Plan
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.energy import Meter
+from device_runtime.client.errors import WorkerDeath
 from device_runtime.client.personal.wish import PersonalWish
 from device_runtime.client.policy.rules import ANYTHING, AllowList
 from device_runtime.client.settings import Settings
@@ -28,7 +29,7 @@ from device_runtime.models.data import Place
 from device_runtime.profiles import DeviceProfile
 from device_runtime.strategies.terms.accountant import Limit
 
-from .base import Bundles, RoundPreview, WorkerDeath, WorkResult
+from .base import Bundles, RoundPreview, WorkResult
 
 LENGTH = struct.Struct("!I")
 CHUNK = 64 * 1024

@@ -14,14 +14,14 @@ from device_runtime.client import energy as meters
 from device_runtime.client import errors
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.delivery.reports import bare_hello
-from device_runtime.client.errors import DeviceError, RoundOver, WorkDied
+from device_runtime.client.errors import DeviceError, RoundOver, WorkDied, WorkerDeath
 from device_runtime.client.policy.work_gate import Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.models import errors as model_errors
 from device_runtime.models.errors import ModelError
 
-from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkerDeath, WorkResult
+from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult
 from .child_process import Child
 from .rpc import (
     After,

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from device_runtime.broker.wire.messages import Hello, Offer
-from device_runtime.client.backend.base import WorkerDeath
 from device_runtime.client.cache.strategy_state import Memories
 from device_runtime.client.energy import Account
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.one_task import OneTask
+from device_runtime.client.one_task import OneTask, RoundInputs
 from device_runtime.client.personal import after_round
 from device_runtime.client.personal.after_round import OwnHead, judged
 from device_runtime.client.personal.kept import PersonalModelStore
@@ -92,19 +91,6 @@ class TaskSamples:
             log.info("skipped %s", skipped)
         log.info("%d samples now, %d held out", len(self.training), len(self.held))
         return True
-
-
-@dataclass(frozen=True)
-class RoundInputs:
-    """What a round gives a device: the offer, the base of this member of the family (or of the main model,
-    ""), and what came beside it; `deaths` as of Assignment.
-    """
-
-    offer: Offer
-    member: str
-    base: Tensors
-    aside: Tensors
-    deaths: tuple[WorkerDeath, ...] = ()
 
 
 class DeviceTask(OneTask):

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from typing import Protocol
 
-from device_runtime.client.backend.base import WorkerDeath
 from device_runtime.client.energy import Account, Energy
-from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.errors import OutOfMemory, WorkerDeath
 from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.selection.choose import (
     MARGIN,

@@ -127,46 +127,6 @@ def fresh_names(prefix: str, taken: Iterable[str], first: int = 1) -> Iterator[s
     return (name for number in count(first) if (name := f"{prefix}{number}") not in taken)
 
 
-def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], opset: int) -> Any:
-    """The graph as an onnx.ModelProto with these names of inputs, of which "x" is the first, and outputs.
-
-    Raises Unwritable.
-    """
-    from .operators import OPERATORS
-
-    writer = Writer(inputs)
-    taken = iter(inputs)
-    given: list[Any] = []
-    results: list[Any] = []
-    for node in graph.graph.nodes:
-        if node.op == "placeholder":
-            writer.values[node] = name = next(taken)
-            given.append(_value_info(name, node.meta["val"]))
-        elif node.op == "get_attr":
-            writer.values[node] = writer.constant(getattr(graph, node.target).detach().numpy())
-        elif node.op == "output":
-            results = list(node.args[0])
-        elif isinstance(node.meta.get("val"), (int, torch.SymInt)):
-            continue  # sizes are taken from the shapes
-        else:
-            if node.target not in OPERATORS:
-                raise Unwritable(f"operator {node.target}")
-            writer.values[node] = OPERATORS[node.target](writer, node)
-    named = [writer.emit("Identity", writer.values[node]) for node in results]
-    described = [_value_info(name, node.meta["val"]) for name, node in zip(named, results, strict=True)]
-    renamed = dict(zip(named, outputs, strict=True))
-    for node, name in zip(writer.nodes[-len(named) :], described, strict=True):
-        node.output[0] = name.name = renamed[name.name]
-    constants = list(writer.constants.values())
-    made = helper.make_graph(writer.nodes, "graph", given, described, constants)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)])
-
-
-def _value_info(name: str, value: Tensor) -> Any:
-    shape = [BATCH if isinstance(size, torch.SymInt) else int(size) for size in value.shape]
-    return helper.make_tensor_value_info(name, DTYPES[value.dtype], shape)
-
-
 def _equal(size: torch.SymInt, other: Sequence[Any]) -> bool:
     return bool(other) and isinstance(other[0], torch.SymInt) and other[0].node.expr == size.node.expr
 

@@ -24,12 +24,12 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.client.backend import child_process as child
 from device_runtime.client.backend import subprocess as working
-from device_runtime.client.backend.base import WorkerDeath, in_this_process
 from device_runtime.client.backend.rpc import LENGTH, Settle
 from device_runtime.client.backend.subprocess import AGAIN_S, Subprocess
 from device_runtime.client.connection.offers import Open
+from device_runtime.client.duty import in_this_process
 from device_runtime.client.energy import MeterError
-from device_runtime.client.errors import WorkDied
+from device_runtime.client.errors import WorkDied, WorkerDeath
 from device_runtime.client.policy.rules import Rule, RuleVerdict
 from device_runtime.client.policy.work_gate import LOOK_S, Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
@@ -398,7 +398,8 @@ from device_runtime.client.policy.work_gate import Hours
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.connection.offers import Open
 from device_runtime.client.settings import Settings
-from device_runtime.client.backend.base import WorkerDeath, in_this_process
+from device_runtime.client.duty import in_this_process
+from device_runtime.client.errors import WorkerDeath
 from device_runtime.client.backend.base import BackendListener
 
 folder, hangs = Path(sys.argv[1]), sys.argv[2] == "hangs"

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire.messages import Base, Blob, Offer
-from device_runtime.client.backend.base import WorkerDeath
 from device_runtime.client.delivery.reports import contribution_message
 from device_runtime.client.energy import Account, Energy, MeterInfo, MeterReading
-from device_runtime.client.errors import OutOfMemory
+from device_runtime.client.errors import OutOfMemory, WorkerDeath
 from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard
 from device_runtime.client.selection.choose import MAIN, Candidate, UpdateChoice
 from device_runtime.client.training.emulation import Pretence, Time
