@@ -72,9 +72,9 @@ def check_size(width: int, height: int) -> None:
         )
 
 
-# FROM photo: JPEG, GIF, WebP and TIFF, by Pillow: the extra `images`.
+# Pillow, of the extra `images`, reads JPEG, GIF, WebP, TIFF, BMP, PGM and PPM.
 
-FORMATS = ("JPEG", "GIF", "WEBP", "TIFF")
+FORMATS = ("JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM")
 
 
 def decode(data: bytes) -> Picture:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.text.texts import Texts
 
-from . import arrays, bmp, cells, netpbm, picture, png, sound
+from . import arrays, cells, picture, png, sound
 from .place import Place
 from .source import RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, whole
 
@@ -26,15 +26,13 @@ class Item(Protocol):
         """(n, *shape), before `InputSpec.prepare`. Raises Refused where it cannot be that."""
 
 
+BY_PILLOW = (".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".pgm", ".ppm")
 DECODERS: Mapping[str, Callable[[bytes], Item]] = {
     ".wav": sound.decode,
     ".npy": arrays.decode,
     ".png": png.decode,
-    ".bmp": bmp.decode,
-    ".pgm": netpbm.decode,
-    ".ppm": netpbm.decode,
     ".txt": cells.decode,
-    **dict.fromkeys((".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"), picture.decode),
+    **dict.fromkeys(BY_PILLOW, picture.decode),
 }
 BEGINNINGS: Mapping[bytes, str] = {
     b"\x89PNG": ".png",
