@@ -16,8 +16,8 @@ import * as messages from "../web/device/messages.js";
 import { outside } from "../web/device/outside.js";
 import { fields } from "../web/device/protobuf.js";
 import { read, write } from "../web/device/safetensors.js";
-import { decodeNext, following, longOf, parted } from "../web/device/small.js";
-import * as steps from "../web/device/steps.js";
+import { decodeNext, following, longOf, parted } from "../web/device/compact_round.js";
+import * as stepLog from "../web/device/step_log.js";
 import * as topics from "../web/device/topics.js";
 
 const HEAD = 21;
@@ -67,7 +67,7 @@ const DECODERS = {
   bundle: async (data) => utf8((await Bundle.open(data)).manifest.name),
   protobuf: (data) => told([...fields(data)].map(({ number, content, encoded }) => [number, content.length, encoded.length])),
   "onnx graph": (data) => told(outside(data).names),
-  steps: async (data) => stepsTold(await steps.decode(data)),
+  steps: async (data) => stepsTold(await stepLog.decode(data)),
   "next round": async (data) => encode(Offer, await following(before.get("Offer"), decodeNext(parted(data).said))),
   "short contribution": (data) => encode(Contribution, longOf(data, before.get("Contribution"))),
   settings: (data) => {

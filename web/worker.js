@@ -1,6 +1,6 @@
-/** The device, in a thread of its own: what the page asks for, and what it is told. See crossing.js. */
+/** The device, in a thread of its own: what the page asks for, and what it is told. See rpc.js. */
 
-import { DEVICE, SAMPLES } from "./crossing.js";
+import { DEVICE, SAMPLES } from "./rpc.js";
 import { Agent } from "./device/agent.js";
 import { fromHex } from "./device/bytes.js";
 import { DeviceModel } from "./device/engine.js";
@@ -8,19 +8,19 @@ import { enrolmentOf } from "./device/enrolment.js";
 import { EngineUnloaded, oneLine } from "./device/errors.js";
 import { browserHost } from "./device/host.js";
 import { Link } from "./device/link.js";
-import { own } from "./device/owner.js";
+import { own } from "./device/disk_owner.js";
 import { runtimeFor } from "./device/providers.js";
-import { reach } from "./device/reaching.js";
+import { reach } from "./device/first_connection.js";
 import { Samples } from "./device/samples.js";
 import { logSoftmax } from "./device/softmax.js";
 import { checkDevice } from "./device/topics.js";
 import { parseUrl } from "./device/url.js";
 import { openDisk } from "./page/disk_indexeddb.js";
 
-/** @typedef {import("./crossing.js").Settings} Settings */
+/** @typedef {import("./rpc.js").Settings} Settings */
 
 const clock = () => performance.now() / 1000;
-const tell = (/** @type {import("./crossing.js").Told} */ told) => postMessage(told);
+const tell = (/** @type {import("./rpc.js").Told} */ told) => postMessage(told);
 const log = (/** @type {any} */ level, /** @type {string} */ text) => tell({ type: "log", level, text });
 /** Why no work may be done, also before there is a device. @type {Set<string>} */
 const pauses = new Set();
@@ -68,7 +68,7 @@ class Device {
     if (await reach(this._link, log, () => this._left)) await this._agent.run();
   }
 
-  /** The owner's word; see hours.js. */
+  /** The owner's word; see work_gate.js. */
   get hours() {
     return this._agent.hours;
   }

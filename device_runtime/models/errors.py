@@ -1,8 +1,8 @@
-"""What can go wrong with models; every message is one line that carries the values at fault."""
+"""The errors of this package; every message is one line with the values at fault."""
 
 
 class ModelError(Exception):
-    """Anything this package refuses to do. The command line prints it as one line and exits with 2."""
+    """Base of all errors here. The command line prints it as one line and exits with 2."""
 
 
 class TensorError(ModelError):
@@ -14,7 +14,7 @@ class BundleError(ModelError):
 
 
 class EngineError(ModelError):
-    """Raised when an engine is missing, refuses a graph, or is given the wrong arrays."""
+    """Raised when an engine is missing, refuses a graph, or gets wrong arrays."""
 
 
 class ExportError(ModelError):
@@ -22,7 +22,7 @@ class ExportError(ModelError):
 
 
 class DataError(ModelError):
-    """Raised when local data is missing, unreadable, or not of the task."""
+    """Raised when local data is missing, unreadable, or does not fit the task."""
 
 
 class ParityError(ModelError):

@@ -66,7 +66,7 @@ def test_the_screen_is_kept_on_once_and_let_go_though_the_browser_took_its_time(
     page = one.joined()
     held = page.evaluate(
         """async () => {
-          const { Manners } = await import("./manners.js");
+          const { Manners } = await import("./work_rules.js");
           const held = new Set();
           const asked = [];
           navigator.wakeLock.request = () => new Promise((resolve) => asked.push(() => {

@@ -26,9 +26,9 @@ export class Advancing {
 
   /**
    * `hello` and `warn` are Duty's. @param {(level: string, text: string) => void} log
-   * @param {{hours: import("./hours.js").Hours, place: import("./here.js").Here, outbox: any,
+   * @param {{hours: import("./work_gate.js").Hours, place: import("./in_process.js").Here, outbox: any,
    *   downloads: import("./downloads.js").Downloads, sending: import("./sending.js").Sending,
-   *   standing: import("./standing.js").Standing, telling: import("./telling.js").Telling,
+   *   standing: import("./pause_notice.js").Standing, telling: import("./telling.js").Telling,
    *   hello: () => void, warn: (text: string) => void}} parts
    */
   constructor(log, parts) {
@@ -144,7 +144,7 @@ export class Advancing {
   }
 
   /** Keep and send what came of a round's work. After that it is not done again. */
-  async #made(/** @type {import("./here.js").Made} */ made) {
+  async #made(/** @type {import("./in_process.js").Made} */ made) {
     const { sending, telling, hours, hello } = this.#parts;
     const { run, round, message, trouble } = made;
     if (!message && !trouble) {

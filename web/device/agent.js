@@ -4,14 +4,14 @@ import { Attending } from "./attending.js";
 import { Blobs } from "./blobs.js";
 import { Duty } from "./duty.js";
 import { BlobError, DiskError, MessageError, Stopped, TopicError, oneLine } from "./errors.js";
-import { Following } from "./following.js";
-import { Going } from "./going.js";
-import { Hours } from "./hours.js";
+import { Following } from "./offer_stream.js";
+import { Going } from "./interruption.js";
+import { Hours } from "./work_gate.js";
 import { Inbox } from "./inbox.js";
 import { Outbox } from "./outbox.js";
 import { Receiving } from "./receiving.js";
 import { sealer } from "./signing.js";
-import { Voice } from "./speaking.js";
+import { Voice } from "./presence.js";
 import * as topics from "./topics.js";
 import { Trust } from "./trust.js";
 
@@ -114,7 +114,7 @@ export class Agent {
     this.#inbox.put(event);
   }
 
-  /** What it speaks through from now on. @param {import("./speaking.js").Wire} link */
+  /** What it speaks through from now on. @param {import("./presence.js").Wire} link */
   begin(link) {
     this.#voice.link = link;
   }

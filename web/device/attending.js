@@ -1,6 +1,6 @@
 /** Which task a device is in, and what an offer of that, or of another, means for it: of client/agent.py. */
 
-import { Elsewhere } from "./elsewhere.js";
+import { Elsewhere } from "./other_tasks.js";
 import { same } from "./messages.js";
 import { isSame } from "./offers.js";
 
@@ -27,7 +27,7 @@ export class Attending {
 
   /**
    * @param {any} environment see agent.js @param {string} wanted the task that it is here for, or empty
-   * @param {{duty: import("./duty.js").Duty, voice: import("./speaking.js").Voice}} parts
+   * @param {{duty: import("./duty.js").Duty, voice: import("./presence.js").Voice}} parts
    */
   constructor(environment, wanted, { duty, voice }) {
     this.#environment = environment;

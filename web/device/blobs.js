@@ -6,9 +6,9 @@
  */
 import { equal, hex, sha256 } from "./bytes.js";
 import { BlobError } from "./errors.js";
-import { BLOCK, Partial, blockCount, blockLength, drop, onDisk, short } from "./partial.js";
+import { BLOCK, Partial, blockCount, blockLength, drop, onDisk, short } from "./partial_blob.js";
 
-export { BLOCK, blockCount, blockLength } from "./partial.js";
+export { BLOCK, blockCount, blockLength } from "./partial_blob.js";
 
 /** Bytes. A larger blob is refused unless the store was told otherwise. */
 export const MAX_BYTES = 1024 ** 3;

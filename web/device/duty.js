@@ -3,14 +3,14 @@
  */
 
 import { Advancing } from "./advancing.js";
-import { Afterwards } from "./afterwards.js";
+import { Afterwards } from "./after_round.js";
 import { Downloads } from "./downloads.js";
 import { oneLine } from "./errors.js";
-import { Greeting } from "./greeting.js";
-import { Here } from "./here.js";
+import { Greeting } from "./hello_retry.js";
+import { Here } from "./in_process.js";
 import { LinkSpeed } from "./link_speed.js";
 import { Sending } from "./sending.js";
-import { Standing } from "./standing.js";
+import { Standing } from "./pause_notice.js";
 import { Telling } from "./telling.js";
 import { answer } from "./transfer.js";
 
@@ -32,8 +32,8 @@ export class Duty {
   #warned = "";
 
   /**
-   * @param {any} environment see agent.js @param {{hours: import("./hours.js").Hours,
-   *   voice: import("./speaking.js").Voice, blobs: any, outbox: any}} parts
+   * @param {any} environment see agent.js @param {{hours: import("./work_gate.js").Hours,
+   *   voice: import("./presence.js").Voice, blobs: any, outbox: any}} parts
    */
   constructor(environment, { hours, voice, blobs, outbox }) {
     const { log } = environment;

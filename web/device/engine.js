@@ -5,7 +5,7 @@
  * ids. Frozen parameters are initialisers of a session; trainable ones are inputs, fed in each run.
  */
 
-import { breathe } from "./breathing.js";
+import { breathe } from "./cooperative.js";
 import { EngineError } from "./errors.js";
 import { Flat, check, sizeOf } from "./flat.js";
 import { checkIds } from "./manifest.js";

@@ -10,7 +10,7 @@ import { BrokerRefused, BrokerUnreachable, MessageError, oneLine } from "./error
 import { DEFAULTS } from "./link_options.js";
 import { MESSAGE_LIMIT } from "./messages.js";
 import { packetBytes, qosOf } from "./packets.js";
-import { Patience } from "./patience.js";
+import { Patience } from "./backoff.js";
 import { matches } from "./topics.js";
 
 /** Seconds that `close` waits for its last messages to leave, and for the broker to see it go. */

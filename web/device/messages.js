@@ -34,7 +34,7 @@ export const Blob = struct([["sha", bytes()], ["size", int()]], (blob, where) =>
 /** A kind of update that the round accepts. `settings`: what MessagePack reads them as. */
 export const Kind = struct([["name", str()], ["settings", anything]]);
 
-/** Steps of rounds that follow on each other, see steps.js. `seeds`: a bigint, or 8 bytes for each step. */
+/** Steps of rounds that follow on each other, see step_log.js. `seeds`: a bigint, or 8 bytes for each step. */
 export const Stretch = struct([
   ["round", int()],
   ["generator", str()],
@@ -252,5 +252,5 @@ export function offerIn(payload) {
 export const hexOf = (blob) => hex(blob.sha);
 /** Whether two blobs are the same. */
 export const same = (one, other) => one.size === other.size && hexOf(one) === hexOf(other);
-/** Whether all that leads to a base is named; not where it was followed in few bytes (see small.js). */
+/** Whether all that leads to a base is named; not where it was followed in few bytes (see compact_round.js). */
 export const isWhole = (base) => base.sha.length === 32;

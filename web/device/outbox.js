@@ -69,7 +69,7 @@ export class Outbox {
   }
 
   /**
-   * The contribution that this receipt is for; null when there is none such. That of a short one (see small.js)
+   * The contribution that this receipt is for; null when there is none such. That of a short one (see compact_round.js)
    * has no number, and names the round alone.
    */
   named(receipt) {

@@ -2,7 +2,7 @@
 import { utf8 } from "./bytes.js";
 import { IN_FEW_BYTES, isOffer } from "./topics.js";
 
-/** Whether a payload on a topic of offers is a next round in few bytes (see small.js): no MessagePack array. */
+/** Whether a payload on a topic of offers is a next round in few bytes (see compact_round.js): no MessagePack array. */
 export const isNext = (payload) => payload.length > 0 && payload[0] < 0x80;
 
 /**

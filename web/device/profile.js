@@ -14,7 +14,7 @@ const UNKNOWN_POWER = { idleW: 2, loadW: 8, source: "assumed: no profile", uncer
  */
 
 /**
- * @param {Host} host @param {import("./learnt.js").Learnt} learnt @param {string} engine
+ * @param {Host} host @param {import("./calibration.js").Learnt} learnt @param {string} engine
  * @param {import("./link_speed.js").LinkSpeed} link @returns {import("./cost.js").Profile}
  */
 export function profileOf(host, learnt, engine, link) {

@@ -15,7 +15,7 @@ export class Receiving {
   /**
    * @param {(level: string, text: string) => void} log
    * @param {{duty: import("./duty.js").Duty, attending: import("./attending.js").Attending,
-   *   following: import("./following.js").Following, trust: import("./trust.js").Trust, voice: import("./speaking.js").Voice}} parts
+   *   following: import("./offer_stream.js").Following, trust: import("./trust.js").Trust, voice: import("./presence.js").Voice}} parts
    */
   constructor(log, parts) {
     this.#log = log;

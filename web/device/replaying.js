@@ -8,7 +8,7 @@
  *   scalars: number[]}} Step as broker/wire/messages.py has it
  */
 
-import { breathe } from "./breathing.js";
+import { breathe } from "./cooperative.js";
 import { BLOCK, checkGenerator, direction } from "./directions.js";
 import { TensorError } from "./errors.js";
 import { Flat } from "./flat.js";

@@ -1,7 +1,7 @@
 /** Sending contributions until they are receipted, across lost links and lives of the process. */
 
-import { Brief } from "./brief.js";
-import { MAX_RESEND_S, RESEND_S } from "./greeting.js";
+import { Brief } from "./compact_sender.js";
+import { MAX_RESEND_S, RESEND_S } from "./hello_retry.js";
 
 /**
  * When, on this link and to this life of the aggregator; `waitS`: until it is sent again.
@@ -22,7 +22,7 @@ export class Sending {
   #busyS = -Infinity;
 
   /**
-   * @param {any} outbox @param {import("./speaking.js").Voice} voice
+   * @param {any} outbox @param {import("./presence.js").Voice} voice
    * @param {(level: string, text: string) => void} log
    */
   constructor(outbox, voice, log) {

@@ -4,7 +4,7 @@ import { choose } from "./choose.js";
 import { DataError } from "./errors.js";
 import { known } from "./kinds/registry.js";
 import { MOST, judged } from "./judging.js";
-import { Measurements, grown } from "./learnt.js";
+import { Measurements, grown } from "./calibration.js";
 import { measured } from "./measuring.js";
 import { profileOf } from "./profile.js";
 import { quicker } from "./timing.js";
@@ -32,7 +32,7 @@ export class DeviceTask {
   #key;
   /** Rounds in which nothing was thought to fit. */
   #unfit = 0;
-  /** @type {import("./learnt.js").Learnt} */
+  /** @type {import("./calibration.js").Learnt} */
   #learnt = /** @type {any} */ (null);
 
   /**

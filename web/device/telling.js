@@ -87,7 +87,7 @@ export class Telling {
     this.#tell({ type: "progress", round, label, share, seconds, leftS });
   }
 
-  /** @param {import("./here.js").Made} made with a message */
+  /** @param {import("./in_process.js").Made} made with a message */
   made({ round, label, bytesUp, outcome }) {
     const { trainTimeS: seconds, energyJ, contribution } = outcome;
     const { kind, form, numExamples, trainLoss, tensors } = contribution;

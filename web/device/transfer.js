@@ -35,7 +35,7 @@ export class Pull {
   #sinceS = 0;
   #silent = false;
 
-  /** @param {import("./partial.js").Partial} partial */
+  /** @param {import("./partial_blob.js").Partial} partial */
   constructor(blob, partial, window = WINDOW, retryAfterS = 2) {
     this.blob = blob;
     this.#partial = partial;

@@ -2,9 +2,9 @@
 import { fromHex, hex, text, utf8 } from "./bytes.js";
 import { MessageError, NotTrusted } from "./errors.js";
 import { Receipt, decode, offerIn } from "./messages.js";
-import { Pact, mapped, publicOf } from "./pact.js";
+import { Pact, mapped, publicOf } from "./session_mac.js";
 import { KEY_BYTES, Verifier } from "./signing.js";
-import { WORD_BYTES, decodeNext, parted } from "./small.js";
+import { WORD_BYTES, decodeNext, parted } from "./compact_round.js";
 
 /** Runs of which the latest round is remembered. */
 const RUNS = 64;

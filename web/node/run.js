@@ -10,7 +10,7 @@ import { DeviceModel } from "../device/engine.js";
 import { enrolmentOf } from "../device/enrolment.js";
 import { DeviceError, oneLine } from "../device/errors.js";
 import { Link } from "../device/link.js";
-import { reach } from "../device/reaching.js";
+import { reach } from "../device/first_connection.js";
 import { wasmRuntime } from "../device/runtime.js";
 import { checkDevice } from "../device/topics.js";
 import { parseUrl } from "../device/url.js";

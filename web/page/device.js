@@ -1,15 +1,15 @@
 /** The worker that is the device, as the page sees it; another, where a part of its program does not come. */
 
-import { backoff } from "../device/patience.js";
+import { backoff } from "../device/backoff.js";
 
 const LEAVE_MS = 3000;
 /** Seconds before its program is loaded again for the first time, and at most. */
 const AGAIN_S = /** @type {[number, number]} */ ([2, 60]);
 
 /**
- * @typedef {import("../crossing.js").Told} Told
- * @typedef {import("../crossing.js").Ask} Ask
- * @typedef {import("../crossing.js").Settings} Settings
+ * @typedef {import("../rpc.js").Told} Told
+ * @typedef {import("../rpc.js").Ask} Ask
+ * @typedef {import("../rpc.js").Settings} Settings
  */
 
 export class Device {

@@ -4,7 +4,7 @@ import { DiskError } from "../device/errors.js";
 
 const STORE = "files";
 
-/** @param {string} name of the database, see crossing.js @returns {Promise<IndexedDbDisk>} Rejects with DiskError. */
+/** @param {string} name of the database, see rpc.js @returns {Promise<IndexedDbDisk>} Rejects with DiskError. */
 export async function openDisk(name) {
   const asked = indexedDB.open(name, 1);
   asked.onupgradeneeded = () => asked.result.createObjectStore(STORE);

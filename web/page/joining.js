@@ -9,7 +9,7 @@ const CONFIG = new URL("../config.json", import.meta.url);
 const ENROL = new URL("../enrol", import.meta.url);
 
 /**
- * @typedef {import("../crossing.js").Settings} Settings
+ * @typedef {import("../rpc.js").Settings} Settings
  * @typedef {{name: string, input: import("../device/preparing.js").InputSpec, labels: string[]}} Task as told
  *   before the model is here
  * @typedef {{enrolment: "link" | "open", broker: {url: string, user: string, password: string},
@@ -76,7 +76,7 @@ async function exchanged({ secret, claim }) {
   return token;
 }
 
-/** @param {Config} config @returns {import("../crossing.js").Broker} */
+/** @param {Config} config @returns {import("../rpc.js").Broker} */
 function brokerOf({ broker, gateway }) {
   const here = gateway ? new URL(gateway, CONFIG).href.replace(/^http/, "ws") : "";
   return { ...broker, gateway: here };

@@ -1,6 +1,6 @@
 /** The page: joins, starts the device, and hands what it tells to the sections. */
 
-import { DEVICE, SAMPLES } from "../crossing.js";
+import { DEVICE, SAMPLES } from "../rpc.js";
 import { Samples } from "../device/samples.js";
 import { joinedBy, sure } from "./asking.js";
 import { Device } from "./device.js";
@@ -9,7 +9,7 @@ import { byId, say } from "./dom.js";
 import { forget, refreshed, remember, remembered } from "./joining.js";
 import { Learning } from "./learning.js";
 import { linkOfAddress, linkUsed } from "./link.js";
-import { Manners, OWNER, persist } from "./manners.js";
+import { Manners, OWNER, persist } from "./work_rules.js";
 import { Now, showDevice } from "./now.js";
 import { showStored } from "./stored.js";
 import { Teaching } from "./teaching.js";

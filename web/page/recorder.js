@@ -1,6 +1,6 @@
 /** The pad that records a word or another sound, and shows it as the model sees it. */
 
-import { Hearing } from "../device/hearing.js";
+import { Hearing } from "../device/keyword_capture.js";
 import { isSound } from "../device/preparing.js";
 import { RATE, readWav, samplesOf, soundRaw } from "../device/sounds.js";
 import { Capture, CaptureError } from "./capture.js";
@@ -63,7 +63,7 @@ export function recordingPad(spec, changed, trouble) {
   return { element, how, clear, close: () => recorder.stop() };
 }
 
-/** @typedef {import("../device/hearing.js").Heard & {rate: number}} Recorded rate in Hz */
+/** @typedef {import("../device/keyword_capture.js").Heard & {rate: number}} Recorded rate in Hz */
 
 /** Listens until a word was said. */
 class Recorder {

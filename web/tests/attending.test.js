@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { ANOTHER_S } from "../device/attending.js";
-import { Elsewhere } from "../device/elsewhere.js";
+import { Elsewhere } from "../device/other_tasks.js";
 import { Offer, encode } from "../device/messages.js";
 import * as topics from "../device/topics.js";
 import { World } from "./scripted.js";

@@ -7,7 +7,7 @@ import { Bundle } from "../device/bundle.js";
 import { sha256, utf8 } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
 import { DeviceModel } from "../device/engine.js";
-import { BLOCK } from "../device/partial.js";
+import { BLOCK } from "../device/partial_blob.js";
 import { Contribution, Get, Hello, Offer, Plan, Receipt, State, decode, encode, hexOf } from "../device/messages.js";
 import { wasmRuntime } from "../device/runtime.js";
 import { write } from "../device/safetensors.js";

@@ -7,7 +7,7 @@ import { Outbox } from "../device/outbox.js";
 import { MemoryDisk } from "../device/disk.js";
 import { write } from "../device/safetensors.js";
 import { Sending } from "../device/sending.js";
-import { Voice } from "../device/speaking.js";
+import { Voice } from "../device/presence.js";
 
 const METRICS = { train_loss: 0.5, train_time_ms: 10, energy_mj: 20, peak_memory_kib: 30 };
 const scalars = (...values) => write(new Map([["g", float32([values.length], Float32Array.from(values))]]));

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { UrlError } from "../device/errors.js";
-import { backoff, Patience } from "../device/patience.js";
+import { backoff, Patience } from "../device/backoff.js";
 import { isLoopback, parseUrl } from "../device/url.js";
 import { vectors } from "./vectors.js";
 

@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { MessageError } from "../device/errors.js";
-import { Greeting } from "../device/greeting.js";
-import { Hours } from "../device/hours.js";
+import { Greeting } from "../device/hello_retry.js";
+import { Hours } from "../device/work_gate.js";
 import { Inbox } from "../device/inbox.js";
 import { LinkSpeed } from "../device/link_speed.js";
 import { opened } from "../device/offers.js";

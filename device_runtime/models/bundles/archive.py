@@ -1,4 +1,4 @@
-"""Zips of plain files: the same files are the same bytes, and a hostile zip does no harm."""
+"""Packs files into reproducible zips, and unpacks zips that may be hostile."""
 
 import io
 import re
@@ -26,7 +26,7 @@ def is_plain(name: str) -> bool:
 
 
 class FolderFiles(Mapping[str, bytes]):
-    """The plain files of a folder by name, read when asked for."""
+    """The plain files of a folder, by name; each is read when it is looked up."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,7 +50,10 @@ class FolderFiles(Mapping[str, bytes]):
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:
-    """A zip without compression (compressed bytes differ between zlib versions), sorted, dateless."""
+    """A zip of the files; equal files give equal bytes.
+
+    Names are sorted, dates fixed, and nothing is compressed, since zlib versions compress differently.
+    """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(files):
@@ -66,8 +69,8 @@ def read_zip(
 ) -> dict[str, bytes]:
     """The files of a zip by name; `stored`: none may be compressed.
 
-    Raises BundleError for what is no zip, for names that are not plain or occur twice, for more than
-    MAX_FILES files, and as soon as more than `limit` bytes have come out, whatever the zip declares.
+    Raises BundleError for bytes that are no zip, for names that are not plain or occur twice, for more than
+    MAX_FILES files, and as soon as more than `limit` bytes are unpacked, whatever the zip declares.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -101,9 +104,9 @@ def _read_entries(archive: zipfile.ZipFile, where: str, limit: int, stored: bool
 def unpack_files(data: bytes, folder: Path, verify: Callable[[Path], T]) -> T:
     """Writes the files of a zip into `folder` and returns `verify(folder)`.
 
-    They are written and verified beside it first, then moved in one step. Raises BundleError if `folder`
-    holds anything already, for a zip with compressed files, which could unpack to far more than was fetched,
-    or whatever `verify` raises; then nothing is left behind.
+    The files are written and verified in a temporary folder beside it, which is then renamed in one step.
+    Raises BundleError if `folder` is not empty, or for a zip with compressed files, which could unpack to far
+    more than was fetched; raises whatever `verify` raises. After an error nothing is left behind.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BundleError(f"{folder} exists already and is not empty")

@@ -1,4 +1,4 @@
-"""A bundle on disk: a folder or a zip of manifest, weights and graphs, all verified when it is opened."""
+"""A bundle on disk: manifest, weights and graphs in a folder or zip, verified when it is opened."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class Bundle:
-    """A verified bundle. Files are read again, and verified again, each time they are asked for."""
+    """A verified bundle. Each access reads and verifies the file again."""
 
     path: Path
     manifest: Manifest
@@ -46,23 +46,26 @@ class Bundle:
         return cls(path, _checked(_files(path), path))
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Every tensor of the weights file, by name; a new copy each time."""
+        """Every tensor of the weights file, by name; a new copy for each call."""
         return _weights(self.manifest, _files(self.path))
 
     def entry(self, name: str) -> Graph:
-        """What the manifest says of the graph of that name. Raises BundleError where there is none."""
+        """The manifest's entry of a graph. Raises BundleError for an unknown name."""
         if name not in self.manifest.graphs:
             known = ", ".join(self.manifest.graphs)
             raise BundleError(f"bundle {self.manifest.name} has no graph {name!r}; it has {known}")
         return self.manifest.graphs[name]
 
     def graph(self, name: str) -> bytes:
-        """The ONNX graph of that name, without weights. Raises BundleError where there is none."""
+        """The ONNX graph of that name, without weights. Raises BundleError for an unknown name."""
         return _verified(self.manifest, self.entry(name), _files(self.path))
 
     @cached_property
     def texts(self) -> Texts | None:
-        """What makes its input of texts; None where that is no text. Raises BundleError."""
+        """Turns texts into the bundle's input; None if the input is not text.
+
+        Raises BundleError if the tokenizer does not fit the manifest.
+        """
         text = self.manifest.input.text
         if not isinstance(text, TextInput):
             return None
@@ -78,11 +81,11 @@ class Bundle:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the canonical zip, as hexadecimal digits: the same for the folder and for its zip."""
+        """The sha256 of the canonical zip in hexadecimal: the same for the folder and for its zip."""
         return hashlib.sha256(self.packed()).hexdigest()
 
     def packed(self) -> bytes:
-        """The canonical zip: what the manifest names, nothing else that may lie in the folder."""
+        """The canonical zip: the manifest and the files that it names, no others of the folder."""
         files = _files(self.path)
         return pack_files({name: files[name] for name in (MANIFEST, *_named(self.manifest))})
 
@@ -94,11 +97,11 @@ def write(
     graphs: Mapping[str, bytes],
     tokenizer: bytes | None = None,
 ) -> Bundle:
-    """Writes a bundle into `folder`, which is made; hashes and sizes in `manifest` are filled in here.
+    """Writes a bundle into `folder`, which is created; fills in the hashes and sizes of `manifest`.
 
-    graphs: by graph name, the same names as in the manifest. tokenizer: where its input is text. Raises
-    BundleError for parts that do not make a sound bundle, before anything is written, or if `folder` cannot
-    be written to.
+    graphs: by graph name, the same names as in the manifest. tokenizer: if the input is text, and only then.
+    Raises BundleError for parts that do not fit each other, before anything is written, or if `folder`
+    cannot be written to.
     """
     if (tokenizer is None) == isinstance(manifest.input.text, TextInput):
         raise BundleError("a tokenizer is given to a bundle whose input is text, and to no other")
@@ -121,32 +124,32 @@ def write(
 
 
 def pack(folder: str | Path) -> bytes:
-    """The canonical zip of a bundle, for the wire: the same bundle is the same bytes on every machine."""
+    """The canonical zip of a bundle; equal bundles give equal bytes on every machine."""
     return Bundle.open(folder).packed()
 
 
 def unpack(data: bytes, folder: str | Path) -> Bundle:
-    """Writes a zip as a bundle folder, which must not exist or be empty, and opens it.
+    """Unpacks a zip into a bundle folder, which must be absent or empty, and opens it.
 
-    Raises BundleError, and leaves nothing behind, for anything but a sound bundle.
+    Raises BundleError, and leaves nothing behind, if it is not a valid bundle.
     """
     return unpack_files(data, Path(folder), Bundle.open)
 
 
 def shipped_names() -> tuple[str, ...]:
-    """Names of the bundles that come with the package."""
+    """The names of the bundles that come with the package."""
     return tuple(sorted(p.name for p in _shipped().iterdir() if (p / MANIFEST).is_file()))
 
 
 def shipped(name: str) -> Path:
-    """Folder of a bundle that comes with the package. Raises BundleError for an unknown name."""
+    """The folder of a bundle that comes with the package. Raises BundleError for an unknown name."""
     if name not in shipped_names():
         raise BundleError(f"no bundle {name!r} comes with this package; {', '.join(shipped_names())} do")
     return _shipped() / name
 
 
 def find(name_or_path: str | Path) -> Path:
-    """A folder or zip of that path if there is one, else a shipped bundle. Raises BundleError."""
+    """The path of a bundle: that folder or zip if it exists, else a shipped bundle. Raises BundleError."""
     path = Path(name_or_path)
     if path.is_file() or (path / MANIFEST).is_file():
         return path
@@ -169,7 +172,7 @@ def _files(path: Path) -> Mapping[str, bytes]:
 
 
 def _checked(files: Mapping[str, bytes], path: Path) -> Manifest:
-    """The manifest, once everything it says of `files` has been found to be so. Raises BundleError."""
+    """The manifest, after checking all of `files` against it. Raises BundleError."""
     if MANIFEST not in files:
         raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}")
     try:
@@ -184,7 +187,7 @@ def _checked(files: Mapping[str, bytes], path: Path) -> Manifest:
 
 
 def _named(manifest: Manifest) -> dict[str, File | Graph]:
-    """What the manifest says of each file beside it."""
+    """The manifest's entry of every other file, by file name."""
     text = manifest.input.text
     entries: list[File | Graph] = [manifest.weights, *manifest.graphs.values()]
     entries += [text.tokenizer] if isinstance(text, TextInput) else []
@@ -229,11 +232,11 @@ def _with_hashes(manifest: Manifest, data: Mapping[str, bytes]) -> Manifest:
     return replace(manifest, graphs=graphs, input=given, weights=File(file=WEIGHTS, **seal(WEIGHTS)))
 
 
-# FROM consistency: Whether the parts of a manifest fit each other; what one part may say is up to its type.
-
-
 def check_manifest(manifest: Manifest) -> None:
-    """Raises BundleError, naming the bundle and the two things that do not fit."""
+    """Checks that the parts of a manifest fit each other; each part alone is checked by its type.
+
+    Raises BundleError, naming the bundle and the two parts that do not fit.
+    """
     try:
         _check_names(manifest)
         _check_graphs(manifest)

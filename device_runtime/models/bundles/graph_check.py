@@ -1,8 +1,12 @@
-"""Examines a graph before a session is made of it: nothing is in it but what allowed_graphs.json lists.
+"""Checks a graph before a session is made: it may hold only what allowed_graphs.json lists.
 
-Graphs come from whoever offers a round. ONNX Runtime reads the files that a graph names, and runs loops that
-never end. So fields, operators and types that are not listed are refused, and the only data that may lie
-outside the graph are those that the session is given in memory. web/device/graph_check.js does the same.
+A device gets its graphs from a stranger, the aggregator. ONNX Runtime would read any file that a graph names,
+and run loops that never end. So fields, operators and types that are not listed are refused, and the only
+data outside the graph are the arrays that the session is given in memory. web/device/graph_check.js does the
+same.
+
+ONNX files are protocol buffers, https://protobuf.dev/programming-guides/encoding/; the first half of this
+module reads and writes as much of that format as they need.
 """
 
 import json
@@ -16,19 +20,16 @@ from typing import Any, NamedTuple, cast
 
 from device_runtime.models.errors import BundleError
 
-# FROM protobuf: Protocol buffers on the wire, as far as ONNX files need them: fields of a message, read and
-# written.
-#
-# https://protobuf.dev/programming-guides/encoding/
+# Fields of protocol buffers.
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 MOST_BITS = 64
 MOST_NUMBER = (1 << 29) - 1
-"""Of a field."""
+"""The largest number of a field."""
 
 
 class Field(NamedTuple):
-    """One field: `content` of a DELIMITED one, else empty; `encoded` is all of it, its tag included."""
+    """One field. content: the bytes of a DELIMITED field, else empty. encoded: the whole field with its tag."""
 
     number: int
     kind: int
@@ -37,7 +38,7 @@ class Field(NamedTuple):
 
 
 def fields(message: bytes) -> Iterator[Field]:
-    """In the order of the message. Raises BundleError for what is none."""
+    """The fields of a message, in order. Raises BundleError if it is no protocol buffer."""
     place = 0
     while place < len(message):
         begin = place
@@ -62,23 +63,23 @@ def fields(message: bytes) -> Iterator[Field]:
 
 
 def number(field: Field) -> int:
-    """What a VARINT field holds. Raises BundleError for what is none."""
+    """The value of a VARINT field. Raises BundleError if it holds none."""
     _, place = _varint(field.encoded, 0)
     return _varint(field.encoded, place)[0]
 
 
 def number_field(number: int, value: int) -> bytes:
-    """A field that is a number, 0 or more."""
+    """Encodes a field with a number, 0 or more."""
     return varint(number << 3 | VARINT) + varint(value)
 
 
 def delimited_field(number: int, content: bytes) -> bytes:
-    """A field that is a string, bytes or a message."""
+    """Encodes a field with a string, bytes or a message."""
     return varint(number << 3 | DELIMITED) + varint(len(content)) + content
 
 
 def varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """Encodes a number with seven bits a byte, the lowest first."""
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)
@@ -88,7 +89,7 @@ def varint(value: int) -> bytes:
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """The number at `place`, and where the next begins."""
+    """The number at `place`, and the place after it."""
     if place < len(message) and message[place] < 0x80:
         return message[place], place + 1
     value = shift = 0
@@ -101,20 +102,22 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
     raise BundleError(f"a protocol buffer has no number at byte {place}")
 
 
+# The check of a graph.
+
 WIRES = {"varint": VARINT, "fixed32": FIXED32, "delimited": DELIMITED}
 OTHER_FORMAT = b"ORTM"
-"""Where a file has this after four bytes, ONNX Runtime may read it as its own format, not as protobuf."""
+"""A file with these bytes from byte 4 on may be read in ONNX Runtime's own format, not as protobuf."""
 
 LARGEST = 2**53
-"""Beyond it a browser cannot say which number it is."""
+"""Larger numbers are not printed, because a browser cannot represent them exactly."""
 
 Message = Mapping[str, Sequence[Any]]
-"""Values by field name: numbers, bytes or messages. A field that is not there has none."""
+"""The values of each field by its name: numbers, strings or messages; empty for a field that is absent."""
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a field may hold: numbers of a range or a set, at most so many bytes, or a message."""
+    """What a field may hold: numbers of a range or a set, at most `most` bytes, or a message."""
 
     name: str
     wire: str
@@ -128,7 +131,7 @@ class _Rule:
 
 
 class _Table:
-    """allowed_graphs.json, read when a graph is first examined."""
+    """allowed_graphs.json, read when the first graph is checked."""
 
     @cached_property
     def content(self) -> Mapping[str, Any]:
@@ -156,10 +159,10 @@ _TABLE = _Table()
 
 
 def check_graph(onnx: bytes, *, optimised: bool = False) -> frozenset[str]:
-    """Names of the initialisers that the session must be given in memory.
+    """Checks a graph, and gives the names of the initialisers that the session must be given in memory.
 
-    optimised: ONNX Runtime wrote the graph here, from one that passed; it has operators of its own. Raises
-    BundleError for a graph with anything that is not allowed.
+    optimised: ONNX Runtime wrote the graph on this machine, from one that passed, and added its own
+    operators, which are not checked. Raises BundleError for a graph with anything that is not allowed.
     """
     most = _TABLE.content["most_bytes"]
     if len(onnx) > most:
@@ -179,13 +182,13 @@ def check_graph(onnx: bytes, *, optimised: bool = False) -> frozenset[str]:
 
 
 class _Reader:
-    """Reads messages by the table, and counts fields."""
+    """Reads messages by the rules of the table, and counts their fields."""
 
     def __init__(self) -> None:
         self._left: int = _TABLE.content["most_fields"]
 
     def read(self, data: bytes, kind: str) -> Message:
-        """All of one message.
+        """Reads one message.
 
         Raises BundleError for a field that is not allowed, occurs too often, or is missing.
         """
@@ -230,7 +233,7 @@ def _times(times: int) -> str:
 
 
 def _text(kind: str, rule: _Rule, content: bytes) -> str:
-    if rule.most is None:  # data, of which nothing is said here
+    if rule.most is None:  # tensor data, whose content is free
         return ""
     if len(content) > rule.most:
         raise BundleError(f"{rule.name} of {_a(kind)} has {len(content)} bytes, at most {rule.most} are read")
@@ -272,13 +275,13 @@ def _check_operator(node: Message) -> None:
 
 
 def _domain(message: Message) -> str:
-    """The ONNX domain has two names."""
+    """The operator domain; ONNX's own has two names, "" and "ai.onnx"."""
     found: str = message["domain"][0] if message["domain"] else ""
     return "" if found == "ai.onnx" else found
 
 
 def _check_attributes(node: Message) -> None:
-    """Each is there once, and has the value of its type and no other."""
+    """Checks that each attribute occurs once, with a value of its type and no other."""
     seen = set()
     for attribute in node["attribute"]:
         [name], [kind] = attribute["name"], attribute["type"]
@@ -292,7 +295,7 @@ def _check_attributes(node: Message) -> None:
 
 
 def _check_names(graph: Message) -> None:
-    """Every value is made once: by an input, an initialiser or a node."""
+    """Checks that every value is made only once: by an input, an initialiser or a node."""
     made: set[str] = set()
     for name in chain(
         _names(graph["input"]),
@@ -309,7 +312,10 @@ def _names(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _outside(graph: Message) -> Iterator[str]:
-    """Initialisers that have no data. Raises BundleError for one that names anything but what is given."""
+    """The initialisers without data in the graph.
+
+    Raises BundleError for one that names a real file, or another length than its shape gives.
+    """
     for tensor in graph["initializer"]:
         name = tensor["name"][0]
         if tensor["data_location"] in ([], [0]):
@@ -335,6 +341,6 @@ def _entries(entries: Mapping[str, str]) -> str:
 
 
 def _shown(text: str) -> str:
-    """As one printable line of some length."""
+    """The text as one printable line of at most 80 characters, more if escaped."""
     plain = text[:80]
     return plain if plain.isprintable() and plain else repr(plain)

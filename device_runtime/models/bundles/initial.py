@@ -1,6 +1,7 @@
-"""Parameters from nothing, without torch: for random starts, and for parts of a network trained anew.
+"""Random initial parameters, drawn without torch.
 
-What a tensor is, is told from its name, its shape, and the names beside it, as torch and timm name them.
+They serve for random starts, and for parts of a network that are trained anew. The role of a tensor is told
+by its name, its shape and its neighbours' names, as torch and timm name them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .tensors import Vector
 RECURRENT = re.compile(r"(?:weight|bias)_(?:ih|hh)(_l\d+(?:_reverse)?)")
 TOKENS = re.compile(r"embed|token|position")
 DEVIATION = 0.02
-"""Of embeddings and tokens (Dosovitskiy et al. 2021 and Devlin et al. 2019, in their code)."""
+"""Standard deviation of embeddings and tokens (Dosovitskiy et al. 2021 and Devlin et al. 2019, in their code).
+"""
 STATISTICS = {"running_mean": 0.0, "running_var": 1.0}
 FROM_ZERO = ("lora_b", "adapter_down_bias", "adapter_up", "adapter_up_bias", "sparse_values")
 GLOROT = ("prompt_tokens", "prefix_keys", "prefix_values")
@@ -29,17 +31,17 @@ Draw = Callable[[np.random.Generator], Vector]
 
 
 def fresh(manifest: Manifest, names: Iterable[str], rng: np.random.Generator) -> dict[str, Vector]:
-    """Fresh values of these tensors, float32 in the shapes of the manifest.
+    """Fresh values of the named tensors, float32 in the shapes of the manifest.
 
-    nn.Linear as in torch: weight and bias from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), recurrent layers by their
-    hidden size. Convolutions: U(-sqrt(6/fan_in), sqrt(6/fan_in)), bias 0 (He et al. 2015, equation 10); with
-    torch's, of a sixth of that variance, networks without normalisation fade out. Normalisation: scale 1,
-    shift 0, statistics 0 and 1. Embeddings and tokens: N(0, 0.02^2). What parameter-efficient sets add is
-    drawn as `peft` draws it.
+    nn.Linear as in torch: weight and bias from U(-1/sqrt(fan_in), 1/sqrt(fan_in)); recurrent layers the same
+    with the hidden size. Convolutions: U(-sqrt(6/fan_in), sqrt(6/fan_in)), bias 0 (He et al. 2015, equation
+    10); torch's default has a sixth of that variance, with which signals die out in networks without
+    normalisation. Normalisation: scale 1, shift 0, statistics 0 and 1. Embeddings and tokens: N(0, 0.02^2).
+    Tensors of parameter-efficient sets are drawn as `peft` draws them.
 
-    `rng` gives one number; each tensor has a stream of its own, so that neither the order of the names nor
-    what else is asked for changes it. Left out is what has nothing to draw: int64 places of a sparse set, and
-    parameters that the network never trains, such as given word vectors.
+    One number is drawn from `rng`, and each tensor has its own stream, so that its values depend neither on
+    the order of the names nor on the other names. Tensors that are not drawn are left out: int64 indices of a
+    sparse set, and parameters that the network never trains, such as given word vectors.
     Raises BundleError for a name that the bundle does not have.
     """
     known = {parameter.name: parameter for parameter in manifest.parameters}
@@ -87,7 +89,7 @@ def _value(parameter: Parameter, known: dict[str, Parameter]) -> Draw:
 
 
 def _one_row(parameter: Parameter, known: dict[str, Parameter]) -> Draw:
-    """Of a normalisation, or the bias of a layer."""
+    """How a tensor of one axis is drawn: of a normalisation, or the bias of a layer."""
     last = _last(parameter.name)
     if "bias" not in last:
         return _filled(parameter.shape, 1 if last in ("weight", "gamma") else 0)
@@ -104,7 +106,7 @@ def _bound(layer: Parameter) -> float:
 
 
 def _is_table(name: str, shape: tuple[int, ...]) -> bool:
-    """Embeddings and tokens, whose rows are no layer's outputs."""
+    """Whether the tensor holds embeddings or tokens, whose rows are not outputs of a layer."""
     *owners, last = name.split(".")
     own = last if last != "weight" else next(reversed(owners), "")
     return TOKENS.search(own) is not None and len(shape) < 4

@@ -1,4 +1,4 @@
-"""What a model takes: values of a shape and scale, token ids, or a text that becomes those."""
+"""The input of a model: values of a shape and scale, token ids, or texts that become token ids."""
 
 from math import isfinite
 from typing import Annotated, Any, Literal
@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from device_runtime.models.errors import TensorError
 from device_runtime.models.text.file import Form
 
-# FROM manifest_records: What the parts of `manifest.json` are made of, and the most that it may say.
-
-# What a manifest may say at most: figures beyond these are damage or malice, and would end in overflows.
+# The largest figures of a manifest: beyond them it is damaged or an attack, and computing would overflow.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 LARGEST = 1 << 31
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
@@ -20,7 +18,7 @@ Shape = tuple[Size, ...]
 
 
 class ManifestRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the manifest: immutable, and unknown fields are an error."""
+    """Base of the parts of `manifest.json`: immutable, and unknown fields are an error."""
 
 
 class File(ManifestRecord, frozen=True):
@@ -32,10 +30,10 @@ class File(ManifestRecord, frozen=True):
 
 
 class TextInput(ManifestRecord, frozen=True):
-    """How a text becomes token ids: cut by a tokenizer, put between fixed ids, filled up behind.
+    """How a text becomes token ids: tokenized, put between fixed ids, padded at the end.
 
-    What is too long loses its end, never what stands around it. `template` says the fixed ids to people, as
-    in "{text} It was{mask} ."; where `words` are given, each label is asked for as one of them.
+    A text that is too long loses its end, never the fixed ids. `template` shows the fixed ids to people, as
+    in "{text} It was{mask} ."; if `words` are given, the model predicts each label as one of them.
     """
 
     form: Form
@@ -47,18 +45,18 @@ class TextInput(ManifestRecord, frozen=True):
     words: tuple[str, ...] = ()
 
     def said(self, length: int) -> str:
-        """In words, for an input of `length` tokens."""
+        """A description for people, for an input of `length` tokens."""
         asked = f", read as {self.template!r}" if self.template != "{text}" else ""
         answered = f", answered by {', '.join(map(repr, self.words))}" if self.words else ""
         return f"texts as {length} tokens ({self.form}){asked}{answered}"
 
 
 class InputSpec(ManifestRecord, frozen=True):
-    """What the graphs take: shape (n, *shape), channels first, after `prepare`.
+    """The input of the graphs: (n, *shape), channels first, after `prepare`.
 
     float32 values, or int64 token ids from 0 to vocabulary - 1. Raises ValueError unless mean and std have
-    one value or one per channel, divide and scale by numbers, a vocabulary is given to ids alone, and what is
-    said of texts fits the vocabulary and leaves room for one.
+    one value or one per channel; scale, mean and std are finite in float32, scale and std not 0; only ids
+    have a vocabulary; and the fixed ids of texts are in the vocabulary and leave room for a text.
     """
 
     shape: Annotated[Shape, msgspec.Meta(min_length=1)]  # without the batch
@@ -97,10 +95,9 @@ class InputSpec(ManifestRecord, frozen=True):
 
     @property
     def usual_range(self) -> tuple[float, float] | None:
-        """Raw values that a sample usually has, the least and the largest; None where that is not known.
+        """The least and the largest raw value that a sample usually has; None if not known.
 
-        Where `scale` brings a whole number to 1, from 0 to that number; else ten standard deviations to each
-        side of the mean.
+        0 to `white` if there is one; else ten standard deviations to each side of the mean.
         """
         if self.vocabulary is not None or (self.scale, self.mean, self.std) == (1.0, (0.0,), (1.0,)):
             return None
@@ -111,9 +108,10 @@ class InputSpec(ManifestRecord, frozen=True):
 
     @property
     def white(self) -> float | None:
-        """The whole number that `scale` brings to 1, as 255 for 1/255; None where it brings none there.
+        """The whole number that `scale` maps to 1, such as 255 for 1/255; None if there is none.
 
-        A mean of 1 or more is of values beyond 1: from -1 to 1, or ones that `scale` divides by std too.
+        None for a mean of 1 or more, too: scaled values then go beyond 1, because the input is from -1 to 1
+        or `scale` also divides by std.
         """
         if not 0 < self.scale < 1 or max(self.mean) >= 1:
             return None
@@ -131,7 +129,7 @@ class InputSpec(ManifestRecord, frozen=True):
         """(raw * scale - mean) / std as float32, or the ids as int64, of shape (n, *shape), a new array.
 
         raw: shape (n, *shape), any real dtype, for ids integers; the axis of a single channel may be left
-        out. Raises TensorError for another shape, or what is no id.
+        out. Raises TensorError for another shape, or for wrong ids.
         """
         shapes = [self.shape, self.shape[1:]] if self.shape[:1] == (1,) else [self.shape]
         if raw.ndim == 0 or raw.shape[1:] not in shapes:
@@ -155,7 +153,7 @@ class InputSpec(ManifestRecord, frozen=True):
         return raw.astype(np.int64)
 
     def check_ids(self, ids: NDArray[Any]) -> None:
-        """Raises TensorError for an id that the vocabulary does not have; any float passes."""
+        """Raises TensorError for an id outside the vocabulary; without a vocabulary, anything passes."""
         if self.vocabulary is None or ids.size == 0:
             return
         low, high = int(ids.min()), int(ids.max())

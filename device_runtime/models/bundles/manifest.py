@@ -1,4 +1,4 @@
-"""What a bundle says about itself: `manifest.json`, as frozen structs."""
+"""`manifest.json`, the description of a bundle, as frozen structs."""
 
 import hashlib
 from typing import Annotated, Literal
@@ -13,17 +13,18 @@ from .tensors import TensorSpec
 
 FORMAT = 2
 ABOVE = {"above-low": "mid", "above-mid": "up", "above-up": "head"}
-"""Objectives that train on feature maps of a level, and the largest set that is all above it."""
+"""Objectives that train on the feature maps of a level, with the largest tunable set above that level."""
 
 TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype", *ABOVE)
 """Objectives of training graphs; `train` is cross-entropy alone."""
 
 ORT_TRAINING = "ort-training"
-"""Kind of the graphs that compute what train.SET does in operators of onnxruntime-training."""
+"""Kind of the graphs that do the work of train.SET with operators of onnxruntime-training."""
 
-# ONNX Runtime's arena over live activations, by resident memory at batch 512 and 1024 (ONNX Runtime 1.31,
-# WRN-10-1): 1.25 to 1.4 for train.head, 1.7 to 2.0 for train.mid and train.all.
 ARENA_FACTOR = 2
+"""Memory of ONNX Runtime's arena over live activations. Measured by resident memory at batch 512 and 1024
+(ONNX Runtime 1.31, WRN-10-1): 1.25 to 1.4 for train.head, 1.7 to 2.0 for train.mid and train.all.
+"""
 
 Level = Literal["low", "mid", "up", "head"]
 Tunable = Literal["all", "mid", "up", "head", "bias", "adapter", "prompt", "prefix", "lora", "sparse"]
@@ -31,9 +32,9 @@ Setting = bool | int | float | str
 
 
 class Parameter(ManifestRecord, frozen=True):
-    """One tensor of weights.safetensors; `sets` is empty for what is never trained (running statistics).
+    """One tensor of weights.safetensors; `sets` is empty if it is never trained, as running statistics.
 
-    int64 is for the indices of a sparse set, which are never trained.
+    int64 is for the indices of a sparse set, which are never trained either.
     """
 
     name: str
@@ -57,10 +58,10 @@ class Extra(ManifestRecord, frozen=True):
 
 
 class Derived(ManifestRecord, frozen=True):
-    """An initialiser that the device computes from a parameter, as `models.bundles.quantised` says.
+    """An initialiser that the device computes from a parameter, see `models.bundles.quantised`.
 
-    transposed: of the parameter as (shape[0], the rest), transposed. columns: one scale for each column of
-    that, not one for all.
+    transposed: from the transpose of the parameter as a matrix (shape[0], the rest). columns: one scale for
+    each column of that matrix, instead of one for all.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Graph(ManifestRecord, frozen=True):
 
     @property
     def parameters(self) -> set[str]:
-        """Parameters that its initialisers are, or are made of."""
+        """The parameters that its initialisers hold or are computed from."""
         return {*self.frozen, *(derived.parameter for derived in self.derived)}
 
     def activation_bytes(self, samples: int) -> int:
@@ -99,15 +100,15 @@ class Graph(ManifestRecord, frozen=True):
         return self.fixed_bytes + samples * self.bytes_per_sample
 
     def rows(self, most: int, run_bytes: int = RUN_BYTES) -> int:
-        """Samples of one run: `most`, or as few as keep live activations within `run_bytes`.
+        """Samples of one run: `most`, or fewer (at least 1) to keep live activations within `run_bytes`.
 
-        Where the graph computes statistics of the batch, all of `most`.
+        A graph that computes statistics of the batch always runs `most`.
         """
         fit = (run_bytes - self.fixed_bytes) // max(1, self.bytes_per_sample)
         return most if self.statistics else max(1, min(most, fit))
 
     def memory_bytes(self, samples: int) -> int:
-        """Predicted growth of the process in one run: live activations as the allocator holds them."""
+        """Predicted growth of the process in one run: live activations with the allocator's overhead."""
         return ARENA_FACTOR * self.activation_bytes(samples)
 
 
@@ -120,7 +121,7 @@ class Head(ManifestRecord, frozen=True):
 
 
 class Source(ManifestRecord, frozen=True):
-    """What the module was built from: a network of this package and its settings."""
+    """The network of this package, and its settings, from which the module was built."""
 
     network: str
     settings: dict[str, Setting]
@@ -130,7 +131,7 @@ class Manifest(ManifestRecord, frozen=True):
     """manifest.json. Graphs: forward, forward.PRECISION, features.LEVEL, loss.SET and OBJECTIVE.SET.
 
     SET is a tunable set, OBJECTIVE one of TRAINING, PRECISION one of PRECISIONS but the first. `features` has
-    the shape of what features.LEVEL gives, and of what the head takes, without the batch.
+    the output shape of each features.LEVEL and the input shape of the head, without the batch.
     """
 
     name: str
@@ -139,21 +140,21 @@ class Manifest(ManifestRecord, frozen=True):
     parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1)]
     features: dict[Level, Shape]
     head: Head
-    sets: dict[Tunable, dict[str, Setting]]  # the tunable sets that there are, and what each was made with
+    sets: dict[Tunable, dict[str, Setting]]  # its tunable sets, with the settings that each was made with
     graphs: dict[str, Graph]
     weights: File
     producer: str
     source: Source | None = None
-    stored_as: Literal["float32", "float16"] = "float32"  # float16: what loses nothing by it
+    stored_as: Literal["float32", "float16"] = "float32"  # float16: tensors that lose nothing by it
     format: int = FORMAT
     seal: str = ""  # sha256 of manifest.json with an empty seal; `encode` sets it
 
     def names(self, tunable: str = "all") -> tuple[str, ...]:
-        """Names of the parameters trained in a tunable set, in the order of the table."""
+        """Names of the parameters trained in a tunable set, in the order of `parameters`."""
         return tuple(spec.name for spec in self.specs(tunable))
 
     def specs(self, tunable: str = "all") -> tuple[TensorSpec, ...]:
-        """The parameters trained in a tunable set. Raises BundleError for a set that is not there."""
+        """The parameters trained in a tunable set. Raises BundleError for an unknown set."""
         if tunable not in self.sets:
             known = ", ".join(self.sets)
             raise BundleError(f"bundle {self.name} has no tunable set {tunable!r}; it has {known}")
@@ -163,24 +164,24 @@ class Manifest(ManifestRecord, frozen=True):
     def scale(self) -> str | None:
         """The tensor that multiplies the features before the head, float32 (features,), if there is one.
 
-        What is said of features elsewhere holds for those that it has multiplied. It is never trained.
+        It is never trained. Everywhere else, "features" are those after this multiplication.
         """
         name = f"{self.head.weight.rpartition('.')[0]}.{SCALE}"
         given = Parameter(name, (self.head.features,), "float32", "head", ())
         return name if given in self.parameters else None
 
     def statistics(self, tunable: str) -> tuple[TensorSpec, ...]:
-        """Running statistics that training a set moves; they belong to an update beside `specs`."""
+        """Running statistics that change while a set is trained; an update holds them beside `specs`."""
         graph = self.graphs.get(f"train.{tunable}")
         moved = set(graph.statistics if graph else ())
         return tuple(parameter.spec for parameter in self.parameters if parameter.name in moved)
 
     def stored(self) -> tuple[TensorSpec, ...]:
-        """Every tensor of the weights file, those that are never trained too."""
+        """Every tensor of the weights file, including those that are never trained."""
         return tuple(parameter.spec for parameter in self.parameters)
 
     def parts(self) -> tuple[tuple[TensorSpec, ...], ...]:
-        """All tensors, those together that stand at one level and belong to the same tunable sets."""
+        """All tensors, grouped by level and tunable sets."""
         together: dict[tuple[str, tuple[str, ...]], list[TensorSpec]] = {}
         for parameter in self.parameters:
             together.setdefault((parameter.level, parameter.sets), []).append(parameter.spec)
@@ -198,9 +199,9 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Raises BundleError for what is not a manifest of a format this version reads, or does not fit its seal.
+    """Reads `manifest.json`; a manifest without a seal is accepted.
 
-    A manifest without a seal is taken as it is.
+    Raises BundleError for another format, wrong fields, or bytes that do not fit the seal.
     """
     try:
         version = msgspec.json.decode(data, type=_Version).format

@@ -1,41 +1,31 @@
-"""Engines and precisions that a device may ask for, by name; without numpy or an engine."""
+"""Names of levels, tunable sets, precisions and engines; importing them needs no numpy and no engine."""
 
 from dataclasses import dataclass
 
 LEVELS = ("low", "mid", "up", "head")
-
-
 LEVELS_OF = {"all": LEVELS, "mid": LEVELS[1:], "up": LEVELS[2:], "head": LEVELS[3:]}
-
-
+"""The levels that each of these tunable sets trains: one level and all above it."""
 TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "sparse")
-"""A level and what is above it (low and above is all); then the parameter-efficient ones, with the head."""
-
+"""The sets of LEVELS_OF, then the parameter-efficient ones, each with the head."""
 
 PRECISIONS = ("float32", "int8", "float16")
-"""Of the weights of forward graphs: forward, forward.int8 and forward.float16."""
-
-
+"""Precisions of the weights of forward graphs: forward, forward.int8 and forward.float16."""
 SCALE = "scale"
-"""How the tensor of a head is called that multiplies the features before it."""
-
-
-RUN_BYTES = 64 << 20
-"""Live activations of one run, about: more samples than that are several runs."""
-
+"""Last part of the name of the head's tensor that multiplies the features."""
 
 AUTO = "auto"
-
-
 ENGINES = ("onnxruntime", "onnxruntime-training", "torch")
+RUN_BYTES = 64 << 20
+"""Bytes of live activations of one run, about; a batch with more is cut into several runs."""
 
 
 @dataclass(frozen=True)
 class EngineWish:
-    """What a device's owner asks for.
+    """The engine settings that a device's owner asks for.
 
-    engine: one of ENGINES, or AUTO. precision: of forward passes, see PRECISIONS. device: cpu, and on engine
-    torch cuda or cuda:N. run_bytes: live activations of one run on ONNX Runtime, at most; see Graph.rows.
+    engine: one of ENGINES, or AUTO. precision: of forward passes, see PRECISIONS. threads: inside one
+    operator. device: cpu, or cuda or cuda:N on engine torch. run_bytes: the most live activations of one run
+    on ONNX Runtime, see Graph.rows.
     """
 
     engine: str = AUTO

@@ -24,7 +24,10 @@ TINY = float(np.finfo(np.float32).tiny)  # a scale below it becomes 1
 
 
 class Quantised(NamedTuple):
-    """A tensor is about scale * (values - zero_point), broadcast: of shape (), or one for each column."""
+    """A quantised tensor, about scale * (values - zero_point).
+
+    scale and zero_point have shape (), or one value for each column.
+    """
 
     values: Values
     scale: NDArray[np.float32]
@@ -32,9 +35,9 @@ class Quantised(NamedTuple):
 
 
 def initialisers(graph: Graph, weights: Tensors) -> dict[str, Values]:
-    """What a session of the graph is given, by name: its frozen parameters as they are, and the derived.
+    """The initialisers that a session of the graph needs, by name: frozen parameters and derived ones.
 
-    Raises TensorError if a weight is missing, or float16 cannot hold it.
+    Raises TensorError if a weight is missing, or too large for float16.
     """
     if missing := sorted(graph.parameters - weights.keys()):
         raise TensorError(f"{missing[0]} is missing, which the graph {graph.file} needs")
@@ -47,10 +50,11 @@ def holds_float16(graph: Graph) -> bool:
 
 
 def has_exact_int8(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether int8 products are known not to overflow here, which they do on x86-64 without VNNI.
+    """Whether the processor is known to have VNNI, with which int8 products do not overflow.
 
-    There ONNX Runtime has to be told to be exact (session.x64quantprecision), for half of the speed of int8;
-    on other processors that changes nothing.
+    On x86-64 without VNNI they overflow, unless ONNX Runtime is told to be exact
+    (session.x64quantprecision), which halves the speed of int8. On other processors that setting changes
+    nothing.
     """
     try:
         return "vnni" in cpuinfo.read_text()
@@ -59,7 +63,7 @@ def has_exact_int8(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def derive(wanted: Iterable[Derived], weights: Tensors) -> dict[str, Values]:
-    """The initialisers by name; each parameter is quantised once, for its values, scale and zero point."""
+    """The derived initialisers by name; each parameter is quantised once for values, scale and zero point."""
     groups: dict[tuple[str, bool, bool, str], list[Derived]] = {}
     for derived in wanted:
         kind = derived.what.partition(".")[0]
@@ -93,7 +97,7 @@ def _float16(parameter: str, value: Values) -> Values:
 
 
 def _int8(value: Values, columns: bool) -> Quantised:
-    """scale is the largest absolute value / 127, the zero is 0; of all values or of each column."""
+    """scale = largest absolute value / 127, zero_point = 0; for all values or for each column."""
     largest = np.abs(value).max(axis=tuple(range(value.ndim - 1)) if columns else None, initial=0)
     scale = _scale(2 * largest.astype(np.float64), 2 * INT8_LARGEST)
     quantised = (value / scale).round()  # float32; within 127 but for rounding
@@ -102,7 +106,7 @@ def _int8(value: Values, columns: bool) -> Quantised:
 
 
 def _uint8(value: Values) -> Quantised:
-    """0 to 255 are the least to the largest value, or 0 where that lies outside."""
+    """0 to 255 span the least to the largest value, widened to contain 0."""
     least, largest = value.min(initial=0).astype(np.float64), value.max(initial=0).astype(np.float64)
     step = (largest - least) / UINT8_LARGEST
     if step < TINY:

@@ -1,4 +1,4 @@
-"""A narrower network inside a wider one: the leading part of every tensor (HeteroFL, Diao et al. 2021)."""
+"""A narrower network as the leading part of every tensor of a wider one (HeteroFL, Diao et al. 2021)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .manifest import Manifest
 from .tensors import Tensors, TensorSpec
 
 STACKED = re.compile(r"(^|\.)((weight|bias)_(ih|hh)|in_proj_|qkv\.)")
-"""Names of tensors that hold several matrices, one above the other: gates, or queries, keys and values."""
+"""Names of tensors with several matrices stacked along the first axis: gates, or queries, keys and values."""
 
 NAMED = 3
-"""Tensors that an error names."""
+"""How many tensors an error names."""
 
 Shape = tuple[int, ...]
 
 
 def leading(shape: Shape) -> tuple[slice, ...]:
-    """Where the part of this shape stands in a larger tensor."""
+    """The index of the leading part of this shape in a larger tensor."""
     return tuple(slice(size) for size in shape)
 
 
 @dataclass(frozen=True)
 class Slices:
-    """Which part of the main model a member of its family is: the shapes of its tensors, by name."""
+    """The part of the main model that a narrower member of its family is: its shapes by tensor name."""
 
     shapes: Mapping[str, Shape]
 
@@ -40,10 +40,10 @@ class Slices:
     def of(cls, main: Manifest, member: Manifest) -> Slices:
         """The member as a part of the main model.
 
-        Channels that are flattened before a linear layer stay leading ones, since a channel's places follow
-        each other; those of tokens do not, nor those of a layer that takes two others' side by side, unless
-        the first of them is as wide in both. Raises TensorError, naming both models and the tensors at fault,
-        for what does not nest.
+        Flattened channels before a linear layer nest, because the positions of a channel lie together.
+        Flattened tokens do not. The input of a layer that concatenates two others' outputs nests only if the
+        first output is as wide in both models. Raises TensorError, naming both models and the tensors at
+        fault, if the member does not nest.
         """
         try:
             _check_ends(main, member)
@@ -58,7 +58,7 @@ class Slices:
         return cls({name: spec.shape for name, spec in narrow.items()})
 
     def cut(self, weights: Tensors) -> dict[str, NDArray[Any]]:
-        """The member's weights, copied out of the main model's."""
+        """A copy of the member's weights, cut from the main model's."""
         where = {name: leading(shape) for name, shape in self.shapes.items()}
         return {name: np.array(weights[name][part], order="C") for name, part in where.items()}
 
@@ -96,7 +96,7 @@ def _check_nested(wide: TensorSpec, narrow: TensorSpec) -> None:
 
 
 def _check_inputs(main: Manifest, member: Manifest) -> None:
-    """What a layer takes of the one before it in the table, where more than that gives for one place."""
+    """Checks layers that take more channels than the layer before them in the table gives."""
     tokens = _token_maps(main, member)
     before: tuple[int, int] | None = None
     for wide, narrow in zip(main.stored(), _in_order(main, member), strict=True):
@@ -111,8 +111,8 @@ def _check_inputs(main: Manifest, member: Manifest) -> None:
 
 
 def _check_flattened(wide: TensorSpec, takes: tuple[int, int], before: tuple[int, int]) -> None:
-    """A linear layer: `before` channels in as many places of both models. Or `before` stands behind what has
-    as many channels in both. Nothing else takes a multiple.
+    """Accepts a linear layer on flattened channels with as many positions in both models, or a layer after a
+    concatenation whose other part is as wide in both. Nothing else takes a multiple of `before`.
     """
     if takes[0] - before[0] == takes[1] - before[1]:
         return
@@ -131,7 +131,7 @@ def _in_order(main: Manifest, member: Manifest) -> list[TensorSpec]:
 
 
 def _token_maps(main: Manifest, member: Manifest) -> set[tuple[int, int]]:
-    """Values of the maps (tokens, width) of a level in both models, where more than one token is narrowed."""
+    """Sizes in both models of the feature maps (tokens, width) with several tokens and different shapes."""
     both = [(shape, member.features.get(level)) for level, shape in main.features.items()]
     return {
         (prod(wide), prod(narrow))

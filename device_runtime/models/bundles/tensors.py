@@ -1,4 +1,4 @@
-"""Named tensors: their bytes (safetensors), the check before they are believed, one flat buffer."""
+"""Named tensors: safetensors bytes, checks of names, shapes and values, and one flat buffer."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, shape and numpy dtype name of one tensor; `variable`: with at most so many rows."""
+    """Name, shape and numpy dtype name of one tensor; `variable`: it may have fewer rows than shape[0]."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class TensorSpec:
         return prod(self.shape)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape is one."""
+        """Whether a tensor may have this shape."""
         if self.variable and len(shape) == len(self.shape):
             return shape[0] <= self.shape[0] and shape[1:] == self.shape[1:]
         return shape == self.shape
@@ -61,7 +61,7 @@ def encoded_parts(tensors: Tensors, parts: Iterable[Sequence[TensorSpec]]) -> It
 
 
 def decode(data: bytes) -> dict[str, NDArray[Any]]:
-    """The tensors in `data`, by name; the arrays are the caller's own and may be written to.
+    """The tensors in `data`, by name; the caller owns the arrays and may write to them.
 
     Raises TensorError, and nothing else, for bytes that are not safetensors of numpy dtypes.
     """
@@ -75,7 +75,7 @@ def decode(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 def halved(tensors: Tensors) -> dict[str, NDArray[Any]]:
-    """float32 tensors as float16 where not a bit is lost; `widened` undoes it."""
+    """float32 tensors as float16 where that loses nothing; `widened` undoes it."""
     result = {}
     for name, value in tensors.items():
         with np.errstate(over="ignore"):
@@ -90,7 +90,7 @@ def widened(tensors: Tensors) -> dict[str, NDArray[Any]]:
 
 
 def finite(tensors: Tensors) -> bool:
-    """Whether no value is infinite or no number."""
+    """Whether no value is infinite or NaN."""
     return all(bool(np.isfinite(value).all()) for value in tensors.values() if value.dtype.kind in "fc")
 
 
@@ -130,7 +130,7 @@ class Flat:
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        """Zeros. Raises TensorError for a dtype other than float32 or a name given twice."""
+        """Starts with zeros. Raises TensorError for a dtype other than float32 or a name given twice."""
         if other := [spec for spec in specs if spec.dtype != "float32"]:
             raise TensorError(f"{other[0].name} is {other[0].dtype}, a flat buffer holds float32 only")
         if len({spec.name for spec in specs}) != len(specs):
@@ -146,16 +146,19 @@ class Flat:
             start += spec.size
 
     def load(self, tensors: Tensors) -> None:
-        """Copies the tensors in; names beyond those of `specs` are left aside. Raises TensorError."""
+        """Copies the tensors in, ignoring names that are not in `specs`.
+
+        Raises TensorError for a tensor that is missing or does not fit.
+        """
         known = {name: tensors[name] for name in self.views if name in tensors}
         check(known, self.specs)
         for name, view in self.views.items():
             view[...] = known[name]
 
     def load_part(self, tensors: Tensors, begin: int, size: int) -> Vector:
-        """Copies in elements `begin` to `begin` + `size` (at most to the end) alone, and gives that slice.
+        """Copies in only elements `begin` to `begin` + `size`, or to the end, and returns that slice.
 
-        Of `tensors` nothing is checked but that they have the shapes of `specs`, in C order.
+        `tensors` must have the shapes of `specs`, in C order; that is not checked.
         """
         part = self.vector[begin : begin + size]
         end = begin + len(part)

@@ -20,7 +20,7 @@
  * @typedef {import("../engine.js").DeviceModel} DeviceModel
  */
 
-import { breathe } from "../breathing.js";
+import { breathe } from "../cooperative.js";
 import { predict } from "../cost.js";
 import { OutOfTime } from "../errors.js";
 import { rngOf } from "../randomness.js";

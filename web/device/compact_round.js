@@ -6,7 +6,7 @@ import { concat, equal, view } from "./bytes.js";
 import { LostTrack, MessageError } from "./errors.js";
 import { CHECK_BYTES, Contribution, VERSION, encode } from "./messages.js";
 import { whole } from "./rounding.js";
-import { count, decodeStretches, joined, packed, roundSeed } from "./steps.js";
+import { count, decodeStretches, joined, packed, roundSeed } from "./step_log.js";
 
 export { isNext } from "./packets.js";
 
@@ -29,10 +29,10 @@ const METRICS_BYTES = 8;
  *   does not count any more.
  */
 
-/** With the word (see pact.js) on `payload` behind it. @param {Uint8Array} payload @param {Uint8Array} word */
+/** With the word (see session_mac.js) on `payload` behind it. @param {Uint8Array} payload @param {Uint8Array} word */
 export const withWord = (payload, word) => concat([Uint8Array.of(payload[0] | WITH_WORD), payload.subarray(1), word]);
 
-/** What the word (see pact.js) is on, and the word; empty where there is none. @param {Uint8Array} payload */
+/** What the word (see session_mac.js) is on, and the word; empty where there is none. @param {Uint8Array} payload */
 export function parted(payload) {
   if (!(payload[0] & WITH_WORD)) return { said: payload, word: new Uint8Array() };
   const said = concat([Uint8Array.of(payload[0] & ~WITH_WORD), payload.slice(1, -WORD_BYTES)]);

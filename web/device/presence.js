@@ -4,7 +4,7 @@
 
 import { Contribution, FromDevice, Get, Hello, Plan, State, encode } from "./messages.js";
 import { packetBytes } from "./packets.js";
-import { withWord } from "./small.js";
+import { withWord } from "./compact_round.js";
 import * as topics from "./topics.js";
 
 /**
@@ -13,7 +13,7 @@ import * as topics from "./topics.js";
  * @typedef {{publish: (topic: string, payload: Uint8Array, retain?: boolean) => unknown,
  *   underWay: (topic?: string) => number, bytesUp: number, bytesDown: number}} Wire
  *
- * That this device says a payload on a topic, in a run (see pact.js).
+ * That this device says a payload on a topic, in a run (see session_mac.js).
  * @typedef {(topic: string, run: string, payload: Uint8Array) => Promise<Uint8Array>} Word
  */
 
@@ -28,7 +28,7 @@ export const AND_MORE = "...";
 export class Voice {
   /** The task that it is in, or asks for; empty: whichever there is. */
   task = "";
-  /** By which an aggregator may agree with it (see pact.js). */
+  /** By which an aggregator may agree with it (see session_mac.js). */
   key = new Uint8Array();
   /** @type {Wire} */
   link = { publish: () => false, underWay: () => 0, bytesUp: 0, bytesDown: 0 };

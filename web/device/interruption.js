@@ -24,7 +24,7 @@ export class Going {
   #others = [];
 
   /**
-   * @param {import("./hours.js").Hours} hours @param {import("./duty.js").Duty} duty
+   * @param {import("./work_gate.js").Hours} hours @param {import("./duty.js").Duty} duty
    * @param {(seconds: number) => Promise<void>} hear
    */
   constructor(hours, duty, hear) {

@@ -2,12 +2,12 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fromHex } from "../device/bytes.js";
-import { Hours } from "../device/hours.js";
+import { Hours } from "../device/work_gate.js";
 import { Contribution, FromDevice, Hello, Plan, State, decode } from "../device/messages.js";
 import { bareHello } from "../device/reports.js";
-import { AND_MORE, Voice } from "../device/speaking.js";
+import { AND_MORE, Voice } from "../device/presence.js";
 import { sealer } from "../device/signing.js";
-import { Standing } from "../device/standing.js";
+import { Standing } from "../device/pause_notice.js";
 import { vectors } from "./vectors.js";
 
 const BOOT = 7n;

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { MemoryDisk } from "../device/disk.js";
 import { float32 } from "../device/flat.js";
-import { Leftovers } from "../device/leftovers.js";
+import { Leftovers } from "../device/error_feedback.js";
 
 const filled = (value) => float32([3], new Float32Array(3).fill(value));
 const rest = (values) => new Map(Object.entries(values).map(([name, value]) => [name, filled(value)]));

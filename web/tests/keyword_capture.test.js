@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Hearing } from "../device/hearing.js";
+import { Hearing } from "../device/keyword_capture.js";
 
 const RATE = 16_000;
 const BLOCK = 128;

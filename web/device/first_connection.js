@@ -1,7 +1,7 @@
 /** The first connection: a device that is there before its broker, or its network, waits for it. */
 
 import { BrokerUnreachable } from "./errors.js";
-import { Patience } from "./patience.js";
+import { Patience } from "./backoff.js";
 
 /** Seconds before the first new attempt, and at most. */
 const BACK_OFF_S = /** @type {[number, number]} */ ([0.5, 30]);

@@ -6,7 +6,7 @@ import { MessageError } from "../device/errors.js";
 import { listOf } from "../device/fields.js";
 import { fromHalf, toHalf } from "../device/half.js";
 import { Stretch, packed as written } from "../device/messages.js";
-import * as steps from "../device/steps.js";
+import * as stepLog from "../device/step_log.js";
 import { vectors } from "./vectors.js";
 
 const given = vectors("steps");
@@ -24,55 +24,55 @@ const stepOf = (told) => ({
 
 test("the seeds of rounds are Python's", async () => {
   for (const { seed, round, made } of given.seeds) {
-    assert.equal(await steps.roundSeed(BigInt(seed), round), BigInt(made));
+    assert.equal(await stepLog.roundSeed(BigInt(seed), round), BigInt(made));
   }
 });
 
 for (const { of, blob, steps: told } of given.logs) {
   test(`a log is read to the bit: ${of}`, async () => {
-    assert.deepEqual(await steps.decode(fromHex(blob)), told.map(stepOf));
-    assert.equal(steps.count(steps.decodeStretches(fromHex(blob))), told.length);
+    assert.deepEqual(await stepLog.decode(fromHex(blob)), told.map(stepOf));
+    assert.equal(stepLog.count(stepLog.decodeStretches(fromHex(blob))), told.length);
   });
 }
 
 for (const { step, seed, stretches } of given.single) {
   test(`one step is written as Python does: ${step.scalars}, seed ${seed}`, async () => {
-    const made = await steps.packed(stepOf(step), seed === null ? null : BigInt(seed));
+    const made = await stepLog.packed(stepOf(step), seed === null ? null : BigInt(seed));
     assert.equal(hex(written(listOf(Stretch), [made], "log")), stretches);
   });
 }
 
 for (const { of, blob, python } of given.damaged) {
   test(`what does not fit together is refused: ${of}`, async () => {
-    await assert.rejects(steps.decode(fromHex(blob)), { name: "MessageError", message: python });
+    await assert.rejects(stepLog.decode(fromHex(blob)), { name: "MessageError", message: python });
   });
 }
 
 test("more scalars than a log has are refused before they are read", async () => {
-  const [one] = steps.decodeStretches(fromHex(given.logs[0].blob));
+  const [one] = stepLog.decodeStretches(fromHex(given.logs[0].blob));
   const large = { ...one, form: "i1", width: 2 ** 19, scalars: new Uint8Array(2 ** 20) };
   const small = { ...one, form: "f2", width: 2, scalars: new Uint8Array(8) };
-  await assert.rejects(steps.unpack([large, small]), { message: given.too_many_scalars });
+  await assert.rejects(stepLog.unpack([large, small]), { message: given.too_many_scalars });
 });
 
 test("rubbish is refused with one kind of error", async () => {
   for (const data of [[], [0xc1], [0x91, 0x01], [0x81, 0xa1, 0x61, 0x01]]) {
-    await assert.rejects(steps.decode(Uint8Array.from(data)), MessageError);
+    await assert.rejects(stepLog.decode(Uint8Array.from(data)), MessageError);
   }
 });
 
 given.joined.forEach(({ before, new: added, most, made }, at) => {
   test(`stretches are joined, and only the last kept, as in Python: ${at}`, () => {
-    const read = (digits) => steps.decodeStretches(fromHex(digits));
-    const joined = steps.joined(read(before), read(added), most);
+    const read = (digits) => stepLog.decodeStretches(fromHex(digits));
+    const joined = stepLog.joined(read(before), read(added), most);
     assert.equal(hex(written(listOf(Stretch), joined, "log")), made);
   });
 });
 
 test("where a log begins follows from its segments", () => {
-  assert.equal(steps.SEGMENT, given.segment);
+  assert.equal(stepLog.SEGMENT, given.segment);
   for (const { at, log, begins } of given.begins) {
-    assert.equal(steps.logBegins({ at, log: Array(log).fill(null) }), begins);
+    assert.equal(stepLog.logBegins({ at, log: Array(log).fill(null) }), begins);
   }
 });
 
@@ -89,6 +89,6 @@ test("numbers of 16 bits are numpy's", () => {
 
 test("rounds that cannot be counted on exactly are refused", async () => {
   const stretch = { round: 2 ** 53, generator: "g", tunable: "all", lr: 0.1, width: 1, form: "i1", scalars: Uint8Array.of(1), seeds: 7n };
-  await assert.rejects(steps.unpack([{ ...stretch, shares: new Uint8Array() }]), /whole numbers beyond 2\*\*53 are not counted/);
-  assert.equal((await steps.unpack([{ ...stretch, shares: new Uint8Array(), round: 2 ** 52 }])).length, 1);
+  await assert.rejects(stepLog.unpack([{ ...stretch, shares: new Uint8Array() }]), /whole numbers beyond 2\*\*53 are not counted/);
+  assert.equal((await stepLog.unpack([{ ...stretch, shares: new Uint8Array(), round: 2 ** 52 }])).length, 1);
 });

@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { Blobs, named } from "../device/blobs.js";
 import { fromHex, hex } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
-import { stepsOf, way } from "../device/ways.js";
+import { stepsOf, way } from "../device/base_route.js";
 import { vectors } from "./vectors.js";
 
 const given = vectors("ways");

@@ -1,7 +1,7 @@
 /** Which contributions may go in few bytes: those like one that the aggregator has said it has. */
 
 import { Contribution, encode } from "./messages.js";
-import { MOST_BYTES, shortOf } from "./small.js";
+import { MOST_BYTES, shortOf } from "./compact_round.js";
 
 /** Kinds that send exactly, whatever the codec (strategies/names.py). */
 export const EXACT = new Set(["zeroth-order", "class-means"]);

@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Stopped } from "../device/errors.js";
-import { Going } from "../device/going.js";
-import { Hours } from "../device/hours.js";
+import { Going } from "../device/interruption.js";
+import { Hours } from "../device/work_gate.js";
 import { HeldUp } from "../device/work.js";
 
 const OFFER = { task: "t", run: "r", round: 3 };

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { MemoryDisk } from "../device/disk.js";
 import { Outbox } from "../device/outbox.js";
-import { own } from "../device/owner.js";
+import { own } from "../device/disk_owner.js";
 import { contribution } from "./contributions.js";
 
 async function leftBy(name) {

@@ -1,6 +1,6 @@
 /** From what comes on the topics of offers to the offers that it stands for, as client/connection/offer_stream.py. */
 import { LostTrack, MessageError } from "./errors.js";
-import { following, isNext } from "./small.js";
+import { following, isNext } from "./compact_round.js";
 import { isOffer, offer as offerTopic } from "./topics.js";
 
 /** Of which the latest offer is remembered. */

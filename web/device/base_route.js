@@ -2,7 +2,7 @@
 import { equal } from "./bytes.js";
 import { MessageError, UnusableBase } from "./errors.js";
 import { isWhole, same } from "./messages.js";
-import { SEGMENT, count, decode, logBegins, unpack } from "./steps.js";
+import { SEGMENT, count, decode, logBegins, unpack } from "./step_log.js";
 
 /**
  * Products of a scalar and an element of its direction that are replayed rather than that a checkpoint is fetched:

@@ -1,7 +1,7 @@
 /** Telling the aggregator that this device may not work for now, so that no round waits for it. */
 
-/** @typedef {import("./hours.js").Hours} Hours */
-/** @typedef {import("./speaking.js").Voice} Voice */
+/** @typedef {import("./work_gate.js").Hours} Hours */
+/** @typedef {import("./presence.js").Voice} Voice */
 
 /** What was told of `hours` by `voice`, and is not told twice. */
 export class Standing {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { breathe } from "../device/breathing.js";
+import { breathe } from "../device/cooperative.js";
 
 /** Whether something that waits comes while this goes on. */
 async function letsIn(work) {

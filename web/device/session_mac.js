@@ -4,7 +4,7 @@
  */
 import { concat, littleEndian, toLittleEndian, utf8 } from "./bytes.js";
 import { NotTrusted } from "./errors.js";
-import { WORD_BYTES } from "./small.js";
+import { WORD_BYTES } from "./compact_round.js";
 
 const PURPOSE = utf8("device-runtime pact/1\0");
 /** Of the field of both curves. */

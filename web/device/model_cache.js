@@ -7,7 +7,7 @@ import { check } from "./flat.js";
 import { CHECK_BYTES, LINE_BYTES, hexOf } from "./messages.js";
 import { replay } from "./replaying.js";
 import { read, write } from "./safetensors.js";
-import { stepsOf, way } from "./ways.js";
+import { stepsOf, way } from "./base_route.js";
 
 /** @typedef {import("./flat.js").Tensors} Tensors */
 /** @typedef {import("./manifest.js").Manifest} Manifest */

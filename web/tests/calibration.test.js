@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { utf8 } from "../device/bytes.js";
 import { Speed } from "../device/cost.js";
 import { MemoryDisk } from "../device/disk.js";
-import { Measurements, grown } from "../device/learnt.js";
+import { Measurements, grown } from "../device/calibration.js";
 
 const SPEED = new Speed(2e9, {
   seconds: new Map([["forward", 0.001]]),

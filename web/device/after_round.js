@@ -18,7 +18,7 @@ export class Afterwards {
   #final = null;
 
   /**
-   * `warn` is Duty's. @param {{place: import("./here.js").Here, downloads: import("./downloads.js").Downloads,
+   * `warn` is Duty's. @param {{place: import("./in_process.js").Here, downloads: import("./downloads.js").Downloads,
    *   telling: import("./telling.js").Telling, warn: (text: string) => void}} parts
    */
   constructor(parts) {

@@ -4,9 +4,9 @@ import { test } from "node:test";
 import { fromHex, hex, text, utf8 } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
 import { DeviceError, MessageError } from "../device/errors.js";
-import { Following } from "../device/following.js";
+import { Following } from "../device/offer_stream.js";
 import { Contribution, Offer, Receipt, decode, encode } from "../device/messages.js";
-import { MOST_BYTES, longOf, shortOf, withWord } from "../device/small.js";
+import { MOST_BYTES, longOf, shortOf, withWord } from "../device/compact_round.js";
 import { Trust } from "../device/trust.js";
 import { vectors } from "./vectors.js";
 

@@ -7,7 +7,7 @@ import { Bundle } from "../device/bundle.js";
 import { sha256 } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
 import { BlobError, StaleBase, TensorError, UnusableBase } from "../device/errors.js";
-import { Holdings } from "../device/holdings.js";
+import { Holdings } from "../device/model_cache.js";
 import { write } from "../device/safetensors.js";
 import { ZIP } from "./scripted.js";
 

@@ -3,8 +3,8 @@
 import { named } from "./codecs.js";
 import { BlobError, DeviceError, DiskError, LeftOut, StaleBase, Stopped, TensorError } from "./errors.js";
 import { oneLine } from "./errors.js";
-import { Holdings } from "./holdings.js";
-import { Leftovers } from "./leftovers.js";
+import { Holdings } from "./model_cache.js";
+import { Leftovers } from "./error_feedback.js";
 import { INLINE_LIMIT, hexOf } from "./messages.js";
 import { isSame } from "./offers.js";
 import { bareHello, contributionMessage, planMessage } from "./reports.js";
