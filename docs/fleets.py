@@ -1,4 +1,4 @@
-"""Generates the tables of docs/fleets.md from the shipped profiles and fleet presets.
+"""Writes the tables of docs/fleets.md from the shipped profiles and fleets: python docs/fleets.py
 
 `refreshed` writes them into a page, between `<!-- NAME -->` and `<!-- /NAME -->`. A test checks that the page
 has the tables as they are generated now.
@@ -7,11 +7,12 @@ has the tables as they are generated now.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from .fleets.fleet import load, preset_names
-from .shipped import Board, boards
+from device_runtime.profiles.fleets.fleet import load, preset_names
+from device_runtime.profiles.shipped import Board, boards
 
 _SAMPLE, _SEED = 10_000, 0
 """Number of devices that are drawn of each preset for its table, and their seed."""
@@ -104,3 +105,8 @@ def refreshed(page: str) -> str:
         if opening and closing:
             page = f"{head}{opening}{table()}\n{closing}{tail}"
     return page
+
+
+if __name__ == "__main__":
+    page = Path(__file__).with_name("fleets.md")
+    page.write_text(refreshed(page.read_text("utf-8")), "utf-8")
