@@ -195,6 +195,7 @@ def test_clocks_that_disagree_do_not_matter(site, eventually, monkeypatch):
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["raises", "takes long"])
 def test_an_observer_that_fails_or_is_slow_stops_no_round(site, eventually, what):
     """It is called in the aggregator's own thread; the link has another, and goes on."""

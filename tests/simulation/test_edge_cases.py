@@ -162,6 +162,7 @@ def test_a_class_with_no_sample_anywhere_disturbs_no_other(kind, play, digits):
     assert moved(ran)
 
 
+@pytest.mark.slow
 def test_a_class_with_no_sample_anywhere_is_never_the_answer_of_class_means(play, digits):
     y, test_x = digits[1], digits[2]
     without = np.flatnonzero(y != 4)
@@ -176,6 +177,7 @@ def test_a_class_with_no_sample_anywhere_is_never_the_answer_of_class_means(play
     assert len(set(answers.tolist())) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_with_one_sample_counts_with_it_or_says_why_it_cannot(kind, play):
     ran = play(Case((kind,), ((0,), tuple(range(1, 31)), tuple(range(31, 61)))))
@@ -189,6 +191,7 @@ def test_a_client_with_one_sample_counts_with_it_or_says_why_it_cannot(kind, pla
         assert single.fate == "counted" or (single.fate == "sat out" and single.why)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "batch" in settings(kind, {})])
 def test_batches_of_one_sample_are_trained_on(kind, play):
     ones = (("batch", 1), ("server_batch", 1), ("lr", 0.005))

@@ -19,7 +19,13 @@ def test_the_modules_of_the_browser_pass_their_own_tests() -> None:
     if not (WEB / "vendor" / "msgpack" / "index.mjs").exists():
         pytest.skip("web/vendor is missing: npm ci && npm run vendor in web/")
     ran = subprocess.run(
-        [node, "--test", "--test-reporter=spec", *sorted(map(str, (WEB / "tests").glob("*.test.js")))],
+        [
+            node,
+            "--test",
+            "--test-concurrency=4",
+            "--test-reporter=spec",
+            *sorted(map(str, (WEB / "tests").glob("*.test.js"))),
+        ],
         cwd=WEB,
         env=os.environ | {"PYTHONPATH": str(WEB.parent), "NO_COLOR": "1"},
         capture_output=True,

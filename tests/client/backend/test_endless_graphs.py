@@ -23,7 +23,7 @@ from device_runtime.strategies.full import Full
 from .test_subprocess import (
     DAY_S,
     PAUSED,
-    Verdict,
+    RuleVerdict,
     apart,
     measured,
     process,
@@ -156,7 +156,7 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, en
                 threading.Event().wait(0.1)
             else:
                 alive.append(False)
-        return PAUSED if looks and not alive else Verdict()
+        return PAUSED if looks and not alive else RuleVerdict()
 
     pids = begun(known, endless, monkeypatch, known.agent.hours.look_again)
     known.agent.hours.judged = judged

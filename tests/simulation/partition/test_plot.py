@@ -7,6 +7,7 @@ from device_runtime.simulation.partition.figures import shape
 from device_runtime.simulation.partition.plot import draw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "labels"), [(1, 2), (8, 10), (50, 100), (51, 10), (300, 100), (300, 1)])
 def test_few_and_many_clients_and_classes_make_a_picture(tmp_path, devices, labels):
     y = np.arange(600) % labels

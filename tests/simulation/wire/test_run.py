@@ -67,6 +67,7 @@ def test_all_three_rounds_count_everyone_and_the_model_learns(undisturbed):
     assert undisturbed.rounds[2].eval_acc > undisturbed.rounds[0].eval_acc > 0.3
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_messages_and_the_same_bytes(undisturbed, mixed, members):
     again = run_on_wire(mixed, members, WireCourse(seed=1, until_s=100))
     assert again.log == undisturbed.log
