@@ -1,4 +1,4 @@
-"""On the device: measure, choose, train, report; and `Personal`, the model that it keeps for itself."""
+"""On-device training for federated learning; exports `Personal`, the model that a device keeps."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["Guess", "Personal", "Prediction"]
 
 
 def __getattr__(name: str) -> Any:
-    """The names above, imported when they are first asked for: importing this package costs nothing."""
+    """Import the names above when they are first used, so that importing this package costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .client.personal import asking

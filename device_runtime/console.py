@@ -1,4 +1,4 @@
-"""What a command writes beside its own output."""
+"""Logging of commands to stderr."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import sys
 
 
 def log_to_stderr() -> None:
-    """What this package has to say, and the warnings of others."""
+    """Log this package's messages from INFO on, and the warnings of others."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("device_runtime").setLevel(logging.INFO)

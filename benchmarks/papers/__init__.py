@@ -1,1 +1,1 @@
-"""Tables of the papers: their numbers, and the runs here that stand beside them."""
+"""The papers' tables: their printed numbers beside those of our own runs."""

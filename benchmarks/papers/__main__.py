@@ -1,6 +1,6 @@
 """Runs the tables of papers: `python -m benchmarks.papers TABLE`, in a clone of the project.
 
-Without a table it lists all of them. What is finished is kept and not run again.
+Without a table it lists all of them. Finished runs are kept and not run again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ERRORS = (SimulationError, AggregatorError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Adds the options of the command."""
     add = parser.add_argument
     add(
         "table",
@@ -86,7 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises SimulationError, ModelError; of runs that fail, after what the others came to."""
+    """Runs the command, and returns its exit status.
+
+    Raises SimulationError, ModelError; if a run fails, after the table of the others was printed.
+    """
     if options.table is None:
         print(listing(data_folder(options.data_dir, os.environ), shared()))
         return 0
@@ -98,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def wanted(options: argparse.Namespace) -> WantedTable:
-    """Raises ScenarioError."""
+    """The table that the options ask for. Raises ScenarioError."""
     table = catalogue.load(options.table)
     usual = Path("runs") / "papers" / f"{catalogue.stem(table.id)}-{options.scale}"
     seeds = options.seeds or table.scaled(options.scale).seeds
@@ -135,7 +138,7 @@ def _write(outcome: TableOutcome, options: argparse.Namespace) -> None:
 
 
 def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) -> dict[Name, str]:
-    """Every run that is missing; those that failed, with the reason."""
+    """Does all missing runs, and returns those that failed, with the reason."""
     for plan in plans(every):
         plan.check_folder()
     out = sys.stderr if options.format == "json" else sys.stdout
@@ -170,12 +173,12 @@ def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) 
 
 
 def _rounds(job: RunJob) -> int:
-    """Some systems are done in fewer than the table has."""
+    """The rounds of a run; some systems have fewer than the table."""
     return of_policy(job.plan.scenario, job.name.policy).task.rounds
 
 
 def said(mine: WantedTable, every: Sequence[Cell], missing: int) -> str:
-    """What is run, in the first lines of the output."""
+    """The first lines of the output: the table, and the runs to do."""
     runs = sum(len(plan.names) for plan in plans(every))
     there = f", {runs - missing} of them finished before" if missing < runs else ""
     seeds = f"{mine.seeds} seed{'s' if mine.seeds > 1 else ''}"
@@ -184,7 +187,7 @@ def said(mine: WantedTable, every: Sequence[Cell], missing: int) -> str:
 
 
 class Noting:
-    """A view that remembers what failed."""
+    """A progress view that remembers the runs that failed."""
 
     def __init__(self, view: ProgressView) -> None:
         self._view = view

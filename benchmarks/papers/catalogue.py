@@ -1,4 +1,4 @@
-"""Which tables there are."""
+"""Lists and loads the tables of this package, which are TOML files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ from device_runtime.simulation.errors import ScenarioError
 
 from .table import Table
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TABLES = "tables"
+TEXT = 1 << 31  # sorts text after every number
 PAPERS: Mapping[str, str] = {
     "000": "Bernier 2024 (MSc thesis, Concordia)",
     "001": "Legate et al. 2023 (FedNCM)",
@@ -22,11 +29,11 @@ PAPERS: Mapping[str, str] = {
     "003": "Sun et al. 2022 (FedPEFT)",
     "004": "Sun et al. 2022 (FedPEFT, first version)",
 }
-"""Papers by the number that they have in the names of tables."""
+"""The papers by the number that they have in names of tables."""
 
 
 def names() -> tuple[str, ...]:
-    """As the command takes them, in order; a table of ours has a file that begins with "ours-"."""
+    """The names of tables, as the command takes them; files of our own tables begin with "ours-"."""
     return tuple(
         f"ours:{stem.removeprefix('ours-')}" if stem.startswith("ours-") else f"paper:{stem}"
         for stem in stems()
@@ -34,12 +41,12 @@ def names() -> tuple[str, ...]:
 
 
 def stem(name: str) -> str:
-    """The name of its file and of folders."""
+    """The name of the table's file and folders."""
     return name.removeprefix("paper:").replace(":", "-")
 
 
 def load(name: str) -> Table:
-    """Raises ScenarioError for a name that is not there or left out, or a file that cannot be meant."""
+    """Loads a table. Raises ScenarioError for an unknown or left out name, and for an invalid file."""
     if why := left_out().get(name):
         raise ScenarioError(f"{name} is not run here: {why}")
     if name not in names():
@@ -48,7 +55,7 @@ def load(name: str) -> Table:
 
 
 def table(content: Mapping[str, object], name: str) -> Table:
-    """A table from its TOML, where a column may be `like` one before it. Raises ScenarioError."""
+    """A table from its TOML, in which a column may be `like` an earlier one. Raises ScenarioError."""
     try:
         whole = {"id": name, **content}
         if isinstance(columns := content.get("columns"), list):
@@ -59,54 +66,43 @@ def table(content: Mapping[str, object], name: str) -> Table:
 
 
 def _written_out(columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without `like`. Raises ValueError for one that is like no column before it."""
+    """The columns with `like` resolved. Raises ValueError for one that names no earlier column."""
     known: dict[str, dict[str, Any]] = {}
     written: list[dict[str, Any]] = []
     for column in columns:
         own = {name: value for name, value in column.items() if name != "like"}
         like = column.get("like")
         if like is not None and like not in known:
-            raise ValueError(f"column {column.get('id')} is like {like!r}, which is no column before it")
+            raise ValueError(f"column {column.get('id')} is like {like!r}, which is not an earlier column")
         written.append({**(known[like] if like else {}), **own})
         known[str(column.get("id"))] = written[-1]
     return written
 
 
 def left_out() -> Mapping[str, str]:
-    """Tables of the papers that are not run here, and why."""
+    """The papers' tables that are not run here, and why."""
     return msgspec.convert(toml("left_out.toml"), dict[str, str])
 
 
-# FROM packaged: TOML files that come with this package.
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-TABLES = "tables"
-TEXT = 1 << 31  # after every number
-
-
 def toml(*place: str) -> dict[str, Any]:
-    """The file at this place."""
+    """The parsed TOML file at this place in the package."""
     return parsed(_at(*place).read_text("utf-8"))
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Raises ValueError for what is not TOML."""
+    """Parses TOML. Raises ValueError for text that is not TOML."""
     content: dict[str, Any] = tomllib.loads(text)
     return content
 
 
 def stems() -> tuple[str, ...]:
-    """Of the files of tables."""
+    """The stems of the tables' files, in natural order."""
     files = (file.name for file in _at(TABLES).iterdir() if file.name.endswith(".toml"))
     return tuple(sorted((name.removesuffix(".toml") for name in files), key=_natural))
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Numbers in it by their value."""
+    """A sort key that orders numbers within the name by their value."""
     return [(int(part), "") if part.isdigit() else (TEXT, part) for part in re.findall(r"\d+|\D+", name)]
 
 

@@ -1,4 +1,4 @@
-"""What a paper claims, against the runs: differences between rows, seed by seed."""
+"""Checks a paper's claims against our runs: differences or ratios between rows, seed by seed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .measures import MEASURES, value_of
 from .table import Column, Scale, SystemRow, Table, TableClaim
 
 Values = Mapping[tuple[str, str], tuple[float, ...]]
-"""By row and column, the measure in plain units, seed by seed; nan: not there."""
+"""The measure in plain units by row and column, seed by seed; nan: missing."""
 
 POINT = 0.01
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """Of one claim in one column. `ours` is the difference (with a factor: the ratio) over the seeds.
+    """The verdict on one claim in one column; `ours` is the difference (with a factor: the ratio) over seeds.
 
-    `printed` is the same of the paper's numbers, nan where they are not printed; `seeds` of `ours.n` hold.
-    Differences of percentages are in points.
+    `printed` is that of the paper's numbers, nan where they are not printed. The claim holds in `seeds` of
+    `ours.n` seeds. `points`: the difference is in percentage points.
     """
 
     claim: TableClaim
@@ -39,7 +39,7 @@ class ClaimVerdict:
 
     @property
     def words(self) -> str:
-        """Holds, does not; not significant where the bound lies in the 95% interval of the mean."""
+        """The verdict as text; not significant if the bound is in the 95% interval of the mean."""
         if not self.known:
             return "not run"
         low, high = self.ours.interval or (nan, nan)
@@ -48,7 +48,7 @@ class ClaimVerdict:
 
 
 def verdicts(table: Table, scale: Scale, values: Values) -> tuple[ClaimVerdict, ...]:
-    """Of every claim in every column that is run at this scale with what the claim compares."""
+    """The verdict on every claim, in every column of this scale that has the claim's rows."""
     columns = {column.id: column for column in table.columns_at(scale)}
     return tuple(
         _verdict(table, claim, columns[name], values)
@@ -95,7 +95,7 @@ def _verdict(table: Table, claim: TableClaim, column: Column, values: Values) ->
 
 
 def _each(claim: TableClaim, column: str, values: Values) -> list[float]:
-    """The difference or ratio of each seed."""
+    """The claim's difference or ratio for each seed."""
 
     def pairs(where: str, row: str = claim.better) -> list[tuple[float, float]]:
         better, than = (values.get((each, where), ()) for each in (row, claim.than))
@@ -127,7 +127,7 @@ def _printed(claim: TableClaim, column: str, rows: Mapping[str, SystemRow]) -> V
 
 
 def bound(claim: TableClaim) -> float:
-    """What the difference, or the ratio, must exceed."""
+    """The bound that the difference, or the ratio, must exceed."""
     return claim.factor or claim.margin
 
 

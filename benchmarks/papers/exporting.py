@@ -1,4 +1,4 @@
-"""Bundles that a table needs: exported when they are first needed, then kept."""
+"""Exports the bundles and enlarges the images that tables need, once, and caches them."""
 
 from __future__ import annotations
 
@@ -31,31 +31,30 @@ from .places import BundleEntry, DataEntry, DataFolder, Form, SharedTables
 
 
 def folder() -> Path:
-    """Where bundles are kept; anything there may be deleted at any time."""
+    """The folder of exported bundles; anything in it may be deleted at any time."""
     return Path(platformdirs.user_cache_dir("device-runtime")) / "bundles"
 
 
 @dataclass(frozen=True)
 class BundleSamples:
-    """What a bundle is made for: a data set, in the form that is there."""
+    """The samples that a bundle is made for: a data set, in the form that is there."""
 
     entry: DataEntry
     form: Form | None
 
     @property
     def words(self) -> str:
-        """Of the command line."""
+        """The words of `device-runtime export` that describe the samples."""
         return self.entry.export.format(pixels=self.form.pixels if self.form else 0)
 
 
 def bundle(
     name: str, shared: SharedTables, samples: BundleSamples, where: DataFolder, learnt: Path | None = None
 ) -> str:
-    """The path of the bundle of that name for such samples; what is shipped keeps its name.
+    """The path of the bundle of that name for such samples; for a shipped bundle, its name.
 
-    `learnt` is a file of weights, for one that has none in the data folder.
-
-    Raises ModelError, with what to install where torch is missing; DataSetError for missing weights.
+    Exports the bundle if it is missing. `learnt` is a file of weights, for a bundle that has none in the data
+    folder. Raises ModelError, with what to install where torch is missing; DataSetError for missing weights.
     """
     entry = shared.bundles.get(name)
     if entry is None:
@@ -69,7 +68,7 @@ def bundle(
 
 
 def _words(name: str, entry: BundleEntry, samples: BundleSamples) -> list[str]:
-    """Of the command line, but for where the weights are and where it goes."""
+    """The words of `device-runtime export`, without those for the weights and the output."""
     network = entry.export.format(channels=samples.entry.channels, classes=samples.entry.classes)
     return [*shlex.split(network), *shlex.split(samples.words), "--name", name]
 
@@ -89,7 +88,7 @@ def _whole(path: Path) -> bool:
 
 
 def _export(words: list[str], path: Path) -> None:
-    """All or nothing: the folder appears whole."""
+    """Exports a bundle so that its folder appears whole or not at all."""
     parser = argparse.ArgumentParser(prog="export")
     command.add_arguments(parser)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,13 +106,11 @@ def _export(words: list[str], path: Path) -> None:
         shutil.rmtree(making, ignore_errors=True)
 
 
-# FROM enlarged: Images and spectra of another size than they come in, for the networks that are to take them.
-
-
 def enlarged(spec: DataSpec, pixels: int) -> Path:
-    """A folder of .npy files with the same images, bilinear, uint8 (n, 1 or 3, pixels, pixels).
+    """A folder of .npy files with the images (or spectra) resized to uint8 (n, 1 or 3, pixels, pixels).
 
-    Made once, then in the user's cache. Raises DataSetError.
+    Resizing is bilinear; for networks that take larger inputs. It is done once and then kept in the user's
+    cache. Raises DataSetError.
     """
     path = Path(spec.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]

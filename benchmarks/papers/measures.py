@@ -1,4 +1,4 @@
-"""What a column of a table measures in a run."""
+"""The measures that columns of tables may have, and the reading of printed cells."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from device_runtime.simulation.report.table import PASSES, PER_HOUR, PERCENT
 
 @dataclass(frozen=True)
 class Among:
-    """A run, the runs of the other rows in its column with its seed, and the row whose end is looked at.
+    """A run and what it is compared with: the column's runs with the same seed, by row, and the row `until`.
 
     With `classes` accuracies are means of the recalls of these classes, where the measure is `by_class`.
     """
@@ -36,7 +36,10 @@ class Among:
 
 @dataclass(frozen=True)
 class Measure:
-    """`value` in plain units: shares, seconds, bytes, joules. `by_class`: it can be of some classes alone."""
+    """A measure of a run; `value` is in plain units: shares, seconds, bytes, joules.
+
+    `by_class`: it can be restricted to some classes.
+    """
 
     title: str
     units: Units
@@ -49,12 +52,12 @@ class Measure:
 
 
 def _figure(name: str) -> Callable[[Among], float]:
-    """A figure of the run alone, as reports have it; none of these depends on the terms."""
+    """A figure of the run alone, as in reports; only figures that do not depend on the comparison's terms."""
     return lambda among: float(getattr(figures(among.ran, ComparisonTerms(nan, nan, 1)), name))
 
 
 def _late(model: Model) -> Callable[[Among], float]:
-    """The mean of the latest evaluations of one of the models of a round."""
+    """The mean of the latest evaluations of one of a round's models."""
 
     def value(among: Among) -> float:
         share = model.recall(among.classes) if among.classes else model.acc
@@ -64,9 +67,9 @@ def _late(model: Model) -> Callable[[Among], float]:
 
 
 def _at_equal(axis: Axis, spent: Callable[[Ran], float], values: int = 1) -> Callable[[Among], float]:
-    """Accuracy of what is served when `until` ends, or the first of all; the last stays served.
+    """Mean of the latest `values` accuracies of the model that is served when row `until` ends.
 
-    The mean of the latest `values` evaluations.
+    "" is the row that ends first. The last model of a run stays served.
     """
 
     def value(among: Among) -> float:
@@ -80,7 +83,7 @@ def _at_equal(axis: Axis, spent: Callable[[Ran], float], values: int = 1) -> Cal
 
 
 def _best_base(among: Among) -> float:
-    """Of the model that is distributed, where another is served."""
+    """The best accuracy of the model that is distributed, where another one is served."""
     known = [line.base_eval_acc for line in among.ran.rounds if not isnan(line.base_eval_acc)]
     return max(known, default=nan)
 

@@ -1,4 +1,4 @@
-"""What the runs of a table came to, read back from their folders."""
+"""The measured values of a table, read from the folders of its finished runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ALIKE = 0.1
 
 @dataclass(frozen=True)
 class TableOutcome:
-    """`values` by row and column, seed by seed; `stragglers` by column, the share of asks to stragglers.
+    """The results of a table: `values` by row and column, seed by seed.
 
-    `date` is that of the newest run, UTC; `notes` say what the data is not; `failed` what could not be run,
-    and why.
+    `stragglers`: by column, the share of asks that went to stragglers. `date`: of the newest run, UTC.
+    `notes`: how the data differs from the paper's. `failed`: runs that failed, and why.
     """
 
     wanted: WantedTable
@@ -38,7 +38,7 @@ class TableOutcome:
 
     @property
     def verdicts(self) -> tuple[ClaimVerdict, ...]:
-        """Of every claim; none at scale smoke, which shows that it works and no more."""
+        """The verdict on every claim; none at scale smoke, which only shows that the table can be run."""
         if self.wanted.scale == "smoke":
             return ()
         return verdicts(self.wanted.table, self.wanted.scale, self.values)
@@ -52,7 +52,7 @@ class TableOutcome:
 
 
 def read(wanted: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
-    """Of every run that is finished, without notes. Raises SimulationError for files that are damaged."""
+    """Reads every finished run; the outcome has no notes. Raises SimulationError for damaged files."""
     ran = _ran(cells)
     values = {
         (cell.row.name, cell.column.id): tuple(
@@ -70,7 +70,7 @@ def read(wanted: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
 
 
 Runs = Mapping[tuple[str, Name], Ran]
-"""By the folder of the comparison."""
+"""Finished runs by the folder of their comparison and their name."""
 
 
 def _ran(cells: Sequence[Cell]) -> Runs:
@@ -101,20 +101,21 @@ def _value(table: Table, cell: Cell, seed: int, cells: Sequence[Cell], ran: Runs
 
 
 def _classes(cell: Cell, ran: Ran) -> tuple[int, ...]:
-    """Those that the column's group holds alone. Raises SimulationError where it holds none alone."""
+    """The classes that the column's group holds alone. Raises SimulationError where it holds none alone."""
     group, mine = cell.column.group, cell.plan.scenario
     if not group:
         return ()
     held = mine.data.held_alone(tuple(mine.fleet.groups), len(ran.info.labels))
     if group not in held:
-        raise SimulationError(f"{cell.column.id}: no class is with {group} alone")
+        raise SimulationError(f"{cell.column.id}: group {group} holds no class alone")
     return held[group]
 
 
 def _stragglers(column: str, cells: Sequence[Cell], ran: Runs) -> float:
-    """Of all asks of the column's runs, those of devices that could not afford a full update in time.
+    """The share of a column's asks that went to stragglers.
 
-    nan where its rows are not alike in this; rounds without a deadline have no stragglers and are left out.
+    nan where its rows differ in this by ALIKE or more. Rounds without a deadline have no stragglers and are
+    left out.
     """
     folders = {str(cell.plan.folder) for cell in cells if cell.column.id == column}
     shares = [_share(run) for (folder, _), run in ran.items() if folder in folders]
@@ -128,7 +129,7 @@ def _share(run: Ran) -> float:
 
 
 def _date(cells: Sequence[Cell]) -> str:
-    """When the newest run was finished; empty where there is none."""
+    """The date on which the newest run was finished; empty where there is none."""
     times = [
         (plan.of(name) / INFO).stat().st_mtime
         for plan in plans(cells)

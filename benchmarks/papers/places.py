@@ -1,4 +1,4 @@
-"""What tables share, in shared.toml: data sets in the forms that are looked for, bundles, fleets."""
+"""The data sets, bundles and fleets that tables share (shared.toml), and the folder of the data."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .table import SCALES, Layer, Scale
 
 
 class Form(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A file or folder of the data folder, and what reads it; the first that is there is taken.
+    """One form of a data set: a file or folder of the data folder, and the source that reads it.
 
-    `data` are further fields of a scenario's [data], {folder} in them the data folder. `pixels` enlarges
-    images to that side. `difference` says what it is not.
+    `data` are further fields of a scenario's [data], in which {folder} is the data folder. `pixels`: enlarge
+    images to this side. `difference`: how it differs from the paper's data.
     """
 
     file: str
@@ -33,11 +33,11 @@ class Form(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class DataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A data set. `export` are the words of `device-runtime export` that say what its samples are, with
-    {pixels} for those of the form.
+    """A data set, in several forms, of which the first that is there is used.
 
-    `smoke` and `cpu` name what stands for it at these scales. No forms: it comes with a package. `get` says
-    how to come by it.
+    `export` are the words of `device-runtime export` that describe its samples, with {pixels} for those of
+    the form. `smoke` and `cpu` name the data sets that replace it at these scales. Without forms it comes
+    with a package. `get` says how to get it.
     """
 
     title: str
@@ -53,9 +53,9 @@ class DataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Pretrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Training in one place, on a data set by its name: so many rounds of full updates with these settings.
+    """Central pretraining on the data set `data`: `rounds` rounds of full updates with these settings.
 
-    `bundle` names the same network for that data; its weights are what is trained.
+    `bundle` names the same network for that data, whose weights are trained.
     """
 
     bundle: str
@@ -65,10 +65,10 @@ class Pretrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class BundleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Words of `device-runtime export`, with {channels} and {classes}.
+    """A bundle: the words of `device-runtime export`, with {channels} and {classes}.
 
-    `weights` is a file of the data folder; with `pretrain` they are trained, when they are first needed.
-    Raises ValueError for both.
+    `weights` is a file of the data folder; with `pretrain` the weights are trained when they are first
+    needed. Raises ValueError if both are given.
     """
 
     export: str
@@ -81,12 +81,14 @@ class BundleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class SharedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The contents of shared.toml, by name."""
+
     data: dict[str, DataEntry]
     bundles: dict[str, BundleEntry] = {}
     fleets: dict[str, dict[str, Any]] = {}
 
     def entry(self, name: str, scale: Scale) -> DataEntry:
-        """The data set, or what stands for it. Raises ScenarioError."""
+        """The data set, or the one that replaces it at this scale. Raises ScenarioError."""
         if name not in self.data:
             raise ScenarioError(f"no data set {name!r} in shared.toml; it has {', '.join(self.data)}")
         found = self.data[name]
@@ -96,24 +98,23 @@ class SharedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 @cache
 def shared() -> SharedTables:
-    """Read once."""
+    """The contents of shared.toml, read once."""
     return msgspec.convert(catalogue.toml("shared.toml"), SharedTables)
 
 
-# FROM places: Where the data of tables is, and which of it.
-
 ENV = "DEVICE_RUNTIME_DATA"
+"""The environment variable with the data folder."""
 BESIDE = Path("../shared/data")
 
 
 @dataclass(frozen=True)
 class DataFolder:
-    """None where there is none; tables of data that comes with a package need none."""
+    """The data folder; `path` is None if there is none: tables of packaged data need none."""
 
     path: Path | None
 
     def form(self, entry: DataEntry, scale: Scale) -> Form | None:
-        """The form of it that is there; None for data that comes with a package. Raises DataSetError."""
+        """The first form that is there; None for data that comes with a package. Raises DataSetError."""
         if not entry.forms:
             return None
         usable = [form for form in entry.forms if scale in form.scales]
@@ -126,7 +127,7 @@ class DataFolder:
         )
 
     def file(self, name: str) -> Path:
-        """Raises DataSetError where it is not there."""
+        """A file of the folder. Raises DataSetError if it is missing."""
         if self.path is None or not (self.path / name).exists():
             raise DataSetError(f"no {name} {self._said()}")
         return self.path / name
@@ -143,9 +144,9 @@ class DataFolder:
 
 
 def data_folder(given: Path | None, environment: Mapping[str, str]) -> DataFolder:
-    """What was said, or $DEVICE_RUNTIME_DATA, or ../shared/data if it is there.
+    """The `given` folder, or $DEVICE_RUNTIME_DATA, or ../shared/data if it exists.
 
-    Raises DataSetError for one that is said and is not there.
+    Raises DataSetError for one of the first two that does not exist.
     """
     said = given or (Path(environment[ENV]) if environment.get(ENV) else None)
     if said is None:

@@ -1,4 +1,4 @@
-"""Networks that are trained in one place first, on other data than a table's: once, then kept."""
+"""Pretrains networks centrally, on other data than a table's, once, and keeps their weights."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from .sampling import spec_of
 
 NAME = Name(CENTRALISED, 0)
 PATIENCE_S = 600.0
-"""For another command that trains the same."""
+"""Seconds to wait for another command that trains the same network."""
 
 
 def folder() -> Path:
-    """Where they are kept; anything there may be deleted at any time."""
+    """The folder of pretrained networks; anything in it may be deleted at any time."""
     return Path(platformdirs.user_cache_dir("device-runtime")) / "pretrained"
 
 
 def weights(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Path:
-    """A file of the trained values by name. Training that was stopped goes on.
+    """The file of the pretrained weights, trained if it is missing; training that was stopped resumes.
 
     Raises SimulationError, ModelError.
     """
@@ -53,7 +53,10 @@ def weights(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Path:
 
 
 def scenario(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Scenario:
-    """All of its data on one computer. Raises ScenarioError, DataSetError, ModelError."""
+    """The scenario of the training: all data on one device.
+
+    Raises ScenarioError, DataSetError, ModelError.
+    """
     entry = shared.entry(wanted.data, "full")
     samples = BundleSamples(entry, where.form(entry, "full"))
     return Scenario(
@@ -72,18 +75,18 @@ def scenario(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Scena
 
 @dataclass(frozen=True)
 class Telling:
-    """A watch that says on the standard error how far it is."""
+    """A watch that prints its progress on standard error."""
 
     wanted: Pretrain
 
     def asked(self, ask: Ask) -> None:
-        """Not told."""
+        """Ignored."""
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
-        """Not told."""
+        """Ignored."""
 
     def closed(self, line: RoundLine) -> None:
-        """Of every round, its accuracy."""
+        """Prints the accuracy of every round."""
         what = f"training {self.wanted.bundle} on {self.wanted.data}"
         so_far = f"round {line.round} of {self.wanted.rounds}, accuracy {line.eval_acc:.3f}"
         print(f"{what}: {so_far}", file=sys.stderr, flush=True)

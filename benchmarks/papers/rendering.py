@@ -1,4 +1,8 @@
-"""A table with the paper's numbers and ours, as text, as Markdown, as JSON."""
+"""Renders tables with the paper's numbers and ours (text, Markdown, JSON), and the list of all tables.
+
+In a page of results each table and scale has one section between markers; the rest of the page is not
+changed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ Style = Literal["simple", "github"]
 
 
 def text(outcome: TableOutcome) -> str:
-    """For a terminal."""
+    """The table as text for a terminal."""
     parts = [heading(outcome), *_tables(outcome, "simple"), _claims(outcome, "simple")]
     notes = [f"- {sentence}" for sentence in differences(outcome)]
     parts.append("\n".join(["differences from the paper's setting", *notes] if notes else []))
@@ -38,7 +42,7 @@ def text(outcome: TableOutcome) -> str:
 
 
 def markdown(outcome: TableOutcome, command: str) -> str:
-    """A section of a page; `command` is what writes it again."""
+    """The table as a section of a page; `command` is the command that writes it again."""
     table = outcome.table
     parts = [
         f"## {heading(outcome)}",
@@ -56,7 +60,7 @@ def markdown(outcome: TableOutcome, command: str) -> str:
 
 
 def json(outcome: TableOutcome) -> str:
-    """In plain units: shares, seconds, bytes, joules; null where not known."""
+    """The table as JSON in plain units: shares, seconds, bytes, joules; null where unknown."""
     table = outcome.table
     whole = {
         "table": table.id,
@@ -84,7 +88,7 @@ def json(outcome: TableOutcome) -> str:
 
 
 def heading(outcome: TableOutcome) -> str:
-    """Which table, and at which scale."""
+    """The title of the table, with its scale."""
     table = outcome.table
     number = table.id.partition("-t")[2]
     of = f"Table {number} of {PAPERS[table.paper]}" if table.paper else table.id
@@ -92,7 +96,7 @@ def heading(outcome: TableOutcome) -> str:
 
 
 def differences(outcome: TableOutcome) -> tuple[str, ...]:
-    """In sentences: those of the data, of every scale, and of this one."""
+    """Differences from the paper's setting, in sentences: of the data, of every scale, and of this one."""
     table = outcome.table
     return (*outcome.notes, *table.differences, *table.scaled(outcome.wanted.scale).differences)
 
@@ -131,7 +135,7 @@ def _column(outcome: TableOutcome, column: Column, style: Style) -> str:
 
 
 def _worded(each: SeedSpread, unit: tuple[str, float]) -> str:
-    """How many seeds are missing is said of a cell without any, too."""
+    """A cell as text; one without any seed says so."""
     return worded(each, unit) if each.n else f"{DASH} (0 of {each.of})"
 
 
@@ -156,7 +160,7 @@ def _claims(outcome: TableOutcome, style: Style) -> str:
 
 
 def _named(column: Column, outcome: TableOutcome) -> str:
-    """With what is measured, where other columns have its title."""
+    """The column's title, with its measure where other columns have the same title."""
     alike = [other for other in outcome.table.columns if other.title == column.title]
     what = MEASURES[outcome.table.measure_of(column)].title
     return column.title if len(alike) == 1 else f"{column.title}: {what}"
@@ -167,7 +171,7 @@ def _paper(each: ClaimVerdict) -> str:
 
 
 def _ours(each: ClaimVerdict) -> tuple[str, str, str]:
-    """The mean with its standard deviation, the interval of the mean, and how many seeds hold."""
+    """The mean with its standard deviation, the interval of the mean, and the seeds in which it holds."""
     if not each.known:
         return DASH, DASH, DASH
     sd = f" ± {_amount(each.ours.sd, each).lstrip('+')}" if each.ours.n > 1 else ""
@@ -216,9 +220,6 @@ def _column_json(outcome: TableOutcome, column: Column) -> dict[str, object]:
     }
 
 
-# FROM page: The page of results: one section for each table and scale, between markers; all else is left as
-# it is.
-
 HEAD = """# Results
 
 Every section is written by the command that stands in it; what is between its markers is replaced when it is
@@ -229,7 +230,7 @@ not significant.
 
 
 def put(page: str, mark: str, section: str) -> str:
-    """The page with this section: in the place of the one with this mark, or else at the end."""
+    """The page with this section, in place of the one with this mark, or else at the end."""
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     whole = f"{begin}\n{section}{end}\n"
     found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}\n?", re.S)
@@ -239,7 +240,7 @@ def put(page: str, mark: str, section: str) -> str:
 
 
 def write(path: Path, mark: str, section: str) -> None:
-    """Into the file, which is made where there is none. Raises SimulationError."""
+    """Puts the section into the file, which is made if it is missing. Raises SimulationError."""
     try:
         page = path.read_text("utf-8") if path.exists() else ""
         path.write_text(put(page, mark, section), "utf-8")
@@ -247,11 +248,11 @@ def write(path: Path, mark: str, section: str) -> None:
         raise SimulationError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
 
 
-# FROM listing: All tables in lines: what each compares, and whether its data is there.
-
-
 def listing(folder: DataFolder, shared: SharedTables) -> str:
-    """Those of each paper, ours, and those that are left out, with the reason."""
+    """The list of all tables: of each paper, ours, and those that are left out, with the reason.
+
+    A line says what a table compares and whether its data is there.
+    """
     lines: list[str] = []
     tables = [catalogue.load(name) for name in catalogue.names()]
     for paper in dict.fromkeys(table.paper for table in tables):
@@ -269,7 +270,7 @@ def _line(table: Table, folder: DataFolder, shared: SharedTables) -> str:
 
 
 def ready(table: Table, folder: DataFolder, shared: SharedTables) -> str:
-    """At which scales it can be run with the data that is there."""
+    """The scales at which the table can be run with the data that is there."""
     there, missing = [], ""
     for scale in (scale for scale in SCALES if scale in table.scales):
         entries = [shared.entry(column.data, scale) for column in table.columns_at(scale)]

@@ -1,4 +1,4 @@
-"""From what a table says to scenarios: data that is there, bundles that are made, a deadline in seconds."""
+"""Makes the scenario of a table's cell: its data, its bundles, and its deadline in seconds."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ from .table import Column, Deadline, Layer, Scale, SystemRow, Table, over
 
 MIXED = ("choose", "mixed")
 """Systems whose rounds offer exactly the kinds that the layers name."""
+A_DAY_S = 86_400.0
 WITHOUT_CLIPPING = Layer(
     settings={kind: {"clip_norm": 0.0} for kind, made in KINDS.items() if hasattr(made, "clip_norm")}
 )
-"""For tables of papers: these do not clip gradients. Elsewhere they are clipped where nothing is said."""
+"""The first layer of papers' tables, because papers do not clip gradients; our default is to clip."""
 
 
 @dataclass(frozen=True)
 class Where:
-    """What is at hand: data, shared definitions, what trains (`place`: cpu, cuda)."""
+    """The available data and shared definitions, and the place to train (`place`: cpu, cuda)."""
 
     folder: DataFolder
     shared: SharedTables
@@ -50,7 +51,7 @@ class Where:
 
 
 def notes(table: Table, scale: Scale, where: Where) -> tuple[str, ...]:
-    """What the data at hand is not, in sentences. Raises ScenarioError, DataSetError."""
+    """Sentences on how the available data differs from the paper's. Raises ScenarioError, DataSetError."""
     said: dict[str, None] = {}
     for column in table.columns_at(scale):
         entry, named = where.shared.entry(column.data, scale), where.shared.data[column.data]
@@ -63,7 +64,7 @@ def notes(table: Table, scale: Scale, where: Where) -> tuple[str, ...]:
 
 
 def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, SystemRow]) -> Layer:
-    """Data set, table, scale, column, row, cell: the later over the earlier."""
+    """The merged layer of a cell: data set, table, scale, column, row, cell, the later over the earlier."""
     column, row = cell
     below_all = WITHOUT_CLIPPING if table.paper else Layer()
     below = (below_all, entry.at.get(scale, Layer()), table.setting, table.scaled(scale).setting)
@@ -72,9 +73,9 @@ def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Syst
 
 
 def scenario(table: Table, scale: Scale, cell: tuple[Column, SystemRow], where: Where) -> Scenario:
-    """What this row is in this column, before its system changes it.
+    """The scenario of a row in a column, before its system changes the task.
 
-    Trains and exports bundles and enlarges images where that was not done before. Raises SimulationError,
+    Trains and exports bundles and enlarges images unless that was done before. Raises SimulationError,
     ModelError.
     """
     column, row = cell
@@ -124,12 +125,12 @@ def _task(whole: Layer, spec: DataSpec, samples: BundleSamples, where: Where) ->
 
 
 def _engine(whole: Layer, where: Where) -> str:
-    """Torch trains what was exported here, with torch; of a shipped bundle it may be missing."""
+    """The engine: torch for a bundle that was exported here, which needs torch anyway; else auto."""
     return "torch" if where.place != "cpu" or whole.bundle in where.shared.bundles else "auto"
 
 
 def _kinds(task: Task, whole: Layer, mixed: bool) -> tuple[KindSettings, ...]:
-    """Those of mixed rounds, or all, as layers set them; but for `mixed` those too that only they name."""
+    """The task's kinds with the layers' settings; unless `mixed`, also kinds that only settings name."""
     kinds = task.kinds if whole.kinds is None else kinds_named(whole.kinds)
     there = {kind.name for kind in kinds}
     others = () if mixed else tuple(name for name in whole.settings if name not in there)
@@ -152,15 +153,9 @@ def _fleet(whole: Layer, shared: SharedTables) -> FleetSpec:
     return fleets.load(name)
 
 
-# FROM deadlines: Deadlines in full updates: a round is so many times as long as one takes on a typical fast
-# device.
-
-A_DAY_S = 86_400.0
-
-
 @dataclass(frozen=True)
 class FullUpdate:
-    """What a full update is in a setting."""
+    """The parts of a setting that decide what a full update takes."""
 
     bundle: str
     data: DataSpec
@@ -169,7 +164,7 @@ class FullUpdate:
 
 
 def deadline_s(wanted: Deadline, fleet: FleetSpec, slow: float, update: FullUpdate) -> float:
-    """Seconds of a round, to two digits: as `Deadline` says, by the median device of its group.
+    """The seconds of a round's deadline, to two digits: see `Deadline`; by the median device of its group.
 
     Raises ScenarioError, DataSetError, ModelError.
     """
@@ -186,7 +181,7 @@ def deadline_s(wanted: Deadline, fleet: FleetSpec, slow: float, update: FullUpda
 
 
 def _takes_s(update: FullUpdate, profile: DeviceProfile) -> float:
-    """Of a device with as many samples as devices have on average, whatever groups of them hold."""
+    """Seconds of a full update of a device with a mean number of samples, whatever the groups hold."""
     data = data_sets.load(update.data, 0)
     divided = msgspec.structs.replace(update.data, groups={})
     parts = data_sets.divide(data, divided, update.devices, 0)

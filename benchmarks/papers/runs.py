@@ -1,4 +1,4 @@
-"""The runs of a table: cells of one setting share a folder, and cells that come to the same share a run."""
+"""Plans the runs of a table: cells with equal settings share a folder, and equal cells share a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND = "python -m benchmarks.papers"
 
 @dataclass(frozen=True)
 class Cell:
-    """A row in a column, and the comparison that its runs belong to; `policy` is the row's system there."""
+    """A row in a column, and the comparison that has its runs; `policy` is the row's system there."""
 
     row: SystemRow
     column: Column
@@ -32,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class WantedTable:
-    """What is asked for: a table at a scale, with so many seeds, in this folder."""
+    """The wanted table, with its scale, number of seeds, and folder."""
 
     table: Table
     scale: Scale
@@ -41,9 +41,9 @@ class WantedTable:
 
 
 def cells(wanted: WantedTable, scenario: Callable[[tuple[Column, SystemRow]], Scenario]) -> tuple[Cell, ...]:
-    """Every row in every column that has it; `scenario` says what it is.
+    """The cells of every row in every column that has it; `scenario` makes their scenarios.
 
-    Raises ScenarioError for a system that there is not, and what `scenario` raises.
+    Raises ScenarioError for an unknown system, and the errors of `scenario`.
     """
     table, scale = wanted.table, wanted.scale
     pairs = [(column, row) for column in table.columns_at(scale) for row in table.rows_at(scale, column)]
@@ -76,12 +76,12 @@ def _plan(wanted: WantedTable, mine: Scenario, column: str, systems: Iterable[st
 
 
 def plans(every: Iterable[Cell]) -> tuple[ComparisonPlan, ...]:
-    """Each once."""
+    """The comparisons of all cells, each once."""
     return tuple({cell.plan.folder: cell.plan for cell in every}.values())
 
 
 def jobs(every: Iterable[Cell]) -> Mapping[Name, RunJob]:
-    """The runs that are not there, seed by seed, by the name of the first cell that they are of."""
+    """The missing runs, seed by seed, by the name of the first cell that needs them."""
     missing = {plan.folder: frozenset(plan.missing()) for plan in plans(every)}
     found: dict[Name, RunJob] = {}
     seen: set[tuple[Path, Name]] = set()

@@ -1,4 +1,4 @@
-"""From a data set in the form that is there to the [data] of a scenario."""
+"""Makes the [data] table of a scenario from a data set, in the form in which it is there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .places import DataFolder
 
 
 def spec_of(samples: BundleSamples, over: Mapping[str, Any], folder: DataFolder) -> DataSpec:
-    """With `over` laid over what the form says. Enlarges images where that was not done before.
+    """The [data] of a data set's form, with `over` on top; enlarges images unless that was done before.
 
     Raises DataSetError, msgspec.ValidationError.
     """
@@ -29,7 +29,7 @@ def spec_of(samples: BundleSamples, over: Mapping[str, Any], folder: DataFolder)
 
 
 def _placed(data: Mapping[str, Any], folder: DataFolder) -> dict[str, Any]:
-    """With {folder} for the data folder."""
+    """The settings with {folder} replaced by the data folder."""
     return {
         name: value.replace("{folder}", str(folder.path)) if isinstance(value, str) else value
         for name, value in data.items()

@@ -1,4 +1,4 @@
-"""One table of a paper as its TOML file says it: rows, columns, scales, what the paper claims."""
+"""A table of a paper, as its TOML file describes it: rows, columns, scales, claims, settings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from device_runtime.strategies.kind import Settings
 
 from .measures import MEASURES
 
-# FROM layers: What a table, a scale, a column or a row says about the setting: layers, the later over the
-# earlier.
-
 
 class Deadline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`full` times what a full update takes on a device of the fleet's `group` that holds a mean share.
+    """A round's deadline: `full` times a full update of a device of `group` with a mean number of samples.
 
-    Download and upload with it; to two digits. `full` of 0 is no limit to speak of: a day.
+    The update includes download and upload; the deadline is rounded to two digits. With `full` 0 it is a day,
+    which is no limit in practice.
     """
 
     full: float = 0.0
@@ -27,12 +25,11 @@ class Deadline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is said here; the rest is as in the layers below.
+    """Settings of a table, scale, column or row, which replace those of the layers below; others stay.
 
-    `fleet` is a name in shared.toml or a fleet preset, `bundle` and those of the `family` names in
+    `fleet` is a name in shared.toml or a fleet preset; `bundle` and the members of `family` are names in
     shared.toml or shipped bundles. `kinds` are those that mixed rounds offer. `settings` by kind of update;
-    `data`, `task` as in a scenario. There are `times` as many rounds as `task` says, for who has shorter
-    ones.
+    `data`, `task` as in a scenario. `times` multiplies the rounds of `task`, for systems with shorter rounds.
     """
 
     devices: int | None = None
@@ -50,7 +47,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def over(layers: Iterable[Layer]) -> Layer:
-    """All of them as one."""
+    """Merges layers into one: later layers replace settings of earlier ones."""
     whole: dict[str, Any] = {}
     for layer in layers:
         for name in layer.__struct_fields__:
@@ -75,7 +72,7 @@ SCALES: tuple[Scale, ...] = ("smoke", "cpu", "full")
 
 
 class TablePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What sets a column or a row apart: at every scale, and at one."""
+    """The settings of a column or a row: those at every scale, and those at single scales."""
 
     setting: Layer = Layer()
     at: dict[Scale, Layer] = {}
@@ -85,12 +82,12 @@ class TablePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Column(TablePart, frozen=True, kw_only=True):
-    """A data set, how it is divided, and what is measured there (default: what the table measures).
+    """A column: a data set, its division, and a measure (default: that of the table).
 
-    `modifier` is put after the system of every row, as in +dp. `until`: the row at whose end `acc_at_time`
-    and `acc_at_energy` look at all others; "": the earliest. `rows`: at a scale, only these; `cells`: what
-    sets a row apart there, in this column. `group`: only the classes that this group of the fleet alone holds
-    are looked at.
+    `modifier` is added to the system of every row, as in +dp. `until`: the row at whose end `acc_at_time` and
+    `acc_at_energy` compare all rows; "": at the earliest end. `rows`: the only rows at a scale; `cells`: the
+    settings of single rows in this column, by scale. `group`: measure only the classes that this group of the
+    fleet alone holds.
     """
 
     id: str
@@ -105,9 +102,10 @@ class Column(TablePart, frozen=True, kw_only=True):
 
 
 class SystemRow(TablePart, frozen=True, kw_only=True):
-    """A system. `paper` has the paper's cells by column, as printed; `only`: the columns that have it.
+    """A row: a system. `paper` has the paper's cells by column, as printed.
 
-    `columns` sets it apart in some columns only; `measure` is its own in the columns of the table's measure.
+    `only`: the columns that have the row. `columns`: its settings in single columns. `measure`: its own
+    measure in the columns that have the table's.
     """
 
     system: str
@@ -128,7 +126,10 @@ class SystemRow(TablePart, frozen=True, kw_only=True):
 
 
 class Scaled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One size of it. `differences` from the paper's setting, in sentences; `columns`, `rows`: () is all."""
+    """A table at one scale; `columns`, `rows`: () is all.
+
+    `differences` are those from the paper's setting, in sentences.
+    """
 
     setting: Layer = Layer()
     differences: tuple[str, ...] = ()
@@ -138,12 +139,12 @@ class Scaled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class TableClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An ordering: row `better` is more than row `than`, by more than `margin` (of a percentage: points).
+    """A claim: row `better` exceeds row `than` by more than `margin` (percentages: in points).
 
-    With `factor` it is at least so many times as much; with `within` the two differ by no more than that;
+    With `factor` it is at least that many times as much; with `within` the two differ by no more than that;
     with `fall` (two columns) `better` loses less than `than` from the first to the second; with `towards`
-    (a row) the lead of `better` over `than` is at least `factor` times as much as that of this row.
-    `columns`: () is all of the table's own measure that have both rows.
+    (a row) the lead of `better` over `than` is at least `factor` times the lead of that row. `columns`: ()
+    means all columns with the table's own measure and both rows.
     """
 
     text: str
@@ -158,7 +159,7 @@ class TableClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`id` is what the command is given. Raises ScenarioError for parts that do not fit each other."""
+    """A table; `id` is its name in the command. Raises ScenarioError for parts that do not fit each other."""
 
     id: str
     title: str
@@ -211,7 +212,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise ScenarioError(f"{self.id} has no {what} {unknown[0]!r}; it has {', '.join(known)}")
 
     def scaled(self, scale: Scale) -> Scaled:
-        """Raises ScenarioError for a size that it does not have."""
+        """The table at this scale. Raises ScenarioError if it does not have it."""
         if scale not in self.scales:
             raise ScenarioError(f"{self.id} has no scale {scale}; it has {', '.join(self.scales)}")
         return self.scales[scale]
@@ -228,5 +229,5 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return tuple(row for row in rows if not row.only or column.id in row.only)
 
     def measure_of(self, column: Column, row: SystemRow | None = None) -> str:
-        """Of the column, or of a row in it."""
+        """The measure of the column, or of a row in it."""
         return column.measure or (row.measure if row else "") or self.measure

@@ -1,1 +1,1 @@
-"""Everything that crosses the wire: messages, topics, blobs, pulled transfers, the MQTT link, brokers."""
+"""Communication over MQTT: the protocol, the link to a broker, brokers, and their security."""

@@ -1,10 +1,10 @@
-"""What can go wrong here. Each text is one line and says what, where, and what to do."""
+"""Errors of the broker package. Each text is one line: what failed, where, and what to do."""
 
 from __future__ import annotations
 
 
 class BrokerError(Exception):
-    """Anything that `broker` raises on purpose."""
+    """Base class of the errors that `broker` raises."""
 
 
 class BlobError(BrokerError):
@@ -12,7 +12,7 @@ class BlobError(BrokerError):
 
 
 class NoRoom(BlobError):
-    """A blob is not fetched, for the disk or what may be taken of it has no room."""
+    """A blob is not fetched, because the disk or the share of it for blobs is full."""
 
 
 class BlockError(BlobError):
@@ -20,7 +20,7 @@ class BlockError(BlobError):
 
 
 class UrlError(BrokerError, ValueError):
-    """A broker URL that cannot be used, or that would send a password in the clear."""
+    """A broker URL that is invalid, or would send a password unencrypted."""
 
 
 class BrokerUnreachable(BrokerError):
@@ -28,8 +28,8 @@ class BrokerUnreachable(BrokerError):
 
 
 class BrokerRefused(BrokerError):
-    """The broker answered, and said no: wrong password, or a topic that is not ours."""
+    """The broker refused: wrong password, or a topic that this client may not use."""
 
 
 class BrokerStartError(BrokerError):
-    """A broker of our own that could not be started."""
+    """A broker that this package could not start."""

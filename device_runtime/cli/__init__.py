@@ -1,4 +1,4 @@
-"""The command `device-runtime`. It imports only the command that was called, and none to list them all."""
+"""The command `device-runtime`: imports only the command that is called, and none to list them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PROGRAM = "device-runtime"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Exit code 0: it did its work; 2: it said why it could not; 130: Ctrl-C.
+    """Run one command. Returns the exit code: 0 for success, 2 for a printed error, 130 for Ctrl-C.
 
-    A command's module may say more exactly why, by `exit_code(error)`.
+    A command's module may give other codes to its errors, by `exit_code(error)`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given[0] if given else "--help"
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(_unknown(name), 2)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -91,7 +91,7 @@ def _parser(name: str, command: Command) -> argparse.ArgumentParser:
 
 
 class _WithExample(argparse.HelpFormatter):
-    """Leaves the example in one line, so that it can be copied."""
+    """Keeps the example on one line, so that it can be copied."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "Example: " in text:

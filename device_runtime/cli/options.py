@@ -1,4 +1,4 @@
-"""Options that several of the device's commands share."""
+"""Options that several commands share: connection, emulation, engine, energy meter, local data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from device_runtime.models.errors import DataError
 
 
 def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:
-    """The broker's URL (`broker` is the name of that argument), who we are there, TLS files."""
+    """Add the broker's URL (the argument named `broker`), the device's name and folder, and TLS files."""
     add = parser.add_argument
     text = "Connect to this broker: mqtts://user:password@host, wss://... (default: as enrolled)."
     if broker.startswith("-"):
@@ -33,7 +33,7 @@ def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:
 
 
 def add_pretence(parser: argparse.ArgumentParser) -> None:
-    """`--as`, `--slow`, `--memory`, `--uplink`."""
+    """Add `--as`, `--slow`, `--memory`, `--uplink`."""
     parser.add_argument(
         "--as",
         dest="pretend",
@@ -55,7 +55,7 @@ def add_pretence(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """`--engine`, `--precision`, `--threads`, `--device`."""
+    """Add `--engine`, `--precision`, `--threads`, `--device`."""
     add = parser.add_argument
     add(
         "--engine",
@@ -78,7 +78,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def add_meter(parser: argparse.ArgumentParser) -> None:
-    """`--meter`."""
+    """Add `--meter`."""
     parser.add_argument(
         "--meter",
         default=AUTO_METER,
@@ -88,27 +88,29 @@ def add_meter(parser: argparse.ArgumentParser) -> None:
 
 
 def meter(options: argparse.Namespace) -> FoundMeter:
-    """What tells the energy. Raises MeterError."""
+    """The energy meter. Raises MeterError."""
     return find(meter_wish(options))
 
 
 def meter_wish(options: argparse.Namespace) -> str:
-    """The name of what is to tell the energy; of a pretended device it is modelled."""
+    """The name of the energy meter; the energy of an emulated device is modelled."""
     return MODELLED if options.pretend else str(options.meter)
 
 
 def engine_wish(options: argparse.Namespace) -> EngineWish:
+    """The settings of `add_engine`."""
     return EngineWish(options.engine, options.precision, options.threads, options.device)
 
 
 def pretence(options: argparse.Namespace) -> Pretence | None:
-    """The device to pretend to be, if any. Raises ProfileError for one that is not shipped."""
+    """The device to emulate, if any. Raises ProfileError for one whose profile is not shipped."""
     if options.pretend is None:
         return None
     return Pretence.of(options.pretend, options.slow, options.uplink)
 
 
 def memory_bytes(options: argparse.Namespace) -> int | None:
+    """`--memory` in bytes, if given."""
     return None if options.memory is None else int(options.memory * 1e6)
 
 
@@ -130,13 +132,12 @@ def count(text: str) -> int:
     return int(text)
 
 
-# FROM data_options: Options of what is read as local data.
-
 DATA = "Read class folders, .npz, .csv, pictures, .wav, .txt or sqlite:FILE?QUERY (docs/data-on-device.md)."
+"""The help of an argument for local data; `add_data` adds the options that go with it."""
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """`--labels`, `--label-column`, `--text-column`, `--held-out`."""
+    """Add `--labels`, `--label-column`, `--text-column`, `--held-out`."""
     add = parser.add_argument
     add(
         "--labels",
@@ -163,7 +164,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_personal(parser: argparse.ArgumentParser) -> None:
-    """`--keep-model`, `--personal-head`."""
+    """Add `--keep-model`, `--personal-head`."""
     add = parser.add_argument
     add(
         "--keep-model", action=argparse.BooleanOptionalAction, default=True,
@@ -173,14 +174,14 @@ def add_personal(parser: argparse.ArgumentParser) -> None:
 
 
 def wish(options: argparse.Namespace) -> PersonalWish:
-    """What the options of `add_data` and `add_personal` say. Raises DataError where they contradict."""
+    """The personal model's settings, as options. Raises DataError if they contradict each other."""
     if options.personal_head and (not options.keep_model or options.held_out == 0):
-        raise DataError("--personal-head is of a model that is kept, and chosen on samples that are held out")
+        raise DataError("--personal-head needs a kept model (--keep-model) and held-out samples (--held-out)")
     return PersonalWish(options.keep_model, options.held_out, options.personal_head)
 
 
 def place(given: Path | str, options: argparse.Namespace) -> Place:
-    """What `given` names, with the options that `add_data` added. Raises DataError where nothing is there."""
+    """The local data at `given`, with the options of `add_data`. Raises DataError when nothing is there."""
     columns = {"label_column": options.label_column, "text_column": options.text_column}
     return replace(Place.of(given), labels=options.labels, **columns).check()
 

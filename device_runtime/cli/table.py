@@ -1,7 +1,7 @@
-"""All commands: who uses each, what it does, where it lies, which extra it needs.
+"""The table of all commands: group, module, help, example, and the extra that each needs.
 
-`cli` shows this table as help without importing a command, so that help is quick on a small board and answers
-where an extra is not installed.
+`cli` prints help from this table without importing a command, so that help is quick on a small board and
+works without the extras.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GROUPS = {
     OPERATOR: "For the operator of an aggregator",
     RESEARCHER: "For a researcher",
 }
-"""Who uses a command -> the heading above those commands."""
+"""Group of users -> the heading above their commands."""
 
 EXTRAS = {
     "aggregator": ("rpds", "cryptography", "amqtt", "rich", "segno"),
@@ -35,7 +35,7 @@ LISTED_WITHOUT = ("aggregator", "service")
 
 
 class Command(NamedTuple):
-    """A command: `module` has add_arguments and run, `needs` is an extra without which it cannot run."""
+    """A command: `module` has add_arguments and run; `needs` is the extra without which it cannot run."""
 
     group: str
     module: str
@@ -222,14 +222,14 @@ WIDEST = max(len(name) for name in COMMANDS)
 
 
 def lacks(command: Command) -> str:
-    """The extra that the command needs and that is not installed here, or ''."""
+    """The extra that the command needs, if it is not installed here, else ''."""
     wanted = (command.needs, *WITHIN.get(command.needs, ()))
     there = all(find_spec(module) for extra in wanted for module in EXTRAS.get(extra, ()))
     return "" if there else command.needs
 
 
 def extra_for(command: Command, module: str) -> str | None:
-    """The extra to install for a command that misses `module`; None if no extra brings that."""
+    """The extra to install for a command that lacks `module`; None if no extra installs it."""
     found = next((extra for extra, modules in EXTRAS.items() if module.split(".")[0] in modules), None)
     return command.needs if found in WITHIN.get(command.needs, ()) else found
 

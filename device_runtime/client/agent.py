@@ -1,4 +1,4 @@
-"""The device's main loop: what comes over the link, and its turn to do what is due."""
+"""The device's main loop: handles messages from the link and runs work that is due."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 """Seconds between looks at what is due, while nothing comes in."""
 ANOTHER_S = 10.0
-"""Seconds in which a device that finds a task over, and is in none, looks out for another."""
+"""Seconds that a device without a task waits for another one after it hears of a task that is done."""
 
 
 class Agent:
     """One device in one task. Make the link with its `inbox`, `will()`, `greeting()` and `subscriptions()`.
 
-    `run` is the loop; `begin` and `step` are its parts, for whoever has a loop of their own. `hours` are when
-    it may work: at any time, if nobody says anything else.
+    `run` is the main loop; callers with a loop of their own use `begin` and `step` instead. `hours` is the
+    work gate, which allows work at any time unless its `judged` is replaced.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Agent:
         clock: Callable[[], float],
         make: MakePlace = in_this_process,
     ) -> None:
-        """`boot` is drawn anew in each life of the process, so that the will of an earlier one is known.
+        """`make` makes the backend that works on the device's tasks.
 
-        `make` makes where its tasks are worked on.
+        `boot` is drawn anew each time the process starts, to recognise the last will of an earlier process.
         """
         self.settings = settings
         self.inbox = DeviceInbox(clock)
@@ -68,22 +68,22 @@ class Agent:
 
             self._voice.sign(DeviceSigner(settings.secret).seal, trust.word)
         self._clock = clock
-        self._over: tuple[Open, float] | None = None
+        self._past: tuple[Open, float] | None = None
         self._voice.task = settings.task
-        self._elsewhere = Elsewhere()
+        self._other_tasks = Elsewhere()
         self._heard = ("", 0)
         self._base: tuple[Blob, ...] = ()
 
     def will(self) -> Will:
-        """What the broker says for us when we vanish."""
+        """The last will: the broker publishes it when the connection is lost."""
         return self._voice.presence(online=False)
 
     def farewell(self) -> Will:
-        """What we say when we leave."""
+        """The message that this device leaves."""
         return self._voice.presence(online=False, leaving=True)
 
     def greeting(self) -> Will:
-        """What the link says for us whenever it has the broker, though we may be busy."""
+        """The message that the link publishes at each connection, even while the device is busy."""
         return self._voice.presence(online=True)
 
     def subscriptions(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Agent:
 
     @property
     def finished(self) -> bool:
-        """Whether the task is done, everything is receipted, and its model here where one is wanted."""
+        """Whether the task is done, all contributions have receipts, and a wanted model is here."""
         duty = self._duty
         return self.done and self.inbox.empty() and not len(duty.outbox) and not duty.finishing
 
@@ -103,12 +103,12 @@ class Agent:
 
     @property
     def waiting(self) -> bool:
-        """Whether something may fall due though nothing comes in: call `step` several times a second.
+        """Whether something may fall due without a message: call `step` several times a second.
 
-        On a wire that loses messages call it now and then in any case: a hello without answer is said again.
+        If the link may lose messages, call it now and then in any case: an unanswered hello is repeated.
         """
         duty = self._duty
-        return duty.open is not None or len(duty.outbox) > 0 or duty.finishing or self._over is not None
+        return duty.open is not None or len(duty.outbox) > 0 or duty.finishing or self._past is not None
 
     def run(self, link: DeviceLink, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Raises as `step` does."""
@@ -117,23 +117,23 @@ class Agent:
             self.step(TICK_S)
 
     def hello(self) -> None:
-        """Say anew who is here, and with what: it has changed."""
+        """Send a hello, because this device's task or samples have changed."""
         self._duty.hello()
 
     def begin(self, link: DeviceLink, stop: threading.Event | None = None) -> None:
-        """What it speaks through from now on; `stop`, where there is one, ends work that is being done."""
+        """Set the link to send through; `stop`, if given, ends work in progress."""
         self._voice.link, self._going.stop = link, stop or self._going.stop
 
     def step(self, timeout: float = 0.0) -> bool:
-        """Take one event and, when no other waits, do what is due. Returns whether there was an event.
+        """Handle one event and, if no other waits, do what is due. Returns whether there was an event.
 
-        Waits up to `timeout` seconds for it. Raises DataError, ModelError, OutOfMemory for what this device
-        cannot mend by waiting.
+        Waits up to `timeout` seconds for the event. Raises DataError, ModelError, OutOfMemory for errors that
+        waiting does not solve.
         """
         heard = self._hear_next(timeout)
         try:
-            if self.inbox.empty():  # work on the newest offer, not on one that is overtaken
-                self._believe()
+            if self.inbox.empty():  # work on the newest offer only
+                self._accept_done()
                 self._duty.due(self._go_on)
         except BlobError as error:
             self._duty.warn(str(error))
@@ -142,22 +142,22 @@ class Agent:
         return heard
 
     def warm_up(self) -> None:
-        """There will soon be something to do."""
+        """Prepare the backend: there will be work soon."""
         self._duty.place.warm_up()
 
     def close(self) -> None:
-        """End what works for it. May be called again, and goes on from there."""
+        """Save the backend's state to disk and end it. May be called again, and goes on from there."""
         self._duty.place.put_down()
         self._duty.place.close()
 
     def _hear_next(self, timeout: float) -> bool:
-        """Take one event; whether there was one. What cannot be meant ends nothing."""
+        """Handle one event; returns whether there was one. An invalid message is logged and ignored."""
         event = self.inbox.next(timeout)
         try:
             if event:
                 self._handle(*event)
         except LostTrack as error:
-            self._ask_anew(error)
+            self._ask_whole_offer(error)
         except (MessageError, TopicError) as error:
             log.warning("ignored: %s", error)
         except (BlobError, WorkDied) as error:
@@ -175,7 +175,7 @@ class Agent:
             self._receive(event, came)
 
     def _receive(self, message: Received, came: float) -> None:
-        if topics.is_offer(message.topic) and self._is_elsewhere(message):
+        if topics.is_offer(message.topic) and self._is_of_other_task(message):
             return
         if topics.is_offer(message.topic):
             self._hear(self._opened(message, came), message.retain)
@@ -196,28 +196,29 @@ class Agent:
         heard = self._following.offer(message.topic, message.payload, message.retain, self._voice.task)
         return opened(heard, came)
 
-    def _is_elsewhere(self, message: Received) -> bool:
+    def _is_of_other_task(self, message: Received) -> bool:
         """Whether this is the next round of a task that the device is not in."""
         return is_next(message.payload) and message.topic != topics.offer(self._voice.task)
 
-    def _ask_anew(self, lost: LostTrack) -> None:
-        """For the whole offer, unless that is asked for already."""
+    def _ask_whole_offer(self, lost: LostTrack) -> None:
+        """Ask for the whole offer, unless a hello already waits for its answer."""
         if not self._duty.greeting.waiting:
             log.info("%s", lost)
             self._duty.hello()
 
     def _hear(self, heard: Open, retained: bool) -> None:
-        """The offer to all. A retained one only says that there is a task: what remains is told after hello.
+        """Handle an offer to all devices.
 
-        One that was heard before comes from an aggregator that has restarted, and does not know who is here.
-        A base that is new to all is on its way to those who said that they are ready, unasked; not where some
-        train smaller models.
+        A retained offer only says that there is a task: a device learns the rest in answer to its hello. If
+        the offer was heard before, the aggregator has restarted and does not know which devices are here: say
+        hello again. A base that is new to all devices comes unasked to those that said they are ready, except
+        where some train smaller models.
         """
         offer, checkpoint = heard.offer, heard.offer.base.checkpoint
         if not self._concerns(offer):
             return
         if retained and offer.done and not self._voice.task:
-            self._over = self._over or (heard, self._clock() + ANOTHER_S)
+            self._past = self._past or (heard, self._clock() + ANOTHER_S)
             return
         if retained and not offer.done:
             return
@@ -237,9 +238,9 @@ class Agent:
     def _take(self, taken: Open) -> None:
         """Note the round; the newest replaces any other. Round 0 is the lobby: get ready.
 
-        That a task is over which it has left, said again in answer to an earlier hello, changes nothing.
-        Where a hello to any task and one to the task it has gone to since are both answered, it is in the one
-        of these, and the other waits.
+        A repeated offer that says that a task it has left is done, in answer to an earlier hello, changes
+        nothing. If two hellos are answered with different tasks, the device is in the one answered last and
+        notes the other.
         """
         offer = taken.offer
         if offer.done and self._voice.task not in ("", offer.task):
@@ -247,8 +248,8 @@ class Agent:
             return
         self._duty.greeting.answered()
         if not self.done and self._voice.task not in ("", offer.task):
-            self._elsewhere.add(self._voice.task)
-        self._elsewhere.discard(offer.task)
+            self._other_tasks.add(self._voice.task)
+        self._other_tasks.discard(offer.task)
         self._voice.task = offer.task
         self.done = offer.done
         self._heard = (offer.run, offer.round)
@@ -258,50 +259,55 @@ class Agent:
             log.info("task %r is done after round %d", offer.task, offer.round)
             self._duty.sending.drop(offer.run)
             self._duty.finish(taken)
-            self._go_elsewhere()
+            self._go_to_other_task()
 
-    def _believe(self) -> None:
-        """That a task was over before we came may be old: it is taken to be ours where no other comes."""
-        if self._over is not None and self._voice.task:
-            self._over = None
-        elif self._over is not None and self._clock() >= self._over[1]:
-            over, self._over = self._over[0], None
+    def _accept_done(self) -> None:
+        """Accept that its task was done before it came, if no other task is offered in time.
+
+        Such an offer may be old, so it is not accepted at once.
+        """
+        if self._past is not None and self._voice.task:
+            self._past = None
+        elif self._past is not None and self._clock() >= self._past[1]:
+            over, self._past = self._past[0], None
             self._take(over)
 
     def _concerns(self, offer: Offer) -> bool:
-        """Whether an offer to all is of the task in hand. Another task is noted: a device that was not told
-        which to be in goes there when its own is over.
+        """Whether an offer to all is of this device's task.
+
+        Another task is noted: a device whose settings name no task goes on to it when its own is done.
         """
         if offer.task == self._voice.task or (not self._voice.task and offer.done):
             return True
         if offer.done:
-            self._elsewhere.discard(offer.task)
+            self._other_tasks.discard(offer.task)
             return False
-        self._elsewhere.add(offer.task)
+        self._other_tasks.add(offer.task)
         if not self._voice.task or self.done:
-            self._go_elsewhere()
+            self._go_to_other_task()
         return offer.task == self._voice.task
 
-    def _go_elsewhere(self) -> None:
-        task = "" if self.settings.task else self._elsewhere.take()
+    def _go_to_other_task(self) -> None:
+        task = "" if self.settings.task else self._other_tasks.take()
         if task:
             self._voice.task = task
             self.done = False
-            log.info("on to task %r", task)
+            log.info("going on to task %r", task)
             self._duty.hello()
 
     def _go_on(self, done: float) -> None:
-        """Called while training, `done` from 0 to 1. Raises as `Going.between` does."""
+        """Called while training, `done` from 0 to 1. Raises as `Interruption.between` does."""
         self._going.progress(done)
 
-
-# FROM inbox: What the link reports, each with the moment at which it came.
 
 _WAKE = Received("", b"")
 
 
 class DeviceInbox(queue.SimpleQueue[Event]):
-    """Events in order. An offer that came while the device trained has been running since it came."""
+    """What the link reports, in order, each with its time of arrival on the device's clock.
+
+    The deadline of an offer that came during training runs from its arrival.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -313,15 +319,15 @@ class DeviceInbox(queue.SimpleQueue[Event]):
         super().put(item, block, timeout)
 
     def wake(self) -> None:
-        """End a wait that is going on, or the next one. May be called in a signal handler.
+        """End the current wait, or the next one. May be called in a signal handler.
 
-        A signal that comes as a wait times out would else make it a wait for ever (CPython 3.11, _queue.c:
-        what is left of the timeout is below 0 then, which means none).
+        Without it, a signal that comes just as a wait times out would make the wait endless (CPython 3.11,
+        _queue.c: the rest of the timeout is then below 0, which means none).
         """
         self.put(_WAKE)
 
     def next(self, timeout: float) -> tuple[Event, float] | None:
-        """The next event and when it came, on the device's clock; None after `timeout` seconds without."""
+        """The next event and its time of arrival; None after `timeout` seconds without one."""
         try:
             event, came = self.get(timeout=timeout), self._moments.popleft()
         except queue.Empty:

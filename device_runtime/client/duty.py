@@ -1,4 +1,4 @@
-"""What a device has to do: fetch what an open round needs, work on it, answer, send until it is receipted."""
+"""A device's work in a round: fetch what it needs, train, and send the update until it is receipted."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from .settings import Settings
 log = logging.getLogger(__name__)
 
 FINAL_S = 60.0
-"""Seconds in which the model of a task that is done is fetched, where the owner wants one."""
+"""Seconds in which the final model of a task is fetched, if the owner wants one."""
 
 
 def in_this_process(settings: Settings, hours: Hours, link: LinkSpeed) -> WorkBackend:
     """Makes the backend that works in this process."""
-    from .backend.in_process import InProcess  # which takes numpy and all
+    from .backend.in_process import InProcess  # imports numpy and the engines
 
     return InProcess(settings, hours, link)
 
 
 class Duty:
-    """The round in hand (`open`), where it is worked on (`place`), what was sent."""
+    """The open round (`open`), the backend that works on it (`place`), and what was sent."""
 
     def __init__(
         self, settings: Settings, hours: Hours, voice: Voice, make: MakePlace = in_this_process
@@ -85,10 +85,10 @@ class Duty:
         return bool(self.place.bundles)
 
     def due(self, progress: Callable[[float], None]) -> None:
-        """Do what is to be done now, training included; `progress` is told of that, from 0 to 1.
+        """Do what is due now, training included; `progress` is called while training, from 0 to 1.
 
-        Raises DataError, ModelError, OutOfMemory for what this device cannot mend by waiting, BlobError
-        for a disk that fails, and what `progress` raises.
+        Raises DataError, ModelError, OutOfMemory for errors that waiting does not solve, BlobError when the
+        disk fails, and what `progress` raises.
         """
         now = self._clock()
         if not self._hours.open():
@@ -109,7 +109,7 @@ class Duty:
                     self._prune(self.open.offer)
                 if isinstance(error, StaleBase) and not self.open.base.whole:
                     self._end_round()
-                    self.hello()  # for the whole offer, which names all that leads there
+                    self.hello()  # to get the whole offer, which names all blobs of the base
             except LeftOut as error:
                 log.warning("round %d left out: %s", self.open.offer.round, error)
                 self._end_round()
@@ -120,11 +120,11 @@ class Duty:
         self.place.tidy()
 
     def take(self, newest: Open | None) -> None:
-        """The newest round replaces any other; None: the task is done.
+        """Take the newest round, which replaces any other; None: the task is done.
 
-        One whose base is on its way goes on where rounds do not wait for it, as is seen by a round that opens
-        well before the deadline of the one before: else a slow link would fetch base after base for nothing.
-        The newest is worked on afterwards.
+        A round whose base is being fetched goes on if rounds do not wait for it, that is if the newest opened
+        well before the deadline of this one: otherwise a slow link would fetch base after base in vain. The
+        newest is next.
         """
         if newest is not None and self._goes_on(newest.offer):
             self._newest = newest
@@ -132,26 +132,26 @@ class Duty:
             self.open, self._newest = newest, None
 
     def _goes_on(self, newest: Offer) -> bool:
-        """Whether the round at hand is fetched for, and may be done before its deadline."""
+        """Whether the current round's base is being fetched, with time left before its deadline."""
         if self.open is None or self.open.offer is not self._fetched_for:
             return False
         mine, closes = self.open.offer, self.open.closes
         return mine.run == newest.run and mine.round < newest.round and self._clock() + EXTENDED_S < closes
 
     def _end_round(self) -> None:
-        """The round at hand is over; the newest that was heard meanwhile, if any, is next."""
+        """End the current round; the newest that was heard meanwhile, if any, is next."""
         self.open, self._newest = self._newest, None
 
     @property
     def finishing(self) -> bool:
-        """Whether the model of a task that is done is on its way."""
+        """Whether the final model of a task is being fetched."""
         return self._final is not None
 
     def finish(self, over: Open) -> None:
-        """The task is done: what came of it is fetched, if the owner wants a model and the task is known.
+        """The task is done: fetch its final model, if the owner wants one and the task is known here.
 
-        At once, where it is known what: the aggregator does not stay for long, and whoever works may have to
-        be started.
+        Where the offer names its blobs, ask for them at once: the aggregator does not stay for long, and the
+        worker process may have to be started first.
         """
         offer, now = over.offer, self._clock()
         if self._keeps and self._finished != offer.run and self.place.bundles == bundles_of(offer):
@@ -161,7 +161,10 @@ class Duty:
         self._finished = offer.run
 
     def stand_by(self) -> None:
-        """While no work may be done: say so, be there, send what waits unless the link is to be spared."""
+        """While no work is allowed: say so, keep the connection, and send what waits.
+
+        Nothing is sent while a network rule says no.
+        """
         now, offer = self._clock(), self.open.offer if self.open else None
         self._standing.pause(offer if offer and not self._has_answered(offer) else None)
         if not self._hours.verdict.quiet:
@@ -171,7 +174,7 @@ class Duty:
         self.place.tidy()
 
     def resume(self) -> None:
-        """Work may be done again; a round that has closed in the meantime is not begun."""
+        """Work is allowed again; a round that has closed in the meantime is not begun."""
         if not self._standing.resume():
             return
         if self.open is not None and self.open.closes <= self._clock():
@@ -179,7 +182,7 @@ class Duty:
         self.hello()
 
     def hello(self) -> None:
-        """Who is here, and with how many samples: an aggregator believes no update that says more."""
+        """Say hello with the number of samples: an aggregator refuses an update that claims more."""
         boot = self._voice.boot
         self.greeting.said(self._clock())
         hello = self.place.hello(boot) if self.ready else reports.bare_hello(boot)
@@ -191,31 +194,34 @@ class Duty:
         self._standing.greeted()
 
     def restart(self) -> None:
-        """The link was down."""
+        """The link was down: begin downloads and sending anew."""
         self._downloads.restart()
         self.sending.restart()
 
     def expect(self, blob: Blob) -> None:
-        """The first blocks of this come unasked."""
+        """The first blocks of this blob come unasked."""
         self._downloads.expect(blob, self._clock())
 
     def block(self, sha: bytes, index: int, data: bytes) -> None:
-        """A block came."""
+        """Take a block that came."""
         self._downloads.received(sha, index, data, self._clock())
 
     def answer(self, get: Get) -> None:
-        """Blocks are asked for; where the link is to be spared they have to be asked for again."""
+        """Send the blocks asked for; not while a network rule says no: they must be asked for again."""
         if not self._hours.verdict.quiet:
             self._voice.blocks(self.blobs, get)
 
     def settle(self, receipt: Receipt) -> None:
-        """A contribution has its receipt. Raises BlobError, WorkDied: it is then asked for again."""
+        """Take the receipt of a contribution.
+
+        Raises BlobError, WorkDied: the contribution stays in the outbox, and its receipt is asked for again.
+        """
         if message := self.outbox.answering(receipt):
             self.place.settle(message, receipt.status in ("accepted", "duplicate"))
         self._link_speed.saw_up(*self.sending.settle(receipt, self._clock()))
 
     def warn(self, text: str) -> None:
-        """Once, however often it comes in a row: what is tried at each tick may fail at each."""
+        """Log a warning once in a row: what is tried at each tick may fail at each."""
         if text != self._warned:
             log.warning("%s", text)
         self._warned = text
@@ -230,7 +236,7 @@ class Duty:
             self._work(self.open, progress)
 
     def _look(self, current: Open) -> RoundPreview:
-        """What there is to do for it; looked at again when something has come."""
+        """What the round still needs; asked again when a blob has come."""
         if self._seen is not None and self._seen[0] is current:
             return self._seen[1]
         try:
@@ -251,7 +257,7 @@ class Duty:
             self._prune(offer)
             self._pruned = offer
         if offer.round > 0 and not self._has_answered(offer):
-            ears = BackendListener(
+            listener = BackendListener(
                 progress,
                 self.between,
                 self._hours.lost,
@@ -260,7 +266,7 @@ class Duty:
                 self._has_answered,
                 self._waiting,
             )
-            if not self.place.work(current, ears):
+            if not self.place.work(current, listener):
                 return
             self._worked_on = current
         self._end_round()
@@ -270,7 +276,7 @@ class Duty:
         prune(self.blobs, offer, [message.blob for message in self.outbox])
 
     def _after(self, current: Open) -> None:
-        """What there is to do after a round, once: where the process dies at it, it is left."""
+        """Do the work after a round, once: it is not repeated if the worker process dies at it."""
         self._worked_on = None
         try:
             self.place.after(current, self.between)
@@ -282,11 +288,11 @@ class Duty:
         return (offer.run, offer.round) == self._answered or self.outbox.answered(offer.run, offer.round)
 
     def _decided(self, offer: Offer, plan: Plan, room_bytes: float) -> None:
-        """Tell what is tried now, so that the word travels while the device computes."""
+        """Send the plan now, so that it travels while the device computes."""
         self._standing.plan(plan, room_bytes)
 
     def _made(self, made: WorkResult) -> None:
-        """Keep and send what came of a round's work. After that it is not done again."""
+        """Keep and send the result of a round's work. After that the round is not worked on again."""
         if made.message is None and not made.trouble:
             log.warning("round %d: sitting out: %s", made.round, "; ".join(made.reasons))
             return
@@ -300,12 +306,12 @@ class Duty:
             log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
             return
         self._transferred(up=made.bytes_up)
-        if made.message.num_examples > self._samples_said:  # some have come since the hello
+        if made.message.num_examples > self._samples_said:  # samples have come since the hello
             self.hello()
         self.sending.due(self._clock())
 
     def _fetch_final(self, over: Open, until: float, now: float) -> None:
-        """Once it is kept, or cannot be had, there is nothing more to do in this task."""
+        """Fetch and keep the final model. Once it is kept or cannot be had, the task needs no more work."""
         try:
             look = self.place.look(over)
             if not look.missing:
@@ -330,19 +336,16 @@ class Duty:
         self._transferred(down=blob.size)
 
     def _transferred(self, up: int = 0, down: int = 0) -> None:
-        """A pretended link takes its time, once there is something to do over it."""
+        """An emulated link takes its time, once the task is known."""
         if self._pretence is not None and self.ready:
             self._pretence.transfer(up, down)
 
 
-# FROM interruption: Work as it goes on: it ends when the device is to stop, and stands still while it may
-# not be done.
-
-
 class Interruption:
-    """Of what `duty` does, in its `hours`. `hear` takes what comes within so many seconds.
+    """Pauses work in progress while the work gate (`hours`) is closed, and ends it at a stop request.
 
-    `meter` tells the energy of the work: not of what is used while it stands still.
+    `hear` handles a message, waiting for it for so many seconds. `meter` does not count the energy used
+    during a pause.
     """
 
     def __init__(
@@ -353,15 +356,15 @@ class Interruption:
         self._share = 0.0
 
     def progress(self, done: float) -> None:
-        """So much is done, from 0 to 1. Raises as `between` does."""
+        """Note the progress, from 0 to 1. Raises as `between` does."""
         self._share = done
         self.between()
 
     def between(self) -> None:
-        """Called between steps of the work. What comes meanwhile is heard, and what waits is sent.
+        """Called between steps of the work: waits while the gate is closed, handling messages and sending.
 
-        Raises Stopped when the device is to stop, or its round is over; RoundOver when that closed in the
-        meantime; OutOfMemory when memory runs out.
+        Raises WorkStopped when the device is to stop, or when its round is over or replaced by another;
+        RoundOver when the round closed during the pause; OutOfMemory when memory runs out.
         """
         self._heed_stop()
         current = self._duty.open
@@ -381,7 +384,7 @@ class Interruption:
             raise WorkStopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
 
     def _still_wanted(self, current: Open) -> None:
-        """Whether work that stands still is to go on one day. Raises as `between` does."""
+        """Check that the paused work may go on later. Raises as `between` does."""
         newest, mine = self._duty.open, current.offer
         if newest is None or (newest.offer.run, newest.offer.round) != (mine.run, mine.round):
             raise WorkStopped(f"round {mine.round} given up, {self._share:.0%} done: {self._hours.reason}")

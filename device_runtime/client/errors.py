@@ -1,4 +1,4 @@
-"""What can go wrong on the device. Each text is one line and says what, where, and what to do."""
+"""Errors of the device. Each text is one line and says what went wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ class DeviceError(Exception):
 
 
 class OutOfMemory(DeviceError):
-    """Work that would exceed, or has exceeded, the memory this device may use. Nothing was started."""
+    """Work would exceed the memory this device may use and was not started, or has exceeded it."""
 
 
 class StaleBase(DeviceError):
-    """The base model, after its log was replayed, is not the aggregator's. It is fetched anew."""
+    """The base model made by replaying steps is not the aggregator's. It is fetched anew."""
 
 
 class UnusableBase(DeviceError):
-    """The base model of an offer cannot be made from what it names, from its checkpoint on."""
+    """The base model cannot be made from what the offer names, even from its checkpoint."""
 
 
 class LeftOut(DeviceError):
-    """What is wrong with one round, and does not concern the next."""
+    """One round cannot be worked on; the next one may."""
 
 
 class RoundOver(DeviceError):
-    """The round closed while its work stood still."""
+    """The round closed while its work was paused."""
 
 
 class WorkDied(DeviceError):
-    """The process that did the work has ended, and not because it was told to."""
+    """The worker process has ended, without being told to."""
 
 
 class WorkStopped(DeviceError):
-    """The device was told to stop while it trained: what it was at is given up."""
+    """The device was told to stop while it trained: the work in progress is given up."""
 
 
 class PolicyError(DeviceError):
-    """A rule of a device's owner that cannot be meant, or a device file that cannot be read."""
+    """An owner's rule that is not valid, or a device file that cannot be read."""
 
 
 class InUse(DeviceError):
-    """Another process is this device already."""
+    """Another process already runs this device."""
 
 
 class NoDevice(DeviceError):
@@ -54,9 +54,9 @@ class InstallError(DeviceError):
 
 
 class WorkerDeath(msgspec.Struct, frozen=True):
-    """A form of an update (its label) at which the process that worked on it ended, and how it did.
+    """The form of an update (its label) during which the worker process ended, and why.
 
-    `memory`: for want of memory, as far as can be told.
+    `memory`: the process ended for lack of memory, as far as known.
     """
 
     label: str

@@ -12,10 +12,10 @@ from contextlib import suppress
 def run_program(
     words: Sequence[str], timeout_s: float, folder: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What a program said, with nothing to read and nobody to ask back. `folder`: where it runs.
+    """Run a program in `folder`, without input, and return its exit code and output.
 
-    Raises OSError, ValueError for one that cannot be run, subprocess.TimeoutExpired for one that does not end
-    in time: all that it started is ended with it.
+    Raises OSError or ValueError if it cannot be run, subprocess.TimeoutExpired if it does not end in time:
+    all processes that it started are ended with it.
     """
     with subprocess.Popen(
         list(words),

@@ -1,4 +1,4 @@
-"""What works on the rounds of one task: a device with its samples, or whoever takes a device's place."""
+"""The interface of a task on a device, and its inputs for a round."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """What a round gives a device: the offer, the base of this member of the family (or of the main model,
-    ""), and what came beside it; `deaths` as of Assignment.
+    """What a device gets for a round: the offer, a base model, and the tensors sent beside it (`aside`).
+
+    `base` is that of `member` of the family; "" is the main model. `deaths` as in Assignment.
     """
 
     offer: Offer
@@ -35,43 +36,46 @@ class RoundInputs:
 
 
 class OneTask(Protocol):
-    """See DeviceTask. `watcher` watches the work."""
+    """Works on the rounds of one task: a device with its samples (DeviceTask), or a site in its place.
+
+    `watcher` watches the engine.
+    """
 
     watcher: Watcher
 
     def hello(self, boot: int) -> Hello:
-        """Who is here, and with how many samples; 0 while rounds are not to wait for it."""
+        """The device's hello with its number of samples; 0 while rounds are not to wait for it."""
 
     def bundle(self, member: str) -> Bundle:
-        """Of this member of the family, or the main one's. Raises KeyError."""
+        """The bundle of this member of the family, or the main model's, "". Raises KeyError."""
 
     def member(self, offer: Offer, remaining_s: float) -> str:
-        """Which model a round would be worked on with."""
+        """The member of the family that the device would train in this round."""
 
     def perform(self, given: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
-        """The round's work. None: it goes on elsewhere, and `perform` is to be called again soon."""
+        """Do the round's work. None: it goes on in the background, so call `perform` again soon."""
 
     def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:
-        """What has come of an earlier round's work, where it went on elsewhere and this offer ends it."""
+        """The inputs and outcome of an earlier round's background work, if this offer ends it."""
         return None
 
     def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
-        """An update as it is sent, with what was left out of those before.
+        """An update as it is sent, together with what codecs left out of earlier ones (`left`).
 
         Raises ValueError for an outcome without contribution, TensorError.
         """
 
     def keep(self, offer: Offer, made: TrainedUpdate) -> None:
-        """What the kind keeps of a round's update for the next. Raises OSError."""
+        """Keep the strategy state of a round's update for the next round. Raises OSError."""
 
     def final(self, given: RoundInputs, between: Callable[[], None]) -> None:
-        """What there is to do for oneself with what came of a task that is done."""
+        """Work for the device's own model, once the task is done."""
         return
 
     def after(self, given: RoundInputs, between: Callable[[], None]) -> None:
-        """What there is to do for oneself, once nothing waits to be sent."""
+        """Work for the device's own model, once nothing waits to be sent."""
         return
 
 
 MakeTask = Callable[["Settings", Mapping[str, Bundle], Callable[[], float], LinkSpeed], OneTask]
-"""Makes what works on a task, once its bundles are here: by member, the main one's by ""."""
+"""Makes a task once its bundles are here: by member, the main model's under ""."""

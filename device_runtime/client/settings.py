@@ -1,4 +1,4 @@
-"""How a device takes part in a task."""
+"""Settings of a device: its task, samples, limits, rules and keys."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from .training.emulation import Pretence
 
 @dataclass(frozen=True)
 class Settings:
-    """How a device takes part. `memory_bytes` limits the process; None leaves what the machine has free.
+    """How a device takes part in a task.
 
-    `owner` limits what may be spent of the samples' privacy: None sets no limit but those of tasks.
-    `aggregator` is the public key of the only one whose offers count; empty: any is taken. `secret` is the
-    device's own key, by which it signs what it says; empty: it signs nothing. `task` is which it is here for,
-    where the aggregator has several; empty: whichever there is, and then the next. `meter`
-    tells the energy of training; without one, or on a pretended device, it is modelled. `personal` is what
-    is wanted of a model of its own. `disk_bytes` limits what is fetched and unpacked of models; None sets no
-    limit. `allowed` is what a task may ask for.
+    `memory_bytes` limits the process; None: what is free on the machine. `disk_bytes` limits the models that
+    are fetched and unpacked; None: no limit. `owner` limits the privacy spent on the samples; None: only
+    tasks limit it. `allowed` limits what a task may ask for.
+
+    `aggregator` is the public key of the only aggregator whose offers count; empty: any offer is accepted.
+    `secret` is the device's own key, with which it signs its messages; empty: it signs nothing. `task` names
+    the task to join, if the aggregator has several; empty: any one, and then the next.
+
+    `meter` measures the energy of training; without one, or on an emulated device, energy is modelled.
+    `personal` has the settings of the device's own model.
     """
 
     name: str

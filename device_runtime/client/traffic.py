@@ -1,4 +1,4 @@
-"""Bytes that a device sent and received, by local day, in a small file in its folder."""
+"""Counts the bytes that a device sends and receives, by local day, in a small file in its folder."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ log = logging.getLogger(__name__)
 FILE = "traffic.json"
 KEPT_DAYS = 62
 WRITE_S, WRITE_BYTES = 60.0, 256 * 1024
-"""What a process that is killed loses is at most what came in so many seconds, or so many bytes."""
+"""A process that is killed loses the count of at most so many seconds, or so many bytes."""
 
 
 class Day(msgspec.Struct, frozen=True):
-    """Bytes of one day: messages as they are on the wire, topics and headers included. Acknowledgements (4
-    bytes for each message), pings, and what TLS and TCP add are not.
+    """Bytes of one day: MQTT messages with their topics and headers.
+
+    Acknowledgements (4 bytes for each message), pings, and what TLS and TCP add are not counted.
     """
 
     up: int = 0
@@ -30,7 +31,7 @@ class Day(msgspec.Struct, frozen=True):
 
 
 class TrafficLog:
-    """What a link counts, by day. A file that cannot be read or written costs the count, not the device."""
+    """Counts a link's bytes by day. If its file cannot be read or written, only the count is lost."""
 
     def __init__(
         self,
@@ -45,12 +46,12 @@ class TrafficLog:
 
     @property
     def bytes_today(self) -> int:
-        """Both ways."""
+        """Sent and received."""
         day = self.days.get(self._today().isoformat(), Day())
         return day.up + day.down
 
     def saw(self, up: int, down: int) -> None:
-        """What the link has counted in all, since it was made."""
+        """Add what is new in the totals that the link has counted since it was made."""
         new_up, new_down = up - self._seen.up, down - self._seen.down
         if new_up or new_down:
             name = self._today().isoformat()
@@ -63,7 +64,7 @@ class TrafficLog:
             self.write()
 
     def write(self) -> None:
-        """Durably."""
+        """Write the file durably."""
         for old in sorted(self.days)[:-KEPT_DAYS]:
             del self.days[old]
         self._unwritten, self._written_s = 0, self._clock()
@@ -74,7 +75,7 @@ class TrafficLog:
 
 
 def read(folder: Path) -> dict[str, Day]:
-    """By day, "2026-11-22"; nothing where nothing was kept, or it is damaged."""
+    """The counts by day, "2026-11-22"; empty if there is no file, or it is damaged."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Day])
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Fleets on one machine: so far the demo, whose devices are processes that pretend to be others."""
+"""Simulated federated learning on one machine, on virtual time or with real device processes (demo)."""

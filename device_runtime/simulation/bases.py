@@ -1,4 +1,4 @@
-"""The base models of a run: the newest, those that somebody trains from yet, and what fetching one takes."""
+"""The base models of a run, how they changed, and the bytes that a device fetches to get one."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from device_runtime.strategies.training.device_half import NOTHING
 from .executors.job import aside_key, base_key
 
 SEGMENT_BYTES = 45
-"""What steps have in common, in a blob of the log."""
+"""Bytes that a segment of the step log takes beside its steps."""
 
 Changed = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """A model as devices have it with its bundle; in parts, each with the bytes that fetching it takes."""
+    """The weights that devices have with a bundle, in the parts of its checkpoint.
+
+    `parts` are the names of their tensors, `sizes` the bytes to fetch each part.
+    """
 
     weights: Tensors
     parts: tuple[tuple[str, ...], ...]
@@ -44,19 +47,19 @@ class Shipped:
         return cls(weights, names, tuple(len(part) for part in encoded))
 
     def changed(self, before: Tensors, after: Tensors) -> Changed:
-        """Which parts are not the same any more."""
+        """Whether each part has changed."""
         return tuple(not all(_same(before, after, name) for name in part) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class BaseVersion:
-    """What a round distributes, in few words.
+    """The version of what a round distributes: the rounds in which each piece of it was new.
 
-    parts: of each model, the main one's by "", the round in which each part of its checkpoint was new (0: it
-    is the bundle's). line: the round in which the main one's line of zeroth-order steps began (0: with the
-    bundle's weights); at: how many were taken on it, and log: bytes of their numbers; steps: since its
-    checkpoint; moved: which parts they changed. aside: the round since which this is sent beside the bases
-    (0: nothing is), and its bytes. width: scalars of the last step.
+    parts: for each model (the main one is ""), the round in which each part of its checkpoint was new; 0: the
+    part is the bundle's. line: the round in which the main model's log of zeroth-order steps began; 0: it
+    began with the bundle's weights. at: the steps in that log; log: the bytes of their numbers. steps: the
+    steps since the checkpoint; moved: which parts they changed. aside: the round in which the tensors beside
+    the bases were new (0: there are none); aside_bytes: their bytes. width: the scalars of the last step.
     """
 
     parts: Mapping[str, tuple[int, ...]]
@@ -72,9 +75,9 @@ class BaseVersion:
 
 @dataclass(frozen=True)
 class RoundBase:
-    """What round `number` distributes: the main model, smaller ones by name, and what is beside them.
+    """The weights that round `number` distributes: the main model, and smaller ones by name.
 
-    `rare` as in an offer.
+    `aside` are the tensors sent beside them; `rare` as in an offer.
     """
 
     number: int
@@ -84,11 +87,11 @@ class RoundBase:
     rare: tuple[int, ...] = ()
 
     def of(self, member: str) -> Tensors:
-        """The base of this member, or of the main model."""
+        """The base of this member of the family; "" is the main model."""
         return self.family[member] if member else self.weights
 
     def named(self) -> Iterator[tuple[str, Tensors]]:
-        """All of it, as jobs name it."""
+        """All tensors, under the keys that jobs use."""
         yield base_key(self.number), self.weights
         for member, weights in self.family.items():
             yield base_key(self.number, member), weights
@@ -98,8 +101,10 @@ class RoundBase:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a device holds beside its bundles: of each model the round whose base it fetched, and where it
-    stands on the main one's line (-1: nowhere); the round of what it was sent beside them.
+    """The bases and steps that a device has fetched beside its bundles.
+
+    rounds: for each model, the round whose base it fetched. at: the steps of the main model's log that it has
+    replayed (-1: it has no place in that log). aside: the round of the tensors sent beside the bases.
     """
 
     rounds: Mapping[str, int] = field(default_factory=lambda: NO_ROUNDS)
@@ -112,26 +117,26 @@ NOTHING_HELD = Held()
 
 
 class Bases:
-    """As `merging.merge_round` keeps them: checkpoints in parts, or zeroth-order steps since the last."""
+    """The bases, kept as `merging.merge_round` does: checkpoints in parts, or steps since the last one."""
 
     def __init__(self, shipped: Mapping[str, Shipped], first: Tensors, carried: Carried) -> None:
-        """`shipped` by member; round 1 distributes `first`, and what `carried` has."""
+        """`shipped` by member; round 1 distributes `first` and the tensors of `carried`."""
         self._shipped = shipped
         self._kept = {1: RoundBase(1, first, carried.family, carried.aside)}
         begun = {member: (0,) * len(model.parts) for member, model in shipped.items()}
         bundled = RoundBase(0, shipped[MAIN].weights, {m: s.weights for m, s in shipped.items() if m})
         self._history = [self._next(BaseVersion(begun), bundled, self._kept[1], None)]
-        self._common = (0, MAIN), NOTHING_HELD  # one for all who never fetched another model
+        self._common = (0, MAIN), NOTHING_HELD  # shared by all devices that fetched no other model
 
     def of(self, number: int) -> RoundBase:
         return self._kept[number]
 
     def tensors(self) -> dict[str, Tensors]:
-        """Everything that is kept, as jobs name it."""
+        """The tensors of all bases that are kept, under the keys that jobs use."""
         return dict(named for base in self._kept.values() for named in base.named())
 
     def advance(self, number: int, merged: Merged) -> RoundBase:
-        """What the round after `number` distributes."""
+        """Adds the base of the round after `number`, and returns it."""
         old, version = self._kept[number], self._history[number - 1]
         carried = merged.carried
         rare = closed_form.rare(carried.memory.get(closed_form.MEMORY, NOTHING))
@@ -144,9 +149,10 @@ class Bases:
     def _next(
         self, version: BaseVersion, old: RoundBase, new: RoundBase, steps: tuple[Step, ...] | None
     ) -> BaseVersion:
-        """Of `new`, after `old`; None: it is not made by steps, and what is not as it was begins a line.
+        """The version of `new`, which follows `old`.
 
-        There is a new checkpoint whenever a segment of the log is full.
+        `steps` None: `new` was not made by zeroth-order steps, so a new log begins where it differs. There is
+        a new checkpoint whenever a segment of the log is full.
         """
         changed = self._shipped[MAIN].changed(old.weights, new.weights)
         before = version.moved or (False,) * len(changed)
@@ -174,12 +180,12 @@ class Bases:
         )
 
     def replay(self, number: int, then: BaseVersion) -> None:
-        """What round `number` made, without the weights."""
+        """Adds what round `number` made, without its weights."""
         self._kept[number + 1] = RoundBase(number + 1, NOTHING)
         self._history.append(then)
 
     def restore(self, bases: Iterable[RoundBase]) -> None:
-        """These, and no others, with their weights."""
+        """Replaces all bases by these, which have weights."""
         self._kept = {base.number: base for base in bases}
 
     def kept(self) -> tuple[RoundBase, ...]:
@@ -187,19 +193,19 @@ class Bases:
 
     @property
     def history(self) -> tuple[BaseVersion, ...]:
-        """Of what each round so far distributes."""
+        """The version that each round so far distributes."""
         return tuple(self._history)
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Forget all others."""
+        """Forgets the bases of all other rounds."""
         wanted = set(numbers)
         self._kept = {number: base for number, base in self._kept.items() if number in wanted}
 
     def to_fetch(self, number: int, member: str, held: Held) -> int:
-        """Bytes for a device to train this member, or the main model, in round `number`.
+        """Bytes that a device fetches to train this member in round `number`; "" is the main model.
 
-        Parts that are as it has them are not fetched. From where it stands on the line, or from the bundle's
-        weights where that began with them, it goes by steps if they are fewer bytes (`ways`).
+        Parts that it has already are not fetched. If that takes fewer bytes, it replays steps instead: from
+        its place in the log, or from the bundle's weights if the log began there (`client.cache.base_route`).
         """
         version = self._history[number - 1]
         parts, there = version.parts[member], self._parts_of(member, held)
@@ -214,7 +220,10 @@ class Bases:
         return size + (version.aside_bytes if version.aside != held.aside else 0)
 
     def _by_steps(self, version: BaseVersion, held: Held, anew: int) -> int:
-        """The main model's base by the cheaper way; `anew`: bytes of that from its checkpoint on."""
+        """Bytes of the main model's base by the cheaper route.
+
+        `anew`: those of its checkpoint and the steps since.
+        """
         latest = self._history[held.rounds.get(MAIN, 1) - 1]
         stands = held.at >= 0 and latest.line == version.line
         if not stands and version.line:
@@ -228,7 +237,7 @@ class Bases:
         return anew if too_long and lacking > version.steps else min(anew, by_steps)
 
     def _log(self, version: BaseVersion, lacking: int) -> int | None:
-        """Bytes of the last so many steps: of the offer, or of the segments that have them, if there are."""
+        """Bytes of the last `lacking` steps, from the offer or from log segments; None: too many segments."""
         if lacking <= self._tail(version):
             return version.log - self._before(version, version.at - lacking).log
         first = (version.at - lacking) // SEGMENT
@@ -239,20 +248,23 @@ class Bases:
         return segments + version.log - self._before(version, first * SEGMENT).log
 
     def _tail(self, version: BaseVersion) -> int:
-        """Steps that stand in an offer."""
+        """The number of latest steps that an offer carries."""
         count = min(TAIL, version.at)
         while count and version.log - self._before(version, version.at - count).log > TAIL_BYTES:
             count -= 1
         return count
 
     def _before(self, version: BaseVersion, at: int) -> BaseVersion:
-        """The latest on its line that is no further."""
+        """The latest version of the same log with at most `at` steps."""
         history = self._history
         end = bisect_right(history, (version.line, at), key=lambda one: (one.line, one.at))
         return history[end - 1]
 
     def fetched(self, number: int, member: str, held: Held) -> Held:
-        """What the device then holds; only on the model that it trained last it knows where it stands."""
+        """The device's state after it fetched this base.
+
+        It knows its place in the step log only if the model that it fetched last is the main one.
+        """
         version = self._history[number - 1]
         at = version.at if member == MAIN else -1
         if not held.rounds.keys() <= {member}:
@@ -268,7 +280,7 @@ class Bases:
 
 
 def _renewed(parts: tuple[int, ...], changed: Changed, new: RoundBase) -> tuple[int, ...]:
-    """A checkpoint is made anew: its parts that are not what they were are this round's."""
+    """The parts of a new checkpoint: those that changed are new in this round."""
     return tuple(new.number if other else old for old, other in zip(parts, changed, strict=True))
 
 

@@ -1,7 +1,7 @@
-"""A run that is to go on later: what was learnt. What happened is found again by replaying virtual time.
+"""Checkpoints of a simulated run, from which it resumes after it was stopped.
 
-Nothing that devices do depends on the weights, so a run goes on by going through its rounds again without
-training, which takes milliseconds a round, and then training from where it stopped.
+A checkpoint holds only what was learnt. What devices do never depends on the weights, so a resumed run
+replays its finished rounds without training, in milliseconds a round, and then trains from where it stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTENTS = "contents"
 
 @dataclass(frozen=True)
 class StrategyStates:
-    """What kinds of update keep for the next time: on the aggregator, and on devices by number and kind."""
+    """The states that kinds of update keep: on the aggregator by kind, on devices by number and kind."""
 
     aggregator: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
     devices: Mapping[tuple[int, str], Tensors] = field(default_factory=dict)
@@ -39,10 +39,11 @@ class StrategyStates:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """After round `round`: the bases that somebody trains from yet, the newest with them, and what is served.
+    """The state after round `round`: the bases still in use, the newest included, and the served model.
 
-    `history` has what each round distributed, from the first to the newest base; `scores` what the model of
-    each was worth (moves.Worked), and `best` the served one of the best, where a run is to leave that behind.
+    `history` has what each round distributed, from the first to the newest base. `scores` has the score of
+    each round's model (see `events.PhaseDone`). `best` is the best model served, where the run is to end
+    with it.
     """
 
     round: int
@@ -55,7 +56,7 @@ class Checkpoint:
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """Whose tensors stand under a number: a kind of thing, a round or device, and a name."""
+    """The owner of the tensors under one number: a kind of owner, a round or device, and a name."""
 
     what: Literal["served", "base", "member", "aside", "aggregator", "device", "best"]
     number: int = 0
@@ -72,7 +73,7 @@ class _Contents(msgspec.Struct, frozen=True, array_like=True):
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
-    """Durably, in place of an earlier one. Raises SimulationError when the disk does not do as it is told."""
+    """Writes the checkpoint durably, in place of an earlier one. Raises SimulationError if that fails."""
     owners = dict(_owners(checkpoint))
     contents = _Contents(checkpoint.history, tuple(owners), checkpoint.scores)
     content = {CONTENTS: np.frombuffer(msgspec.msgpack.encode(contents), np.uint8)}
@@ -90,7 +91,7 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def load(folder: Path) -> Checkpoint | None:
-    """What was saved last; None where nothing was. Raises SimulationError for a file that is damaged."""
+    """The checkpoint saved last, or None. Raises SimulationError for a damaged file."""
     path = folder / FILE
     if not path.exists():
         return None

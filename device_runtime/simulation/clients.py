@@ -1,4 +1,4 @@
-"""Who holds which samples: one data set in one place, and every device's part of it as indices."""
+"""The samples of all devices: one data set, and each device's part of it as indices."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from device_runtime.strategies.training.device_half import LocalData
 
 @dataclass(frozen=True)
 class Clients:
-    """`x` raw inputs (n, ...), `y` labels int64 (n,); device i has order[offsets[i]:offsets[i + 1]].
+    """A data set divided among devices.
 
-    `x` may be memory-mapped: a device's samples are read and prepared when they are asked for.
+    `x` raw inputs (n, ...), `y` labels int64 (n,); device i has order[offsets[i]:offsets[i + 1]]. `x` may be
+    memory-mapped: a device's samples are read and prepared when they are needed.
     """
 
     x: NDArray[Any]
@@ -28,7 +29,7 @@ class Clients:
 
     @classmethod
     def of(cls, x: NDArray[Any], y: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> Clients:
-        """From each device's indices into x and y, (n_k,)."""
+        """Made from each device's indices into x and y, (n_k,)."""
         ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
         order = np.concatenate(parts) if len(parts) else np.empty(0, np.int64)
         return cls(x, y, order.astype(np.int64, copy=False), ends)
@@ -37,30 +38,30 @@ class Clients:
         return len(self.offsets) - 1
 
     def indices(self, device: int) -> NDArray[np.int64]:
-        """Of this device's samples, (n_k,)."""
+        """The indices of this device's samples, (n_k,)."""
         return self.order[self.offsets[device] : self.offsets[device + 1]]
 
     def local(self, device: int, given: InputSpec) -> LocalData:
-        """This device's samples, prepared as the bundle wants them. Raises TensorError."""
+        """This device's samples, prepared for the bundle's input. Raises TensorError."""
         indices = self.indices(device)
         return LocalData(given.prepare(self.x[indices]), self.y[indices])
 
     def class_counts(self, labels: int) -> NDArray[np.int64]:
-        """Samples of each class that each device holds, (devices, labels)."""
+        """The number of samples of each class on each device, (devices, labels)."""
         counts = np.zeros((len(self), labels), np.int64)
         owner = np.repeat(np.arange(len(self)), np.diff(self.offsets))
         np.add.at(counts, (owner, self.y[self.order]), 1)
         return counts
 
     def save(self, folder: Path) -> None:
-        """As .npy files, which other processes map into memory."""
+        """Writes .npy files, which other processes map into memory."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("x", "y", "order", "offsets"):
             np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
 
     @classmethod
     def open(cls, folder: Path) -> Clients:
-        """What `save` wrote; `x` and `order` stay on disk until they are read."""
+        """Opens what `save` wrote; `x` and `order` are memory-mapped."""
         x, order = (
             np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("x", "order")
         )

@@ -1,4 +1,4 @@
-"""Handwritten digits: scikit-learn's bundled real images, 1,797 of 8x8 pixels (UCI, Alpaydin and Kaynak)."""
+"""Handwritten digits of scikit-learn: 1,797 real images of 8x8 pixels (UCI, Alpaydin and Kaynak)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Split:
+    """Images for training and for evaluation."""
+
     train: Labelled
     test: Labelled
 
 
 def load(rng: np.random.Generator, test: int = 360) -> Split:
-    """All images, shuffled; the last `test` of them are for evaluation."""
+    """Loads all images in random order; the last `test` of them are for evaluation."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -1,17 +1,17 @@
-"""What can be wrong with a simulation, always said in one line."""
+"""Errors of simulations, each with a message of one line."""
 
 
 class SimulationError(Exception):
-    """Base of the errors here; each becomes one line on the command line."""
+    """Base of all errors of simulations; the command line shows each as one line."""
 
 
 class ScenarioError(SimulationError):
-    """A scenario file, preset or flag that cannot be meant."""
+    """A scenario file, preset or flag that is not valid."""
 
 
 class DataSetError(SimulationError):
-    """Data that is not there, or does not read as what it is said to be."""
+    """Data that is missing or not in the expected format."""
 
 
 class ExecutorError(SimulationError):
-    """Workers that cannot be started, or are gone."""
+    """Workers that cannot be started or have died."""

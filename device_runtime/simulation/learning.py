@@ -1,4 +1,4 @@
-"""From the updates that count to the next base: trained by an executor, checked, folded, merged."""
+"""Makes the next base model of a round's updates: trains, checks, folds and evaluates them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Evaluate = Callable[[int, Tensors, Tensors], RoundFigures]
 
 @dataclass(frozen=True)
 class LearningTools:
-    """What the learning works with; `server` is what kinds of update use on the aggregator."""
+    """The parts that `Learning` uses; `server` are the tools of kinds of update on the aggregator."""
 
     server: ServerTools
     executor: Executor
@@ -54,10 +54,11 @@ class LearningTools:
 
 
 class Learning:
-    """The model of a run. Memory does not grow with the devices of a round: updates are folded one by one.
+    """The model of a run, advanced round by round.
 
-    It does with the devices whose kind of update keeps something on them. A device remembers what it trained
-    last of what counted: updates that came late, or were lost, are never trained.
+    Updates are folded one by one, so memory does not grow with the devices of a round. It grows with the
+    devices whose kind of update keeps a strategy state. Only updates that count are trained: a late or lost
+    one leaves no strategy state on its device.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Learning:
         tools: LearningTools,
         resume: Checkpoint | None = None,
     ) -> None:
-        """`carried` comes with round 1's base. With `resume` its rounds are gone through without training."""
+        """`carried` comes with round 1's base; the rounds of `resume` are replayed without training."""
         self._task, self._bases, self._carried, self._tools = task, bases, carried, tools
         self._kinds = {kind.name: kind.strategy for kind in task.kinds}
         self._settings = {kind.name: kind for kind in task.kinds}
@@ -85,11 +86,11 @@ class Learning:
         self.served: Tensors = bases.of(1).weights
 
     def keep(self, flight: Flight) -> None:
-        """An update that counts in the open round."""
+        """Keeps an update that counts in the open round, for `merge`."""
         self._kept.append(flight)
 
     def merge(self, number: int, now: float) -> None:
-        """Train what counts and make the next base of it."""
+        """Trains the updates that count and merges them into the next base."""
         since = self._since(number)
         if self._resume is not None and number <= self._resume.round:
             self._replay(number, self._resume)
@@ -112,8 +113,9 @@ class Learning:
         self._bases.advance(number, merged)
 
     def _since(self, number: int) -> dict[str, float]:
-        """Of each device that counts in the round: the rounds since the one in which it counted last, from
-        round 0 if in none, divided by its updates in this one.
+        """The rounds since each device's previous counted update, divided by its updates in this round.
+
+        A device that never counted before is taken to have counted in round 0.
         """
         updates = Counter(flight.device for flight in self._kept)
         since = {device: (number - self._counted.get(device, 0)) / n for device, n in updates.items()}
@@ -121,7 +123,7 @@ class Learning:
         return since
 
     def _replay(self, number: int, resume: Checkpoint) -> None:
-        """What was trained before is known already."""
+        """Advances over a round that was trained before the run was stopped."""
         self._kept = []
         self._bases.replay(number, resume.history[number])
         if number == resume.round:
@@ -132,7 +134,7 @@ class Learning:
             self.served = resume.served
 
     def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, TrainedUpdate]]:
-        """Those whose update is believed, one by one; the others are noted as refused."""
+        """Trains the flights and yields each update that passes the checks; refuses the others."""
         seeds = {number: self._task.round_seed(number) for number in {flight.round for flight in flights}}
         for together in _without_repeats(flights):
             jobs = [self._job(flight, seeds[flight.round]) for flight in together]
@@ -157,7 +159,7 @@ class Learning:
     def _as_sent(
         self, made: TrainedUpdate, flight: Flight, base: Tensors
     ) -> tuple[TrainedUpdate, dict[tuple[int, str], Tensors]]:
-        """An update as the aggregator would read it, by its kind's codec; what is left out, to be kept."""
+        """The update as the aggregator decodes it by its kind's codec, and the error feedback to keep."""
         kind = self._kinds[flight.kind]
         codec = codecs.named(kind.codec)
         if not codec.lossy:
@@ -182,7 +184,10 @@ class Learning:
         )
 
     def _as_of(self, made: TrainedUpdate, flight: Flight, number: int, times: float) -> TrainedUpdate:
-        """An update from an earlier base, that stands for so many rounds, as a change of this round's."""
+        """The update as a change of round `number`'s base; a late one is brought forward from its own base.
+
+        `times`: the rounds that it stands for.
+        """
         asked_in, strategy = flight.round, flight.strategy
         if asked_in == number or strategy is None:
             return made
@@ -191,7 +196,7 @@ class Learning:
         return brought_forward(made, late, number, lambda one: self._bases.of(one).of(strategy.member))
 
     def evaluate(self, number: int) -> None:
-        """The figures of the round, for `publish`."""
+        """Computes the figures of the round, for `publish`."""
         if self._resume is not None and number <= self._resume.round:
             return
         base = self._bases.of(number + 1).weights
@@ -206,10 +211,10 @@ class Learning:
             self._figures = self._figures.serving(self._tools.evaluate(number, base, base))
 
     def publish(self, number: int, in_use: Iterable[int]) -> RoundFigures:
-        """The round is over: only the bases that `in_use` names, and the newest, are needed any more."""
+        """Ends the round and returns its figures; keeps only the bases `in_use` and the newest."""
         self._bases.keep((*in_use, number + 1))
         trained = self._resume is None or number > self._resume.round
-        self._take_score(number, trained)
+        self._note_score(number, trained)
         if trained:
             kept = StrategyStates(self._carried.memory, dict(self._memories))
             bases = self._bases
@@ -218,8 +223,8 @@ class Learning:
             )
         return self._figures
 
-    def _take_score(self, number: int, trained: bool) -> None:
-        """What the round's model is worth; the best is held where the run is to leave that behind."""
+    def _note_score(self, number: int, trained: bool) -> None:
+        """Notes the score of the round's model; keeps the best model where the run is to end with it."""
         figures, then = self._figures, self._resume.scores if self._resume else ()
         score = score_of(self._task.stop_metric, figures.eval_acc, figures.eval_loss)
         if not trained:
@@ -231,17 +236,20 @@ class Learning:
 
     @property
     def score(self) -> float:
-        """What the model of the round is worth that was published last, for moves.Worked."""
+        """The score of the model that was published last, for `events.PhaseDone`."""
         return self._scores[-1]
 
     def finish(self, best: int) -> None:
-        """The run is over: the model of round `best` is served; 0: the last one's."""
+        """Ends the run: serves the model of round `best`, or for 0 that of the last round."""
         if best and self._best:
             self.served = self._best
 
 
 def _without_repeats(flights: list[Flight]) -> Iterator[list[Flight]]:
-    """In their order, and so that a device that comes twice with a kind remembers the first time."""
+    """Divides consecutive flights into lists in which no device has the same kind twice in a row.
+
+    The second update of a device then starts from the strategy state that the first has left.
+    """
     together: list[Flight] = []
     for flight in flights:
         if together and (together[-1].index, together[-1].kind) == (flight.index, flight.kind):
@@ -252,14 +260,14 @@ def _without_repeats(flights: list[Flight]) -> Iterator[list[Flight]]:
         yield together
 
 
-# FROM evaluating: What the model of a round is worth on the data set's test part.
-
-
 class RoundEvaluator:
-    """Figures of every `every`-th round and of the last; see `learning.Evaluate`. 0: of none."""
+    """An `Evaluate` that measures a round's models on the data set's test part.
+
+    It does so in every `every`-th round and in the last; with `every` 0 in none.
+    """
 
     def __init__(self, bundle: Bundle, data: DataSet, every: int, rounds: int) -> None:
-        """Raises TensorError for samples that the bundle does not take, ScenarioError for other labels."""
+        """Raises TensorError for samples of another shape, ScenarioError for labels beyond the bundle's."""
         self._every, self._rounds = every, rounds
         if not every:
             return
@@ -280,7 +288,7 @@ class RoundEvaluator:
         )
 
     def _of(self, weights: Tensors) -> tuple[Evaluation, tuple[float, ...]]:
-        """Accuracy and loss with these weights, and the share of each class that is recognised."""
+        """Accuracy and loss with these weights, and the recall of each class."""
         self._model.load(weights)
         logits = self._model.logits(self._x)
         right = logits.argmax(axis=1) == self._y

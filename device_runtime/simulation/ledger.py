@@ -1,4 +1,4 @@
-"""What happened, as records: an `Ask` when a device's part is over, a `RoundLine` when a round is."""
+"""Writes the records of a run: an `Ask` when a device's part is over, a `RoundLine` when a round is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .records import Ask, Fate, RoundLine, RunWatch
 
 @dataclass(frozen=True)
 class RoundFigures:
-    """Of a round's models, nan and () where they were not evaluated; see `RoundLine`."""
+    """Accuracies of a round's models, nan and () where they were not evaluated; see `RoundLine`."""
 
     eval_acc: float = nan
     eval_loss: float = nan
@@ -24,7 +24,7 @@ class RoundFigures:
     closed_form_eval_acc_by_class: tuple[float, ...] = ()
 
     def as_closed_form(self) -> RoundFigures:
-        """The same, where what is served has the closed-form head."""
+        """The same figures of a served model that has the closed-form head."""
         return replace(
             self,
             closed_form_eval_acc=self.eval_acc,
@@ -32,7 +32,7 @@ class RoundFigures:
         )
 
     def serving(self, other: RoundFigures) -> RoundFigures:
-        """Those of `other`, which is served instead, beside what is known of the closed-form head."""
+        """The figures of `other`, which is served instead, with those of the closed-form head kept."""
         return replace(
             other,
             closed_form_eval_acc=self.closed_form_eval_acc,
@@ -41,12 +41,12 @@ class RoundFigures:
 
 
 class RunLedger:
-    """Tells `watch` of everything. Sums are of the asks that ended since the last round was closed."""
+    """Records a run for `watch`. A round's sums are over the asks that ended since the round before."""
 
     def __init__(self, watch: RunWatch, forward_flops: float, replayed: int = 0) -> None:
-        """`forward_flops` of one forward pass of one sample: the F that compute is counted in.
+        """`forward_flops` are those of one forward pass of one sample: the F that compute is counted in.
 
-        Of the first `replayed` rounds nothing is told: it was, in an earlier life of the run.
+        Nothing is recorded of the first `replayed` rounds: the run did so before it was stopped.
         """
         self._watch = watch
         self._replayed = replayed
@@ -67,7 +67,7 @@ class RunLedger:
         made: TrainedUpdate | None = None,
         why: str = "",
     ) -> None:
-        """A device's part in a round is over. `into`: the round that its update, `made`, counts in."""
+        """Ends a device's part in a round. `into`: the round that its update, `made`, counts in."""
         if self._open <= self._replayed:
             return
         line, outcome = flight.line, flight.line.outcome
@@ -100,14 +100,14 @@ class RunLedger:
         self._watch.asked(ask)
 
     def closed(self, number: int, now: float, figures: RoundFigures) -> None:
-        """The round is over; what ends from now on belongs to the next."""
+        """Closes the round; asks that end from now on belong to the next."""
         if number > self._replayed:
             asks, self._ended = self._ended, []
             self._watch.closed(summarise(number, (self._opened_s, now), asks, figures))
 
 
 def summarise(number: int, times: tuple[float, float], asks: list[Ask], figures: RoundFigures) -> RoundLine:
-    """A round's line from the asks that ended in it; `times`: when it opened, when it closed."""
+    """The record of a round from the asks that ended in it; `times`: when it opened and closed."""
     counted = [ask for ask in asks if ask.fate == "counted"]
     told = [ask for ask in counted if isfinite(ask.train_loss)]
     examples = sum(ask.num_examples for ask in told)

@@ -1,4 +1,4 @@
-"""What a simulated run says of itself: one line for each round, one for each device that was asked."""
+"""Records of a simulated run (one per asked device, one per closed round) and the observer interface."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from .executors.job import TrainingJob
 
 Lost = Literal["crashed", "dropped out", "sat out"]
 Fate = Lost | Literal["counted", "late", "refused", "unheard"]
-"""What became of a device that was asked: its update counted; came too late; was refused by the checks; its
-process died, or its battery; it left for good; nothing fitted; or the run ended first."""
+"""The fate of a device that was asked for an update.
+
+counted: its update counted; late: its update came too late; refused: its update failed the checks; crashed:
+its process died or its battery ran empty; dropped out: it left for good; sat out: no form fitted; unheard:
+the run ended first.
+"""
 
 
 @dataclass(frozen=True)
 class Ask:
     """One device asked for one update. Times are virtual seconds since the run began.
 
-    `round` is the one it was asked in, `into` the one its update counts in (0: in none). `kind` is empty for
-    one that sat out; `form` names the variant ("entropy-subset 25%"). `group` is its group in the fleet.
-    `compute_s` covers what was given up on the way. Bytes and energy are what was spent, whatever became of
-    it (of one that is unheard: what all of its work takes). `forward_passes` counts compute in F, one forward
-    pass of one sample (thesis 000, A.1). `epsilon` is what was spent of the device's samples' privacy, nan
+    `round` is the round it was asked in, `into` the round its update counts in (0: none). `kind` is empty for
+    a device that sat out; `form` names the variant ("entropy-subset 25%"); `group` is its group in the fleet.
+    `compute_s` includes work that was abandoned. Bytes and energy are what was spent, whatever became of the
+    update; for `unheard` they are what all of its work takes. `forward_passes` is compute in F, one forward
+    pass of one sample (thesis 000, A.1). `epsilon` is the privacy spent so far by the device's samples, nan
     for an update that is not private.
     """
 
@@ -54,14 +58,17 @@ class Ask:
 
 @dataclass(frozen=True)
 class RoundLine:
-    """One closed round. `eval_*` are of the served model, nan in rounds that were not evaluated;
-    `base_eval_*` of the next base, whose head is trained; `closed_form_eval_*` of the model with the
-    closed-form head, also where the trained one was better and is served, nan and () where there is none.
+    """One closed round.
+
+    `eval_*` are of the served model, nan in rounds that were not evaluated. `base_eval_*` are of the next
+    base, whose head is trained. `closed_form_eval_*` are of the model with the closed-form head, also where
+    the trained head was better and is served; nan and () where there is no closed-form head.
 
     Sums (`energy_j`, `bytes_*`, `train_time_s`, `forward_passes`) are over every device whose ask ended in
     this round, whatever became of it; `wasted_j` is the part of those whose update did not count. `asked`
     counts these asks: a device that died, or sat out before an extension, may have been asked twice.
-    `participants` counts devices whose update counts; `staleness` is how many rounds these were behind, mean.
+    `participants` counts the devices whose update counts; `staleness` is the mean number of rounds by which
+    these updates were behind.
     """
 
     round: int
@@ -91,11 +98,11 @@ class RoundLine:
     closed_form_eval_acc_by_class: tuple[float, ...] = ()
 
 
-# FROM watch: Who is told of a simulated run as it goes: files, a progress bar, what gathers local models.
-
-
 class RunWatch(Protocol):
-    """Called in the order of virtual time. What it raises ends the run."""
+    """Observes a run: writes files, shows progress, or gathers local models.
+
+    Called in the order of virtual time. An exception in it ends the run.
+    """
 
     def asked(self, ask: Ask) -> None:
         """A device's part in a round is over."""
@@ -108,7 +115,7 @@ class RunWatch(Protocol):
 
 
 class Nobody:
-    """A watch that does not look."""
+    """A watch that ignores everything."""
 
     def asked(self, ask: Ask) -> None:
         pass

@@ -1,4 +1,4 @@
-"""One simulated run: a scenario, a seed, an executor, and whoever watches."""
+"""One simulated run: prepares a scenario for a seed and runs all of its rounds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ from .scenario import Scenario
 
 @dataclass(frozen=True)
 class Prepared:
-    """A scenario with everything drawn for one seed; `generic` are samples that are nobody's own."""
+    """A scenario with everything drawn for one seed.
+
+    `generic` are the samples of the generic set, which no device holds.
+    """
 
     scenario: Scenario
     seed: int
@@ -49,9 +52,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Keeping:
-    """How a run goes on after it was stopped: from `resume`; `keep` is given a checkpoint after each round.
+    """The checkpoint from which a run resumes, and the receiver of new ones.
 
-    Rounds up to that of `resume` are gone through again without training, and nothing is told of them.
+    `keep` is called with a checkpoint after each round. Rounds up to that of `resume` are replayed without
+    training, and the watch is told nothing of them.
     """
 
     resume: Checkpoint | None = None
@@ -59,7 +63,10 @@ class Keeping:
 
 
 def prepare(scenario: Scenario, seed: int) -> Prepared:
-    """Open the bundles, load the data, divide it. Raises ScenarioError, DataSetError, ModelError."""
+    """Opens the bundles, loads the data and divides it among the devices.
+
+    Raises ScenarioError, DataSetError, ModelError.
+    """
     bundle = Bundle.open(bundles.find(scenario.task.bundle))
     try:
         family = open_family(scenario.task.family, bundle.manifest)
@@ -76,7 +83,7 @@ def prepare(scenario: Scenario, seed: int) -> Prepared:
 
 
 def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | None:
-    """The generic set: of a file, or held out of the data. Raises ScenarioError."""
+    """The generic set: read from a file, or held out of the data. Raises ScenarioError."""
     path = scenario.task.generic
     if path is None:
         held = data.generic
@@ -93,9 +100,11 @@ def simulate(
     watch: RunWatch | None = None,
     keeping: Keeping | None = None,
 ) -> Tensors:
-    """All rounds; the model that the last one serves. The same scenario and seed give the same bytes.
+    """Runs all rounds and returns the model that the last one serves.
 
-    Raises SimulationError, and what `prepare` raises.
+    The same scenario and seed give the same bytes.
+
+    Raises SimulationError and the errors of `prepare`.
     """
     scenario, seed, world = prepared.scenario, prepared.seed, prepared.world
     task = with_possible_head(msgspec.structs.replace(scenario.task, seed=seed), world.bundle.manifest)

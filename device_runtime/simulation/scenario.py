@@ -1,4 +1,8 @@
-"""What is simulated: a fleet, data divided among its devices, and the task that they are given."""
+"""A scenario to simulate (fleet, data, task), read from TOML, and the policies that runs compare.
+
+A policy is a way to run the task: a name in POLICIES, or a system of `aggregator.tasks.systems`. A comparison
+runs the same fleet, data and task under several policies.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,7 @@ else:
 
 DIGITS = "digits-wrn-10-1"
 _PATHS = ("path", "test_path", "vectors")
-"""Fields of [data] that are relative to the file they stand in."""
-
+"""Fields of [data] with paths relative to the scenario's file."""
 
 _ANY_TASK = Task(bundle=DIGITS)
 _NOT_OURS = {
@@ -42,11 +45,12 @@ _NOT_OURS = {
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`slow` makes every device so many times slower: a small task then weighs on it like a large one.
+    """A fleet, the data divided among its devices, and the task that they are given.
 
+    `slow` makes every device so many times slower, so that a small task costs it as much as a large one.
     Every `eval_every` rounds, and after the last, the model is evaluated on the test samples (0: never).
-    `engine` trains, see device_runtime.models.engines.available; with engine torch `place` may be cuda.
-    Raises ScenarioError for what cannot be meant.
+    `engine` is what trains (see `models.engines.available`); with engine torch `place` may be cuda.
+    Raises ScenarioError for settings that are out of range or contradict each other.
     """
 
     fleet: FleetSpec
@@ -81,7 +85,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ScenarioError(f"min_contributions is {self.task.min_contributions}, {most}")
 
     def json(self) -> bytes:
-        """Canonical: equal scenarios give equal bytes, also when tasks and data get new settings."""
+        """Canonical JSON: equal scenarios give equal bytes, also after tasks and data gain new settings."""
         whole = msgspec.to_builtins(self)
         whole["task"] = {
             name: value
@@ -98,25 +102,26 @@ _ALWAYS = frozenset({
     "max_num_examples", "max_staleness", "min_contributions", "min_devices", "name", "round_deadline_s",
     "rounds", "seed", "server", "staleness_weight", "start", "untimed_rounds",
 })  # fmt: skip
-"""Settings of a task that are written out at their defaults too. Newer ones are not: runs that were finished
-before there were any stay finished."""
+"""Settings of a task that are written even at their defaults. Newer settings are written only where they
+differ, so that runs finished before these existed still count as finished."""
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
 def decode(data: bytes) -> Scenario:
     """A scenario from its JSON. Raises ScenarioError."""
-    return _checked(lambda: msgspec.json.decode(data, type=Scenario), "scenario")
+    return _decoded(lambda: msgspec.json.decode(data, type=Scenario), "scenario")
 
 
 def preset_names() -> tuple[str, ...]:
+    """The names of the shipped scenarios."""
     return tuple(sorted(file.stem for file in _presets().glob("*.toml")))
 
 
 def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
-    """A scenario from a TOML file, a preset of this name, or a fleet (preset or file) given the digits task.
+    """Loads a scenario: a TOML file, a scenario preset, or a fleet (preset or file) with the digits task.
 
-    `over` are tables and values laid over it, as the file would give them: {"task": {"rounds": 5}}. In the
-    file `fleet` is a fleet preset, a file beside it, or a table. Raises ScenarioError, one line.
+    `over` replaces tables and values of the file, in the same form: {"task": {"rounds": 5}}. In the file,
+    `fleet` is a fleet preset, a file beside it, or a table. Raises ScenarioError with a message of one line.
     """
     path = Path(source)
     if str(source) in preset_names():
@@ -131,7 +136,7 @@ def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
         known = ", ".join((*preset_names(), *fleets.preset_names()))
         raise ScenarioError(f"no scenario named {str(source)!r}: give a file *.toml or one of {known}")
     table = _over({"name": path.stem, **table}, over or {})
-    return _checked(lambda: _made(table, path.parent), str(source))
+    return _decoded(lambda: _made(table, path.parent), str(source))
 
 
 def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
@@ -145,32 +150,32 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
     else:
         raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
     data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": 20, **_table(parts, "task")}
-    data |= {name: _near(beside, data[name]) for name in _PATHS if name in data}
+    data |= {name: _resolved(beside, data[name]) for name in _PATHS if name in data}
     for name, group in _table({"data.groups": data.get("groups", {})}, "data.groups").items():
         try:
             msgspec.convert(group, GroupData)
         except msgspec.ValidationError as error:
             raise ScenarioError(explained(error, GroupData, f"data.groups.{name}")) from None
-    task |= {name: _near(beside, task[name]) for name in ("bundle", "generic") if name in task}
+    task |= {name: _resolved(beside, task[name]) for name in ("bundle", "generic") if name in task}
     if isinstance(task.get("family"), list):
-        task["family"] = [_near(beside, path) for path in task["family"]]
+        task["family"] = [_resolved(beside, path) for path in task["family"]]
     return msgspec.convert({**parts, "fleet": spec, "data": data, "task": task}, Scenario)
 
 
 def _table(parts: dict[str, Any], name: str) -> dict[str, Any]:
-    """Taken out of `parts`. Raises ScenarioError."""
+    """Removes the table `name` from `parts` and returns it. Raises ScenarioError."""
     table = parts.pop(name, {})
     if not isinstance(table, dict):
         raise ScenarioError(f"{name} is {table!r}, expected a table [{name}]")
     return dict(table)
 
 
-def _near(beside: Path, path: Any) -> Any:
-    """The path of what lies beside the scenario's file; anything else as it is."""
+def _resolved(beside: Path, path: Any) -> Any:
+    """The path beside the scenario's file, if it exists there; anything else unchanged."""
     return str(beside / path) if isinstance(path, str) and path and (beside / path).exists() else path
 
 
-def _checked(make: Any, where: str) -> Scenario:
+def _decoded(make: Any, where: str) -> Scenario:
     try:
         made: Scenario = make()
     except msgspec.ValidationError as error:
@@ -202,8 +207,6 @@ def _presets() -> Path:
     return content("profiles") / "scenarios"
 
 
-# FROM policies: What is compared, by name: the same fleet, data and task under one system or another.
-
 CHOOSE = "choose"
 CENTRALISED = "centralised"
 POLICIES = {
@@ -212,20 +215,20 @@ POLICIES = {
     "reduced": "full updates, of one local epoch where all do not fit (the system fedavg+)",
     CENTRALISED: "one model on the pooled data, on one computer without a deadline: an oracle",
 }
-"""What each does; besides there are the systems of `aggregator.tasks.systems`."""
+"""The policies in words; the systems of `aggregator.tasks.systems` are policies too."""
 COMPUTER = "uniform-server"
-"""The fleet of one that an oracle trains on."""
+"""The fleet preset whose one device trains the policy `centralised`."""
 
 
 def names() -> tuple[str, ...]:
-    """Modifiers may follow those of systems."""
+    """All policies; modifiers, as in +dp, may follow the names of systems."""
     return (*POLICIES, "mixed", *systems.names())
 
 
 def describe(policy: str) -> str:
-    """What it is, in a line. Raises ScenarioError."""
+    """The policy in one line. Raises ScenarioError."""
     try:
-        name, plus, rest = _plain(policy).partition("+")
+        name, plus, rest = _canonical(policy).partition("+")
         if name == CHOOSE:
             modifiers = systems.modifiers_of(policy, plus + rest)
             return "; ".join((POLICIES[CHOOSE], *(systems.MODIFIERS[modifier] for modifier in modifiers)))
@@ -235,8 +238,8 @@ def describe(policy: str) -> str:
 
 
 def under(policy: str, task: Task) -> Task:
-    """The task as this policy does it. Raises ScenarioError."""
-    name, plus, rest = _plain(policy).partition("+")
+    """The task as this policy runs it. Raises ScenarioError."""
+    name, plus, rest = _canonical(policy).partition("+")
     try:
         if name == CHOOSE:
             return systems.modified(task, systems.modifiers_of(policy, plus + rest), task)
@@ -258,7 +261,7 @@ def of(policy: str, scenario: Scenario) -> Scenario:
     return msgspec.structs.replace(made, devices=1, data=data, fleet=fleet)
 
 
-def _plain(policy: str) -> str:
-    """The two names of one thing are one."""
+def _canonical(policy: str) -> str:
+    """The policy with `mixed` replaced by its other name, `choose`."""
     name, plus, rest = policy.partition("+")
     return f"{CHOOSE}{plus}{rest}" if name == "mixed" else policy

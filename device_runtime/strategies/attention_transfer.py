@@ -1,4 +1,6 @@
-"""FedAT: attention transfer and metadata from models of the devices' own size (thesis 002, algorithm 3).
+"""FedAT: attention transfer and feature maps from models of the devices' own size.
+
+Thesis 002, algorithm 3.
 
 The name FedAT elsewhere means asynchronous tiers (Chai et al. 2021); here it is attention transfer.
 """
@@ -46,7 +48,10 @@ MAPS, COUNTS = "metadata.maps", "metadata.counts"
 
 @dataclass(frozen=True)
 class Copies:
-    """The global model's copies of a round, each taught by one client, and their teachers by member."""
+    """The state of a round: the mean of copies of the global model, each taught by one device's update.
+
+    `teachers` has the mean of the devices' own models, by member.
+    """
 
     model: RoundModel
     copies: TensorMean = field(default_factory=TensorMean)
@@ -56,17 +61,19 @@ class Copies:
 
 @dataclass(frozen=True)
 class AttentionTransfer(OfFamily):
-    """Train the own model, send its weights and *metadata*: feature maps of samples at `level`, with labels.
+    """Devices train a smaller model of their own, and send it with *metadata*: feature maps at `level`, labels.
 
-    Metadata is of a random `metadata_share` of the samples, at most `max_metadata`, by the *updated* model.
-    The aggregator teaches a copy of the global model for each client, one at a time: (1) cross-entropy and
-    attention on the generic set (equation 5.13); (2) what is above `level`, on the metadata (5.15); (3) what
-    is not, as in (1), with attention inside it alone (5.16). The copies' mean by samples is the next global
-    model (5.18), which then teaches the members their next bases (5.19). A copy is made of the *distributed*
-    model and counts among full updates of the round as one of `share` times its samples (ours; alone, `share`
-    changes nothing). Clients of one size share a base: the mean of their updates by samples (ours; the thesis
-    has one for each client). `beta` is for images of 32x32 (see `teaching.Attention`).
-    Defaults: 5.4.2, and table 4.1 for what it leaves open; the thesis sends all metadata (10% loses a point).
+    Metadata is from a random `metadata_share` of the samples, at most `max_metadata`, by the *updated* model.
+    For each device in turn, the aggregator trains a copy of the *distributed* global model:
+    (1) with cross-entropy and attention on the generic set (equation 5.13);
+    (2) the part above `level`, on the metadata (5.15);
+    (3) the part up to `level`, as in (1), with attention inside that part alone (5.16).
+    The mean of the copies, weighted by samples, is the next global model (5.18), which then teaches the
+    members their next bases (5.19). Among full updates of the round a copy counts as one of `share` times its
+    samples (ours; without full updates `share` changes nothing). Devices of one size share a base: the mean
+    of their updates, weighted by samples (ours; the thesis has a base for each device). `beta` is for images
+    of 32x32 (see `teaching.TeacherAttention`). Defaults: 5.4.2, and table 4.1 for what it leaves open; the
+    thesis sends all metadata (10% loses a point).
     """
 
     name: ClassVar[str] = "attention-transfer"
@@ -125,7 +132,7 @@ class AttentionTransfer(OfFamily):
         return min(ceil(self.metadata_share * samples), self.max_metadata)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        """Metadata stands in the order of the classes; its counts say how many maps are of each."""
+        """The tensors of a contribution: feature maps are in the order of classes, counts are by class."""
         shape = (self.max_metadata, *teaching.map_shape(manifest, self.level))
         counts = TensorSpec(COUNTS, (len(manifest.labels),), "int32")
         return (*members.whole(manifest), TensorSpec(MAPS, shape, variable=True), counts)
@@ -137,9 +144,9 @@ class AttentionTransfer(OfFamily):
         return f"metadata has {rows} maps of {num_examples} samples" if rows > num_examples else ""
 
     def lacks(self, manifests: Mapping[str, Manifest]) -> None:
-        """What the aggregator needs of the bundles, by member and the main model by "".
+        """Check that the bundles have the graphs that the aggregator needs; `manifests` is by member.
 
-        Raises BundleError for what they do not have, and KeyError for a member that is not there.
+        The main model's is by "". Raises BundleError for what they lack, and KeyError for a missing member.
         """
         main, family = manifests[""], [manifests[name] for name in self.members]
         upper, objective = _above(self.level)
@@ -156,7 +163,7 @@ class AttentionTransfer(OfFamily):
         return Copies(model)
 
     def fold(self, state: Copies, contribution: TrainedUpdate, weight: float) -> Copies:
-        """Trains a copy, which is left out should it diverge."""
+        """Train a copy of the global model; it is left out if it diverges."""
         member = formed(self, contribution.form).member
         sent = dict(contribution.tensors)
         maps, counts = sent.pop(MAPS), sent.pop(COUNTS)
@@ -169,7 +176,7 @@ class AttentionTransfer(OfFamily):
         return replace(state, teachers={**state.teachers, member: mean}, clients=state.clients + 1)
 
     def _taught(self, state: Copies, member: str, sent: Tensors, metadata: LocalData) -> Tensors:
-        """A copy of the global model after the three steps; only what they change."""
+        """A copy of the global model after the three steps: the tensors that they change."""
         tools, data = members.tools_of(state.model, self.name)
         main, rng = tools.model(), teaching.generator(state.model.seed, self.name, state.clients)
         levels = tuple(teaching.attended(main.manifest))
@@ -191,7 +198,7 @@ class AttentionTransfer(OfFamily):
         return {spec.name: copy[spec.name] for spec in members.whole(main.manifest)}
 
     def _lesson(self, maps: Rows, levels: tuple[str, ...]) -> Lesson:
-        """After a teacher with these attention maps, of which those of `levels` count."""
+        """Training after a teacher with these attention maps, of which only those of `levels` count."""
         given = TeacherAttention.of(maps, self.beta, levels)
         sgd = Sgd(self.server_lr)
         return Lesson(sgd, self.server_epochs, self.server_batch, objective="attention", extras=given)
@@ -203,7 +210,7 @@ class AttentionTransfer(OfFamily):
         return Effect(mean=state.copies, num_examples=examples, teach=partial(self._next_members, state))
 
     def _next_members(self, state: Copies, base: Tensors) -> dict[str, Tensors]:
-        """Each member's next base: its clients' mean, or what it was, after attention to the new base."""
+        """Each member's next base: its devices' mean, or its last base, taught by the new global model."""
         tools, data = members.tools_of(state.model, self.name)
         own = {name: tuple(teaching.attended(tools.manifest(name))) for name in self.members}
         every = tuple(dict.fromkeys(level for levels in own.values() for level in levels))

@@ -1,4 +1,7 @@
-"""FedNCM: sums of features by class, whose means make a classifier (thesis 000, algorithm 1; paper 001)."""
+"""FedNCM: devices send sums of features by class, whose means make a classifier.
+
+Thesis 000, algorithm 1; paper 001.
+"""
 
 from __future__ import annotations
 
@@ -27,32 +30,35 @@ from .training.device_half import NOTHING, LocalData, Run, TrainedUpdate
 from .training.workload import ENVELOPE_BYTES, forward_work, too_few_of_each
 
 MASKED = -1e9
-"""The bias of a class that nobody has: its logit is masked, not zero."""
+"""The bias of a class that no device has: its logit is masked, not zero."""
 
 
 @dataclass(frozen=True)
 class ClassMeans(StrategyDefaults):
-    """One forward pass; per class, the sum of the features and the count. Exact for any partition.
+    """Devices run one forward pass, and send the sum of features and the count of each class.
 
-    `head="normalised-means"` is FedNCM: rows l_c / ||l_c||, bias 0 (section 3.1.2), served on the distributed
-    extractor and set as the base's classifier, past any average and server optimiser (where FedNCM+FT
-    starts). `head="nearest-mean"` sets the same, and serves the class whose mean is nearest to the features:
-    rows l_c, bias -||l_c||^2 / 2. `head="trained"` (ours, for rounds in which only some devices send class
-    means) trains the distributed classifier on the means, one sample a class, and averages it with the other
-    kinds' by the samples behind it.
+    The result is exact for any division of the samples among devices.
 
-    `gathered` (ours): the sums of earlier rounds count too, for rounds in which only some devices take part;
-    the extractor must stand still meanwhile. Who takes part twice counts twice.
+    head="normalised-means": FedNCM: rows l_c / ||l_c||, bias 0 (section 3.1.2). This classifier is served on
+    the distributed extractor, and is assigned to the base, past any average and server optimiser (FedNCM+FT
+    starts from it).
+    head="nearest-mean": assigns the same to the base, and serves the class whose mean is nearest to the
+    features: rows l_c, bias -||l_c||^2 / 2.
+    head="trained" (ours, for rounds in which only some devices send class means): trains the distributed
+    classifier on the means, one sample a class, and averages it with the other kinds', weighted by the
+    samples behind it.
 
-    In a round whose head is made in closed form of class statistics (ours), class means are these statistics
-    alone (`class_statistics`), of as many samples as the task asks for: nothing is sent besides, and the base
-    stays as it is.
+    gathered (ours): sums of earlier rounds count too, for rounds in which only some devices take part. The
+    extractor must not change meanwhile. A device that takes part twice counts twice.
 
-    `smallest_count` (ours): a class with fewer samples on the device is neither sent nor counted. The sum of
-    a class with one sample would be that sample's features; the paper sends it, as does 1.
+    In a round whose head is computed in closed form from class statistics (ours), a contribution is these
+    statistics alone (`class_statistics`), of as many samples as the task asks for, and the base stays.
 
-    In a bundle whose features have a scale (ours) all but "trained" set it, and the means are of features
-    that it has multiplied (`feature_scale`).
+    smallest_count (ours): a class with fewer samples on the device is neither sent nor counted. The sum of a
+    class with one sample would be that sample's features; the paper sends it, as does smallest_count = 1.
+
+    In a bundle whose features have a scale (ours), every `head` but "trained" sets it, and the means are of
+    the scaled features (`feature_scale`).
     """
 
     name: ClassVar[str] = "class-means"
@@ -83,7 +89,7 @@ class ClassMeans(StrategyDefaults):
         return super().unfit(workload) or too_few_of_each(workload, max(self.smallest_count, least))
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        if self.statistics is not None:  # whose passes and bytes are added to it
+        if self.statistics is not None:  # `class_statistics.cost` adds their passes and bytes
             return predict(profile, replace(forward_work(workload, 0, 0), bytes_up=ENVELOPE_BYTES), self.name)
         values = (workload.feature_width + 1) * workload.labels
         return predict(profile, forward_work(workload, workload.samples, values), self.name)
@@ -115,7 +121,7 @@ class ClassMeans(StrategyDefaults):
         )
 
     def doubt(self, update: Tensors, num_examples: int) -> str:
-        """Counts are of samples: none negative, together those sent, and no count means no sum."""
+        """Reject negative counts, counts that do not sum to `num_examples`, and sums without a count."""
         if self.statistics is not None:
             return ""
         counts = update["counts"].astype(np.int64)
@@ -131,7 +137,7 @@ class ClassMeans(StrategyDefaults):
         return ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
 
     def fold(self, state: ClassSums, contribution: TrainedUpdate, weight: float) -> ClassSums:
-        """Counts weigh by themselves; `weight` changes nothing."""
+        """Add sums and counts; `weight` is ignored because counts are the weights."""
         if self.statistics is not None:
             return state
         return state + ClassSums(contribution.tensors["sums"], contribution.tensors["counts"])
@@ -146,7 +152,7 @@ class ClassMeans(StrategyDefaults):
         return self._effect(state, model)
 
     def _effect(self, state: ClassSums, model: RoundModel) -> Effect:
-        """`state` is of features as they are without a scale."""
+        """The effect of these sums, which are of features without the bundle's scale."""
         examples = float(state.counts.sum())
         if self.head == "trained":
             state = state.times(scale_in(model.manifest, model.weights))
@@ -157,10 +163,11 @@ class ClassMeans(StrategyDefaults):
         return self._nearest_mean(state, model, examples)
 
     def _nearest_mean(self, state: ClassSums, model: RoundModel, examples: float) -> Effect:
-        """The served classifier masks absent classes; the base keeps its own rows for them, to train on.
+        """Assign a classifier of class means; the base keeps its own rows for absent classes, to train on.
 
-        Without a bias nothing is masked: absent classes have logit 0, and what is served are unit rows. Where
-        features have a scale, it is set beforehand, and what the rows of absent classes say stays as it was.
+        The served classifier masks absent classes. Without a bias nothing is masked: absent classes have
+        logit 0, and unit rows are served. If features have a scale, it is set first, and rows of absent
+        classes are rescaled so that their logits stay the same.
         """
         names, present = model.manifest.head, state.present
         scale, assigned = self._scale(state, model)
@@ -179,7 +186,7 @@ class ClassMeans(StrategyDefaults):
         return Effect(assigned={**own, **assigned}, served={**masked, **assigned}, num_examples=examples)
 
     def _scale(self, state: ClassSums, model: RoundModel) -> tuple[NDArray[np.float64], Tensors]:
-        """What features are to be multiplied by, and the tensor that says so, where the bundle has one."""
+        """The new scale of the features, and its tensor if the bundle has one."""
         if model.manifest.scale is None:
             return scale_in(model.manifest, model.weights), NOTHING
         scale = scale_by(state.means())

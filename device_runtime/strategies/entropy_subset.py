@@ -1,4 +1,4 @@
-"""FedFT-EDS: fine-tune the upper part on the samples of highest entropy (thesis 002, algorithm 6)."""
+"""FedFT-EDS: fine-tunes the upper part on the samples of highest entropy (thesis 002, algorithm 6)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .training.tensor_update import TensorUpdate
 
 @dataclass(frozen=True)
 class EntropySubset(TensorUpdate):
-    """The upper part, on the share of local samples that the model is least sure of (FedFT-EDS).
+    """Trains the upper part on the share of local samples that the model is least sure of (FedFT-EDS).
 
-    `shares` are tried from the largest down; a device takes the first that it can afford. `rho` is the
-    temperature of the hardened softmax softmax(z / rho). select="random" draws as many in each round instead
-    (FedFT-RDS); a share of 1 is FedFT-ALL. E = 5, SGD lr 0.1, momentum 0.5 and the level `mid` as in section
-    6.5. The mean is weighted by the number of *selected* samples (equation 6.11), or by that of the samples
-    that they stand for (weigh="local", ours): beside full updates a device then counts as it would with one.
-    A form that would train on fewer than `least_samples` (ours), of a device that has more, is not fit: a few
+    shares: a device takes the largest that it can afford. rho: the temperature of the hardened softmax
+    softmax(z / rho). select="random" draws as many samples in each round instead (FedFT-RDS); a share of 1 is
+    FedFT-ALL. E = 5, SGD lr 0.1, momentum 0.5 and the level `mid` are as in section 6.5.
+    weigh: the mean is weighted by the number of *selected* samples (equation 6.11), or with "local" (ours) by
+    all local samples, so that a device weighs the same as with a full update.
+    least_samples (ours): a form that would train on fewer samples, on a device that has more, is unfit: a few
     samples teach no more than their class means.
-    Ours: no pre-training phase of its own (the offer's base model stands for it), and the extractor goes on
-    learning where other kinds of the round train it.
+    Ours too: there is no pre-training phase (the offer's base model takes its place), and the extractor goes
+    on learning where other kinds of the round train it.
     """
 
     name: ClassVar[str] = "entropy-subset"
@@ -115,7 +115,7 @@ class EntropySubset(TensorUpdate):
         return selected / next((one.share for one in self.variants() if one.form == contribution.form), 1.0)
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
-        """Drawn at random, from other bits than the order of training is."""
+        """The samples to train on; a random draw uses other random bits than the order of training."""
         if self._scores:
             return self.least_sure(model.logits(data.x))
         if self.share == 1:
@@ -140,5 +140,5 @@ class EntropySubset(TensorUpdate):
         return ceil(self.share * samples)
 
     def trains_head(self, manifest: Manifest) -> bool:
-        """Never: which samples it trains on is not said by their labels."""
+        """Never: labels alone do not tell which samples it trains on."""
         return False

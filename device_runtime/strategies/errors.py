@@ -1,5 +1,5 @@
-"""What can be wrong with a kind of update, whoever asks for it."""
+"""Errors in the name or settings of a kind of update."""
 
 
 class KindError(ValueError):
-    """A kind of update that this version does not have, or settings that it does not take."""
+    """Raised for a kind of update that this version lacks, or settings that the kind does not take."""

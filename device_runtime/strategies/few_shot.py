@@ -30,7 +30,7 @@ from .training.workload import forward_work, head_specs
 
 @dataclass(frozen=True)
 class HeadMeans:
-    """The classifiers of a round: their plain mean, and their mean by samples."""
+    """The means of a round's classifiers: unweighted, and weighted by samples."""
 
     plain: TensorMean = field(default_factory=TensorMean)
     by_samples: TensorMean = field(default_factory=TensorMean)
@@ -38,14 +38,14 @@ class HeadMeans:
 
 @dataclass(frozen=True)
 class FewShot(Coded, StrategyDefaults):
-    """Train the classifier alone: each epoch draws anew `shots` samples of each class here (equation 4.1).
+    """Trains the classifier alone; each epoch draws `shots` new samples of each class (equation 4.1).
 
     The served model is {theta_fs, phi^t}: the plain mean of the classifiers (equation 4.2) on the extractor
     that was *distributed*; theta_fs never becomes the base. With `join_base` the classifiers are averaged
-    into the base as well, by samples, beside those of other kinds, and the served model is the base (ours:
-    for rounds in which only some devices send few-shot updates). With `send_mean` theta_fs is sent to the
-    devices with the next base, for the term of FSCProx (`TensorUpdate.mu_head`).
-    A device with fewer than `least_samples` (ours) is not fit for it: its class means say as much.
+    into the base as well, weighted by samples, with those of other kinds, and the served model is the base
+    (ours: for rounds in which only some devices send few-shot updates). With `send_mean` theta_fs is sent to
+    the devices with the next base, for the term of FSCProx (`TensorUpdate.mu_head`).
+    The kind is unfit for a device with fewer than `least_samples` (ours): its class means teach as much.
     Defaults: table 4.1 (SGD lr 0.01, momentum 0.9, weight decay 1e-3, batch 4, E_fs = 10, shots = 10).
     """
 
@@ -91,7 +91,7 @@ class FewShot(Coded, StrategyDefaults):
         return predict(profile, self.work(workload), self.name)
 
     def work(self, workload: Workload) -> Work:
-        """Features once, for every sample; then forward and backward (twice as much) through the head."""
+        """Work: features of every sample once, then forward and backward (twice as much) through the head."""
         values = (workload.feature_width + 1) * workload.labels
         work = forward_work(workload, workload.samples, values, self.codec)
         drawn = sum(min(self.shots, count) for count in workload.class_counts)
@@ -116,7 +116,7 @@ class FewShot(Coded, StrategyDefaults):
         return HeadTraining(list(self.draws(y, run.rng())), sgd)
 
     def _paced(self, y: NDArray[np.int64], run: Run) -> Iterator[NDArray[Any]]:
-        """The draws, against the clock: each batch is asked for when the one before it is done."""
+        """`draws`, checked against the clock: the next batch is asked for when the one before it is done."""
         began, seen = run.clock(), 0
         total = self.epochs * int(np.minimum(np.bincount(y), self.shots).sum())
         for batch in self.draws(y, run.rng()):
@@ -125,7 +125,7 @@ class FewShot(Coded, StrategyDefaults):
             run.pace(began, seen / total)
 
     def draws(self, y: NDArray[np.int64], rng: np.random.Generator) -> Iterator[NDArray[Any]]:
-        """Batches of indices: in each epoch `shots` of each class present (all, of a class with fewer)."""
+        """Batches of indices: each epoch has `shots` of each class, or all samples of a class with fewer."""
         classes = [np.flatnonzero(y == label) for label in np.unique(y)]
         for _ in range(self.epochs):
             drawn = np.concatenate([rng.permutation(members)[: self.shots] for members in classes])

@@ -48,10 +48,11 @@ LeastEpochs = Annotated[
 class Full(TensorUpdate):
     """Every parameter, trained for `epochs` local epochs.
 
-    `reduced_epochs > 0` lets a device that cannot afford `epochs` train that many: FedAvg+, FedProx+, MOON+
-    (thesis 002, section 4.5.2: stragglers run E_r = 1 epochs instead of being dropped); `graded` (ours): half
-    of them, a quarter, .., at least that many. One that set out to train all and whose clock says that it
-    cannot ends after the last whole epoch, if that many are done: `least_epochs` is for that alone.
+    With `reduced_epochs > 0` a device that cannot afford `epochs` trains that many: FedAvg+, FedProx+, MOON+
+    (thesis 002, section 4.5.2: stragglers run E_r = 1 epochs instead of being dropped). With `graded` (ours)
+    it trains half of `epochs`, a quarter, .., at least `reduced_epochs` or one. A device that began all
+    epochs and sees by its clock that they do not fit ends after the last whole epoch that does, if it has
+    done `least_epochs`, or else as many as `reduced_epochs`.
     Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
     """
 
@@ -77,13 +78,13 @@ class Full(TensorUpdate):
 
     @property
     def least(self) -> int:
-        """The epochs after which it may end early; 0 where it may not."""
+        """The epochs after which training may end early; 0 if it may not."""
         least = self.least_epochs or self.fewest
         return least if least < self.epochs else 0
 
     @property
     def fewest(self) -> int:
-        """The fewest epochs that a device may train; 0 where it must train all."""
+        """The fewest epochs that a device may choose to train; 0 if it must train all."""
         return self.reduced_epochs or int(self.graded)
 
     def variants(self) -> tuple[Full, ...]:
@@ -97,7 +98,7 @@ class Full(TensorUpdate):
         return *forms, self._of(self.fewest)
 
     def stopped(self, share: float) -> Full | None:
-        """With the epochs that were whole by then, if they are enough."""
+        """The form with the epochs that were whole by then; None if they are too few."""
         whole = int(self.epochs * share + 1e-9)
         return self.ended(whole) if 0 < self.least <= whole else None
 
@@ -108,7 +109,7 @@ class Full(TensorUpdate):
         return replace(self, epochs=epochs, reduced_epochs=epochs, graded=False, least_epochs=0)
 
     def work_on(self, workload: Workload, samples: int, scored: int = 0) -> Work:
-        """Where it may end early, a copy of the parameters besides."""
+        """As for any tensor update, plus a copy of the parameters if training may end early."""
         work = super().work_on(workload, samples, scored)
         kept = 4 * workload.values("all") if self.least else 0
         return replace(work, peak_bytes=work.peak_bytes + kept) if kept else work

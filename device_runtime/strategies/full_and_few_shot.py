@@ -1,4 +1,4 @@
-"""FedFSC: full updates make the base, few-shot learnt classifiers are served (thesis 002, algorithm 1)."""
+"""FedFSC: full updates make the base, few-shot trained classifiers are served (thesis 002, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .training.workload import head_specs
 
 @dataclass(frozen=True)
 class Means:
-    """Of a round: the full updates by samples, the classifiers plainly."""
+    """The means of a round: full updates weighted by samples, classifiers unweighted."""
 
     full: TensorMean
     classifiers: TensorMean
@@ -35,15 +35,15 @@ class Means:
 
 @dataclass(frozen=True)
 class FullAndFewShot(TrainingSettings, StrategyDefaults):
-    """Both updates of the *distributed* model, on each device.
+    """Each device trains the *distributed* model fully, and separately its classifier on a few samples.
 
-    The mean of the full updates, by samples, is the base; served is {theta_fs^t, phi^t} (lines 14 to 16): the
-    plain mean of the classifiers, over those of `few-shot` in the same round too, on the extractor that was
-    distributed. Round 1 is for `full` alone (line 7).
-    With reduced_epochs (or least_epochs) it is FedFSC+(baseline+) (section 4.5.2): who can finish sends the
-    full update alone; who cannot, by its own clock or from the start, sends that of fewer epochs and then a
-    classifier. One that has a single class, or no time left, sends no classifier (ours). `few_shot` has the
-    settings of the classifier's training, all others are those of the full one.
+    The next base is the mean of the full updates, weighted by samples. Served is {theta_fs^t, phi^t} (lines
+    14 to 16): the plain mean of the classifiers, those of `few-shot` in the same round included, on the
+    extractor that was distributed. Round 1 is for `full` alone (line 7).
+    With reduced_epochs (or least_epochs) it is FedFSC+(baseline+) (section 4.5.2): a device that can finish
+    sends the full update alone; one that cannot, by its own clock or from the start, sends a full update of
+    fewer epochs and then a classifier. A device with a single class, or no time left, sends no classifier
+    (ours). `few_shot` has the settings of the classifier's training; all others are those of the full update.
     """
 
     name: ClassVar[str] = "full+few-shot"
@@ -73,7 +73,7 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
 
     @property
     def full(self) -> Full:
-        """The full update alone. Raises ValueError."""
+        """The full update as a kind of its own. Raises ValueError for settings that it does not take."""
         return Full(**{setting.name: getattr(self, setting.name) for setting in fields(Full)})
 
     def _with(self, full: Full) -> FullAndFewShot:
@@ -91,8 +91,10 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
         return None if form is None else self._with(form)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """Of both, one after the other; of the full one alone where only those who fall back do both. What
-        gives the features stays open.
+        """The cost of both updates, one after the other.
+
+        Of the full update alone where only devices that fall back to fewer epochs do both. The session that
+        computes features stays open during full training.
         """
         full = self.full.work(workload)
         if self.few_shot.unfit(workload):
@@ -103,7 +105,7 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
         return predict(profile, _after(self.few_shot.work(workload), full), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
-        """The classifier first, where one is sent anyhow: the full update then knows what time is left."""
+        """Train the classifier first if it is always sent: the full update then knows what time is left."""
         if self.full.least:
             full = self.full.train(model, data, run)
             fell_back = full.form != self.full.form
@@ -125,7 +127,7 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
         return self.few_shot.train(model, data, replace(run, progress=lambda _: None)).tensors
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        """The full update's, and a classifier of all its rows or of none."""
+        """The tensors of the full update, and a classifier with all of its rows or with none."""
         heads = (replace(spec, name=FEW_SHOT + spec.name, variable=True) for spec in head_specs(manifest))
         return (*self.full.expected(manifest), *heads)
 
@@ -159,13 +161,13 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
 
 
 def _sent(head: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
-    """The classifier as it is sent: without rows where there is none."""
+    """The classifier as it is sent: tensors without rows if there is no classifier."""
     none = {spec.name: np.empty((0, *spec.shape[1:]), np.float32) for spec in head_specs(manifest)}
     return {FEW_SHOT + name: head.get(name, empty) for name, empty in none.items()}
 
 
 def _after(first: Work, then: Work) -> Work:
-    """Both, from one download, in one contribution."""
+    """The work of both, with one download and one contribution."""
     return Work(
         passes=(*first.passes, *then.passes),
         peak_bytes=max(first.peak_bytes, then.peak_bytes),

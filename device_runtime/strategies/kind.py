@@ -1,4 +1,4 @@
-"""What every kind of update is: the interface of both its halves."""
+"""The interface of a kind of update: the half that a device runs and the half of the aggregator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class KindInfo:
-    """A kind of update in a few words: what a device does, what it sends, whose method it is."""
+    """A short description of a kind for people: what a device trains, what it sends, where it is from."""
 
     trains: str
     sends: str
@@ -31,7 +31,7 @@ class KindInfo:
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """How devices send the class statistics of their features beside an update (`class_statistics`)."""
+    """Settings of the class statistics that devices send beside updates (`statistics.class_statistics`)."""
 
     numbers: Annotated[
         Literal["float16", "int8"],
@@ -93,92 +93,92 @@ class ClassStatistics:
         ranges.check(self)
 
     def projection(self, width: int) -> Projection:
-        """Of a head's features to those that statistics are of."""
+        """The projection of a head's `width` features to those that statistics are of."""
         return projection(width, self.features, self.projection_seed)
 
 
 class Strategy(Protocol[S]):
     """Both halves of one kind of update: no I/O, no clock, no global randomness.
 
-    A frozen dataclass whose fields are its hyperparameters: they travel in the offer, and each has a
-    `settings.Setting` in its annotation.
+    Implemented by a frozen dataclass whose fields are its hyperparameters: they travel in the offer, and each
+    has a `settings.Setting` in its annotation. `S` is what the aggregator sums up during a round.
     """
 
     name: ClassVar[str]
     about: ClassVar[KindInfo]
     refused: ClassVar[tuple[str, ...]]
-    """Settings that it has from a class that it builds on, and does not take; dotted within a table."""
+    """Inherited settings that this kind does not take; dotted within a table."""
     own_round: ClassVar[bool]
-    """Whether a contribution means nothing outside the round that it was made for."""
+    """Whether a contribution is useless outside the round that it was made for."""
     generic: ClassVar[bool]
-    """Whether the aggregator needs a generic set for it."""
+    """Whether the aggregator needs a generic set: samples that belong to no device."""
     of_single_samples: ClassVar[bool]
     """Whether feature maps of single samples are sent."""
     trains_extractor: ClassVar[bool]
-    """Whether its device back-propagates through the network."""
+    """Whether the device back-propagates through the network."""
 
     @property
     def statistics(self) -> ClassStatistics | None:
-        """The class statistics that go with its updates; None: there are none."""
+        """The class statistics that are sent beside its updates; None: without."""
 
     @property
     def scalars(self) -> int:
-        """Scalars along directions that are sent in a round; 0 for a kind that sends something else."""
+        """How many zeroth-order scalars a contribution has; 0 for a kind that sends something else."""
 
     @property
     def form(self) -> str:
-        """Which of its forms this is, in a word; empty for a kind that has one."""
+        """The name of this form among `variants`; empty for a kind that has only one."""
 
     @property
     def codec(self) -> str:
-        """The word of the codec that its tensors are sent by (`codecs.chain`); empty for none."""
+        """The codec that its tensors are sent by, as `codecs.chain.named` takes it; empty for none."""
 
     @property
     def member(self) -> str:
         """The member of the task's family that this form trains; empty for the main model.
 
-        `cost`, `train` and `expected` are given that member's workload, model and manifest. `form` is its
-        name then.
+        `cost`, `train` and `expected` are given that member's workload, model and manifest, and `form` is the
+        member's name.
         """
 
     def variants(self) -> tuple[Strategy[S], ...]:
-        """The forms a device may choose from, the richest first."""
+        """The forms that a device may choose from, the richest first."""
 
     def stopped(self, share: float) -> Strategy[S] | None:
-        """What it is worth when the clock stops it after this share of its work: the form that was done.
+        """The form that was done if the clock stops training after this share of its work (0 to 1).
 
-        None where nothing of it can be sent.
+        None if nothing can be sent then.
         """
 
     def unfit(self, workload: Workload) -> str:
-        """Why this kind makes no sense for the device's data; empty when it does."""
+        """Why this kind is of no use for the device's data; empty if it is."""
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """Predicted, before anything runs."""
+        """The predicted cost of an update on a device."""
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
-        """On the device. Raises OutOfTime."""
+        """On the device: train and return the update. Raises OutOfTime."""
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        """What a contribution must consist of, to be believed."""
+        """The tensors that a contribution must consist of."""
 
     def doubt(self, update: Tensors, num_examples: int) -> str:
-        """What is wrong with an update whose tensors are as expected; empty when nothing is."""
+        """Why the aggregator rejects an update whose tensors are as expected; empty if it accepts it."""
 
     def counted(self, contribution: TrainedUpdate) -> float:
-        """As how many samples an update counts in a mean."""
+        """The update's weight in the mean, in samples."""
 
     def again(self, first: int) -> int:
-        """Bytes on the wire of another contribution like one that was accepted, and took so many."""
+        """Bytes on the wire of a repeated contribution, if the accepted one before it took `first` bytes."""
 
     def start(self, model: RoundModel) -> S:
-        """On the aggregator: an empty state of one round."""
+        """On the aggregator: the empty state of a round."""
 
     def fold(self, state: S, contribution: TrainedUpdate, weight: float) -> S:
-        """Add one contribution, which then may be forgotten: memory does not grow with the devices."""
+        """Add one contribution, which is not held afterwards: memory does not grow with the devices."""
 
     def finish(self, state: S, model: RoundModel) -> Effect:
-        """What the folded contributions do to the model."""
+        """The effect of all folded contributions on the model."""
 
 
 AnyStrategy = Strategy[Any]
@@ -187,10 +187,10 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Coded:
-    """Kinds that have the setting `codec`: they send parameters, in which a little loss does no harm.
+    """Base of kinds with the setting `codec`: they send parameters, which a little rounding does not harm.
 
-    Others must arrive exactly as they are, and refuse it as a setting that they do not have: the scalars of
-    `zeroth-order`, which every device replays, and the sums and counts of `class-means`; class statistics are
+    Other kinds do not have the setting, because their updates must arrive exactly: the scalars of
+    `zeroth-order`, which every device replays, and the sums and counts of `class-means`. Class statistics are
     short already.
     """
 
@@ -205,8 +205,9 @@ class Coded:
 
 @dataclass(frozen=True)
 class StrategyDefaults:
-    """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round, no codec,
-    counted by the samples trained on.
+    """Defaults for kinds: one form, of use for any data, no checks, not bound to a round, no codec.
+
+    An update's weight is the number of samples that it was trained on.
     """
 
     statistics: Annotated[
@@ -255,28 +256,29 @@ class StrategyDefaults:
 
 
 def formed(strategy: AnyStrategy, form: str) -> AnyStrategy:
-    """The form of a kind that a contribution says it is; the first for one that is not among them."""
+    """The form of a kind with this name; the first form if the kind has none of that name."""
     forms = strategy.variants()
     return next((one for one in forms if one.form == form), forms[0])
 
 
 @runtime_checkable
 class NeedsModels(Protocol):
-    """A kind for which the aggregator trains: it needs graphs of the models there."""
+    """A kind for which the aggregator trains models: it needs their training graphs."""
 
     def lacks(self, manifests: Mapping[str, Manifest]) -> None:
-        """`manifests` by member, the main model's by "".
+        """Check that the bundles have all that the aggregator needs.
 
-        Raises ModelError for what they do not have, and KeyError for a member that is not there.
+        `manifests` is by member, the main model's by "". Raises ModelError for what they lack, and KeyError
+        for a member that is not among them.
         """
 
 
 @runtime_checkable
 class Derives(Protocol):
-    """A kind whose members are parts of the main model: their bases follow from its base."""
+    """A kind whose family members are parts of the main model: their bases are cut out of its base."""
 
     def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> Mapping[str, Tensors]:
-        """The base of each of its members. `manifests` by member, the main model's by ""."""
+        """The base of each of its members; `manifests` is by member, the main model's by ""."""
 
 
 Settings = Mapping[str, Any]

@@ -1,4 +1,7 @@
-"""DistMeZO-naive: what FedMeZO is compared with (thesis 000, section 4.1.2 and figure 4.2)."""
+"""DistMeZO-naive: the baseline of FedMeZO, with local zeroth-order steps.
+
+Thesis 000, section 4.1.2 and figure 4.2.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ from .training.workload import upload_bytes
 
 @dataclass(frozen=True)
 class LocalZerothOrder(Coded, Averaged):
-    """MeZO by each device alone: `steps` steps along directions of its own, then the mean of the weights.
+    """Each device takes `steps` MeZO steps along its own directions; the aggregator averages the weights.
 
     A step is w -= lr * mean_p(g_p z_p), g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps) over the whole
-    local data, as `zeroth-order` has it. The thesis does not name the number of steps. Weights travel whole.
+    local data, as in `zeroth-order`. The thesis does not name the number of steps. All weights are sent.
     """
 
     name: ClassVar[str] = "local-zeroth-order"
@@ -48,7 +51,7 @@ class LocalZerothOrder(Coded, Averaged):
         ranges.check(self)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """2 num_z forward passes of all samples a step; the memory of inference and two copies of the set."""
+        """2 num_z forward passes of all samples a step; memory of inference and two copies of the set."""
         name = f"loss.{self.tunable}"
         values, samples = workload.values(self.tunable), workload.samples
         held = 2 * workload.weights_bytes + 2 * 4 * values + samples * workload.sample_bytes

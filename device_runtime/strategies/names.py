@@ -1,4 +1,4 @@
-"""What is to be known of kinds of update by name alone. Importing this imports none of them."""
+"""Facts about kinds of update by name, without importing any kind."""
 
 EXACT = frozenset({"zeroth-order", "class-means"})
-"""Those that send exactly, whatever the codec: see `registry.coding`."""
+"""Kinds that send exact values and take no codec, see `registry.coding`."""

@@ -1,4 +1,4 @@
-"""FedPEFT: a small tunable set and the head travel, all else stays on the device (papers 003 and 004)."""
+"""FedPEFT: devices train and send only a small tunable set and the head (papers 003 and 004)."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ LEARNING_RATES: Mapping[str, float] = MappingProxyType(
         "sparse": 0.01,
     }
 )
-"""Paper 003, section IV-A; ours, as of bias and prompt: the last three, for which it names none."""
+"""By tunable set: paper 003, section IV-A. It names none for the last three; they are as bias and prompt."""
 
 
 @dataclass(frozen=True)
 class Peft(TensorUpdate):
-    """A parameter-efficient set with the head; `tunable="head"` is linear probing (LP, head-tuning): where
-    nothing is added to cross-entropy each sample passes through the network once, not once an epoch.
+    """Trains a parameter-efficient set together with the head.
 
-    `tunables` names several in the order of preference, one form for each, for devices to choose from.
-    lr: 0 is the paper's for the set. Defaults: SGD, weight decay 1e-4, batch 64, E = 10 (section IV-A), no
-    momentum, of which the papers say nothing.
+    `tunable="head"` is linear probing (LP, head-tuning). With cross-entropy alone, each sample then passes
+    through the network once, not once an epoch. `tunables` names several sets in the order of preference, one
+    form for each, for devices to choose from. lr: 0 is the paper's for the set. Defaults: SGD, weight decay
+    1e-4, batch 64, E = 10 (section IV-A), no momentum, of which the papers say nothing.
     """
 
     name: ClassVar[str] = "peft"
@@ -95,7 +95,11 @@ class Peft(TensorUpdate):
         return tuple(replace(self, tunable=name, tunables=()) for name in self.tunables)
 
     def work(self, workload: Workload) -> Work:
-        """Of linear probing: features once; then forward and backward (twice as much) through the head."""
+        """The work of training.
+
+        Linear probing computes features once, then runs forward and backward (twice as much) through the
+        head.
+        """
         if self.trained != "head" or not self.plain:
             return super().work(workload)
         n = workload.samples

@@ -1,6 +1,7 @@
-"""FedKAD: the clients' consensus, held in check by prototype feature maps (thesis 002, algorithm 4).
+"""FedKAD: distillation from the devices' mean logits, with class prototypes as a second term.
 
-With beta = 0 it is FedMD (Li and Wang 2019) as the thesis runs it, with a global model.
+Thesis 002, algorithm 4. With beta = 0 it is FedMD (Li and Wang 2019) as the thesis runs it, with a global
+model.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ from .training.teaching import Lesson
 from .training.workload import Training, work_of
 
 LEVEL = "up"
-"""Whose feature map is the penultimate one: what is above it is the classifier."""
+"""The level of the last feature map before the classifier."""
 PROTOTYPES, COUNTS = "prototypes", "counts"
 
 
 @dataclass(frozen=True)
 class Consensus:
-    """What the clients of a round know: sums of their logits on the `drawn` generic samples float64
-    (n, classes), of their prototypes (classes, *map) and of how many have each (classes,); their updates.
+    """The state of a round: sums over its devices.
+
+    logits: on the `drawn` generic samples, float64 (n, classes). prototypes: float64 (classes, *map).
+    present: how many devices have each class (classes,). updates: the mean of the updates by member.
     """
 
     model: RoundModel
@@ -59,16 +62,16 @@ class Consensus:
 
 @dataclass(frozen=True)
 class Prototypes(OfFamily):
-    """Train the own model, send its weights and the mean feature map of each class, by the updated model.
+    """Devices train their own smaller model, and send it with its mean feature map of each class (prototype).
 
-    The aggregator draws `generic_samples`, on which the plain mean of the clients' logits is the consensus
-    (equation 5.23); labels are not used. The global model and every member are trained with the absolute
-    difference from it, and `beta` times the cross-entropy of the classifier on the global prototypes, each
-    the plain mean over the clients that have the class (5.26, 5.29, 5.30). Beside other kinds it is the
-    merged base that is refined so, of which the next base takes `share`, and the rest from the merged base
-    (ours). Clients of one size share a base: the mean of their updates by samples (ours; the thesis has one
-    for each client, trained alone before the first round). Defaults: section 5.6 (CIFAR-10), and table 4.1
-    for what it leaves open.
+    The aggregator draws `generic_samples` samples; the plain mean of the devices' logits on them is the
+    consensus (equation 5.23), and labels are not used. The global model and every member are trained with two
+    terms: the absolute difference of their logits from the consensus, and `beta` times the cross-entropy of
+    the classifier on the global prototypes, each the plain mean over the devices that have the class (5.26,
+    5.29, 5.30). Beside other kinds, the merged base is trained so, and the next base is `share` times the
+    result plus (1 - share) times the merged base (ours). Devices of one size share a base: the mean of their
+    updates, weighted by samples (ours; the thesis has one for each device, trained alone before the first
+    round). Defaults: section 5.6 (CIFAR-10), and table 4.1 for what it leaves open.
     """
 
     name: ClassVar[str] = "prototypes"
@@ -136,9 +139,9 @@ class Prototypes(OfFamily):
         return f"the prototype of class {int(stray[0])} is not 0, its count is" if len(stray) else ""
 
     def lacks(self, manifests: Mapping[str, Manifest]) -> None:
-        """What the aggregator needs of the bundles, by member and the main model by "".
+        """Check that the bundles have the graphs that the aggregator needs; `manifests` is by member.
 
-        Raises BundleError for what they do not have, and KeyError for a member that is not there.
+        The main model's is by "". Raises BundleError for what they lack, and KeyError for a missing member.
         """
         students = [manifests[name] for name in ("", *self.members)]
         for student in students:
@@ -168,7 +171,7 @@ class Prototypes(OfFamily):
         )
 
     def fold(self, state: Consensus, contribution: TrainedUpdate, weight: float) -> Consensus:
-        """Consensus and prototypes are plain means over the clients; `weight` is of their updates' mean."""
+        """Add to the plain sums of logits and prototypes, and to the mean of updates with `weight`."""
         tools, _ = members.tools_of(state.model, self.name)
         member = formed(self, contribution.form).member
         sent = dict(contribution.tensors)
@@ -211,13 +214,13 @@ class Prototypes(OfFamily):
         )  # fmt: skip
 
     def _taught(self, state: Consensus, member: str, weights: Tensors, lesson: Lesson) -> Tensors:
-        """After the lesson; as it was where that diverges."""
+        """The weights after the lesson; unchanged if training diverges."""
         tools, _ = members.tools_of(state.model, self.name)
         rng = teaching.generator(state.model.seed, f"{self.name}:{member}", 1)
         return teaching.taught_or_same(tools.model(member), weights, state.drawn, lesson, rng)
 
     def _refined(self, state: Consensus, lesson: Lesson, base: Tensors) -> Tensors:
-        """The global model: from the merged base to what the lesson makes of it, by `share`."""
+        """The next base: `share` times the merged base after the lesson, the rest the merged base itself."""
         after = self._taught(state, "", base, lesson)
         share, names = np.float32(self.share), [spec.name for spec in members.whole(state.model.manifest)]
         return {name: after[name] * share + base[name] * (1 - share) for name in names}
@@ -226,8 +229,10 @@ class Prototypes(OfFamily):
 def local_prototypes(
     model: DeviceModel, data: LocalData, smallest: int = 1
 ) -> dict[str, NDArray[np.generic]]:
-    """Per class the mean map at level `up`, float32 (classes, *map), 0 where there is none (equation 5.21);
-    counts int32 (classes,). A class with fewer than `smallest` samples counts as one that is not there.
+    """The mean feature map of each class at level `up`, and the counts of samples (equation 5.21).
+
+    Maps are float32 (classes, *map), 0 for a class without samples; counts are int32 (classes,). A class with
+    fewer than `smallest` samples counts as one without samples.
     """
     labels = len(model.manifest.labels)
     sums = np.zeros((labels, *teaching.map_shape(model.manifest, LEVEL)))

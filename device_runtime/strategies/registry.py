@@ -1,4 +1,4 @@
-"""Every kind of update by its name; settings in and out of the offer."""
+"""All kinds of update by name, and how their settings are read from and written to an offer."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ KINDS: dict[str, type[AnyStrategy]] = {
         ZerothOrder,
     )
 }
-"""Every kind, the richest first."""
+"""All kinds by name, the richest first."""
 
 STATISTICS = "statistics"
-"""The setting of every kind that the task sets, see `kind.Usual`."""
+"""The setting that the task sets for every kind, see `kind.StrategyDefaults`."""
 
 USUAL = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
-"""What a round offers where nothing is said, in the order of preference."""
+"""The kinds that a task offers by default, in the order of preference."""
 
 BESIDE_OTHERS: Mapping[str, Settings] = {
     "full": {"graded": True},
@@ -64,30 +64,31 @@ BESIDE_OTHERS: Mapping[str, Settings] = {
     "few-shot": {"join_base": True, "least_samples": 40},
     "class-means": {"head": "trained"},
 }
-"""Settings for rounds that offer several kinds, in place of the papers' own."""
+"""Default settings by kind in rounds that offer several kinds, in place of the papers' own."""
 
 
 def offered(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
-    """Kinds by name with their settings where one round offers them: the paper's for one that comes alone."""
+    """Kinds with their default settings in a round that offers these: the paper's if there is only one."""
     return tuple((name, BESIDE_OTHERS.get(name, {}) if len(names) > 1 else {}) for name in names)
 
 
 def alone(name: str, settings: Settings) -> dict[str, Any]:
-    """The settings of a kind that is offered alone: those of `BESIDE_OTHERS` are taken off.
+    """The settings of a kind that is offered alone: without those of `BESIDE_OTHERS`.
 
-    A task that sets `reduced_epochs` keeps them all: it says how few epochs slow devices train.
+    A task that sets `reduced_epochs` keeps all settings, because it has decided how few epochs slow devices
+    train.
     """
     joined = {} if settings.get("reduced_epochs") else BESIDE_OTHERS.get(name, {})
     return {key: value for key, value in settings.items() if key not in joined or joined[key] != value}
 
 
 def make(name: str, settings: Settings | None = None) -> AnyStrategy:
-    """A strategy by its name, with these hyperparameters over its defaults. Raises KindError."""
+    """The kind of this name, with these settings in place of its defaults. Raises KindError."""
     return _convert(name, dict(settings or {}))
 
 
 def read(kind: Kind) -> AnyStrategy:
-    """The strategy of an offer. Raises KindError."""
+    """The kind that an offer describes. Raises KindError."""
     try:
         settings = msgspec.msgpack.decode(kind.settings, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -96,20 +97,20 @@ def read(kind: Kind) -> AnyStrategy:
 
 
 def write(strategy: AnyStrategy) -> Kind:
-    """The strategy as it stands in an offer: its name, and all of its fields."""
+    """The kind as an offer carries it: its name and all of its settings."""
     return Kind(strategy.name, pack(settings(strategy)))
 
 
 def settings(strategy: AnyStrategy) -> dict[str, Any]:
-    """All of its fields as they travel; `statistics` only where there are any."""
+    """All settings of a kind as an offer carries them; `statistics` is left out if it is None."""
     written: dict[str, Any] = _without_none(msgspec.to_builtins(strategy))
     return written
 
 
 def known(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
-    """Those kinds of an offer that this version can do; a newer aggregator may offer others.
+    """The kinds of an offer that this version supports; a newer aggregator may offer others.
 
-    Raises KindError when there is none.
+    Raises KindError if there is none.
     """
     usable: list[AnyStrategy] = []
     reasons: list[str] = []
@@ -126,13 +127,13 @@ def known(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
 
 
 def coding(name: str, word: str) -> Settings:
-    """The setting with which a kind sends by this codec; none for a kind that sends exactly."""
+    """The setting that makes a kind use this codec; empty for a kind that sends exactly."""
     known = KINDS.get(name)
     return {"codec": word} if known is not None and issubclass(known, Coded) else {}
 
 
 def kind(name: str) -> type[AnyStrategy]:
-    """The class of a kind. Raises KindError, which names the nearest one."""
+    """The class of a kind. Raises KindError, which suggests the nearest name."""
     if name in KINDS:
         return KINDS[name]
     near = get_close_matches(name, KINDS, 1)
@@ -156,7 +157,7 @@ def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
 
 
 def _check_known(name: str, kind: Any, settings: Settings) -> None:
-    """Raises KindError for a setting that there is not, in those that have settings of their own too."""
+    """Raises KindError for an unknown setting, also within settings that are tables."""
     types = get_type_hints(kind)
     known = {field.name: types[field.name] for field in dataclasses.fields(kind)}
     if unknown := sorted(settings.keys() - set(known)):
@@ -175,7 +176,7 @@ def _without_none(written: Any) -> Any:
 
 
 def _settled(made: Any) -> Any:
-    """With every default set, so that all of them travel."""
+    """A copy in which every field is set, so that an offer carries the defaults too."""
     fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
     inner = {name: _settled(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
     return dataclasses.replace(made, **inner)

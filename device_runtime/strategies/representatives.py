@@ -1,4 +1,7 @@
-"""FedSplit: feature maps that stand for many train a new upper part (thesis 002, algorithm 5)."""
+"""FedSplit: devices send representative feature maps, on which the aggregator trains a new upper part.
+
+Thesis 002, algorithm 5.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ MAPS, COUNTS = "representatives.maps", "representatives.counts"
 
 @dataclass(frozen=True)
 class MapPool:
-    """Feature maps of a round, and the class of each: at most `most`, as likely each of the `seen` ones."""
+    """Feature maps of a round and their labels: at most `most`, drawn evenly from all that came."""
 
     most: int
     rng: np.random.Generator
@@ -57,9 +60,9 @@ class MapPool:
     labels: list[int] = field(default_factory=list)
 
     def add(self, maps: NDArray[np.float32], counts: NDArray[Any], seen: int) -> int:
-        """Maps (n, ...) in the order of the classes, `counts` of each; how many were seen after `seen`.
+        """Add maps (n, ...) in the order of classes, `counts` of each; returns `seen` plus their number.
 
-        Vitter 1985, algorithm R: the i-th takes the place of another with a chance of most / i.
+        Vitter 1985, algorithm R: the i-th map replaces another with probability most / i.
         """
         for one, label in zip(maps, np.repeat(np.arange(len(counts)), counts), strict=True):
             seen += 1
@@ -73,7 +76,7 @@ class MapPool:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The mean of the updates, and the maps that came with them."""
+    """The state of a round: the mean of the updates, and the feature maps that came with them."""
 
     mean: TensorMean
     pool: MapPool
@@ -82,13 +85,14 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Representatives(Coded, StrategyDefaults):
-    """A full update, and feature maps at `level` by the *distributed* extractor, with their classes.
+    """Devices send a full update, and feature maps at `level` by the *distributed* extractor, with labels.
 
-    Per class, maps are reduced to `components` principal components and grouped into `clusters` by k-means;
-    of each the map nearest to the centroid is sent (equation 6.4). `select="all"` sends every map, at most
-    `most_maps`: the upper bound of table 6.3. The aggregator trains what is above `level`, from fresh
-    weights, on all of them (equation 6.5); the served model is that on the distributed extractor. The base
-    goes on by FedAvg. Where more than `pool_maps` come, as many are drawn of them.
+    For each class, maps are reduced to `components` principal components and grouped into `clusters` by
+    k-means; of each cluster the map nearest to the centroid is sent (equation 6.4). `select="all"` sends
+    every map, at most `most_maps`: the upper bound of table 6.3. The aggregator trains the part above
+    `level`, from new initial weights, on all maps (equation 6.5); the served model is that part on the
+    distributed extractor. The base is the mean of full updates, as in FedAvg. If more than `pool_maps` maps
+    come, that many are drawn.
     Defaults: section 6.3; it leaves momentum open (0.5 as in table 4.1) and the batch on the aggregator.
     """
 
@@ -141,7 +145,7 @@ class Representatives(Coded, StrategyDefaults):
 
     @property
     def _full(self) -> Full:
-        """The standard local update. Raises ValueError for what it does not take."""
+        """The full update. Raises ValueError for settings that it does not take."""
         return Full(
             self.epochs, self.lr, self.momentum, self.weight_decay, self.batch, self.mu, self.clip_norm
         )
@@ -152,8 +156,9 @@ class Representatives(Coded, StrategyDefaults):
         return super().unfit(workload)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """Maps of one class at a time are held; those that are sent, and the graph that gave them, while the
-        model is trained.
+        """The cost; maps of one class at a time are in memory.
+
+        During training, the maps that are sent and the graph that computed them are in memory too.
         """
         work, values = self._full.work(workload), workload.map_values(self.level)
         graph, counts = f"features.{self.level}", workload.class_counts
@@ -180,7 +185,7 @@ class Representatives(Coded, StrategyDefaults):
         return predict(profile, work, self.name)
 
     def _rows(self, samples: int) -> int:
-        """Of a class with so many."""
+        """How many maps are sent of a class with `samples` samples."""
         return samples if self.select == "all" else min(samples, self.clusters)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
@@ -191,7 +196,7 @@ class Representatives(Coded, StrategyDefaults):
     def metadata(
         self, model: DeviceModel, data: LocalData, rng: np.random.Generator
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Maps (rows, *map) in the order of the classes, and how many are of each (classes,)."""
+        """The feature maps to send (rows, *map) in the order of classes, and their counts (classes,)."""
         counts = np.zeros(len(model.manifest.labels), np.int32)
         kept = [np.zeros((0, *teaching.map_shape(model.manifest, self.level)), np.float32)]
         for label in np.unique(data.y):
@@ -204,7 +209,7 @@ class Representatives(Coded, StrategyDefaults):
         return np.concatenate(kept), counts
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        """Maps stand in the order of the classes; the counts say how many are of each."""
+        """The tensors of a contribution: feature maps are in the order of classes, counts are by class."""
         labels = len(manifest.labels)
         rows = self.most_maps if self.select == "all" else self.clusters * labels
         maps = TensorSpec(MAPS, (rows, *teaching.map_shape(manifest, self.level)), variable=True)
@@ -217,7 +222,7 @@ class Representatives(Coded, StrategyDefaults):
         return f"there are {rows} maps of {num_examples} samples" if rows > num_examples else ""
 
     def lacks(self, manifests: Mapping[str, Manifest]) -> None:
-        """What the aggregator needs of the bundles, the main model's by "". Raises BundleError."""
+        """Check that the main model's bundle, by "", has the graphs that are needed. Raises BundleError."""
         teaching.need(manifests[""], (f"features.{self.level}", f"{self._objective}.{self._upper}"))
 
     @property
@@ -243,7 +248,7 @@ class Representatives(Coded, StrategyDefaults):
         return Effect(mean=state.mean, num_examples=state.mean.most, served=served)
 
     def upper_part(self, pool: MapPool, model: RoundModel) -> dict[str, NDArray[Any]] | None:
-        """theta_meta: the tensors above the level, trained on the maps; None should that diverge.
+        """theta_meta: the tensors above the level, trained on the maps; None if training diverges.
 
         Raises ValueError without an engine, and as `lacks`.
         """

@@ -1,6 +1,6 @@
-"""What settings mean and which values they may have: said once, where each is declared.
+"""Declares settings: each has its meaning, unit and allowed values in the annotation of its field.
 
-A field says it in its annotation, and from there the checks, `device-runtime kinds` and docs/task.md have it:
+The checks, `device-runtime kinds` and docs/task.md all read that annotation:
 
     shots: Annotated[int, Setting("Samples of each class.", example=5, unit="samples", at_least=1)] = 10
 """
@@ -20,19 +20,19 @@ import msgspec
 from device_runtime.models.bundles.names import TUNABLE_SETS
 
 MOST = 1_000_000
-"""Epochs, samples of a batch, shots: more is a mistake, not a setting."""
+"""The largest whole number that settings take, such as epochs, batch size and shots: more is a mistake."""
 MOST_DIRECTIONS = 1024
-"""Of a zeroth-order round: its scalars stand in the log, 512 steps to a blob."""
+"""The most directions of a zeroth-order round, whose scalars go into the step log, 512 steps to a blob."""
 REQUIRED = "required"
 _NUMBERS = (int, float)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The meaning of a setting in one sentence, a value that makes sense, its unit and its limits.
+    """What a setting means in one sentence, an example value, its unit and its limits.
 
-    beside: other settings that the example needs. choices: all values of a text, where its type does not
-    name them. by_task: the task sets it for all kinds, so it is no key of a kind's own table.
+    beside: other settings that the example needs. choices: the allowed values of a text whose type does not
+    list them. by_task: the task sets it for all kinds, so it is not a key in a kind's own table.
     """
 
     meaning: str
@@ -48,13 +48,13 @@ class Setting:
 
     @property
     def limited(self) -> bool:
-        """Whether there is anything to check."""
+        """Whether there are limits to check."""
         limits = (self.at_least, self.more_than, self.at_most, self.less_than)
         return bool(self.choices) or any(isfinite(limit) for limit in limits)
 
     @property
     def range(self) -> str:
-        """What is expected, in words; "-" where any value of the type is taken."""
+        """The allowed values in words; "-" if any value of the type is allowed."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         strict = isfinite(self.more_than)
@@ -69,7 +69,7 @@ class Setting:
         return f"{low} or more" if isfinite(self.at_least) else "-"
 
     def allows(self, value: Any) -> bool:
-        """No number that is not finite, where there are limits."""
+        """Whether a value is within the limits; where there are any, a number must be finite."""
         if self.choices:
             return value in self.choices
         return bool(self.at_least <= value <= self.at_most and self.more_than < value < self.less_than)
@@ -142,14 +142,14 @@ TunableSet = Annotated[
 
 
 def check(settings: Any, of: str = "") -> None:
-    """Raises ValueError for a value outside its limits, naming the setting, the value and what was expected.
+    """Raises ValueError for a value outside its limits; it names the setting, the value and the limits.
 
-    `of` follows the setting's name in the message. None and nested settings are not looked at.
+    `of` follows the setting's name in the message. None and nested settings are not checked.
     """
     for name, setting, least, above, most, below in _limited(settings.__class__):
         value = getattr(settings, name)
         if value.__class__ in _NUMBERS and least <= value <= most and above < value < below:
-            continue  # a form of a kind is made for every device of a simulation
+            continue  # the fast path: a simulation makes a form of a kind for every device
         for each in value if isinstance(value, tuple) else (value,):
             if each is not None and not setting.allows(each):
                 shown = repr(each) if isinstance(each, str) else each
@@ -157,7 +157,7 @@ def check(settings: Any, of: str = "") -> None:
 
 
 def positive(**settings: float) -> None:
-    """For numbers that are no field: raises ValueError unless each is finite and more than 0."""
+    """Raises ValueError unless each number is finite and more than 0; for numbers without a `Setting`."""
     for name, value in settings.items():
         if not (isfinite(value) and value > 0):
             raise ValueError(f"{name} is {value}, expected more than 0")
@@ -165,9 +165,9 @@ def positive(**settings: float) -> None:
 
 @dataclass(frozen=True)
 class Listed:
-    """A setting as people read it: `name` is dotted within a table, values are written as in TOML.
+    """A setting as text for people: `name` is dotted within a table, values are written as in TOML.
 
-    given: the example as a table of its own, with what it needs beside it.
+    given: the example as a table, with the settings that it needs.
     """
 
     name: str
@@ -181,9 +181,9 @@ class Listed:
 
 
 def listed(settings: type, without: tuple[str, ...] = ()) -> Iterator[Listed]:
-    """The settings of a dataclass or a msgspec Struct, and of tables within it; `without` are dotted names.
+    """The settings of a dataclass or a msgspec Struct and of tables within it, except those in `without`.
 
-    Raises TypeError for a field whose annotation says nothing of it.
+    `without` has dotted names. Raises TypeError for a field without a `Setting` in its annotation.
     """
     for name, default in _defaults(settings):
         hint, setting = _said(settings, name)
@@ -204,7 +204,7 @@ def listed(settings: type, without: tuple[str, ...] = ()) -> Iterator[Listed]:
 
 
 def toml(value: object) -> str:
-    """A value as TOML has it; "none" for None, which TOML has not."""
+    """A value in TOML; "none" for None, which TOML does not have."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -224,7 +224,7 @@ def toml(value: object) -> str:
 
 
 def _pairs(table: Mapping[str, Any], before: str = "") -> str:
-    """The keys of a table as an inline table has them, the one key of a table within it dotted."""
+    """The keys and values of an inline table; a table within it that has one key becomes a dotted key."""
     return ", ".join(
         _pairs(value, f"{before}{key}.")
         if isinstance(value, Mapping) and len(value) == 1
@@ -234,7 +234,7 @@ def _pairs(table: Mapping[str, Any], before: str = "") -> str:
 
 
 def _defaults(settings: Any) -> Iterator[tuple[str, str]]:
-    """Each field, and its default as people read it."""
+    """The name of each field, and its default as text for people."""
     fields: Any = (
         msgspec.structs.fields(settings)
         if issubclass(settings, msgspec.Struct)
@@ -256,7 +256,7 @@ def _hints(settings: type) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=64)
 def _limited(settings: type) -> tuple[tuple[str, Setting, float, float, float, float], ...]:
-    """The fields that have limits, and these: at least, more than, at most, less than."""
+    """The fields with limits: name, setting, at least, more than, at most, less than."""
     found = ((name, _setting(hint)) for name, hint in _hints(settings).items())
     return tuple(
         (name, one, one.at_least, one.more_than, one.at_most, one.less_than)
@@ -270,7 +270,7 @@ def _setting(hint: Any) -> Setting | None:
 
 
 def _said(settings: type, name: str) -> tuple[Any, Setting]:
-    """The type of a field, without None, and what is said of it."""
+    """The type of a field, without None, and its `Setting`. Raises TypeError if it has none."""
     hint = _hints(settings)[name]
     setting = _setting(hint)
     if setting is None:
@@ -286,7 +286,7 @@ def _is_choice(hint: Any) -> bool:
 
 
 def _type(hint: Any) -> str:
-    """The type of a field in the words of TOML's readers."""
+    """The type of a field in words for people who write TOML."""
     if _is_choice(hint):
         return _type(type(get_args(hint)[0]))
     if get_origin(hint) is tuple:

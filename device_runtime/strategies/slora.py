@@ -1,4 +1,8 @@
-"""SLoRA: sparse fine-tuning, then LoRA from what it changed (Babakniya et al. 2023; thesis 000, 4.2)."""
+"""SLoRA: sparse fine-tuning, then LoRA that starts from its result.
+
+Babakniya et al. 2023; thesis 000, section 4.2. Stage 2 begins with the best low-rank approximation of what
+stage 1 changed.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,16 @@ from .settings import MOST, LearningRate, Momentum, Setting, WeightDecay
 from .training.tensor_update import TensorUpdate
 
 VALUES = "sparse_values"
-"""How the tensors end in which a layer has its trained values; its others have the same beginning."""
+"""The end of the name of a layer's trained values; its other tensors have the same name before it."""
 
 
 @dataclass(frozen=True)
 class SparseStage(TensorUpdate):
-    """Stage 1: the tunable set `sparse`, one random mask for all, up to round `rounds` of the task.
+    """Stage 1: trains the tunable set `sparse`, with one random mask for all devices, until round `rounds`.
 
-    At its end the change of each layer becomes LoRA's factors; stage 2 is `peft` with tunable = "lora" from
-    the next round on. The thesis has stage 1 for 20 % of the rounds at 10 % density, the set's default, and
-    names neither learning rate nor epochs: as of `peft`.
+    In that round the change of each layer becomes LoRA's factors; stage 2 is `peft` with tunable = "lora"
+    from the next round on. The thesis runs stage 1 for 20 % of the rounds at 10 % density, the set's default.
+    It names neither learning rate nor epochs: they are those of `peft`.
     """
 
     name: ClassVar[str] = "sparse"
@@ -52,7 +56,7 @@ class SparseStage(TensorUpdate):
         return "sparse"
 
     def work(self, workload: Workload) -> Work:
-        """Raises MissingGraph for a bundle that has nothing for stage 2."""
+        """The work of training. Raises MissingGraph for a bundle without stage 2's set `lora`."""
         workload.values("lora")
         return super().work(workload)
 
@@ -64,9 +68,9 @@ class SparseStage(TensorUpdate):
 
 
 def handed_over(base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
-    """What stage 2 begins with: the factors nearest to what both sets changed, and no sparse values.
+    """The tensors that stage 2 starts from: factors nearest to what both sets changed, sparse values of 0.
 
-    The network computes what it did, up to the rank. A layer that has no LoRA keeps its sparse values.
+    The network computes the same as before, up to the rank. A layer without LoRA keeps its sparse values.
     """
     settings = manifest.sets["lora"]
     scale = float(settings["alpha"]) / int(settings["rank"])
@@ -83,16 +87,14 @@ def handed_over(base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
     return handed
 
 
-# FROM low_rank: Stage 2 of SLoRA begins with the best low-rank approximation of what stage 1 changed.
-
-
 def factors(change: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """a and b in the shapes of a LoRA layer's tensors, with b @ a nearest to `change` (Eckart, Young 1936).
+    """LoRA factors a and b of a rank, with b @ a nearest to `change` (Eckart, Young 1936).
 
-    change: (out, in), or a convolution's (out, in, height, width), taken as out rows; a: (rank, in, ...),
-    b: (out, rank, ...). Both have the roots of the singular values; places beyond the rank of `change` are 0.
-    Where alpha is not the rank, give change * rank / alpha. Raises TensorError for a change of other
-    dimensions or that is not finite, and for a rank below 1. Babakniya et al. 2023, section 4.
+    change: (out, in), or a convolution's (out, in, height, width), taken as `out` rows; a: (rank, in, ...),
+    b: (out, rank, ...), as in a LoRA layer. Each is scaled by the roots of the singular values; places beyond
+    the rank of `change` are 0. Where alpha is not the rank, give change * rank / alpha. Raises TensorError
+    for a change of other dimensions or that is not finite, and for a rank below 1. Babakniya et al. 2023,
+    section 4.
     """
     if change.ndim not in (2, 4) or change.size == 0:
         raise TensorError(f"a change of shape {change.shape} has no factors, expected (out, in[, h, w])")
@@ -112,7 +114,7 @@ def factors(change: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32]
 
 
 def product(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float64]:
-    """b @ a in the shape of the layer's weight: what `factors` approximates. Shapes as it gives them."""
+    """b @ a, float64, in the shape of the layer's weight; a and b have the shapes that `factors` gives."""
     out, rank = b.shape[:2]
     both = b.reshape(out, rank).astype(np.float64) @ a.reshape(rank, -1)
     return both.reshape(out, *a.shape[1:])

@@ -1,4 +1,4 @@
-"""HeteroFL: a slow device trains a narrower part of the main model (Diao et al. 2021, algorithm 1)."""
+"""HeteroFL: slow devices train a narrower part of the main model (Diao et al. 2021, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .training.tensor_update import TensorUpdate
 
 @dataclass(frozen=True)
 class SliceMean:
-    """The mean of a round by element; `base` is the main model that was distributed."""
+    """The state of a round: the mean by element; `base` is the main model that was distributed."""
 
     mean: TensorMean
     base: Tensors
@@ -30,14 +30,14 @@ class SliceMean:
 
 @dataclass(frozen=True)
 class WidthSlice(TensorUpdate):
-    """Every parameter of a narrower network, whose tensors are the leading part of the main model's.
+    """Trains every parameter of a narrower network, whose tensors are the leading parts of the main model's.
 
-    `members` of the task's family, the richest first; "", or none, is the main model itself. Each element of
-    the main model becomes the mean over those who trained it, full updates of the round included, and stays
-    where nobody did. The members' next bases are cut out of the next main base.
-    Different from the paper: means are by samples, as in FedAvg, not by devices. Group norm normalises the
-    same groups of channels in every width and undoes any scale, so that neither static batch norm nor the
-    Scaler is needed. Classes that a device lacks are not masked.
+    members: names in the task's family, the richest first; "", or no members, is the main model itself. Each
+    element of the main model becomes the mean over the devices that trained it, those with full updates
+    included, and stays if none did. The members' next bases are cut out of the next main base.
+    Different from the paper: means are weighted by samples, as in FedAvg, not by devices. Group norm
+    normalises the same groups of channels in every width and undoes any scale, so that neither static batch
+    norm nor the Scaler is needed. Classes that a device lacks are not masked.
     """
 
     name: ClassVar[str] = "width-slice"
@@ -63,20 +63,20 @@ class WidthSlice(TensorUpdate):
         return tuple(replace(self, members=(member,)) for member in self.members) or (self,)
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> Epochs:
-        """What the device keeps for MOON is of no use to another member than it was trained with."""
+        """The plan; MOON ignores what the device kept if that is of another member."""
         weights = model.weights
         fits = all(n in weights and v.shape == weights[n].shape for n, v in run.memory.items())
         return super().plan(model, data, run if fits else replace(run, memory=NOTHING))
 
     def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> dict[str, Tensors]:
-        """The base of each member, cut out of the main one; `manifests` by member, the main model's by "".
+        """The base of each member, cut out of the main base; `manifests` is by member, the main one by "".
 
         Raises TensorError for a member that is no part of the main model, KeyError for one without manifest.
         """
         return {member: slices.cut(base) for member, slices in self._slices(manifests).items()}
 
     def lacks(self, manifests: Mapping[str, Manifest]) -> None:
-        """Nothing, where all members are parts of the main model; raises as `derive`."""
+        """Check that all members are parts of the main model; raises as `derive`."""
         self._slices(manifests)
 
     def _slices(self, manifests: Mapping[str, Manifest]) -> dict[str, Slices]:

@@ -1,4 +1,7 @@
-"""FedMeZO: inference-only updates; a round's seed down, `num_z` scalars up (thesis 000, section 4.1.1)."""
+"""FedMeZO: devices only run inference; they get a seed and send `num_z` scalars.
+
+Thesis 000, section 4.1.1.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,14 @@ from .training.device_half import MOST_LOSS, Late, LocalData, Run, TrainedUpdate
 from .training.workload import passes
 
 WIRE_BYTES, AGAIN_BYTES = 190, 45
-"""A contribution of two scalars on the wire, topic and all; and one in few bytes, like one that was accepted
-(docs/wire.md), both of a device whose name has eight letters.
+"""Bytes on the wire of a contribution of two scalars, and of a compact one that repeats an accepted one.
+
+Topic included; both for a device whose name has eight letters (docs/wire.md).
 """
 
 
 FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute", "generator": directions.GENERATOR}
-"""What makes it the thesis's: num_z = 2 is of its section 4.2.1, eps = 1e-3 of MeZO (it names no figure)."""
+"""The thesis's settings; defaults: num_z = 2 is of its section 4.2.1, eps = 1e-3 of MeZO (it names none)."""
 MEASURED: Mapping[str, Any] = {
     "sides": 1,
     "sizing": "relative",
@@ -43,27 +47,30 @@ MEASURED: Mapping[str, Any] = {
     "lr": 2e-2,
 }
 DRAWN = 2e-3
-"""The `lr` of those settings where a round is of some of the devices: what they lack in samples is noise."""
+"""The `lr` beside MEASURED if only some devices take part in a round: fewer samples mean more noise."""
 
 
 @dataclass(frozen=True)
 class ZerothOrder(StrategyDefaults):
-    """Projected gradients along `num_z` directions that devices of the round share; u is the unit of length.
+    """Devices send projected gradients g_p along `num_z` directions z_p that all devices of the round share.
 
-    `sides` = 2: g_p = (L(w + eps u z_p) - L(w - eps u z_p)) / (2 eps) (equation 3), 2 num_z losses. `sides` =
-    1: g_p = (L(w + eps u z_p) - L(w)) / eps, num_z + 1 losses. Each loss is the mean over the *whole* local
-    data (section 4.2.2). The model moves by -lr * u * mean_p(g_p z_p) (algorithm 3). Algorithm 2 averages g_p
-    over devices plainly; by n_k, as here, the step is that of the pooled data however it is divided. Scalars
-    that come late are along directions that are known still: they are a step of their own, by their weight
-    among all and the share that the task grants (FedBuff, Nguyen et al. 2022, algorithm 1).
+    sides = 2: g_p = (L(w + eps u z_p) - L(w - eps u z_p)) / (2 eps) (equation 3), from 2 num_z losses.
+    sides = 1: g_p = (L(w + eps u z_p) - L(w)) / eps, from num_z + 1 losses.
+    u is the unit of length. Each loss is the mean over the *whole* local data (section 4.2.2). The model
+    moves by -lr * u * mean_p(g_p z_p) (algorithm 3). Algorithm 2 averages g_p over devices without weights;
+    with weights n_k, as here, the step is that of the pooled data, however it is divided.
 
-    `sizing` = "absolute": u = 1, as in the thesis. "relative" (ours): u is the root mean square of the tuned
-    weights, g_p counts in parts of the usual one so far (`step_size`), and the mean of n of them sqrt(n)
-    times: a usual round moves a weight by lr times the weights' size, in root mean square, whatever the
-    network, the loss and n. `sampled` (ours): the part of its samples that a device measures a round's losses
-    on, drawn anew for each round by its own randomness.
+    Late scalars are along directions that are still known. They make a step of their own, scaled by their
+    weight among all and by the share that the task grants (FedBuff, Nguyen et al. 2022, algorithm 1).
 
-    Defaults are the thesis's, but for directions of signs; `MEASURED` learns more of as many passes
+    sizing = "absolute": u = 1, as in the thesis.
+    sizing = "relative" (ours): u is the root mean square of the tuned weights, g_p is divided by its usual
+    size so far (`step_size`), and the mean of n scalars is multiplied by sqrt(n). A usual round then moves a
+    weight by lr times the weights' size, in root mean square, whatever the network, the loss and n.
+    sampled (ours): the share of its samples on which a device measures the losses of a round, drawn anew for
+    each round by its own randomness.
+
+    Defaults are the thesis's, except that directions are of signs; `MEASURED` learns more from as many passes
     (docs/zeroth-order.md).
     """
 
@@ -104,11 +111,11 @@ class ZerothOrder(StrategyDefaults):
 
     @property
     def losses(self) -> int:
-        """How often a device goes through its data, or through what is `sampled` of it."""
+        """How many losses a device measures: passes over its data, or over the part that is `sampled`."""
         return 2 * self.num_z if self.sides == 2 else self.num_z + 1
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """So many forward passes over a round's samples; the memory of inference and a copy of the set."""
+        """`losses` forward passes over the round's samples; memory of inference and a copy of the set."""
         graph = f"loss.{self.tunable}"
         samples = float(self.losses * self._count(workload.samples))
         held = 2 * workload.weights_bytes + 4 * workload.values(self.tunable)
@@ -135,7 +142,7 @@ class ZerothOrder(StrategyDefaults):
         return TrainedUpdate(self.name, {"g": np.array(apart, np.float32)}, len(data), float(np.mean(losses)))
 
     def _drawn(self, data: LocalData, run: Run) -> LocalData:
-        """What of the data this round is measured on."""
+        """The samples on which this round's losses are measured."""
         if self.sampled == 1:
             return data
         rows = np.sort(run.rng().permutation(len(data))[: self._count(len(data))])
@@ -145,7 +152,7 @@ class ZerothOrder(StrategyDefaults):
         return ceil(self.sampled * samples)
 
     def _measured(self, model: DeviceModel, data: LocalData, run: Run) -> Iterator[float]:
-        """The losses, in order: there and back along each direction, or at the base and along each."""
+        """The losses in order: forth and back along each direction, or at the base and then along each."""
         probe = model.probe(self.tunable)
         length = self.eps * unit(model.weights, model.manifest.specs(self.tunable), self.sizing)
         if self.sides == 1:
@@ -159,7 +166,7 @@ class ZerothOrder(StrategyDefaults):
         return (TensorSpec("g", (self.num_z,)),)
 
     def doubt(self, update: Tensors, num_examples: int) -> str:
-        """Losses are from 0 to MOST_LOSS: no difference of two over eps or more is further from 0."""
+        """Reject scalars that no two losses from 0 to MOST_LOSS can give, over a distance of eps or more."""
         furthest, most = float(np.abs(update["g"]).max()), MOST_LOSS / self.eps
         if furthest <= most:
             return ""

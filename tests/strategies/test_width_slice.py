@@ -100,7 +100,7 @@ def test_a_member_that_is_no_part_of_the_main_model_is_refused(manifests, distri
     swapped = {"": manifests["half"], "half": manifests[""]}
     strategy = WidthSlice(members=("half",))
     for refuse in (lambda: strategy.derive(distributed.weights, swapped), lambda: strategy.lacks(swapped)):
-        with pytest.raises(TensorError, match="digits-wrn-10-1 is no narrower half"):
+        with pytest.raises(TensorError, match="digits-wrn-10-1 is not a narrower half"):
             refuse()
     strategy.lacks(manifests)
     assert isinstance(strategy, NeedsModels)

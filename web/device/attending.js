@@ -136,7 +136,7 @@ export class Attending {
     if (!next) return;
     this.#voice.task = next;
     this.done = false;
-    this.#environment.log("info", `on to task '${next}'`);
+    this.#environment.log("info", `going on to task '${next}'`);
     this.#duty.hello();
   }
 }

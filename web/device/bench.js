@@ -7,7 +7,7 @@ import * as classStatistics from "./class_statistics.js";
 import { EngineError, OutOfMemory } from "./errors.js";
 import { check } from "./flat.js";
 
-/** Words by which engines and browsers say that no more memory is to be had. */
+/** Words by which engines and browsers say that no more memory is available. */
 const NO_MEMORY = /bad_alloc|allocat|out of memory|memory access out of bounds|array buffer/i;
 
 /**
@@ -96,5 +96,5 @@ function ended(/** @type {any} */ strategy, /** @type {string} */ form) {
 function refined(error) {
   const mayBe = [RangeError, EngineError, WebAssembly.RuntimeError].some((one) => error instanceof one);
   if (!mayBe || !NO_MEMORY.test(String(error.message))) return error;
-  return new OutOfMemory(`no more memory is to be had: ${error.message}`);
+  return new OutOfMemory(`no more memory is available: ${error.message}`);
 }

@@ -79,7 +79,7 @@ export async function following(before, /** @type {Next} */ made) {
 /** A step of the round before, in all but its scalars like the last one in the tail. */
 async function scalarsOnly({ round, seed, base }, scalars, open) {
   const like = base.tail.at(-1);
-  if (!like) throw new LostTrack(`${open}: no step is known that it is like`);
+  if (!like) throw new LostTrack(`${open}: the previous step is not known here`);
   const { generator, tunable, lr, seeds } = like;
   const step = { round, generator, seed, tunable, lr, share: 1, scalars };
   return packed(step, typeof seeds === "bigint" ? seeds : null);

@@ -136,7 +136,7 @@ export class Holdings {
   /** How to get there. Raises as `missing` does. @param {any} base */
   async #way(base) {
     const found = await way(base, this.#stand, (/** @type {any} */ blob) => this.blobs.has(blob));
-    if (!found) throw new StaleBase(`base model after ${base.at} steps: this device has lost the line`);
+    if (!found) throw new StaleBase(`base model after ${base.at} steps: no replay state and no blob of the offer leads there`);
     return found;
   }
 

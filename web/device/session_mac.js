@@ -28,7 +28,7 @@ export class Pact {
     try {
       shared = await multiplied(own, aggregator);
     } catch {
-      throw new NotTrusted("the aggregator's key is none that can be agreed by");
+      throw new NotTrusted("the aggregator's key is not valid for key agreement");
     }
     const secret = await hmac(await keyed(shared), concat([PURPOSE, device, aggregator]));
     return new Pact(await keyed(secret));

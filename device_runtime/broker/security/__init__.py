@@ -1,1 +1,1 @@
-"""Enrolment, signatures, certificates, and what a broker lets a client do."""
+"""Enrolment of devices, signatures, certificates, and tests of a broker's access rights."""

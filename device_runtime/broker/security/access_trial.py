@@ -1,4 +1,4 @@
-"""What a broker lets a client do, found out by doing it; with MQTT 5, whose brokers say what they refuse."""
+"""Tests what a broker lets a client do, with MQTT 5, whose brokers say what they refuse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a broker said to a message. `known` is false for one that gives no reasons (MQTT 3.1.1)."""
+    """A broker's answer to a message. `known` is false for a broker that gives no reasons (MQTT 3.1.1)."""
 
     taken: bool
     reason: str = ""
@@ -29,9 +29,9 @@ class Answer:
 
 
 class AccessTrial:
-    """A connection for a look around: reads `filters`, publishes what it is told to, keeps what it hears.
+    """A test connection: subscribes to `filters`, publishes on request, keeps the messages it receives.
 
-    Tries MQTT 5, and 3.1.1 where the broker does not speak it (`version`). Raises BrokerUnreachable,
+    Tries MQTT 5, and 3.1.1 if the broker does not speak it (`version`). Raises BrokerUnreachable,
     BrokerRefused.
     """
 
@@ -46,7 +46,7 @@ class AccessTrial:
             self._open(replace(url, mqtt5=False))
 
     def publish(self, topic: str, payload: bytes) -> Answer:
-        """Publish with QoS 1, not retained, and wait for what the broker says."""
+        """Publish with QoS 1, not retained, and wait for the broker's answer."""
         sent = self._client.publish(topic, payload, qos=1)
         with self._changed:
             came = self._changed.wait_for(lambda: sent.mid in self._answers or self._lost, ANSWER_S)
@@ -56,7 +56,7 @@ class AccessTrial:
         return Answer(not code.is_failure, str(code).lower() if code.is_failure else "", self.version == 5)
 
     def hear(self, seconds: float) -> list[Received]:
-        """What comes in such a time, and came before."""
+        """The messages that came before, and that come in this time."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost, seconds)
         heard = []

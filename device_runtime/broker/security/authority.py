@@ -1,4 +1,4 @@
-"""Certificates of a broker of one's own: an authority, and what it signs. X.509, keys on the curve P-256."""
+"""Makes a certificate authority for brokers, and signs their certificates (X.509, curve P-256)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from device_runtime.broker.errors import BrokerError
 
 EARLY = timedelta(days=1)
-"""Certificates are valid from so long ago: clocks of devices may be slow."""
+"""Certificates are valid from this long before now, because clocks of devices may be slow."""
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
 class AuthorityError(BrokerError):
-    """A certificate that cannot be made: a name that is none, or an authority's file that is damaged."""
+    """A certificate that cannot be made: an invalid host name, or a damaged file of the authority."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its private key, as PEM texts. `until`: when it ends."""
+    """A certificate and its private key, as PEM texts. `until`: when it expires."""
 
     certificate: str
     key: str
@@ -40,10 +40,11 @@ class Pair:
 
 
 def make_authority(name: str, now: datetime, days: int, hosts: Sequence[str] = ()) -> Pair:
-    """One that signs brokers' certificates and nothing else. Newer Pythons insist on its key usage.
+    """Make an authority that signs brokers' certificates and nothing else. Newer Pythons need its key usage.
 
-    With `hosts`, certificates of others mean nothing by it (RFC 5280, 4.2.1.10): who gives it to a phone does
-    not trust the holder of its key with every site. Raises AuthorityError for a name that is none.
+    With `hosts`, its certificates for other hosts are invalid (name constraints, RFC 5280, 4.2.1.10): an
+    owner who installs it on a phone does not trust the holder of its key with every site. Raises
+    AuthorityError for an invalid host name.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
@@ -63,7 +64,7 @@ def make_authority(name: str, now: datetime, days: int, hosts: Sequence[str] = (
 
 
 def issue(authority: Pair | tuple[str, str], names: Sequence[str], now: datetime, days: int) -> Pair:
-    """A broker's certificate for these host names and IP addresses, the first of which is its subject.
+    """Issue a broker's certificate for these host names and IP addresses; the first is its subject.
 
     `authority` may be given as its two PEM texts. Raises AuthorityError.
     """
@@ -72,7 +73,7 @@ def issue(authority: Pair | tuple[str, str], names: Sequence[str], now: datetime
 
 
 def renew(authority: tuple[str, str], key: str, names: Sequence[str], valid: tuple[datetime, int]) -> Pair:
-    """Another certificate for a broker's key (PEM); `valid` from now on and for how many days.
+    """Issue a new certificate for a broker's key (PEM). `valid`: the present time, and for how many days.
 
     Raises AuthorityError.
     """
@@ -144,12 +145,12 @@ def _name(name: str) -> x509.GeneralName:
 
 
 def _subject(name: str) -> str:
-    """An address is put so that nobody takes it for a host name that the authority may not sign."""
+    """The subject; an address is worded so that it does not look like a host name outside the constraints."""
     return f"broker at {name}" if isinstance(_name(name), x509.IPAddress) else name[:64]
 
 
 def _constraint(host: str) -> x509.GeneralName:
-    """That name or address, and what is below a name."""
+    """A constraint to this address, or to this name and the names below it."""
     name = _name(host)
     if isinstance(name, x509.IPAddress):
         return x509.IPAddress(ipaddress.ip_network(name.value))

@@ -1,4 +1,4 @@
-"""A broker's certificate, as whoever connects sees it: whether it is believed, of whom, and until when."""
+"""Examines a broker's certificate: whether a client trusts it, who issued it, when it expires."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from device_runtime.broker.errors import BrokerUnreachable
 from device_runtime.broker.wire.url import BrokerUrl
 
 NOT_YET, EXPIRED, OTHER_NAME, OTHER_ADDRESS = 9, 10, 62, 64
-"""Reasons of OpenSSL (X509_V_ERR_...) for not believing a certificate that its authority has signed."""
+"""Reasons of OpenSSL (X509_V_ERR_...) to refuse a certificate that its authority has signed."""
 
 
 class CertificateRefused(BrokerUnreachable):
-    """The certificate is not to be believed; `code` says why, as OpenSSL numbers it (0: it says nothing)."""
+    """The certificate is not trusted. `code`: the number of OpenSSL's reason, 0 if it gives none."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
@@ -23,7 +23,10 @@ class CertificateRefused(BrokerUnreachable):
 
 @dataclass(frozen=True)
 class PeerCertificate:
-    """Times in seconds since 1970. `subject` and `issuer` are common names, `protocol` is "TLSv1.3"."""
+    """A broker's certificate, and the version of TLS.
+
+    Times are in seconds since 1970. `subject` and `issuer` are common names, `protocol` is like "TLSv1.3".
+    """
 
     subject: str
     issuer: str
@@ -33,7 +36,7 @@ class PeerCertificate:
 
 
 def examine(url: BrokerUrl, timeout_s: float = 5.0) -> PeerCertificate:
-    """Shake hands with the broker as `Link` would. Raises CertificateRefused, OSError, UrlError."""
+    """Do the TLS handshake as `Link` would. Raises CertificateRefused, OSError, UrlError."""
     context = url.tls.context()
     with socket.create_connection((url.host, url.port), timeout=timeout_s) as plain:
         try:
@@ -53,6 +56,6 @@ def examine(url: BrokerUrl, timeout_s: float = 5.0) -> PeerCertificate:
 
 
 def _common_name(parts: object) -> str:
-    """Of a name as `getpeercert` gives it: a tuple of tuples of pairs."""
+    """The common name in a name as `getpeercert` gives it: a tuple of tuples of pairs."""
     pairs = [pair for part in parts for pair in part] if isinstance(parts, tuple) else []
     return str(dict(pairs).get("commonName", "nobody"))

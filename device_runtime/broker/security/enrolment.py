@@ -1,6 +1,7 @@
-"""What a device is given when it is enrolled: where the broker is, who it is there, whom to believe.
+"""A device's enrolment: the broker's address, the device's name and password there, and keys.
 
-It travels as one word to paste, and lies in the device's folder as JSON that only its owner may read.
+It is handed over as a token, one word to paste, and kept in the device's folder as JSON that only the owner
+may read.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import BrokerUrl
 
 FILE = "enrolment.json"
-"""In a device's folder."""
+"""The file's name in a device's folder."""
 PREFIX = "fl1."
-"""A token begins with it: its form."""
+"""The start of a token, which names its format."""
 TOKEN_LIMIT = 16 * 1024
 """Characters. A longer token is not read."""
 _CHECK_BYTES = 4
 
 
 class EnrolmentError(BrokerError):
-    """A token or a kept enrolment that cannot be used."""
+    """A token or a stored enrolment that cannot be used."""
 
 
 class Enrolment(msgspec.Struct, frozen=True, array_like=True):
-    """One device's. `authority` is the certificate of the broker's authority (DER), `key` the aggregator's
-    public key (32 bytes), `issued` the moment of enrolment in seconds since 1970, by the operator's clock.
+    """The enrolment of one device.
 
-    `secret` (32 bytes) is the device's own key, by which it signs what it says. Unlike the password, it never
-    goes to the broker. It is empty in enrolments of earlier versions.
+    `authority` is the certificate of the broker's authority (DER), `key` the aggregator's public key (32
+    bytes), `issued` the time of enrolment in seconds since 1970, by the operator's clock. `secret` (32 bytes)
+    is the device's own key, which signs its messages. Unlike the password, it never goes to the broker. It is
+    empty in enrolments of earlier versions.
     """
 
     url: str
@@ -69,7 +71,10 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def client_id(self) -> str:
-        """One that others cannot guess: a broker ends the older of two connections of the same one."""
+        """An MQTT client id that others cannot guess.
+
+        A broker ends the older of two connections with the same id.
+        """
         return f"{self.name}-{hashlib.sha256(self.password.encode()).hexdigest()[:8]}"
 
     def at(self, url: BrokerUrl) -> BrokerUrl:
@@ -85,13 +90,13 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def token(self) -> str:
-        """All of it in one word of letters, digits, '.', '-' and '_'."""
+        """The enrolment as one word of letters, digits, '.', '-' and '_'."""
         data = msgspec.msgpack.encode(self)
         return PREFIX + base64.urlsafe_b64encode(data + _check(data)).decode().rstrip("=")
 
     @classmethod
     def of_token(cls, token: str) -> Enrolment:
-        """Read a token. Raises EnrolmentError, whose text holds none of it."""
+        """Read a token. Raises EnrolmentError, whose text has no part of the token."""
         text = token.strip()
         if not text.startswith(PREFIX) or len(text) > TOKEN_LIMIT:
             raise EnrolmentError(f"not a token of an enrolment: it begins with {PREFIX!r}, paste it whole")
@@ -107,7 +112,7 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
             raise EnrolmentError(f"the token of the enrolment cannot be used: {error}") from None
 
     def save(self, folder: Path) -> None:
-        """Keep it, durably, in place of what was; its owner alone can read it. Raises EnrolmentError."""
+        """Store it durably, in place of an earlier one; only the owner can read it. Raises EnrolmentError."""
         beside = folder / f".{FILE}.{secrets.token_hex(4)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +129,7 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def load(cls, folder: Path) -> Enrolment | None:
-        """What is kept there, if anything is. Raises EnrolmentError for what cannot be read."""
+        """The enrolment in this folder, if there is one. Raises EnrolmentError if it cannot be read."""
         path = folder / FILE
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)

@@ -1,8 +1,8 @@
-"""Signs and verifies (Ed25519) what the aggregator offers, and what enrolled devices say.
+"""Signs and verifies round offers and the messages of enrolled devices (Ed25519).
 
-An offer is signed with its topic and its time of issue, so that what was said to one device is not an offer
-to another. A device signs its hellos, plans and contributions with their topic, which has its name. What is
-said in few bytes has no signature (see `pact`).
+An offer is signed with its topic and its time of issue, so that an offer to one device is not valid for
+another. A device signs its hellos, plans and contributions with their topic, which has its name. Compact
+messages have no signature but a MAC (see `session_mac`).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from device_runtime.broker.wire.partial_blob import sync_folder
 from device_runtime.broker.wire.session_mac import Pact
 
 KEY_BYTES = 32
-_PURPOSE = b"device-runtime offer/1\0"
-_SUCCESSION = b"device-runtime succession/1\0"
-_OF_DEVICE = b"device-runtime device/1\0"
+_OFFER_PURPOSE = b"device-runtime offer/1\0"
+_SUCCESSION_PURPOSE = b"device-runtime succession/1\0"
+_DEVICE_PURPOSE = b"device-runtime device/1\0"
 
 
 class KeyFileError(BrokerError):
-    """A private key that cannot be read or kept."""
+    """A private key that cannot be read or stored."""
 
 
 class NotTrusted(MessageError):
-    """A message that is not from whom it claims to be: this aggregator, or an enrolled device."""
+    """A message that is not signed by its claimed sender: this aggregator, or an enrolled device."""
 
 
 class Signer:
-    """The aggregator's key. `public` (32 bytes) is what devices are enrolled with."""
+    """The aggregator's signing key. Devices get its `public` key (32 bytes) when they are enrolled."""
 
     def __init__(self, secret: bytes) -> None:
         """`secret`: 32 random bytes."""
@@ -53,10 +53,10 @@ class Signer:
 
     @classmethod
     def kept(cls, path: Path) -> Signer:
-        """The key in this file (64 hex digits, mode 0600), made on first need. Raises KeyFileError."""
+        """The key in this file (64 hex digits, mode 0600), which is made if missing. Raises KeyFileError."""
         try:
             if not path.exists():
-                _keep(path, secrets.token_bytes(KEY_BYTES))
+                _write_key(path, secrets.token_bytes(KEY_BYTES))
             secret = bytes.fromhex(path.read_text("ascii"))
         except OSError as error:
             why = error.strerror or error
@@ -68,25 +68,28 @@ class Signer:
         return cls(secret)
 
     def seal(self, topic: str, offer: Offer, issued: int, successions: tuple[Succession, ...] = ()) -> bytes:
-        """The payload to publish there. `issued`: seconds since 1970; `successions` as in Signed."""
+        """The signed offer, to publish on this topic. `issued`: seconds since 1970; the rest as in Signed."""
         payload = encode(offer)
-        signature = self._key.sign(_signed(topic, issued, payload)).signature
+        signature = self._key.sign(_offer_bytes(topic, issued, payload)).signature
         return encode(Signed(issued=issued, signature=signature, offer=payload, successions=successions))
 
     def succeeded(self, new: bytes, made: int) -> Succession:
-        """That this key is followed by the public one `new`."""
-        signature = self._key.sign(_succession(self.public, new, made)).signature
+        """The signed statement that the public key `new` follows this key."""
+        signature = self._key.sign(_succession_bytes(self.public, new, made)).signature
         return Succession(self.public, new, made, signature)
 
     def agree(self, device: bytes) -> Pact:
-        """With a device that has said this. Raises MessageError for what is no key."""
+        """The secret shared with the process of a device, by its public key for MACs.
+
+        Raises MessageError for an invalid key.
+        """
         return session_mac.of_aggregator(bytes(self._key.to_curve25519_private_key()), device)
 
 
 class Verifier:
     """The key of one aggregator, as a device knows it. Raises NotTrusted when `public` is no key.
 
-    `public` changes when an offer is signed by a successor that this key, or its successor, has signed.
+    `public` changes when an offer is signed by a successor of this key; each key has signed the next one.
     """
 
     def __init__(self, public: bytes) -> None:
@@ -97,7 +100,7 @@ class Verifier:
             raise NotTrusted(f"the aggregator's key has {len(public)} bytes, expected {KEY_BYTES}") from None
 
     def open(self, topic: str, payload: bytes) -> tuple[Offer, int]:
-        """The offer in a payload that came on this topic, and when it was issued.
+        """The offer in a payload that came on this topic, and when it was issued; both verified.
 
         Raises NotTrusted for one that is unsigned or another's, MessageError for what is no offer at all.
         """
@@ -105,11 +108,11 @@ class Verifier:
             sealed = decode(payload, Signed)
         except MessageError as error:
             raise NotTrusted(f"offer on {topic} refused: it is not signed ({error})") from None
-        said = _signed(topic, sealed.issued, sealed.offer)
-        signer = _last(self._key, sealed.successions)
-        if _holds(self._key, said, sealed.signature):
+        content = _offer_bytes(topic, sealed.issued, sealed.offer)
+        signer = _last_key(self._key, sealed.successions)
+        if _is_valid(self._key, content, sealed.signature):
             pass
-        elif signer != self._key and _holds(signer, said, sealed.signature):
+        elif signer != self._key and _is_valid(signer, content, sealed.signature):
             self._key, self.public = signer, bytes(signer)
         else:
             name = fingerprint(bytes(self._key))
@@ -120,33 +123,38 @@ class Verifier:
         return decode(sealed.offer, Offer), sealed.issued
 
     def agree(self, secret: bytes) -> Pact:
-        """By a secret half of the device's own. Raises NotTrusted where the aggregator's key is no point."""
+        """The secret shared with the aggregator, by a secret key of this device for MACs.
+
+        Raises NotTrusted when the aggregator's key is not a point on the curve.
+        """
         try:
             return session_mac.of_device(secret, bytes(self._key.to_curve25519_public_key()))
         except (CryptoError, MessageError):
             name = fingerprint(bytes(self._key))
-            raise NotTrusted(f"the aggregator's key {name} is none that can be agreed by") from None
+            raise NotTrusted(f"the aggregator's key {name} is not valid for key agreement") from None
 
 
-def _last(key: VerifyKey, successions: tuple[Succession, ...]) -> VerifyKey:
-    """The key that a chain leads to from this one, as far as each link is signed by the one before."""
+def _last_key(key: VerifyKey, successions: tuple[Succession, ...]) -> VerifyKey:
+    """The last key of a chain of successions from this key, as far as each key has signed the next one."""
     for link in successions:
-        if link.old == bytes(key) and _holds(key, _succession(link.old, link.new, link.made), link.signature):
+        if link.old == bytes(key) and _is_valid(
+            key, _succession_bytes(link.old, link.new, link.made), link.signature
+        ):
             with suppress(ValueError):
                 key = VerifyKey(link.new)
     return key
 
 
-def _holds(key: VerifyKey, said: bytes, signature: bytes) -> bool:
+def _is_valid(key: VerifyKey, content: bytes, signature: bytes) -> bool:
     try:
-        key.verify(said, signature)
+        key.verify(content, signature)
     except (BadSignatureError, ValueError):
         return False
     return True
 
 
 class DeviceSigner:
-    """A device's own key. `public` (32 bytes) is what the register of the enrolment has of it."""
+    """A device's own signing key. The register of devices has its `public` key (32 bytes)."""
 
     def __init__(self, secret: bytes) -> None:
         """`secret`: 32 random bytes."""
@@ -154,13 +162,13 @@ class DeviceSigner:
         self.public = bytes(self._key.verify_key)
 
     def seal(self, topic: str, payload: bytes) -> bytes:
-        """The payload to publish there, of an encoded message."""
-        signature = self._key.sign(_of_device(topic, payload)).signature
+        """The signed message, to publish on this topic; `payload` is an encoded message."""
+        signature = self._key.sign(_device_bytes(topic, payload)).signature
         return encode(FromDevice(signature=signature, message=payload))
 
 
 def said_by(public: bytes, topic: str, payload: bytes) -> bytes:
-    """The encoded message in a payload that came on this topic, signed by the device with this public key.
+    """The encoded message in a payload that came on this topic, verified by the device's public key.
 
     Raises NotTrusted for one that is unsigned or another's.
     """
@@ -169,7 +177,7 @@ def said_by(public: bytes, topic: str, payload: bytes) -> bytes:
     except MessageError as error:
         raise NotTrusted(f"message on {topic} refused: it is not signed ({error})") from None
     try:
-        VerifyKey(public).verify(_of_device(topic, sealed.message), sealed.signature)
+        VerifyKey(public).verify(_device_bytes(topic, sealed.message), sealed.signature)
     except (BadSignatureError, ValueError):
         raise NotTrusted(
             f"message on {topic} refused: it is not signed by the device that was enrolled (key "
@@ -179,24 +187,24 @@ def said_by(public: bytes, topic: str, payload: bytes) -> bytes:
 
 
 def fingerprint(public: bytes) -> str:
-    """Of a key, for people: its first 8 bytes."""
+    """The first 8 bytes of a key in hex digits, for people."""
     return public[:8].hex()
 
 
-def _signed(topic: str, issued: int, payload: bytes) -> bytes:
-    return b"".join((_PURPOSE, topic.encode(), b"\0", issued.to_bytes(8, "big"), payload))
+def _offer_bytes(topic: str, issued: int, payload: bytes) -> bytes:
+    return b"".join((_OFFER_PURPOSE, topic.encode(), b"\0", issued.to_bytes(8, "big"), payload))
 
 
-def _succession(old: bytes, new: bytes, made: int) -> bytes:
-    return b"".join((_SUCCESSION, old, new, made.to_bytes(8, "big")))
+def _succession_bytes(old: bytes, new: bytes, made: int) -> bytes:
+    return b"".join((_SUCCESSION_PURPOSE, old, new, made.to_bytes(8, "big")))
 
 
-def _of_device(topic: str, payload: bytes) -> bytes:
-    return b"".join((_OF_DEVICE, topic.encode(), b"\0", payload))
+def _device_bytes(topic: str, payload: bytes) -> bytes:
+    return b"".join((_DEVICE_PURPOSE, topic.encode(), b"\0", payload))
 
 
-def _keep(path: Path, secret: bytes) -> None:
-    """All of it or nothing, and never over another: a key that is cut or changes locks out every device."""
+def _write_key(path: Path, secret: bytes) -> None:
+    """Write a key file as a whole, and never over another: a damaged or new key locks out every device."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -204,7 +212,7 @@ def _keep(path: Path, secret: bytes) -> None:
             file.write(secret.hex() + "\n")
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):  # somebody else was first: theirs it is
+        with suppress(FileExistsError):  # another process was first: its key is used
             os.link(beside, path)
         sync_folder(path.parent)
     finally:

@@ -1,1 +1,1 @@
-"""Brokers that this package starts and sets up: Mosquitto and amqtt."""
+"""Starts and sets up brokers: Mosquitto and amqtt."""

@@ -1,7 +1,8 @@
-"""amqtt in a thread of this process: a broker without anything to install, for demonstrations on one machine.
+"""Runs the broker amqtt in a thread of this process, for demonstrations on one machine.
 
-It never enforces keep-alive, so a frozen device has no last will; it has no access list for retained
-messages; it drops what is in flight when a client disconnects. It is therefore bound to this machine.
+Nothing but the Python package needs to be installed. amqtt never enforces keep-alive, so a frozen device has
+no last will; it has no access list for retained messages; it drops messages in flight when a client
+disconnects. It therefore serves this machine only.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STOP_S = 5.0
 
 
 class Embedded:
-    """A running amqtt. Raises BrokerStartError when it cannot be started, or not as asked."""
+    """A running amqtt. Raises BrokerStartError when it cannot be started with these options."""
 
     def __init__(self, options: BrokerOptions | None = None, why: str = "asked for") -> None:
         self.options = options or BrokerOptions()
@@ -64,7 +65,7 @@ class Embedded:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """End it and its thread."""
+        """Stop it and its thread."""
         if self.alive:
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(2 * STOP_S)
@@ -75,7 +76,7 @@ class Embedded:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve())
-        except Exception as error:  # whatever amqtt raises is told to the thread that waits
+        except Exception as error:  # the constructor, which waits, raises whatever amqtt raised
             self._failure = str(error).replace("\n", " ") or type(error).__name__
         finally:
             self._settled.set()
@@ -98,12 +99,12 @@ class Embedded:
         except asyncio.TimeoutError:
             logging.getLogger(__name__).debug("%s did not end in %s s", self.name, STOP_S)
         finally:
-            for server in broker._servers.values():  # one that waits for its clients would keep the port
+            for server in broker._servers.values():  # a server that waits for its clients keeps the port
                 getattr(server.instance, "server", server.instance).close()
 
 
 class _Broker(Broker):  # type: ignore[misc]  # amqtt is not read by mypy
-    """Of pages, only those of this machine get in: those of any site, in a browser here, could reach it."""
+    """Admits web pages of this machine only: a browser here lets a page of any site connect."""
 
     async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:
         origin = websocket.request.headers.get("Origin") if websocket.request else None
@@ -114,10 +115,10 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt is not read by mypy
 
 
 class _Settled(dict[str, Any]):
-    """A dict that is walked through as it was when the walk began.
+    """A dict that iterates over a snapshot of itself.
 
-    amqtt walks through its tables while it waits for clients, and others change them meanwhile: it then
-    dropped whoever was just connecting ("dictionary changed size during iteration", amqtt 0.12.1).
+    amqtt iterates over its tables while it waits for clients, and other tasks change them meanwhile: it then
+    dropped a client that was connecting ("dictionary changed size during iteration", amqtt 0.12.1).
     """
 
     def __iter__(self) -> Iterator[str]:

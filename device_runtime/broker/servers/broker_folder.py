@@ -1,8 +1,8 @@
-"""The folder of a broker that is set up for production: what it is called, its secrets, its devices.
+"""The folder of a production broker: its names, keys, passwords and devices.
 
-Made by `found`, never written over. Files that hold a secret are 0600; whoever runs Mosquitto owns what it
-reads. What the aggregator needs are `site.json`, `ca.pem`, the two files called `aggregator`, `devices.json`
-and, where its key has changed, `successions.json`.
+`production.found` makes it, and never overwrites one. Files that hold a secret have mode 0600; Mosquitto's
+user owns the files that Mosquitto reads. The aggregator needs `site.json`, `ca.pem`, `aggregator.key`,
+`aggregator.password`, `devices.json` and, if its key has changed, `successions.json`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ DEVICES = "devices.json"
 LINKS = "links.json"
 AGGREGATOR_KEY, AGGREGATOR_PASSWORD = "aggregator.key", "aggregator.password"
 SUCCESSIONS = "successions.json"
-"""How the aggregator's key changed, see `rotate_key`."""
+"""The file with the changes of the aggregator's key, see `rotate_key`."""
 MOST_SUCCESSIONS = 16
 SHOWN_S = 365 * 86400
-"""Seconds for which a change of key is told with every offer."""
+"""Seconds for which a change of key is sent with every offer."""
 ISSUED = "issued"
-"""Up to when offers may have been issued, in seconds since 1970."""
+"""The file with the latest time at which offers may have been issued, in seconds since 1970."""
 
 
 class SiteError(BrokerError):
-    """A folder of a broker that is not one, is damaged, or would be written over."""
+    """A broker's folder that is missing, damaged or invalid, or would be overwritten."""
 
 
 class BrokerSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `site.json` says. `names`: hosts and addresses in the certificate, the first is told to devices.
+    """The settings of a production broker, as in `site.json`.
 
-    `listen`: the address to listen at, "" for all; `websockets`: a second port, 0 for none; `run_as`: the
-    system's user that Mosquitto becomes when it is started as root.
+    `names`: host names and addresses in the certificate; devices connect to the first. `listen`: the address
+    to listen at, "" for all. `websockets`: a second port, 0 for none. `run_as`: the system's user that
+    Mosquitto becomes when it is started as root.
     """
 
     names: tuple[str, ...]
@@ -67,7 +68,7 @@ class BrokerSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def web_url(self) -> str:
-        """Over WebSockets. Raises SiteError when there are none."""
+        """The URL of its WebSockets. Raises SiteError when it has none."""
         if not self.websockets:
             raise SiteError(
                 "this broker has no WebSockets: `broker init --websockets PORT` makes one that has"
@@ -80,7 +81,7 @@ class BrokerSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class BrokerFolder:
-    """A folder with a site in it. Raises SiteError when it is none."""
+    """The folder of a production broker, opened. Raises SiteError when it is none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -97,12 +98,15 @@ class BrokerFolder:
 
     @property
     def signer(self) -> Signer:
-        """The aggregator's key, made on first need. Raises KeyFileError."""
+        """The aggregator's signing key, made when it is first needed. Raises KeyFileError."""
         return Signer.kept(self.folder / AGGREGATOR_KEY)
 
     @property
     def successions(self) -> tuple[Succession, ...]:
-        """From the aggregator's keys of before to its own, the oldest first. Raises SiteError."""
+        """The changes from the aggregator's earlier keys to its present one, the oldest first.
+
+        Raises SiteError.
+        """
         if not (self.folder / SUCCESSIONS).exists():
             return ()
         try:
@@ -112,7 +116,7 @@ class BrokerFolder:
 
     @property
     def authority(self) -> bytes:
-        """Its certificate (DER). Raises SiteError."""
+        """The certificate of the broker's authority (DER). Raises SiteError."""
         try:
             return ssl.PEM_cert_to_DER_cert(self.read(CA))
         except ValueError as error:
@@ -120,7 +124,7 @@ class BrokerFolder:
 
     @property
     def for_aggregator(self) -> BrokerUrl:
-        """The broker, as its aggregator connects to it. Raises SiteError."""
+        """The broker's address with the aggregator's user name and password. Raises SiteError."""
         password = self.read(AGGREGATOR_PASSWORD).strip()
         url = BrokerUrl.parse(self.site.url, TLS(ca=self.folder / CA))
         return replace(url, user=self.site.aggregator, password=password)
@@ -133,21 +137,22 @@ class BrokerFolder:
             raise SiteError(f"{self.folder / name} cannot be read: {error}") from None
 
     def write(self, name: str, text: str) -> None:
-        """Put this text in place of a file's, keeping its owner; 0600. Raises SiteError."""
+        """Replace a file's text, with mode 0600 and the owner as before. Raises SiteError."""
         write(self.folder / name, text)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Of two that change what is enrolled, or the key, at once, one waits: neither's change is lost."""
+        """Lock the folder while the enrolled devices or the key change: of two processes, one waits."""
         with (self.folder / SITE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
 def rotate_key(opened: BrokerFolder, now: int) -> Signer:
-    """Give the aggregator a new key, which its old one signs. Returns it. Raises SiteError, KeyFileError.
+    """Give the aggregator a new key, which its old key signs. Returns the new one.
 
-    The statement is on the disk first: without its key it changes nothing, and is replaced by the next one.
+    The signed change is stored before the key: if the key is not stored after it, the change has no effect
+    and the next rotation replaces it. Raises SiteError, KeyFileError.
     """
     secret = secrets.token_bytes(KEY_BYTES)
     new = Signer(secret)
@@ -161,7 +166,7 @@ def rotate_key(opened: BrokerFolder, now: int) -> Signer:
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
-    """All of it or nothing, on the disk when this returns. Raises SiteError."""
+    """Write a whole file or nothing, durably, keeping the owner of an earlier one. Raises SiteError."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:

@@ -1,4 +1,4 @@
-"""Start a broker of our own: Mosquitto when this machine has it, amqtt in this process otherwise."""
+"""Starts a broker: Mosquitto when this machine has it, amqtt in this process otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ CHOICES: tuple[Choice, ...] = get_args(Choice)
 
 
 def start(kind: Choice = "auto", options: BrokerOptions | None = None) -> RunningBroker:
-    """A broker that accepts connections. Its `why` says why it is this one. Raises BrokerStartError."""
+    """Start a broker, and wait until it accepts connections. Raises BrokerStartError.
+
+    Its `why` says why this kind was chosen.
+    """
     if kind == "mosquitto":
         return mosquitto.Mosquitto(options)
     if kind == "amqtt":

@@ -1,8 +1,8 @@
-"""Processes that end when the one that started them does, whatever signal or crash ends that.
+"""Processes that end when their starter ends, whatever signal or crash ends it.
 
 The kernel closes the files of a process that ends. So each dependent process holds one end of a pipe or
-socket whose other end the starter alone holds, and ends when that is closed. Linux has a signal for the death
-of a parent too, but that one already comes when the *thread* ends that started the process.
+socket whose other end only the starter holds, and ends when that is closed. Linux can also signal the death
+of a parent, but it sends that signal as soon as the *thread* ends that started the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 GRACE_S = 1
 """Seconds that a program gets to end by itself when its starter is gone; then it is killed."""
 
-# A shell stands between us and a program that is not ours. It holds the reading end of the pipe. It unsets
+# A shell runs the program, which knows nothing of this, and holds the reading end of the pipe. It unsets
 # NOTIFY_SOCKET, by which the program would tell systemd in our name that we are ready.
 _KEEPER = f"""
 unset NOTIFY_SOCKET
@@ -34,14 +34,16 @@ exit "$code"
 
 
 class Dependent:
-    """A running program that ends when this process does. What it prints goes to the file `log`.
+    """A running program that ends when this process does. Its output goes to the file `log`.
 
-    It is in a session of its own: Ctrl-C in the terminal is for this process, which then ends it.
+    It has a session of its own, so that Ctrl-C in the terminal reaches this process only, which then ends it.
     """
 
     def __init__(self, words: Sequence[str], log: Path) -> None:
-        """Starts the program. Raises OSError where there is no shell, or `log` cannot be written; a program
-        that cannot be started is one that ends with code 126 or 127.
+        """Starts the program.
+
+        Raises OSError when there is no shell, or `log` cannot be written. A program that cannot be started
+        ends with code 126 or 127.
         """
         with log.open("wb") as out:
             self._shell = subprocess.Popen(
@@ -60,11 +62,11 @@ class Dependent:
 
     @property
     def ended(self) -> int | None:
-        """With which code it ended (128 and its number after a signal); None while it runs."""
+        """Its exit code (128 plus the number of the signal that ended it); None while it runs."""
         return self._shell.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal; nothing happens where it has ended."""
+        """Sends it a signal, unless it has ended."""
         if self.pid and self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -74,7 +76,7 @@ class Dependent:
         return self._shell.wait(timeout_s)
 
     def stop(self, within_s: float) -> None:
-        """Asks it to end by SIGTERM, kills it after so many seconds, and waits for its end."""
+        """Sends it SIGTERM, kills it after `within_s` seconds, and waits for its end."""
         self.signal(signal.SIGTERM)
         try:
             self.wait(within_s)
@@ -83,7 +85,7 @@ class Dependent:
         self.close()
 
     def close(self) -> None:
-        """Waits for its end, and lets go of the pipe. May be called twice."""
+        """Waits for its end, and closes the pipe. May be called twice."""
         self.wait()
         for pipe in (self._shell.stdin, self._shell.stdout):
             if pipe:
@@ -91,17 +93,16 @@ class Dependent:
 
 
 def end_when_alone(number: int, before: Callable[[], object] = lambda: None) -> None:
-    """Ends this process as soon as nobody has the other end of this open file (a pipe or socket) any more;
-    `before` is called first.
+    """Ends this process as soon as the other end of this open file (a pipe or socket) is closed.
 
-    It is watched on a thread, so that the end comes in the middle of any work.
+    `before` is called first. A thread watches the file, so that any work is interrupted.
     """
     threading.Thread(target=_watch, args=(number, before), daemon=True).start()
 
 
 def _watch(number: int, before: Callable[[], object]) -> None:
     poll = select.poll()
-    poll.register(number, 0)  # that the other end is closed is told unasked
+    poll.register(number, 0)  # poll reports a closed other end in any case
     while not poll.poll():
         pass
     try:

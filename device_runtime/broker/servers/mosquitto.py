@@ -1,4 +1,4 @@
-"""Mosquitto as a child process, configured for federated learning; it does not outlive its parent."""
+"""Runs Mosquitto as a child process, configured for federated learning; it ends with its parent."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .server import WEB_USER, BrokerOptions, accepts, find_ports, url_of, web_ur
 START_S = 60.0
 """Seconds in which it must accept connections."""
 SETTLE_S = 2.0
-"""Seconds for versions that do not say that they run: if they still live then, they do."""
+"""Seconds to wait for versions that do not log that they run: if still alive then, they do."""
 STOP_S = 5.0
 """Seconds it gets to end by itself."""
 MESSAGE_BYTES = 512 * 1024
-"""A larger payload is dropped by the broker: twice what the protocol ever sends."""
+"""The broker drops a larger payload; this is twice the largest of the protocol."""
 QUEUE_BYTES = 256 * 1024**2
-"""What waits for one client at most: a slow aggregator must not take all the memory."""
+"""The most bytes that wait for one client: a slow aggregator must not take all the memory."""
 MEMORY_BYTES = 2 * 1024**3 - 1
-"""The most memory that the broker takes, retained messages included; a client that needs more is cut off."""
+"""The most memory that the broker takes, with retained messages; a client that needs more is disconnected."""
 CONNECTIONS = 100_000
-"""At each listener, as many as an aggregator knows devices."""
+"""The most connections at each listener: as many as an aggregator knows devices."""
 LIMITS = (
     "max_queued_messages 100000",
     f"max_queued_bytes {QUEUE_BYTES}",
@@ -44,13 +44,15 @@ LIMITS = (
     "persistent_client_expiration 1h",
     "set_tcp_nodelay true",
 )
-"""Lines of a configuration. The default of 1000 messages drops most of a burst while acknowledging it all. No
-client of ours has a session that outlives its connection.
+"""Lines of a configuration.
+
+With Mosquitto's default of 1000 queued messages it drops most of a burst, but acknowledges all of it. The
+sessions of our clients do not outlive their connections, so persistent clients may expire early.
 """
 
 
 def find() -> str | None:
-    """The program, on PATH or where distributions hide it from ordinary users."""
+    """The path of the program, on PATH or in folders that are not on an ordinary user's; None without it."""
     return shutil.which("mosquitto") or shutil.which(
         "mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
     )
@@ -59,7 +61,7 @@ def find() -> str | None:
 class Mosquitto:
     """A running Mosquitto. Raises BrokerStartError when it cannot be started.
 
-    `stop` lets it write down what it keeps; `kill` does not, as a power cut would not.
+    `stop` lets it save its persistent state; `kill` does not, like a power cut.
     """
 
     def __init__(self, options: BrokerOptions | None = None, why: str = "asked for") -> None:
@@ -102,12 +104,12 @@ class Mosquitto:
         return self._process.pid
 
     def stop(self) -> None:
-        """End it in order, within STOP_S."""
+        """Ask it to end, and kill it after STOP_S."""
         self._process.stop(STOP_S)
         self._let_go()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill it at once, like a crash."""
         self._process.signal(signal.SIGKILL)
         self._process.close()
         self._let_go()
@@ -133,7 +135,7 @@ class Mosquitto:
         return "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host  # noqa: S104
 
     def _is_ready(self) -> bool:
-        """It listens before it reads its certificates, and may still fail: wait for its "running"."""
+        """Wait for "running" in its log: it listens before it reads its certificates, and may still fail."""
         if not accepts(self._probe_host(), self.port, START_S, lambda: self.alive):
             return False
         end = time.monotonic() + SETTLE_S
@@ -154,10 +156,10 @@ class Mosquitto:
 
 
 def configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> str:
-    """The text of mosquitto.conf for a child; for a broker of your own see `production`. `ports`: of MQTT
-    and of WebSockets. What is said of who gets in is of the listener above it, or of both.
+    """The text of mosquitto.conf for a child process; `production` has that of a production broker.
 
-    As root it would drop to a user who cannot read our files.
+    `ports`: of MQTT and of WebSockets. Lines about access are for the listener above them, or for both. As
+    root, Mosquitto would become a user who cannot read our files, so that `user root` is set.
     """
     closed_page = options.web is not None and not options.closed
     lines = [
@@ -200,7 +202,7 @@ def _tls(options: BrokerOptions) -> Iterator[str]:
 
 
 def access_list(options: BrokerOptions) -> str:
-    """Each device writes the topics of `up` and reads `dn` on its own branch, and reads what is for all."""
+    """The access list: a device writes `up` and reads `dn` on its own branch, and reads `all`."""
     written = "".join(f"pattern write {topics.up('%u', leaf)}\n" for leaf in topics.UP)
     return f"""user {options.aggregator}
 topic readwrite fl/v1/#
@@ -218,7 +220,7 @@ def hash_passwords(options: BrokerOptions) -> str:
 
 
 def is_of_password(line: str, password: str) -> bool:
-    """Whether a line of `hash_passwords` is of this password."""
+    """Whether a line of `hash_passwords` is for this password."""
     kept = line.rpartition("$7$101$")[2]
     try:
         salt = base64.b64decode(kept.partition("$")[0], validate=True)

@@ -1,4 +1,4 @@
-"""Setting up a broker for production: certificates, credentials, Mosquitto's configuration."""
+"""Sets up a broker for production: certificates, credentials, Mosquitto's configuration."""
 
 from __future__ import annotations
 
@@ -38,13 +38,16 @@ from .server import BrokerOptions
 
 CA_DAYS = 3650
 SERVER_DAYS = 825
-"""The longest that some platforms accept."""
+"""Days that a broker's certificate is valid: the most that some platforms accept."""
 AUTOSAVE_S = 60
-"""Seconds between writings of what is retained: aggregators say it anew, should it be lost."""
+"""Seconds between saves of retained messages; aggregators publish them again if they are lost."""
 KEEPALIVE_S = 300
-"""Seconds. Who wants to be silent for longer is not let in (MQTT 3.1.1) or told this (5); ours say 30."""
+"""Seconds. The broker refuses a client with a longer keep-alive (MQTT 3.1.1) or gives it this one (MQTT 5).
+
+Our own clients use 30 seconds.
+"""
 BEGUN = ".begun"
-"""There while a folder is being made: what else is there then was never told to anybody."""
+"""A file that exists while a folder is being made: until it is gone, the keys beside it are in no use."""
 _PUBLIC = (CA, SERVER, SITE, CONFIGURATION, ACCESS)
 _FOR_MOSQUITTO = (CA, SERVER, SERVER_KEY, CONFIGURATION, ACCESS, PASSWORDS, DATA)
 
@@ -52,8 +55,8 @@ _FOR_MOSQUITTO = (CA, SERVER, SERVER_KEY, CONFIGURATION, ACCESS, PASSWORDS, DATA
 def found(folder: Path, site: BrokerSite, now: datetime, days: int = SERVER_DAYS) -> BrokerFolder:
     """Make everything that a broker needs. `days`: how long the broker's certificate is valid.
 
-    One that came to nothing half-way may be made again. Raises SiteError where something of it exists
-    already, AuthorityError for a name that is none.
+    After a failure half-way it may be called again. Raises SiteError when files of a broker exist already,
+    AuthorityError for an invalid host name.
     """
     folder = folder.resolve()
     _check(folder, site)
@@ -90,10 +93,10 @@ def found(folder: Path, site: BrokerSite, now: datetime, days: int = SERVER_DAYS
 
 
 def renew(opened: BrokerFolder, now: datetime, days: int = SERVER_DAYS) -> datetime:
-    """A new certificate for the broker's key, by the same authority: devices notice nothing. Returns when it
-    ends. Only one file changes: whatever happens, certificate and key are of each other.
+    """Renew the broker's certificate, with the same key and authority. Returns when it expires.
 
-    Raises SiteError, AuthorityError.
+    Devices notice nothing. Only one file changes, so that certificate and key always fit each other. Raises
+    SiteError, AuthorityError.
     """
     signing, key = (opened.read(CA), opened.read(CA_KEY)), opened.read(SERVER_KEY)
     pair = authority.renew(signing, key, opened.site.names, (now, days))
@@ -102,10 +105,10 @@ def renew(opened: BrokerFolder, now: datetime, days: int = SERVER_DAYS) -> datet
 
 
 def upgrade(opened: BrokerFolder) -> tuple[str, ...]:
-    """Write the configuration and the access list as `found` would write them now, for a folder that an older
-    version made; what was there is kept beside it, as NAME.old. Returns the names of those that changed.
+    """Update the configuration and the access list of a folder that an older version made.
 
-    Raises SiteError.
+    They become as `found` writes them now; the old files are kept as NAME.old. Returns the names of the files
+    that changed. Raises SiteError.
     """
     options = BrokerOptions(users={opened.site.aggregator: "x"}, aggregator=opened.site.aggregator)
     texts = {CONFIGURATION: configure(opened.site, opened.folder), ACCESS: access_list(options)}
@@ -117,7 +120,7 @@ def upgrade(opened: BrokerFolder) -> tuple[str, ...]:
 
 
 def configure(site: BrokerSite, folder: Path) -> str:
-    """The text of mosquitto.conf."""
+    """The text of mosquitto.conf for a production broker."""
     lines = [
         "# Written by `device-runtime broker init`. Mosquitto reads it at its start; passwords, the access",
         "# list and certificates also at SIGHUP.",
@@ -157,7 +160,7 @@ def _listener(port: int, site: BrokerSite, folder: Path) -> Iterator[str]:
 
 
 def _check(folder: Path, site: BrokerSite) -> None:
-    """Raises SiteError."""
+    """Raise SiteError when the folder is taken, or a setting is invalid."""
     ours = (*_FOR_MOSQUITTO, CA_KEY, SITE, DEVICES, AGGREGATOR_KEY, AGGREGATOR_PASSWORD)
     there = [name for name in ours if (folder / name).exists()]
     if there and not (folder / BEGUN).exists():
@@ -179,7 +182,7 @@ def _check(folder: Path, site: BrokerSite) -> None:
 
 
 def _end(folder: Path) -> None:
-    """From here on nothing is written over."""
+    """Mark the folder as complete: from here on nothing in it is overwritten."""
     try:
         (folder / BEGUN).unlink()
         sync_folder(folder)
@@ -188,7 +191,7 @@ def _end(folder: Path) -> None:
 
 
 def _hand_over(folder: Path, user: str) -> None:
-    """Whoever runs Mosquitto must read what it reads."""
+    """As root, make Mosquitto's user the owner of the files that Mosquitto reads."""
     if not user or os.geteuid() != 0:
         return
     owner = pwd.getpwnam(user)

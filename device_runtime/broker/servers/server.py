@@ -1,4 +1,4 @@
-"""What every broker of our own offers, whichever program it is."""
+"""The options and the interface that Mosquitto and amqtt share here."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 WEB_USER = "browser"
-"""Who a page is at the WebSockets of a broker that is open to this machine."""
+"""The user name of a page at the WebSockets of a broker that is open to this machine."""
 
 
 @dataclass(frozen=True)
 class WebSockets:
     """A second listener, for browsers, at `port` (0: a free one).
 
-    At a broker that is open to this machine a page of any site could connect from a browser here. There only
-    who has `password` gets in, as WEB_USER, or (amqtt) only pages that come from this machine themselves.
+    At a broker that is open to this machine, a page of any site could connect from a browser here. There a
+    page must give `password`, as WEB_USER; amqtt instead admits only pages that come from this machine.
     """
 
     port: int = 0
@@ -36,13 +36,13 @@ class WebSockets:
 
 @dataclass(frozen=True)
 class BrokerOptions:
-    """How a broker is to run. Defaults: a free port of this machine, anyone may connect, nothing is kept.
+    """Options of a broker. By default it has a free port of this machine, admits anyone and keeps nothing.
 
-    With `users` (name to password) nobody else gets in, and each may speak only on its own branch of the
-    topic tree, except `aggregator`, the name of the one that may speak on all of it (amqtt checks passwords
-    only). With `tls.ca` and no users a client proves its name by a certificate of that authority instead.
-    `folder` is where it keeps its files (None: a temporary one). `tls` needs `cert` and `key`. `web` adds
-    WebSockets, which are encrypted where `tls` is given. Raises BrokerStartError.
+    With `users` (name to password) nobody else may connect, and each may use only its own branch of the topic
+    tree, except the user named `aggregator`, who may use all of it (amqtt checks passwords only). With
+    `tls.ca` and no users, a client proves its name by a certificate of that authority instead. `folder` is
+    for the broker's files (None: a temporary one). `tls` needs `cert` and `key`. `web` adds WebSockets, which
+    are encrypted if `tls` is given. Raises BrokerStartError.
     """
 
     port: int = 0
@@ -74,7 +74,7 @@ class BrokerOptions:
 
     @property
     def closed(self) -> bool:
-        """Whether only clients that prove who they are get in."""
+        """Whether only clients that prove who they are may connect."""
         return bool(self.users) or bool(self.tls and self.tls.ca)
 
 
@@ -85,11 +85,11 @@ class RunningBroker(Protocol):
 
     @property
     def url(self) -> str:
-        """For `BrokerUrl.parse`; without user or password."""
+        """The broker's URL for `BrokerUrl.parse`; without user or password."""
 
     @property
     def web_url(self) -> str:
-        """Of its WebSockets, in the same way; empty where there are none."""
+        """The URL of its WebSockets, in the same way; empty if there are none."""
 
     @property
     def name(self) -> str:
@@ -104,27 +104,28 @@ class RunningBroker(Protocol):
         """Whether it still runs."""
 
     def stop(self) -> None:
-        """End it, and wait until it has ended. May be called twice."""
+        """Stop it, and wait until it has ended. May be called twice."""
 
 
 def url_of(options: BrokerOptions, port: int) -> str:
+    """The URL of a broker that listens on `port`."""
     host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host  # noqa: S104 - compared, not bound
     host = f"[{host}]" if ":" in host else host
     return f"{'mqtts' if options.tls else 'mqtt'}://{host}:{port}"
 
 
 def web_url_of(options: BrokerOptions, port: int) -> str:
-    """`port`: of the WebSockets, if there are any."""
+    """The URL of the WebSockets on `port`; empty if there are none."""
     return url_of(options, port).replace("mqtt", "ws", 1) + PATH if options.web else ""
 
 
 def find_port(options: BrokerOptions) -> int:
-    """The port asked for, or one that is free at this instant. Raises BrokerStartError when it is taken."""
+    """The port asked for, or one that is free now. Raises BrokerStartError when it is taken."""
     return _free(options.host, options.port)
 
 
 def find_ports(options: BrokerOptions) -> tuple[int, int]:
-    """The same, and that of WebSockets: another one; 0 where there are none."""
+    """The port of `find_port`, and another one for WebSockets, or 0 if there are none."""
     port = find_port(options)
     if not options.web:
         return port, 0
@@ -148,7 +149,7 @@ def _free(host: str, port: int) -> int:
 
 
 def accepts(host: str, port: int, timeout_s: float, alive: Callable[[], bool]) -> bool:
-    """Wait until something accepts connections there; false when it is not alive any more, or in time."""
+    """Wait until something accepts connections there; False when it is no longer alive, or too slow."""
     end = time.monotonic() + timeout_s
     while alive() and time.monotonic() < end:
         with suppress(OSError), socket.create_connection((host, port), timeout=0.5):

@@ -1,1 +1,1 @@
-"""What crosses the wire: messages, topics, blobs, transfers, the MQTT link."""
+"""The protocol over MQTT: messages, topics, blobs, transfers, the link to a broker."""

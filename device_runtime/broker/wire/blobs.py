@@ -1,7 +1,7 @@
-"""Content-addressed files: a blob is found by its sha256, and what is found is what was put.
+"""Stores blobs, which are files named by their sha256, in a folder.
 
-One process owns a folder; those that work for it may read in it and put. In it lie `{sha}` for each whole
-blob and, in `partial/`, what is on its way.
+One process owns a folder; its workers may read in it and put. The folder holds `{sha}` for each whole blob
+and, in `partial/`, the blobs that are being fetched.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ MAX_BYTES = 4 * 1024**3
 
 
 def name(data: bytes) -> Blob:
-    """The blob that these bytes are."""
+    """The hash and size of these bytes."""
     return Blob(hashlib.sha256(data).digest(), len(data))
 
 
 @dataclass(frozen=True)
 class BlobRoom:
-    """How much of a disk fetched blobs may take.
+    """Limits on the disk space of fetched blobs.
 
     most: bytes for all blobs of a store and the files in the folders `beside` it; None for no bound.
     spare: bytes of the disk that stay free for other work.
@@ -57,10 +57,10 @@ class BlobRoom:
 
 
 class Blobs:
-    """The blobs in one folder, which is made if need be. `max_bytes` bounds a single blob, `room` what is
-    fetched; it may be set later.
+    """The blobs in one folder, which is created if needed.
 
-    Raises BlobError, here and in every method, when the disk does not do as it is told.
+    `max_bytes` bounds a single blob. `room` bounds what is fetched, and may be set later. Raises BlobError,
+    here and in every method, when the disk is full or fails.
     """
 
     def __init__(self, folder: Path | str, max_bytes: int = MAX_BYTES, room: BlobRoom | None = None) -> None:
@@ -74,11 +74,11 @@ class Blobs:
             self._partials.mkdir(parents=True, exist_ok=True)
 
     def path(self, sha: bytes) -> Path:
-        """Where the blob lies, or would lie."""
+        """The path of the blob, whether or not it is here."""
         return self.folder / sha.hex()
 
     def has(self, blob: Blob | bytes) -> bool:
-        """Whether it is here as a whole; for a Blob, also whether its size is the one on disk."""
+        """Whether the whole blob is here; for a Blob, also whether its size on disk is right."""
         try:
             size = self.path(_sha(blob)).stat().st_size
         except OSError:
@@ -86,7 +86,7 @@ class Blobs:
         return not isinstance(blob, Blob) or size == blob.size
 
     def put(self, data: bytes) -> Blob:
-        """Keep these bytes. When it returns they are on the disk, also after a power cut."""
+        """Store these bytes. They survive a power cut once this returns."""
         blob = name(data)
         self._check_size(blob)
         temporary = self._partials / f"{blob.hex}.put"
@@ -123,7 +123,10 @@ class Blobs:
         return data
 
     def read(self, blob: Blob | bytes) -> bytes:
-        """The bytes as they lie there, of a blob that was verified just now. Raises BlobError as `get`."""
+        """The bytes without a check of the hash, of a blob that was verified just now.
+
+        Raises BlobError when it is not here.
+        """
         path = self.path(_sha(blob))
         try:
             return path.read_bytes()
@@ -133,7 +136,7 @@ class Blobs:
             raise blob_error("read", path, error) from error
 
     def read_block(self, blob: Blob, index: int) -> bytes:
-        """One block as it lies on disk; whoever puts them together checks the hash.
+        """One block without a check; the receiver checks the hash of the whole blob.
 
         Raises BlockError when there is no such block, BlobError when the blob is not here as a whole.
         """
@@ -148,9 +151,9 @@ class Blobs:
         return data
 
     def partial(self, blob: Blob) -> Partial:
-        """What has arrived of a blob so far; the same object for the same blob while anyone holds it.
+        """The Partial of a blob that is being fetched: one object per blob while anyone holds it.
 
-        Raises NoRoom where there is no `room` for one of which nothing has arrived yet.
+        Raises NoRoom when nothing of the blob has arrived yet and there is no `room` for it.
         """
         self._check_size(blob)
         with self._lock:
@@ -162,35 +165,31 @@ class Blobs:
             return partial
 
     def discard(self, blob: Blob) -> int:
-        """Forget what has arrived of a blob that nobody fetches any more; a whole one stays. Returns the
-        bytes freed.
-        """
+        """Remove the blocks of a blob that is no longer fetched; a whole one stays. Returns bytes freed."""
         path = Partial.path_of(blob, self._partials)
         with self._lock, disk("remove", path):
             self._live.pop(blob, None)
             return _remove(path) if path.exists() else 0
 
     def taken(self) -> int:
-        """Bytes that the store takes, and the folders beside it; what is on its way counts with its declared
-        size.
-        """
+        """Bytes that the store and the folders beside it take; a blob being fetched counts in full."""
         total = 0
         with self._lock, disk("read", self.folder):
             beside = (path for folder in self.room.beside for path in folder.rglob("*"))
             for path in (*self._files(), *beside):
-                with suppress(FileNotFoundError):  # another process has put it in its place
+                with suppress(FileNotFoundError):  # another process has just moved it
                     total += path.stat().st_size
         return total
 
     def remove(self, blob: Blob | bytes) -> None:
-        """One that is not needed, if it is here."""
+        """Remove a blob, if it is here."""
         with self._lock, disk("remove", self.path(_sha(blob))):
             self.path(_sha(blob)).unlink(missing_ok=True)
 
     def prune(self, keep: Iterable[Blob | bytes], before: float = inf) -> int:
-        """Remove all but these, and those whose Partial someone holds. Returns the bytes freed.
+        """Remove all blobs but these and those whose Partial someone holds. Returns the bytes freed.
 
-        Only what was written last `before` that moment (seconds since 1970).
+        Only files last written before `before` (seconds since 1970) are removed.
         """
         kept = {_sha(blob).hex() for blob in keep}
         freed = 0
@@ -202,12 +201,12 @@ class Blobs:
         return freed
 
     def _files(self) -> list[Path]:
-        """Whole blobs, and all that is on its way."""
+        """The files of whole blobs, and of blobs that are being fetched."""
         whole = (path for path in self.folder.iterdir() if _is_sha(path.name))
         return [*whole, *self._partials.iterdir()]
 
     def check_room(self, blob: Blob) -> None:
-        """Whether there is room for a blob that is to be fetched, or unpacked beside. Raises NoRoom."""
+        """Raise NoRoom unless there is room to fetch a blob, or to unpack it in a folder beside."""
         what = f"no room for blob {blob.hex[:12]} of {blob.size} bytes"
         if self.room.most is not None and (taken := self.taken()) + blob.size > self.room.most:
             raise NoRoom(f"{what}: {taken} of the {self.room.most} bytes for models here are taken")

@@ -1,7 +1,9 @@
-"""A round of scalars in few bytes: the next one for who has the offer of this one, and a device's answer.
+"""Compact encoding of zeroth-order rounds: the offer of the next round, and a device's contribution.
 
-No clock, no sockets. Both are written only where reading them gives what they stand for, to the bit; else
-the whole offer or contribution goes. Neither is a MessagePack array, by whose first byte those are told.
+No clock, no sockets. A compact offer goes to devices that have the offer of the round before; a compact
+contribution goes to an aggregator that has a similar one from the device. Either is sent only if decoding it
+gives the full message, bit for bit; otherwise the full message is sent. Full messages are MessagePack arrays,
+and their first byte tells them from compact ones.
 """
 
 from __future__ import annotations
@@ -19,23 +21,23 @@ WITH_WORD, _OVER, _STRETCHES = 0x10, 0x20, 0x40
 WORD_BYTES = 8
 MOST_ROUNDS = 2**35
 MOST_BYTES = 2048
-"""Of a whole contribution that others are like: beside more, what is left out does not matter."""
+"""The largest full contribution that has compact forms; in a larger one the saving does not matter."""
 FOLLOWED = 128
-"""Steps that who follows has at hand, for when it comes to work again."""
+"""Steps that a device keeps while it follows compact offers, to replay when it works again."""
 _METRICS = struct.Struct("<f2H")
 
 
 class LostTrack(MessageError):
-    """The round before is not known here as it was: ask for the whole offer."""
+    """The round before is not known here as the sender knows it: ask for the full offer."""
 
 
 @dataclass(frozen=True)
 class Next:
-    """Round `round` is open, and nothing else has changed but that the base has moved by steps.
+    """The compact offer of round `round`: nothing has changed but the round and, by steps, the base.
 
-    `check`: the first CHECK_BYTES of the hash of the new base. `steps`: those of the round before; or only
-    `scalars`, of one step in all else like the one before it. `over`: what was made for the round before and
-    has no receipt does not count any more.
+    `check`: the first CHECK_BYTES of the hash of the new base. `steps`: the steps of the round before; or
+    only the `scalars` of one step, which is otherwise like the step before it. `over`: contributions to the
+    round before that have no receipt do not count any more.
     """
 
     round: int
@@ -46,32 +48,32 @@ class Next:
 
 
 def is_next(payload: bytes) -> bool:
-    """Whether this is no MessagePack array."""
+    """Whether a payload is a compact offer, not a MessagePack array."""
     return bool(payload) and payload[0] < 0x80
 
 
-def encode_next(made: Next) -> bytes:
-    """Without a word behind it."""
-    flags = (_OVER if made.over else 0) | (_STRETCHES if made.steps else 0)
-    rest = msgspec.msgpack.encode(made.steps) if made.steps else _floats(made.scalars)
-    return bytes([_VERSION | flags]) + _number(made.round) + made.check + rest
+def encode_next(compact: Next) -> bytes:
+    """The compact offer in bytes, without a MAC."""
+    flags = (_OVER if compact.over else 0) | (_STRETCHES if compact.steps else 0)
+    rest = msgspec.msgpack.encode(compact.steps) if compact.steps else _floats(compact.scalars)
+    return bytes([_VERSION | flags]) + _varint(compact.round) + compact.check + rest
 
 
-def with_word(payload: bytes, word: bytes) -> bytes:
-    """With the word (see `pact`) on `payload` behind it."""
-    return bytes([payload[0] | WITH_WORD]) + payload[1:] + word
+def with_word(payload: bytes, mac: bytes) -> bytes:
+    """The payload with its MAC (see `session_mac`) appended."""
+    return bytes([payload[0] | WITH_WORD]) + payload[1:] + mac
 
 
 def split_mac(payload: bytes) -> tuple[bytes, bytes]:
-    """What the word is on, and the word; empty where there is none."""
+    """The payload without its MAC, and the MAC; the MAC is empty if there is none."""
     if not payload[:1] or not payload[0] & WITH_WORD:
         return payload, b""
     return bytes([payload[0] & ~WITH_WORD]) + payload[1:-WORD_BYTES], payload[-WORD_BYTES:]
 
 
 def decode_next(payload: bytes) -> Next:
-    """Of what `parted` gives. Raises MessageError."""
-    number, rest = _headed(payload, "next round")
+    """Read a compact offer that has no MAC (see `split_mac`). Raises MessageError."""
+    number, rest = _split_header(payload, "next round")
     check, rest = rest[:CHECK_BYTES], rest[CHECK_BYTES:]
     over = bool(payload[0] & _OVER)
     if len(check) < CHECK_BYTES:
@@ -84,75 +86,77 @@ def decode_next(payload: bytes) -> Next:
         raise MessageError(f"not a next round: {error}") from None
 
 
-def following(before: Offer, made: Next) -> Offer:
-    """The offer that it stands for, to who has the one before. Raises LostTrack, MessageError."""
-    if before.done or before.round < 1 or made.round != before.round + 1:
-        raise LostTrack(f"round {made.round} of {before.task!r} is open; round {before.round} is known here")
+def following(before: Offer, compact: Next) -> Offer:
+    """The full offer, from the offer before and a compact one. Raises LostTrack, MessageError."""
+    if before.done or before.round < 1 or compact.round != before.round + 1:
+        raise LostTrack(
+            f"round {compact.round} of {before.task!r} is open; round {before.round} is known here"
+        )
     base = before.base
-    new = made.steps
-    if made.scalars:
+    new = compact.steps
+    if compact.scalars:
         if not base.tail:
-            raise LostTrack(f"round {made.round} of {before.task!r}: no step is known that it is like")
+            raise LostTrack(f"round {compact.round} of {before.task!r}: the previous step is not known here")
         like = base.tail[-1]
-        step = Step(before.round, like.generator, before.seed, like.tunable, like.lr, 1.0, made.scalars)
+        step = Step(before.round, like.generator, before.seed, like.tunable, like.lr, 1.0, compact.scalars)
         new = log.pack([step], like.seeds if isinstance(like.seeds, int) else None)
     tail = log.joined(base.tail, new, FOLLOWED)
     if not tail or not isinstance(tail[-1].seeds, int):
-        raise LostTrack(f"round {made.round} of {before.task!r}: its seed is not known here")
+        raise LostTrack(f"round {compact.round} of {before.task!r}: its seed is not known here")
     count = log.count(new)
     base = msgspec.structs.replace(
-        base, sha=made.check, steps=base.steps + count, at=base.at + count, tail=tail, log=()
+        base, sha=compact.check, steps=base.steps + count, at=base.at + count, tail=tail, log=()
     )
     return msgspec.structs.replace(
         before,
-        round=made.round,
-        seed=log.round_seed(tail[-1].seeds, made.round),
+        round=compact.round,
+        seed=log.round_seed(tail[-1].seeds, compact.round),
         remaining_s=before.deadline_s,
         base=base,
     )
 
 
 def next_after(before: Offer, now: Offer, steps: tuple[Step, ...], over: bool) -> Next | None:
-    """What leads from one offer to the next, by these steps; None where that takes the whole offer."""
+    """The compact offer for a device that has the offer before; None if only a full one will do."""
     if before.done or before.base.checkpoint != now.base.checkpoint or before.base.line != now.base.line:
         return None
     check = now.base.sha[:CHECK_BYTES]
-    made = [Next(now.round, check, over, steps=log.pack(steps, _task_seed(now)))] if steps else []
+    candidates = [Next(now.round, check, over, steps=log.pack(steps, _task_seed(now)))] if steps else []
     if len(steps) <= 1:
-        made.insert(0, Next(now.round, check, over, steps[0].scalars if steps else ()))
-    for one in made:
+        candidates.insert(0, Next(now.round, check, over, steps[0].scalars if steps else ()))
+    for candidate in candidates:
         try:
-            read = decode_next(encode_next(one))
-            led = following(before, read)
-            if _alike(led, now) and log.unpack(led.base.tail)[-len(steps) or led.base.at :] == steps:
-                return one
+            full = following(before, decode_next(encode_next(candidate)))
+            if _alike(full, now) and log.unpack(full.base.tail)[-len(steps) or full.base.at :] == steps:
+                return candidate
         except (MessageError, OverflowError):
             continue
     return None
 
 
 def _task_seed(offer: Offer) -> int | None:
+    """The task's seed, as the last steps of the offer give it; None if they do not."""
     seeds = [one.seeds for one in offer.base.tail if isinstance(one.seeds, int)]
     return seeds[-1] if seeds else None
 
 
-def _alike(led: Offer, now: Offer) -> bool:
-    """But for what remains, and how the base is told."""
-    led_base = msgspec.structs.replace(led.base, sha=now.base.sha, tail=now.base.tail, log=now.base.log)
-    return msgspec.structs.replace(led, base=led_base, remaining_s=now.remaining_s) == now
+def _alike(decoded: Offer, now: Offer) -> bool:
+    """Whether two offers are equal but for the remaining time and the description of the base."""
+    base = msgspec.structs.replace(decoded.base, sha=now.base.sha, tail=now.base.tail, log=now.base.log)
+    return msgspec.structs.replace(decoded, base=base, remaining_s=now.remaining_s) == now
 
 
 def short_of(message: Contribution, like: Contribution) -> bytes | None:
-    """A contribution in few bytes for who has received `like`; None where that is not possible."""
+    """The compact contribution for an aggregator that has received `like`; None if that is not possible."""
     head = _head(like.body)
     metrics = message.metrics
     try:
         written = _METRICS.pack(
-            metrics.train_loss, _rounded(metrics.train_time_ms), _rounded(metrics.energy_mj)
+            metrics.train_loss, _to_bfloat16(metrics.train_time_ms), _to_bfloat16(metrics.energy_mj)
         )
     except OverflowError:
         return None
-    short = bytes([_VERSION]) + _number(message.round) + bytes([like.seq & 0xFF]) + written
+    short = bytes([_VERSION]) + _varint(message.round) + bytes([like.seq & 0xFF]) + written
     short += message.body[len(head) :]
     if not head or not message.body.startswith(head) or message.round >= MOST_ROUNDS:
         return None
@@ -160,18 +164,21 @@ def short_of(message: Contribution, like: Contribution) -> bytes | None:
 
 
 def without_numbers(message: Contribution) -> Contribution:
-    """All of a contribution that `long_of` needs to know."""
+    """A contribution without the values of its tensors: all that `long_of` needs of `like`."""
     return msgspec.structs.replace(message, body=_head(message.body))
 
 
 def long_of(payload: bytes, like: Contribution) -> Contribution:
-    """The contribution that it stands for; `seq` is 0. Raises MessageError."""
-    number, rest = _headed(payload, "short contribution")
+    """The full contribution, from a compact one and the one that it is like; `seq` is 0.
+
+    Raises MessageError.
+    """
+    number, rest = _split_header(payload, "short contribution")
     if len(rest) < 1 + _METRICS.size or rest[0] != like.seq & 0xFF:
         raise MessageError("a short contribution that is not like the one that is known")
     loss, *halves = _METRICS.unpack_from(rest, 1)
     try:
-        time_ms, energy_mj = (round(_number_of(half)) for half in halves)
+        time_ms, energy_mj = (round(_from_bfloat16(half)) for half in halves)
         metrics = msgspec.structs.replace(
             like.metrics, train_loss=loss, train_time_ms=time_ms, energy_mj=energy_mj
         )
@@ -182,7 +189,7 @@ def long_of(payload: bytes, like: Contribution) -> Contribution:
 
 
 def _same(read: Contribution, message: Contribution) -> bool:
-    """But for the name of the sending, and for metrics that are rounded or as in the one before."""
+    """Whether both are equal but for `seq`, rounded metrics, and the peak memory, which is that of `like`."""
     metrics = msgspec.structs.replace(
         message.metrics,
         train_loss=0.0,
@@ -196,15 +203,15 @@ def _same(read: Contribution, message: Contribution) -> bool:
 
 
 def _head(body: bytes) -> bytes:
-    """Of safetensors: their names, types and shapes; empty where it is none."""
+    """The header of safetensors: names, types and shapes; empty if `body` is none."""
     if len(body) < 8:
         return b""
     end = 8 + int.from_bytes(body[:8], "little")
     return body[:end] if end <= len(body) else b""
 
 
-def _rounded(value: float) -> int:
-    """The upper half of a binary32, rounded: 8 bits of the number."""
+def _to_bfloat16(value: float) -> int:
+    """The upper half of a binary32, rounded; it keeps 8 significant bits."""
     try:
         (bits,) = struct.unpack("<I", struct.pack("<f", value))
     except OverflowError:
@@ -212,7 +219,7 @@ def _rounded(value: float) -> int:
     return int(bits >> 16) if value != value else min(0xFF80, int(bits + 0x8000) >> 16)
 
 
-def _number_of(half: int) -> float:
+def _from_bfloat16(half: int) -> float:
     (value,) = struct.unpack("<f", struct.pack("<I", half << 16))
     return float(value)
 
@@ -227,17 +234,17 @@ def _from_floats(data: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(data) // 4}f", data)
 
 
-def _number(value: int) -> bytes:
-    """7 bits a byte, the lowest first; the highest bit of a byte says that another follows."""
-    made = bytearray()
+def _varint(value: int) -> bytes:
+    """A number in 7 bits a byte, the lowest first; the highest bit of a byte says that another follows."""
+    data = bytearray()
     while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
+        data.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*made, value])
+    return bytes([*data, value])
 
 
-def _headed(payload: bytes, what: str) -> tuple[int, bytes]:
-    """The round, and what follows it."""
+def _split_header(payload: bytes, what: str) -> tuple[int, bytes]:
+    """The number of the round, and the bytes behind it. Raises MessageError."""
     if not payload or payload[0] & 0x0F != _VERSION or payload[0] & (0x80 | WITH_WORD):
         raise MessageError(f"not a {what} of protocol version {VERSION}")
     number = 0

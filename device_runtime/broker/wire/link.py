@@ -1,8 +1,8 @@
-"""One client's connection to a broker, kept alive: what happens is put on a queue, in order.
+"""A client's MQTT connection, which reconnects by itself and puts its events on a queue in order.
 
-paho's network thread only ever puts events on the inbox; nothing is decided in its callbacks. A session is
-clean each time: what a device missed while away it asks for again, so no broker needs to remember it, and
-a PUBACK is never taken for more than it is.
+paho's network thread only puts events on the inbox; its callbacks decide nothing. Every session is clean: a
+device asks again for what it missed while away, so no broker needs to remember it. A PUBACK only says that
+the broker has a message.
 """
 
 from __future__ import annotations
@@ -49,24 +49,26 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 UNSENT_BYTES = 16 * 1024
-"""Bytes that the system takes before it can send them."""
+"""Bytes that the system may hold unsent."""
 FAREWELL_S = 2.0
 """Seconds that `close` waits for its last message to leave."""
+HUNG_UP = "it closed the connection without a word; with TLS, look at the certificates"
 
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """`queue_limit` bounds the messages waiting to be sent, `queue_bytes` their bytes; `seed` is of the
-    jitter (None: the system's).
+    """Options of a Link.
 
-    `greeting` is sent at each connection, before anything else that is published: who is busy is here again.
+    `queue_limit` bounds the messages that wait to be sent, `queue_bytes` their bytes. `seed` is of the jitter
+    of reconnections (None: the system's randomness). `greeting` is published at each connection before any
+    other message: it shows a busy device as present again.
     """
 
     will: Will | None = None
     subscriptions: tuple[str, ...] = ()
     keepalive_s: int = 30
     reconnect_s: tuple[float, float] = (0.5, 30.0)
-    """Back-off before the first attempt, and at most, each shortened at random by up to a half."""
+    """Seconds before the first attempt, and at most; each wait is shortened at random by up to a half."""
     queue_limit: int = 4096
     queue_bytes: int = 64 * 1024**2
     seed: int | None = None
@@ -74,10 +76,10 @@ class LinkOptions:
 
 
 class Link:
-    """A connection that comes back by itself. All methods may be called from any thread but paho's own.
+    """A connection that reconnects by itself. All methods may be called from any thread but paho's own.
 
-    `bytes_up` and `bytes_down` count PUBLISH packets as they are on the wire, each message once: what
-    paho sends again after a lost connection is not counted again.
+    `bytes_up` and `bytes_down` count PUBLISH packets as they are on the wire, each message once: messages
+    that paho repeats after a lost connection are not counted again.
     """
 
     def __init__(
@@ -91,29 +93,29 @@ class Link:
         self.bytes_up = 0
         self.bytes_down = 0
         self._options = options or LinkOptions()
-        self._wanted = tuple(map(matched_by, self._options.subscriptions))
+        self._filters = tuple(map(matched_by, self._options.subscriptions))
         self._inbox = inbox
-        self._patience = ReconnectDelay(self._options.reconnect_s, self._options.seed)
+        self._delay = ReconnectDelay(self._options.reconnect_s, self._options.seed)
         self._answer: queue.SimpleQueue[BrokerError | None] = queue.SimpleQueue()
         self._count = threading.Lock()
-        self._under_way = UnderWay()
+        self._in_flight = UnderWay()
         self._ready = threading.Event()
         self._was_ready = False
         self._closing = False
-        self._since_s = 0.0
+        self._ready_since_s = 0.0
         self._name = client_id
         self._client = self._build(client_id)
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has us now, as far as we know."""
+        """Whether the link is connected and subscribed, as far as it knows."""
         return self._ready.is_set()
 
     def connect(self, timeout_s: float = 10.0) -> None:
         """Connect for the first time; from then on the link reconnects by itself.
 
-        Raises BrokerUnreachable when no broker answers in time, BrokerRefused when it says no. Either may
-        be followed by another `connect`.
+        Raises BrokerUnreachable when no broker answers in time, BrokerRefused when it refuses. After either,
+        `connect` may be called again.
         """
         started = time.monotonic()
         self._closing = False
@@ -124,7 +126,7 @@ class Link:
                 self.url.host, self.url.port, self._options.keepalive_s, clean_start=_clean_start(self.url)
             )
         except (OSError, ValueError) as error:
-            self._stop()  # or the client would not be asked to connect again
+            self._stop()  # otherwise the client would not connect again
             raise BrokerUnreachable(unreachable(self.url, error)) from None
         self._client.loop_start()
         try:
@@ -140,9 +142,9 @@ class Link:
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
         """Send, now or when the link is back; never waits. Returns False when the queue is full.
 
-        That it was sent says nothing about who has it: only a receipt does. What is said in few bytes goes
-        with QoS 0 (`qos_of`), and not at all while the link is away. Raises MessageError for more than
-        MESSAGE_LIMIT bytes, which brokers drop without a word, ValueError for a topic with wildcards.
+        True does not mean that a receiver has the message: only a receipt does. A compact message goes with
+        QoS 0 (`qos_of`), and is dropped while the link is down. Raises MessageError for more than
+        MESSAGE_LIMIT bytes, which brokers drop silently, ValueError for a topic with wildcards.
         """
         if len(payload) > MESSAGE_LIMIT:
             raise MessageError(
@@ -159,24 +161,27 @@ class Link:
         with self._count:
             self.bytes_up += packet_bytes(topic, payload, qos, self.url.mqtt5)
             if qos:
-                self._under_way.add(topic, len(payload), sent)
+                self._in_flight.add(topic, len(payload), sent)
         return True
 
     def waiting_bytes(self) -> int:
-        """Bytes of the messages that the broker has not acknowledged yet, most of which wait to be sent."""
+        """Bytes of the messages that the broker has not acknowledged; most of them wait to be sent."""
         with self._count:
-            return self._under_way.total()
+            return self._in_flight.total()
 
     def under_way(self, topic: str = "") -> int:
-        """Messages that the broker has not acknowledged yet: on this topic, or on any.
+        """How many messages the broker has not acknowledged: on this topic, or on any.
 
-        Those that a lost connection leaves, the next one brings.
+        The next connection sends those that a lost one leaves.
         """
         with self._count:
-            return self._under_way.count(topic)
+            return self._in_flight.count(topic)
 
     def close(self, farewell: Will | None = None) -> None:
-        """Say goodbye and leave; a link that is closed has no last will. Waits FAREWELL_S at most."""
+        """Publish `farewell`, if any, and disconnect; the broker then sends no last will.
+
+        Waits FAREWELL_S at most.
+        """
         if farewell and self.connected:
             last = self._client.publish(farewell.topic, farewell.payload, qos=1, retain=farewell.retain)
             try:
@@ -210,7 +215,7 @@ class Link:
             will = self._options.will
             client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
         client.max_queued_messages_set(self._options.queue_limit)
-        client.suppress_exceptions = True  # or a mistake would end paho's thread while it looks connected
+        client.suppress_exceptions = True  # an exception would end paho's thread while it looks connected
         client.on_socket_open = _send_at_once
         client.on_connect = self._on_connect
         client.on_connect_fail = self._on_connect_fail
@@ -222,8 +227,8 @@ class Link:
         return client
 
     def _wait_before_next(self) -> None:
-        """paho's own back-off has no jitter: give it one exact delay at a time."""
-        delay = self._patience.wait_s()
+        """Set paho's next delay exactly, because its own back-off has no jitter."""
+        delay = self._delay.wait_s()
         self._client.reconnect_delay_set(delay, delay)  # type: ignore[arg-type]  # fractions work
 
     def _on_connect(
@@ -237,7 +242,7 @@ class Link:
             return
         if self._options.subscriptions:
             client.subscribe([(topic, 1) for topic in self._options.subscriptions])
-        if self._was_ready:  # now, and not when it is subscribed: what waits goes up in between
+        if self._was_ready:  # before paho sends the messages that wait, not after subscribing
             self._greet()
         if not self._options.subscriptions:
             self._now_ready()
@@ -249,8 +254,8 @@ class Link:
             topic for topic, code in zip(self._options.subscriptions, codes, strict=False) if code.is_failure
         ]
         if refused:
-            who, what = who_is(self.url), ", ".join(refused)
-            text = f"the broker at {self.url} does not let {who} read {what}: check its access list"
+            user, topics = who_is(self.url), ", ".join(refused)
+            text = f"the broker at {self.url} does not let {user} read {topics}: check its access list"
             if not self._was_ready:
                 self._answer.put(BrokerRefused(text))
                 return
@@ -261,7 +266,7 @@ class Link:
         first, self._was_ready = not self._was_ready, True
         if first:
             self._greet()
-        self._since_s = time.monotonic()
+        self._ready_since_s = time.monotonic()
         self._ready.set()
         self._inbox.put(Connected(first))
         if first:
@@ -272,7 +277,7 @@ class Link:
             self.publish(greeting.topic, greeting.payload, greeting.retain)
 
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
-        self._patience.failed()
+        self._delay.failed()
         self._wait_before_next()
 
     def _on_disconnect(
@@ -281,13 +286,13 @@ class Link:
         was_ready = self._ready.is_set()
         self._ready.clear()
         if was_ready:
-            self._patience.lost(time.monotonic() - self._since_s)
+            self._delay.lost(time.monotonic() - self._ready_since_s)
         self._wait_before_next()
-        self._patience.failed()
+        self._delay.failed()
         if not self._was_ready:
             self._answer.put(BrokerUnreachable(unreachable(self.url, ConnectionError(HUNG_UP))))
         elif was_ready and not self._closing:
-            self._inbox.put(Disconnected(ended(code, self._name if self._patience.crowded else "")))
+            self._inbox.put(Disconnected(ended(code, self._name if self._delay.crowded else "")))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         try:
@@ -298,18 +303,19 @@ class Link:
         payload = bytes(message.payload)
         with self._count:
             self.bytes_down += packet_bytes(topic, payload, message.qos, self.url.mqtt5)
-        if any(paho.topic_matches_sub(wanted, topic) for wanted in self._wanted):
+        if any(paho.topic_matches_sub(one, topic) for one in self._filters):
             self._inbox.put(Received(topic, payload, message.retain))
         else:
             log.debug("the broker at %s sent %s, which we did not ask for: dropped", self.url, topic)
 
 
 def _send_at_once(_client: object, _data: object, connection: SocketLike) -> None:
-    """Small messages must not wait for the acknowledgement of earlier ones (Nagle), which costs 40 ms.
+    """Send small messages at once (no Nagle), and let the system hold few unsent bytes.
 
-    Nor must a ping wait behind what the system has taken and not sent: on a slow link that is longer than the
-    keep-alive; paho's WebSockets lose what a system takes only a part of, so that they are left alone. What
-    paho hands over for them is not the socket itself, but has its number.
+    With Nagle's algorithm a small message waits for the acknowledgement of earlier ones, which costs 40 ms.
+    On a slow link, a ping behind many unsent bytes waits longer than the keep-alive. WebSockets keep the
+    system's limit of unsent bytes: paho's lose data of which the system takes only a part. For a WebSocket
+    paho passes a wrapper, which has the number of the socket.
     """
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -319,33 +325,33 @@ def _send_at_once(_client: object, _data: object, connection: SocketLike) -> Non
 
 
 def _clean_start(url: BrokerUrl) -> bool | Literal[3]:
-    return True if url.mqtt5 else paho.MQTT_CLEAN_START_FIRST_ONLY  # 3.1.1 says so when the client is made
-
-
-# FROM in_flight: What was handed to paho and has no PUBACK yet: it is on its way, or waits for its turn.
+    return True if url.mqtt5 else paho.MQTT_CLEAN_START_FIRST_ONLY  # MQTT 3.1.1 sets it in `_build`
 
 
 class UnderWay:
-    """Messages in the order in which they were published. Not thread-safe."""
+    """Messages that paho has and the broker has not acknowledged (PUBACK), in the order of publishing.
+
+    They are on their way, or wait to be sent. Not thread-safe.
+    """
 
     def __init__(self) -> None:
         self._sent: deque[tuple[str, int, paho.MQTTMessageInfo]] = deque()
         self._bytes = 0
 
     def add(self, topic: str, size: int, sent: paho.MQTTMessageInfo) -> None:
-        """A message of `size` bytes that paho has taken, connected or not."""
-        sent.rc = paho.MQTT_ERR_SUCCESS  # what is published offline is sent later, and its code stays
+        """Note a message of `size` bytes that paho has taken, connected or not."""
+        sent.rc = paho.MQTT_ERR_SUCCESS  # a message published offline is sent later, but keeps its error code
         self._forget()
         self._sent.append((topic, size, sent))
         self._bytes += size
 
     def total(self) -> int:
-        """Their bytes; with those of messages that came after one that is not acknowledged yet."""
+        """Bytes from the first unacknowledged message on; acknowledged ones behind it count too."""
         self._forget()
         return self._bytes
 
     def count(self, topic: str = "") -> int:
-        """How many the broker has not acknowledged: on this topic, or on any."""
+        """How many messages are not acknowledged: on this topic, or on any."""
         self._forget()
         return sum(topic in ("", one) and not sent.is_published() for one, _, sent in self._sent)
 
@@ -354,13 +360,8 @@ class UnderWay:
             self._bytes -= self._sent.popleft()[1]
 
 
-# FROM diagnosis: Why there is no connection: one line that says what, where, and what to do.
-
-HUNG_UP = "it closed the connection without a word; with TLS, look at the certificates"
-
-
 def refusal(url: BrokerUrl, code: ReasonCode) -> str:
-    """What the broker said, to follow "the broker at ...": "refused user 'x': ..."."""
+    """Why the broker refused a connection, to follow "the broker at ...": "refused user 'x': ..."."""
     text = str(code).lower()
     if text in ("bad user name or password", "not authorized"):
         return f"refused {who_is(url)}: wrong user name or password"
@@ -368,19 +369,19 @@ def refusal(url: BrokerUrl, code: ReasonCode) -> str:
 
 
 def ended(code: ReasonCode, rival: str = "") -> str:
-    """Why a connection ended; `rival`: our name, where another client seems to have it too."""
+    """Why a connection ended. `rival`: our name, if another client seems to have it too."""
     text = str(code).lower()
     text = "connection lost" if text == "unspecified error" else text
     return f"{text}, again after a short time: is another client called {rival!r}?" if rival else text
 
 
 def who_is(url: BrokerUrl) -> str:
-    """Who we told the broker that we are."""
+    """The user of a URL, for messages."""
     return "a client without user name" if url.user is None else f"user {url.user!r}"
 
 
 def unreachable(url: BrokerUrl, error: Exception) -> str:
-    """Why nothing that speaks MQTT answered, and what to look at."""
+    """Why no MQTT broker answered, and what to check: one line."""
     if isinstance(error, ssl.SSLError):
         why = getattr(error, "verify_message", "") or error.reason or str(error)
         return f"no TLS connection to {url} ({why}): check --ca, and the host in the broker's certificate"

@@ -1,4 +1,4 @@
-"""What a link reports, in the order in which it happened."""
+"""Events that a link reports, in the order in which they happened."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Connected:
-    """The broker took us and our subscriptions. `first` is false after a reconnection.
+    """The broker accepted the connection and its subscriptions. `first` is false after a reconnection.
 
-    What is retained for us may come just before this.
+    Retained messages may come just before this event.
     """
 
     first: bool
@@ -17,14 +17,14 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection ended; the link goes on trying."""
+    """The connection ended; the link tries to reconnect."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message. `retain` means that the broker kept it for us from before we subscribed."""
+    """A message. `retain`: the broker had kept it from before the subscription."""
 
     topic: str
     payload: bytes
@@ -36,7 +36,7 @@ Event = Connected | Disconnected | Received
 
 @dataclass(frozen=True)
 class Will:
-    """A message for later: what the broker sends when we vanish, or what we send when we leave."""
+    """A message for later: the last will, which the broker sends if we vanish, or a greeting or farewell."""
 
     topic: str
     payload: bytes

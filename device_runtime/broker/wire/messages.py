@@ -1,7 +1,7 @@
-"""What crosses the wire, as types. MessagePack arrays, so that a message costs bytes, not names.
+"""The message types of the protocol, encoded as MessagePack arrays, without field names.
 
-Every message begins with the protocol version. Tensors never stand in a message's own encoding: `body` is
-safetensors, and anything over `INLINE_LIMIT` is named by its `Blob` and pulled in blocks (see `transfer`).
+Every message begins with the protocol version. Tensors are not part of a message's own encoding: `body` is
+safetensors, and a body over `INLINE_LIMIT` is named by its `Blob` and pulled in blocks (see `transfer`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ INLINE_LIMIT = 64 * 1024
 MESSAGE_LIMIT = 256 * 1024
 """Bytes. No control message is larger; a larger payload is refused before it is parsed."""
 CHECK_BYTES, LINE_BYTES = 4, 8
-"""Of a sha256: what a base is checked by at least, and what a line of steps is named by."""
+"""Bytes of a sha256: the fewest that check a base, and those that name a line of steps."""
 MOST_RARE = 16
-"""Labels of rare classes that an offer names, at most."""
+"""The most labels of rare classes that an offer names."""
 Label = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 Form = Literal["i1", "f2", "f4", "f8"]
-"""How scalars are written: int8, binary16, binary32, binary64."""
+"""The format of scalars: int8, binary16, binary32, binary64."""
 Boot = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""One life of a device's process; no more than a database holds in a whole number."""
+"""Names one process of a device, from its start to its end; a database's 64-bit integer holds it."""
 
 
 class MessageError(BrokerError, ValueError):
@@ -35,13 +35,13 @@ class MessageError(BrokerError, ValueError):
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Common part of every message: the protocol version."""
+    """Base class of messages, with the protocol version."""
 
     v: int = VERSION
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True):
-    """Content by its hash. `sha` is the sha256 in 32 raw bytes, `size` is in bytes."""
+    """The name of some bytes: `sha` is their sha256 in 32 raw bytes, `size` is in bytes."""
 
     sha: bytes
     size: int
@@ -58,11 +58,11 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/state`, retained; with `online=False` it is also the last will or, with `leaving`, what a device
-    says itself as it goes.
+    """`up/state`, retained: whether the device is online.
 
-    `boot` is drawn anew whenever the device's process starts, so that the will of an earlier life is known.
-    `paused`: it is there, but its owner's rules let it do no work; the next hello ends that.
+    With `online=False` it is the last will or, with `leaving`, the device's own goodbye. `boot` is drawn anew
+    whenever the device's process starts, so that the will of an earlier process is told apart. `paused`: the
+    device is online, but its owner's rules allow no work; the next hello ends that.
     """
 
     boot: Boot
@@ -72,9 +72,9 @@ class State(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/hello`: who joins, and with what. The aggregator answers with the offer on `dn/task`.
+    """`up/hello`: a device joins and describes itself. The aggregator answers with the offer on `dn/task`.
 
-    `num_examples` is 0 until the device has the task and knows its data: rounds do not wait for it yet.
+    `num_examples` is 0 until the device has the task and knows its data; until then no round waits for it.
     """
 
     boot: Boot
@@ -84,12 +84,12 @@ class Hello(Message, frozen=True, array_like=True, kw_only=True):
     memory_bytes: int
     engine: str
     battery_percent: int = -1
-    """-1 where there is none, or it does not say."""
+    """-1 if there is no battery, or its charge is unknown."""
     task: str = ""
-    """Which it is here for; empty: whichever there is."""
+    """The task to join; empty: any."""
     key: Annotated[bytes, Meta(max_length=32)] = b""
-    """By which the aggregator and this life of the device agree (see `pact`); empty: it knows no aggregator's
-    key."""
+    """The public key of this process of the device for MACs (see `session_mac`); empty if the device does not
+    know the aggregator's key."""
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):
@@ -102,8 +102,9 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """One zeroth-order step of the log: `w <- w - lr * share * mean_p(scalars[p] * z_p)`.
 
-    `seed` and p, from 0, name the direction `z_p` over the tensors of `tunable`; `generator` names and
-    versions how (see device_runtime.strategies.directions.directions). Scalars are float32 values.
+    `seed` and p, from 0, name the direction `z_p` over the tensors of `tunable`; `generator` is the name and
+    version of its random generator (see device_runtime.strategies.directions.directions). Scalars are float32
+    values.
     """
 
     round: int
@@ -116,11 +117,11 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
-    """Steps of rounds that follow on each other, which have all but numbers in common (see `steps`).
+    """Steps of consecutive rounds that differ in numbers only (see `step_log`).
 
-    The first is of round `round`; each has `width` scalars, written as `form` says, little-endian. `seeds`:
-    that of the task, from which those of its rounds are made, or 8 bytes for each step. `shares` has float64
-    for each, or is empty: all are 1.
+    The first is of round `round`; each has `width` scalars in the format `form`, little-endian. `seeds`: the
+    task's seed, from which those of its rounds are derived, or 8 bytes for each step. `shares` has a float64
+    for each step, or is empty: all are 1.
     """
 
     round: int
@@ -137,19 +138,20 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
 class Base(msgspec.Struct, frozen=True, array_like=True):
     """The base model of a round: a checkpoint, and the zeroth-order steps taken since.
 
-    The checkpoint comes in parts, tensors that are trained together (`Manifest.parts`): what has not changed
-    is not fetched again. `sha` is the hash of the resulting weights, or at least CHECK_BYTES of it.
+    The checkpoint comes in parts, each of tensors that are trained together (`Manifest.parts`): a part that
+    has not changed is not fetched again. `sha` is the hash of the resulting weights, or at least CHECK_BYTES
+    of it.
 
-    Steps that follow on each other are a line, named by `line`: the first LINE_BYTES of the hash of the
-    weights that it began with. This base is `at` steps from there, the last `steps` of which were taken since
-    the checkpoint; `tail` has the last few. `log` names blobs with the last of them: the positions from one
-    multiple of SEGMENT (see `steps`) to the next in each, but in the last as many as there are.
+    Consecutive steps form a line. `line` names it: the first LINE_BYTES of the hash of the weights that it
+    began with. This base is `at` steps from there; the last `steps` of them were taken since the checkpoint,
+    and `tail` has the last few. `log` names blobs with the last steps: each holds the positions from one
+    multiple of SEGMENT (see `step_log`) to the next, the last one as many as there are.
     """
 
     checkpoint: tuple[Blob, ...]
     sha: bytes
     line: bytes = b""
-    """Where it is left empty, it begins here."""
+    """If it is given empty, the line begins at this base."""
     steps: int = 0
     at: int = 0
     tail: tuple[Stretch, ...] = ()
@@ -161,7 +163,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def whole(self) -> bool:
-        """Whether all that leads there is named; not where it was followed in few bytes (see `small`)."""
+        """Whether all that leads to this base is named; not after compact offers (see `compact_round`)."""
         return len(self.sha) == 32
 
 
@@ -176,13 +178,12 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 class Offer(Message, frozen=True, array_like=True, kw_only=True):
     """`all/round`, retained, and `dn/task` in answer to a hello: a round that is open.
 
-    Round 0 is the lobby, before the first round: fetch the bundle and the base, measure, say hello again.
-    `run` names one life of the task on the aggregator. `remaining_s` is counted from the moment of sending:
-    clocks of devices need not agree with anyone's. A retained copy is therefore only a sign that there is
-    a task; the device says hello and is told what remains. `kinds` stand in the order of preference.
-    `aside` has tensors that some kinds take beside the base, a blob of safetensors. `rare`: labels of the
-    classes of which the aggregator knows few samples, fewest first; a device that sends class statistics of
-    only some of its classes begins with these.
+    In round 0, before the first round, devices fetch the bundle and the base, measure, and say hello again.
+    `run` names the run of the task. `remaining_s` is counted from the moment of sending, so that clocks need
+    not agree. A retained copy therefore only shows that there is a task: the device says hello to learn what
+    remains. `kinds` are in order of preference. `aside` is a blob of safetensors with tensors that some kinds
+    use beside the base. `rare`: labels of the classes of which the aggregator knows few samples, fewest
+    first; a device that sends class statistics of only some of its classes begins with these.
     """
 
     task: str
@@ -205,8 +206,9 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Succession(msgspec.Struct, frozen=True, array_like=True):
-    """That an aggregator's key is followed by another: both public keys, when (seconds since 1970), and the
-    signature of the old one (see `signing`).
+    """An aggregator's change of key, signed by the old key (see `signing`).
+
+    `old` and `new` are public keys; `made` is in seconds since 1970.
     """
 
     old: bytes
@@ -222,8 +224,8 @@ class Succession(msgspec.Struct, frozen=True, array_like=True):
 class Signed(Message, frozen=True, array_like=True, kw_only=True):
     """`all/round` and `dn/task`: an encoded Offer with the aggregator's Ed25519 signature (see `signing`).
 
-    `issued` is in seconds since 1970, by the aggregator's clock. `successions` lead from the keys of before
-    to the one that signed this, the oldest first.
+    `issued` is in seconds since 1970, by the aggregator's clock. `successions` lead from earlier keys to the
+    one that signed this, the oldest first.
     """
 
     issued: int
@@ -237,8 +239,9 @@ class Signed(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class FromDevice(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/hello`, `up/plan`, `up/contribution` of a device that has a key: an encoded message with the
-    device's Ed25519 signature (see `signing`).
+    """A message of a device that has a key of its own, with its Ed25519 signature (see `signing`).
+
+    It comes on `up/hello`, `up/plan` or `up/contribution`; `message` is the encoded message.
     """
 
     signature: bytes
@@ -246,7 +249,7 @@ class FromDevice(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Plan(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/plan`: what the device decided and why; sent when it changes, or it sits out (`kind=""`)."""
+    """`up/plan`: the device's plan and why; sent when it changes, or when the device sits out (`kind=""`)."""
 
     task: str
     round: int
@@ -258,11 +261,11 @@ class Plan(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, array_like=True):
-    """What one update cost and gave; whole numbers, because they are short on the wire.
+    """The loss and the cost of one update; whole numbers, because they are short on the wire.
 
-    `epsilon_milli` is what the device has spent of its samples' privacy so far; 0 for an update not private.
-    `energy_source` names the meter that told the energy, "" where it is modelled; `energy_off_percent` is how
-    far it may be off, 0 where that is not told.
+    `epsilon_milli` is the privacy that the device has spent so far, in thousandths of epsilon; 0 for an
+    update that is not private. `energy_source` names the meter of the energy, "" if it is modelled;
+    `energy_off_percent` is its error at most, 0 if unknown.
     """
 
     train_loss: float
@@ -275,11 +278,11 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Contribution(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/contribution`. (task, round, device, kind) counts once, however often it is sent.
+    """`up/contribution`: what a device sends for a round.
 
-    `boot` and `seq` name this sending in the receipt; `form` says which of the kind's forms it is, where
-    there are several. Exactly one of `body` (safetensors, at most INLINE_LIMIT) and `blob` (the aggregator
-    then pulls it) is given.
+    It counts once for each (task, round, device, kind), however often it is sent. `boot` and `seq` name this
+    sending in the receipt; `form` names the form of the kind, if it has several. Exactly one of `body`
+    (safetensors, at most INLINE_LIMIT) and `blob` (the aggregator then pulls it) is given.
     """
 
     task: str
@@ -299,9 +302,10 @@ Status = Literal["accepted", "duplicate", "late", "refused"]
 
 
 class Receipt(Message, frozen=True, array_like=True, kw_only=True):
-    """`dn/receipt`: sent after the aggregator's commit to disk. Only this ends a transfer.
+    """`dn/receipt`: answers a contribution, after the commit to disk. Only a receipt ends a transfer.
 
-    With `retry_after_s` it does not: there is no room now, and it is to be sent again after so many seconds.
+    One with `retry_after_s` does not end it: the aggregator has no room now, and the device must send the
+    contribution again after that many seconds.
     """
 
     boot: int
@@ -313,7 +317,7 @@ class Receipt(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Get(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/get`, `dn/get`: "send me these blocks of that blob". Block -1 (empty): it is not here."""
+    """`up/get`, `dn/get`: asks for blocks of a blob. The answer "it is not here" is an empty block -1."""
 
     blob: Blob
     blocks: tuple[int, ...]
@@ -341,19 +345,22 @@ def decode(payload: bytes, kind: type[M]) -> M:
 
 
 def offer_in(payload: bytes) -> Offer:
-    """The offer in a payload, whoever signed it, if anybody. Raises MessageError."""
-    with suppress(MessageError):  # then it is a bare one, or rubbish: what is wrong with it is said below
+    """The offer in a payload, signed or not; a signature is not checked. Raises MessageError."""
+    with suppress(MessageError):  # it is unsigned or invalid: the next line raises for the latter
         payload = decode(payload, Signed).offer
     return decode(payload, Offer)
 
 
 def is_from_device(payload: bytes) -> bool:
-    """Whether this can only be a FromDevice: an array of its length, which no message that it holds has."""
+    """Whether a payload is a FromDevice: an array of its length, which no message inside one has."""
     return payload[:1] == bytes([0x90 + len(FromDevice.__struct_fields__)])
 
 
 def said_in(payload: bytes) -> bytes:
-    """What a device says in a payload, whoever signed it, if anybody. Raises MessageError."""
+    """A device's encoded message in a payload, signed or not; a signature is not checked.
+
+    Raises MessageError.
+    """
     return decode(payload, FromDevice).message if is_from_device(payload) else payload
 
 

@@ -1,8 +1,8 @@
-"""A blob on its way: blocks in any order, until their hash is right.
+"""Files of blobs that are being fetched; and durable replacement of files.
 
-One file, preallocated: the bytes received so far, and behind them a map with one byte per block, 1 where the
-block has arrived. Blocks are not synced one by one: after a power cut the map may be ahead of the data, and
-then the hash tells.
+One preallocated file holds the bytes received so far, and behind them a map with one byte per block, 1 where
+the block has arrived. Blocks are not synced one by one: after a power cut the map may be ahead of the data,
+which the hash of the whole blob then shows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def block_length(blob: Blob, index: int) -> int:
 
 
 class Partial:
-    """A blob on its way. `add` in any order, any number of times; `finish` when nothing is `missing`.
+    """A blob that is being fetched: `add` blocks in any order, and `finish` when none is `missing`.
 
-    It lies in `folder` until it goes to `target`. It survives the process: a new object on the same folder
-    goes on where the last one was. May be used from several threads.
+    Its file is in `folder` and moves to `target` at the end. It survives the process: a new object on the
+    same folder continues where the last one was. May be used from several threads.
     """
 
     def __init__(self, blob: Blob, folder: Path, target: Path) -> None:
@@ -56,7 +56,7 @@ class Partial:
 
     @staticmethod
     def path_of(blob: Blob, folder: Path) -> Path:
-        """Where in `folder` the blob lies while it is on its way."""
+        """The path in `folder` of a blob that is being fetched."""
         return folder / f"{blob.hex}-{blob.size}"
 
     def _is_here(self) -> bool:
@@ -66,7 +66,7 @@ class Partial:
             return False
 
     def _begin(self) -> set[int]:
-        """Go on with what lies there, or make room. Returns the blocks that are missing."""
+        """Continue with the file that is there, or make one. Returns the missing blocks."""
         size, count = self.blob.size, block_count(self.blob)
         self._digest, self._hashed = hashlib.sha256(), 0
         with disk("make room for", self._path):
@@ -90,12 +90,12 @@ class Partial:
             return tuple(sorted(self._missing))
 
     def lost(self) -> bool:
-        """Whether it was finished and the blob is gone since: then only a new object can fetch it again."""
+        """Whether the blob was finished and removed since: then only a new object can fetch it again."""
         with self._lock:
             return not self._missing and not self._is_here() and not self._path.exists()
 
     def add(self, index: int, data: bytes) -> bool:
-        """Keep one block. Returns whether it was new; one that is already here is left as it is.
+        """Store one block. Returns whether it was new; a block that is already here is not changed.
 
         Raises BlockError on a wrong length or number, BlobError when the disk is full.
         """
@@ -117,7 +117,7 @@ class Partial:
             return True
 
     def rest(self) -> None:
-        """Hold no file until the next block comes."""
+        """Close the file until the next block comes."""
         with self._lock:
             self._close()
 
@@ -127,7 +127,7 @@ class Partial:
             self._file = None
 
     def finish(self) -> Path:
-        """Verify the whole and let it into the store, durably. Returns where it lies.
+        """Verify the blob and move it to its target, durably. Returns its path.
 
         Raises BlobError when blocks are missing, and when the hash is wrong: then all of it is discarded,
         and this object begins again with every block missing.
@@ -143,7 +143,7 @@ class Partial:
             return self._target
 
     def _verify(self) -> None:
-        """What came in order was hashed as it came; the rest is read."""
+        """Check the hash: blocks that came in order were hashed as they came, the rest is read."""
         with self._path.open("r+b") as file:
             file.truncate(self.blob.size)
             digest = self._digest.copy()
@@ -160,7 +160,7 @@ class Partial:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable. Lets OSError through."""
+    """Make renames in a folder durable. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -169,9 +169,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a whole file in place of what is there, durably: after a crash it is one or the other.
+    """Replace a file's content durably: after a crash the file has the old content or the new one.
 
-    Lets OSError through.
+    Raises OSError.
     """
     beside = path.with_name(f".{path.name}")
     with beside.open("wb") as file:
@@ -182,13 +182,16 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def admit(temporary: Path, target: Path) -> None:
-    """Let a whole, synced file take its place, durably. Lets OSError through."""
+    """Move a complete, synced file into its place, durably. Raises OSError."""
     temporary.replace(target)
     sync_folder(target.parent)
 
 
 def reserve(path: Path, size: int) -> None:
-    """Take the room now, where the platform can, so that a full disk shows before anything is fetched."""
+    """Allocate the space now, where the platform can, so that a full disk shows before the download.
+
+    Raises OSError.
+    """
     with path.open("wb") as file:
         if size and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
@@ -196,7 +199,7 @@ def reserve(path: Path, size: int) -> None:
 
 
 def write_at(file: FileIO, offset: int, data: bytes) -> None:
-    """Overwrite a part of a file. Lets OSError through."""
+    """Overwrite a part of a file. Raises OSError."""
     left = memoryview(data)
     while left:
         written = os.pwrite(file.fileno(), left, offset)
@@ -204,14 +207,14 @@ def write_at(file: FileIO, offset: int, data: bytes) -> None:
 
 
 def blob_error(verb: str, path: Path, error: OSError) -> BlobError:
-    """A disk's complaint in one line."""
+    """An error of the disk as a BlobError, in one line."""
     advice = ": free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return BlobError(f"cannot {verb} {path}: {(error.strerror or str(error)).lower()}{advice}")
 
 
 @contextmanager
 def disk(verb: str, path: Path) -> Iterator[None]:
-    """What the disk refuses inside is raised as BlobError: "cannot {verb} {path}: ..."."""
+    """Raise an OSError of the block inside as BlobError: "cannot {verb} {path}: ..."."""
     try:
         yield
     except OSError as error:

@@ -1,10 +1,10 @@
 """Authenticates compact messages with 8 bytes, where a signature's 64 would be most of a message.
 
-Each process of a device that knows the aggregator's key (Ed25519) draws a key pair, and sends its public half
-in its hello. Both ends derive the same secret from it (X25519; the aggregator's half is its Ed25519 key, by
-the usual map between the curves), which the broker between them cannot. A code is valid for one device, one
-topic and one run. A device that signs its hello (see `signing`) proves with that whose key it is, and then
-the codes hold in both directions.
+Each process of a device that knows the aggregator's key (Ed25519) draws a key pair, and sends the public key
+in its hello. Both ends derive the same secret from it (X25519; the aggregator uses its Ed25519 key, by the
+usual map between the curves); the broker between them cannot. A code (MAC) is valid for one device, one topic
+and one run. A device that signs its hello (see `signing`) proves that the key is its own; then the codes
+authenticate both directions, otherwise only the aggregator's messages.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ from .compact_round import WORD_BYTES
 from .messages import MessageError
 
 KEY_BYTES = 32
-"""Of either half."""
-
+"""Bytes of a secret or public key."""
 
 _PURPOSE = b"device-runtime pact/1\0"
 
 
 class Pact:
-    """What one aggregator and one life of a device have agreed on."""
+    """The secret that an aggregator shares with one process of a device."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def word(self, topic: str, run: str, payload: bytes) -> bytes:
-        """That one of both says this there, in this run; "" for what belongs to none."""
+        """The MAC of a payload on a topic; `run` is "" for a message of no run."""
         said = b"".join((topic.encode(), b"\0", run.encode(), b"\0", payload))
         return hmac.digest(self._secret, said, hashlib.sha256)[:WORD_BYTES]
 
-    def holds(self, word: bytes, topic: str, run: str, payload: bytes) -> bool:
-        """Whether the word is that of this."""
-        return hmac.compare_digest(word, self.word(topic, run, payload))
+    def holds(self, mac: bytes, topic: str, run: str, payload: bytes) -> bool:
+        """Whether `mac` is the MAC of the payload."""
+        return hmac.compare_digest(mac, self.word(topic, run, payload))
 
 
 def of_aggregator(own: bytes, device: bytes) -> Pact:
-    """`own` is the aggregator's secret half, `device` the public one of a device; each a key of X25519.
+    """The shared secret at the aggregator, from its own secret key and a device's public key (X25519).
 
-    Raises MessageError for what is no such key.
+    Raises MessageError for an invalid key.
     """
     return Pact(_secret(_shared(own, device), device, crypto_scalarmult_base(own)))
 
 
 def of_device(own: bytes, aggregator: bytes) -> Pact:
-    """The same from the other end: `own` is the device's secret half, `aggregator` the other's public one."""
+    """The shared secret at a device, from its own secret key and the aggregator's public key (X25519).
+
+    Raises MessageError for an invalid key.
+    """
     return Pact(_secret(_shared(own, aggregator), crypto_scalarmult_base(own), aggregator))
 
 
 def public(secret: bytes) -> bytes:
-    """The half to say aloud, of a secret one of KEY_BYTES random bytes."""
+    """The public key of a secret key, which is KEY_BYTES random bytes."""
     return crypto_scalarmult_base(secret)
 
 
@@ -64,8 +66,8 @@ def _shared(own: bytes, other: bytes) -> bytes:
         if len(other) != KEY_BYTES:
             raise ValueError(f"it has {len(other)} bytes, expected {KEY_BYTES}")
         return crypto_scalarmult(own, other)
-    except (CryptoError, ValueError) as error:  # CryptoError: what comes of it would be known to all
-        raise MessageError(f"not a key to agree by: {error}") from None
+    except (CryptoError, ValueError) as error:  # CryptoError: anyone could compute the shared secret
+        raise MessageError(f"not a valid key for key agreement: {error}") from None
 
 
 def _secret(shared: bytes, device: bytes, aggregator: bytes) -> bytes:

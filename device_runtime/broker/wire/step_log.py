@@ -1,7 +1,7 @@
-"""The log of zeroth-order steps in few bytes: what steps have in common is written once.
+"""Compact encoding of the log of zeroth-order steps: fields that steps share are written once.
 
-No clock, no sockets, no numpy. What is written is read again to the bit: scalars take the fewest bytes that
-hold them exactly, seeds that are made from the task's (`round_seed`) take none.
+No clock, no sockets, no numpy. The encoding is exact: scalars take the fewest bytes that hold every bit, and
+seeds that are derived from the task's (`round_seed`) take none.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ import msgspec
 from .messages import Base, Form, MessageError, Step, Stretch
 
 SEGMENT = 512
-"""Steps in one blob of the log; a new checkpoint is made as often."""
+"""Steps in one blob of the log, and between two checkpoints."""
 MOST_SEGMENTS = 16
-"""Blobs of the log that are kept: who lacks more steps than there are in them fetches the checkpoint."""
+"""Blobs of the log that are kept: a device that lacks more steps than these hold fetches the checkpoint."""
 TAIL, TAIL_BYTES = 32, 256
-"""Steps in an offer itself, at most, and bytes of their numbers."""
+"""The most steps in an offer itself, and the most bytes of their scalars."""
 MOST_STEPS, MOST_NUMBERS = SEGMENT, 2**20
-"""In one log; more is not one. Its scalars are at most so many together."""
+"""The most steps in one log, and the most scalars of all of them; a larger log is refused."""
 
 _FORMS: dict[Form, tuple[str, int]] = {"i1": ("b", 1), "f2": ("e", 2), "f4": ("f", 4), "f8": ("d", 8)}
 
 
 def round_seed(seed: int, number: int) -> int:
-    """The seed of a round of a task with this one; below 2**53, exact in every language's numbers."""
+    """The seed of a round, from the task's seed; below 2**53, so that every language holds it exactly."""
     digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 11
 
 
 def numbers_bytes(step: Step) -> int:
-    """Bytes that the numbers of a step take, if all in its stretch are like them."""
+    """Bytes that the scalars of a step take, if its stretch needs no larger format."""
     return _FORMS[_form(step.scalars)][1] * len(step.scalars)
 
 
 def last(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Those that stand in an offer: as many of the last as there is room for."""
+    """The last steps, as many as fit in an offer."""
     room, count = TAIL_BYTES, 0
     for step in reversed(steps[-TAIL:]):
         room -= numbers_bytes(step)
@@ -50,7 +50,7 @@ def last(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def pack(steps: Iterable[Step], seed: int | None = None) -> tuple[Stretch, ...]:
-    """The steps in order; `seed` is the task's. Raises ValueError for a number that has no place here."""
+    """The stretches of steps, in order; `seed` is the task's. Raises ValueError for a number out of range."""
     made = []
     for _, group in groupby(enumerate(steps), lambda one: _common(*one)):
         try:
@@ -61,7 +61,7 @@ def pack(steps: Iterable[Step], seed: int | None = None) -> tuple[Stretch, ...]:
 
 
 def unpack(stretches: Sequence[Stretch]) -> tuple[Step, ...]:
-    """Raises MessageError for what `pack` does not make, and for more than a log is."""
+    """The steps of stretches. Raises MessageError for invalid stretches, and for more than a log may hold."""
     steps, numbers = count(stretches), sum(_count(stretch) * stretch.width for stretch in stretches)
     if steps > MOST_STEPS or numbers > MOST_NUMBERS:
         raise MessageError(
@@ -71,10 +71,13 @@ def unpack(stretches: Sequence[Stretch]) -> tuple[Step, ...]:
 
 
 def joined(before: Sequence[Stretch], new: Sequence[Stretch], most: int) -> tuple[Stretch, ...]:
-    """The last so many steps of both; a stretch that goes on is one. Raises MessageError as `unpack`."""
+    """The last `most` steps of both; stretches that continue each other become one.
+
+    Raises MessageError as `unpack`.
+    """
     made = list(before)
     for stretch in new:
-        if made and _goes_on(made[-1], stretch):
+        if made and _continues(made[-1], stretch):
             scalars = made[-1].scalars + stretch.scalars
             made[-1] = msgspec.structs.replace(made[-1], scalars=scalars)
         else:
@@ -84,23 +87,23 @@ def joined(before: Sequence[Stretch], new: Sequence[Stretch], most: int) -> tupl
         steps = _count(made[0])
         first = made.pop(0)
         if over < steps:
-            made.insert(0, _without(first, over, steps))
+            made.insert(0, _drop_first(first, over, steps))
         over -= steps
     return tuple(made)
 
 
 def count(stretches: Iterable[Stretch]) -> int:
-    """How many steps there are. Raises MessageError as `unpack`."""
+    """The number of steps. Raises MessageError as `unpack`."""
     return sum(_count(stretch) for stretch in stretches)
 
 
 def encode(steps: Iterable[Step], seed: int | None = None) -> bytes:
-    """A blob of the log."""
+    """A blob of the log with these steps."""
     return msgspec.msgpack.encode(pack(steps, seed))
 
 
 def decode(data: bytes) -> tuple[Step, ...]:
-    """The steps in a blob. Raises MessageError for one that is no log."""
+    """The steps in a blob of the log. Raises MessageError for an invalid one."""
     try:
         return unpack(msgspec.msgpack.decode(data, type=tuple[Stretch, ...]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -115,7 +118,7 @@ def log_begins(base: Base) -> int:
 
 
 def _common(place: int, step: Step) -> tuple[object, ...]:
-    """What the steps of one stretch have alike."""
+    """The values that are equal in all steps of one stretch; `place` is the step's index."""
     return step.round - place, step.generator, step.tunable, step.lr, len(step.scalars)
 
 
@@ -132,45 +135,45 @@ def _stretch(steps: Sequence[Step], seed: int | None) -> Stretch:
         lr=first.lr,
         width=len(first.scalars),
         form=form,
-        scalars=_written(_FORMS[form][0], scalars),
-        seeds=seed if made and seed is not None else _written("Q", [step.seed for step in steps]),
-        shares=b"" if set(shares) == {1.0} else _written("d", shares),
+        scalars=_packed(_FORMS[form][0], scalars),
+        seeds=seed if made and seed is not None else _packed("Q", [step.seed for step in steps]),
+        shares=b"" if set(shares) == {1.0} else _packed("d", shares),
     )
 
 
 def _form(scalars: Sequence[float]) -> Form:
-    """The one of the fewest bytes that holds them."""
+    """The format of the fewest bytes that holds these scalars exactly."""
     return next(form for form in _FORMS if _holds(form, scalars))
 
 
 def _holds(form: Form, scalars: Sequence[float]) -> bool:
-    """Whether every bit of these stands in this form."""
+    """Whether this format holds every bit of these scalars."""
     letter, _ = _FORMS[form]
-    wanted = _written("d", scalars)
+    wanted = _packed("d", scalars)
     try:
-        return _written("d", _read(letter, _written(letter, scalars))) == wanted
+        return _packed("d", _unpacked(letter, _packed(letter, scalars))) == wanted
     except (struct.error, OverflowError, ValueError):
         return False
 
 
-def _written(letter: str, values: Sequence[float]) -> bytes:
+def _packed(letter: str, values: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(values)}{letter}", *(map(int, values) if letter == "b" else values))
 
 
-def _read(letter: str, data: bytes) -> tuple[float, ...]:
+def _unpacked(letter: str, data: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(data) // struct.calcsize(letter)}{letter}", data)
 
 
 def _count(stretch: Stretch) -> int:
     size = stretch.width * _FORMS[stretch.form][1]
     if stretch.width < 1 or not stretch.scalars or len(stretch.scalars) % size:
-        raise _wrong(stretch, f"{len(stretch.scalars)} bytes are no steps of {stretch.width} scalars")
+        raise _invalid(stretch, f"{len(stretch.scalars)} bytes are no steps of {stretch.width} scalars")
     return len(stretch.scalars) // size
 
 
 def _steps(stretch: Stretch) -> Iterable[Step]:
     steps, width = _count(stretch), stretch.width
-    scalars = _read(_FORMS[stretch.form][0], stretch.scalars)
+    scalars = _unpacked(_FORMS[stretch.form][0], stretch.scalars)
     shares = _each("d", stretch.shares, steps) if stretch.shares else (1.0,) * steps
     rounds = range(stretch.round, stretch.round + steps)
     if isinstance(stretch.seeds, int):
@@ -178,7 +181,7 @@ def _steps(stretch: Stretch) -> Iterable[Step]:
     else:
         seeds = _each("Q", stretch.seeds, steps)
     if len(shares) != steps or len(seeds) != steps:
-        raise _wrong(stretch, f"{steps} steps, {len(shares)} shares, {len(seeds)} seeds")
+        raise _invalid(stretch, f"{steps} steps, {len(shares)} shares, {len(seeds)} seeds")
     for place, number in enumerate(rounds):
         yield Step(
             round=number,
@@ -191,15 +194,15 @@ def _steps(stretch: Stretch) -> Iterable[Step]:
         )
 
 
-def _goes_on(stretch: Stretch, new: Stretch) -> bool:
-    """Whether the steps of one follow on those of the other, and no numbers but scalars are written."""
+def _continues(stretch: Stretch, new: Stretch) -> bool:
+    """Whether `new` continues `stretch`, and both write no numbers but scalars."""
     like = msgspec.structs.replace(new, round=stretch.round, scalars=stretch.scalars)
     plain = isinstance(stretch.seeds, int) and not stretch.shares
     return plain and like == stretch and new.round == stretch.round + _count(stretch)
 
 
-def _without(stretch: Stretch, first: int, steps: int) -> Stretch:
-    """All but the first so many of its steps."""
+def _drop_first(stretch: Stretch, first: int, steps: int) -> Stretch:
+    """A stretch of `steps` steps without the first ones."""
 
     def rest(data: bytes) -> bytes:
         return data[len(data) // steps * first :]
@@ -214,8 +217,8 @@ def _without(stretch: Stretch, first: int, steps: int) -> Stretch:
 
 
 def _each(letter: str, data: bytes, steps: int) -> tuple[float, ...]:
-    return _read(letter, data) if len(data) == 8 * steps else ()
+    return _unpacked(letter, data) if len(data) == 8 * steps else ()
 
 
-def _wrong(stretch: Stretch, why: str) -> MessageError:
+def _invalid(stretch: Stretch, why: str) -> MessageError:
     return MessageError(f"steps from round {stretch.round} on: {why}")

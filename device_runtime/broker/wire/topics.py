@@ -1,4 +1,4 @@
-"""The topic tree. Each device has its own branch, so that broker ACLs can hold it there.
+"""The tree of MQTT topics. The access list of a broker confines each device to its own branch.
 
 fl/v1/all/round/{task}                  offer, retained
 fl/v1/d/{id}/up/state                   presence, retained, last will
@@ -6,6 +6,8 @@ fl/v1/d/{id}/up/{hello|plan|contribution|c|get|trial}
 fl/v1/d/{id}/up/block/{sha}/{N}         blocks of an upload
 fl/v1/d/{id}/dn/{task|n|receipt|get}
 fl/v1/d/{id}/dn/block/{sha}/{N}         blocks of a download
+
+Compact contributions go to `up/c`, compact offers to `dn/n` (see `compact_round`).
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from device_runtime.broker.errors import BrokerError
 
 ROOT = "fl/v1"
 OFFERS = f"{ROOT}/all/round/+"
-"""Of every task."""
+"""The offers of every task."""
 FROM_DEVICES = f"{ROOT}/d/+/up/#"
 CONTRIBUTIONS = f"{ROOT}/d/+/up/contribution"
 UP = ("state", "hello", "plan", "contribution", "c", "get", "block/+/+", "trial")
 """What a device may write on its own branch; `trial` is written by `doctor`, and nobody reads it."""
 BUT_CONTRIBUTIONS = tuple(f"{ROOT}/d/+/up/{leaf}" for leaf in UP if leaf != "contribution")
-"""All else that comes from devices, for who has others take their contributions."""
+"""All topics of devices but contributions, for an aggregator whose workers subscribe to those."""
 
 IN_FEW_BYTES = ("up/c", "dn/n")
-"""Ends of topics for what is said in few bytes."""
+"""The ends of topics of compact messages."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA = re.compile(r"[0-9a-f]{64}")
@@ -34,16 +36,16 @@ _INDEX = re.compile(r"-1|[0-9]{1,8}")
 
 
 class TopicError(BrokerError, ValueError):
-    """A topic outside the tree, or a device name that cannot stand in one."""
+    """A topic outside the tree, or a name of a device or task that cannot be part of one."""
 
 
 def check_device(name: str) -> str:
-    """The name itself. Raises TopicError unless it is 1 to 64 letters, digits, dots, dashes, underscores."""
+    """Return the name. Raises TopicError unless it is 1 to 64 letters, digits, dots, dashes, underscores."""
     return _checked("device", name)
 
 
 def check_task(name: str) -> str:
-    """The same for a task."""
+    """Return the name of a task. Raises TopicError as `check_device`."""
     return _checked("task", name)
 
 
@@ -56,7 +58,7 @@ def _checked(of: str, name: str) -> str:
 
 
 def offer(task: str) -> str:
-    """Where the retained offer of a task is."""
+    """The topic of a task's retained offer."""
     return f"{ROOT}/all/round/{task}"
 
 
@@ -65,15 +67,15 @@ def is_offer(topic: str) -> bool:
 
 
 def shared(group: str, topic: str) -> str:
-    """A subscription of several, each of whom gets a part of what comes.
+    """A shared subscription: each member of the group gets a part of the messages.
 
-    Whoever knows the name of a `group` can join it, and what comes to them is lost to the others.
+    Anyone who knows the name of a `group` can join it, and takes messages from the other members.
     """
     return f"$share/{group}/{topic}"
 
 
 def matched_by(subscription: str) -> str:
-    """The topics that a subscription, shared or not, is for."""
+    """The topic filter of a subscription, shared or not."""
     return subscription.split("/", 2)[2] if subscription.startswith("$share/") else subscription
 
 
@@ -86,7 +88,7 @@ def down(device: str, leaf: str) -> str:
 
 
 def block(sha: bytes, index: int) -> str:
-    """Leaf of one block; -1 says that the sender does not have the blob."""
+    """The leaf of one block; index -1 says that the sender does not have the blob."""
     return f"block/{sha.hex()}/{index}"
 
 

@@ -1,13 +1,13 @@
-"""Pulling a blob block by block, in either direction; no clock, no sockets, no threads.
+"""Transfers a blob block by block, at the receiver's request; no clock, no sockets, no threads.
 
 The receiver asks (`Pull.wanted` -> a Get on `up/get` or `dn/get`), the sender answers each Get with `answer`,
-and the receiver hands what comes in to `Pull.received`. The receiver alone decides what is sent and when: it
-never has more than `window` blocks on the way, and a sender keeps no state. Only the `opening` may be sent
-unasked, to a receiver that is known to need it: it saves a Get, and the way there and back. So either side
-may restart at any time, and blocks may be lost, doubled or reordered.
+and the receiver passes each block to `Pull.received`. The receiver alone decides which blocks are sent and
+when: it never has more than `window` blocks on the way, and a sender keeps no state. So either side may
+restart at any time, and blocks may be lost, doubled or reordered. Only the `opening` may be sent unasked, to
+a receiver that is known to need it: that saves a Get and a round trip.
 
-Patience adapts: a block that takes long to arrive is not asked for again sooner, or a slow link would be
-filled with copies. Silence doubles the wait and halves the window; blocks that arrive widen it again.
+The wait before asking again adapts: it grows with the time that blocks take, or a slow link would be filled
+with copies. Silence doubles the wait and halves the window; blocks that arrive widen the window again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .blobs import Blobs, Partial, block_count
 from .messages import Blob, Get
 
 WINDOW = 8
-"""Blocks asked for and not yet here, at most."""
+"""The most blocks that are asked for and not yet here."""
 MAX_WINDOW = 32
-"""Blocks that one Get is answered with, at most."""
+"""The most blocks that answer one Get."""
 MAX_WAIT_S = 60.0
 """Seconds. The wait before asking again doubles up to this."""
 UNKNOWN = -1
@@ -31,10 +31,10 @@ UNKNOWN = -1
 
 
 class Pull:
-    """One blob being fetched. `now` is in seconds, from any clock that only goes forward.
+    """The receiver's side of one transfer. `now` is in seconds, from any clock that only goes forward.
 
     `refused` turns true when the sender does not have the blob. `unanswered` counts the silences since the
-    last good block: the caller decides when it has had enough.
+    last good block: the caller decides when to give up.
     """
 
     def __init__(
@@ -56,13 +56,14 @@ class Pull:
 
     @property
     def done(self) -> bool:
-        """Whether every block is here. The hash is not looked at before `finish`."""
+        """Whether every block is here. `finish` checks the hash."""
         return not self._partial.missing()
 
     def wanted(self, now: float, share: int = MAX_WINDOW) -> tuple[int, ...]:
-        """Block numbers to ask for now; empty while enough are on the way. Call it again at every tick.
+        """The block numbers to ask for now; empty while enough are on the way. Call it at every tick.
 
-        `share`: of what the receiver can take from all senders; one block is always asked for.
+        `share`: the most blocks on the way here, of all that the receiver can take from all senders; at least
+        one block is always asked for.
         """
         if self.refused:
             return ()
@@ -75,7 +76,7 @@ class Pull:
         window = max(1, min(self._window, share))
         free = window - len(self._outstanding)
         if self._outstanding and 2 * free < window:
-            return ()  # a Get for each block would be mostly envelopes
+            return ()  # a Get for each block would be mostly overhead
         asked = [index for index in missing if index not in self._outstanding][: max(0, free)]
         if asked:
             self._outstanding.update(asked)
@@ -83,7 +84,7 @@ class Pull:
         return tuple(asked)
 
     def expect(self, now: float) -> None:
-        """The sender has begun unasked, with the first WINDOW blocks: ask for what does not come."""
+        """Expect the sender's `opening`, the first WINDOW blocks; those that do not come are asked for."""
         self._outstanding.update(self._partial.missing()[: self._limit])
         self._last_s = self._since_s = now
 
@@ -111,7 +112,7 @@ class Pull:
         return new
 
     def restart(self) -> None:
-        """The link was down: whatever was asked for is not coming. Ask again at once."""
+        """Ask again at once, because the link was down and the blocks asked for will not come."""
         self._outstanding.clear()
         self._wait_s = self._retry_after_s
         self._window = self._limit
@@ -119,27 +120,27 @@ class Pull:
         self.refused = False
 
     def finish(self) -> Path:
-        """Verify and store what has arrived. Returns where it lies. Raises BlobError, see Partial.finish."""
+        """Verify and store the blob. Returns its path. Raises BlobError, see Partial.finish."""
         return self._partial.finish()
 
     def _fell_silent(self) -> None:
         self.unanswered += 1
         self._partial.rest()
-        self._silent = True  # what comes next may answer the first request: it counts from that one
+        self._silent = True  # the next block may answer the first request: its time counts from that one
         self._outstanding.clear()
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
         self._window = max(1, self._window // 2)
 
 
 def opening(blob: Blob) -> Get:
-    """What a sender may send unasked, to whoever is sure to need it: the first WINDOW blocks."""
+    """A Get for the first WINDOW blocks, which a sender may answer unasked if the receiver needs them."""
     return Get(blob=blob, blocks=tuple(range(min(WINDOW, block_count(blob)))))
 
 
 def answer(blobs: Blobs, get: Get, limit: int = MAX_WINDOW) -> Iterator[tuple[int, bytes]]:
-    """The (number, bytes) to send for a Get: what was asked and exists, each once, at most `limit` blocks.
+    """The (number, bytes) of the blocks that answer a Get: each once, at most `limit`.
 
-    A blob that is not here is answered by (UNKNOWN, b""), so that the other side need not wait in vain.
+    A blob that is not here is answered by (UNKNOWN, b""), so that the receiver does not wait in vain.
     """
     count = block_count(get.blob)
     asked = [index for index in dict.fromkeys(get.blocks) if 0 <= index < count]

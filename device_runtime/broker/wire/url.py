@@ -1,4 +1,4 @@
-"""Where a broker is and how to speak to it: `mqtt://user:password@host:1883?mqtt=5`, `mqtts://`, `wss://...`."""
+"""Broker URLs: `mqtt://user:password@host:1883?mqtt=5`, `mqtts://...`, `wss://...`; and TLS files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _MALFORMED = (
     "%2F, %23, %3F, %40, %3A"
 )
 PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
-"""Scheme -> port, where a URL names none."""
+"""Scheme -> port, for a URL that names none."""
 PATH = "/mqtt"
-"""Of a WebSocket, where a URL names none."""
+"""The path of a WebSocket, for a URL that names none."""
 
 
 @dataclass(frozen=True)
 class TLS:
-    """PEM files. `ca` signs the other side (default: the system's authorities), `cert` and `key` are ours.
+    """The certificates and the key for TLS, as PEM files.
 
-    `authority` is a PEM text in place of the file `ca`.
+    `ca` is the authority of the other side's certificate (default: the system's authorities); `cert` and
+    `key` are our own. `authority` is a PEM text in place of the file `ca`.
     """
 
     ca: Path | None = None
@@ -34,7 +35,7 @@ class TLS:
     authority: str = field(default="", repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """What a client verifies a broker with. Raises UrlError when a file is missing or is no PEM."""
+        """The TLS context of a client. Raises UrlError when a file is missing or is no PEM."""
         try:
             context = ssl.create_default_context(
                 cafile=str(self.ca) if self.ca else None, cadata=self.authority or None
@@ -50,7 +51,7 @@ class TLS:
 
 @dataclass(frozen=True)
 class BrokerUrl:
-    """A checked address. Its text never shows the password. With a `path` it is spoken over WebSockets.
+    """The checked address of a broker. Its text never shows the password. A `path` means WebSockets.
 
     Raises UrlError for plain `mqtt://` or `ws://` to another machine, unless `insecure`.
     """
@@ -97,7 +98,7 @@ class BrokerUrl:
 
     @property
     def loopback(self) -> bool:
-        """Whether it is this machine, so that nothing crosses a network."""
+        """Whether the broker is on this machine, so that nothing crosses a network."""
         return is_loopback(self.host)
 
     def __str__(self) -> str:
@@ -107,7 +108,7 @@ class BrokerUrl:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine; names are not looked up, only `localhost` is known."""
+    """Whether a name or address is this machine; of names, only `localhost` is, none is looked up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

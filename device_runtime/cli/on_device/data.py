@@ -1,4 +1,4 @@
-"""`device-runtime data`: what a task would make of the samples that are here."""
+"""`device-runtime data`: checks local data as a task would read it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """1 where no sample is of the task. Raises DataError, BundleError."""
+    """Exit code 1 if no sample fits the task. Raises DataError, BundleError."""
     bundle = Bundle.open(find(options.bundle))
     keep = Selection(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
     shelf = Shelf(place(options.data, options), bundle.manifest, keep, bundle.texts)

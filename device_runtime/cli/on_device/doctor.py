@@ -1,4 +1,4 @@
-"""`device-runtime doctor`: what this installation can do, and what to do about what it cannot."""
+"""`device-runtime doctor`: examines this installation and its broker, and advises on problems."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 if anything that a device needs is a problem.
 
-    The broker is examined where one is given, or this device is enrolled.
+    The broker is examined if one is given, or this device is enrolled.
     """
     import msgspec
     import platformdirs
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(bundle: str, folder: Path) -> Iterator[Finding]:
-    """All findings; without a sound bundle, those that need none."""
+    """All findings about this installation; without a valid bundle, those that need none."""
     from device_runtime.client.doctor.installation import (
         Finding,
         broker,
@@ -90,8 +90,8 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
 
 
 def broker_findings(options: argparse.Namespace) -> Iterator[Finding]:
-    """What is between this device and its rounds."""
-    from device_runtime.client.doctor import connection as examining_broker
+    """Findings about the connection to the broker."""
+    from device_runtime.client.doctor import connection as broker_connection
     from device_runtime.client.doctor.installation import Finding
 
     try:
@@ -99,7 +99,7 @@ def broker_findings(options: argparse.Namespace) -> Iterator[Finding]:
     except BrokerError as error:
         yield Finding("broker", "problem", str(error), "mend --broker, or enrol the device anew")
         return
-    yield from examining_broker.examine(connection, time.time())
+    yield from broker_connection.examine(connection, time.time())
 
 
 def _cells(finding: Finding) -> tuple[str, str, str]:

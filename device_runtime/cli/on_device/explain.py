@@ -1,4 +1,4 @@
-"""`device-runtime explain`: which update this device would choose, what each would cost, and why."""
+"""`device-runtime explain`: shows which update this device would choose, what each costs, and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ExplainRow:
     """One candidate, as --format json prints it.
 
-    `statistics` is what class statistics add to the cost where they are asked for.
+    `statistics` is the part of the cost that is for class statistics, with --statistics.
     """
 
     kind: str
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     from tabulate import tabulate
 
     from device_runtime.client.doctor.installation import rules
-    from device_runtime.client.policy import work_gate as owner
+    from device_runtime.client.policy import work_gate
     from device_runtime.client.selection.choose import MAIN, choose
     from device_runtime.models.bundles.bundle import Bundle, find
     from device_runtime.strategies import registry
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     if options.head == "closed-form" or (options.head == "auto" and class_statistics.by_default(kinds)):
         kinds = [class_statistics.asking(kind, ClassStatistics()) for kind in kinds]
-    policy = owner.kept(options.state) if options.state else None
+    policy = work_gate.kept(options.state) if options.state else None
     barred = policy.allowed.bars if policy else lambda _: ""
     plan = choose(profile, kinds, {MAIN: load}, options.deadline, barred)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
@@ -132,7 +132,7 @@ def _shipped(options: argparse.Namespace) -> DeviceProfile:
 
 
 def _added(candidate: Candidate, load: Workload, profile: DeviceProfile) -> Cost | None:
-    """What of a candidate's cost is for class statistics; None where it has no cost."""
+    """The part of a candidate's cost that is for class statistics; None if it has no cost."""
     from device_runtime.profiles.cost import as_measured
 
     whole = candidate.cost

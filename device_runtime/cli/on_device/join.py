@@ -1,4 +1,4 @@
-"""`device-runtime join`: take part in a task."""
+"""`device-runtime join`: takes part in a task as a device."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     policy_options.configure(options, add_arguments)
     if options.enrol:
         enrolment = enrol(_token(options.enrol), options)
-        options.name = enrolment.name  # whoever else is enrolled on this machine
+        options.name = enrolment.name  # another device may be enrolled on this machine too
         print(f"enrolled as {enrolment.name} at {enrolment.url}", flush=True)
         if options.data is None:
             return 0
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace, connection: Connection, joined: Callable[[], None]) -> int:
-    """Take part until stopped, or install a service that does; `joined` is called when the device is one."""
+    """Take part until stopped, or install a service that does; `joined` is called once it has joined."""
     heed_pauses(connection.folder)
     url = connection.url
     if options.insecure and not url.secure:
@@ -115,9 +115,9 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
         code = install(options, add_arguments, connection)
         joined()
         return code
-    agent = Agent(settings, secrets.randbits(32), time.monotonic, _place(options))
-    wishes = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
-    link = Link(url, connection.client_id, agent.inbox, wishes)
+    agent = Agent(settings, secrets.randbits(32), time.monotonic, _backend(options))
+    link_options = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
+    link = Link(url, connection.client_id, agent.inbox, link_options)
     stop = threading.Event()
 
     def leave(*_: object) -> None:
@@ -140,9 +140,10 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
     return 0
 
 
-def _place(options: argparse.Namespace) -> MakePlace:
-    """Where it works: a process of its own is there while there is work, or all the time for a meter that
-    must be listened to. Raises MeterError.
+def _backend(options: argparse.Namespace) -> MakePlace:
+    """The backend that works: this process, or a process of its own. Raises MeterError.
+
+    A process of its own ends when idle, unless the meter must be read all the time.
     """
     if options.in_process:
         return in_this_process
@@ -158,7 +159,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         pretence(options),
         memory_bytes(options),
         engine_wish(options),
-        _owner(options),
+        _privacy_limit(options),
         connection.key,
         check_task(options.task) if options.task else "",
         meter(options).meter if options.in_process else None,
@@ -170,12 +171,15 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
 
 
 def _token(given: str) -> str:
-    """A token on the command line is seen by others on this machine, and stays in the shell's history."""
+    """The token, which "-" reads from stdin.
+
+    Others on this machine can see a token on the command line, and it stays in the shell's history.
+    """
     return sys.stdin.readline() if given == "-" else given
 
 
-def _owner(options: argparse.Namespace) -> Limit | None:
-    """What may be spent of the samples' privacy, in all tasks together. Raises DataError."""
+def _privacy_limit(options: argparse.Namespace) -> Limit | None:
+    """The privacy that all tasks together may spend. Raises DataError."""
     if options.privacy_epsilon is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`device-runtime leave`: say goodbye, and remove everything that this device put on the machine."""
+"""`device-runtime leave`: says goodbye, and removes everything that this device stored."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.cli.options import add_connection
 from device_runtime.client.connection.connecting import connect, folder_of
 from device_runtime.client.errors import InstallError
-from device_runtime.client.service import instance_lock as guest
-from device_runtime.client.service import uninstall as leaving
+from device_runtime.client.service import instance_lock, uninstall
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,52 +23,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 when it was thought better of."""
+    """Exit code 1 if the answer to "Go on?" was no."""
     folder = folder_of(options)
-    leaving.check(folder)
-    if (count := leaving.waiting(folder)) and not (options.keep_outbox or options.force):
+    uninstall.check(folder)
+    if (count := uninstall.waiting(folder)) and not (options.keep_outbox or options.force):
         raise InstallError(
             f"contributions in {folder} that wait for a receipt: {count}. Join until they are sent, "
             "or give --keep-outbox, or --force to lose them"
         )
-    running = guest.process(folder)
+    running = instance_lock.process(folder)
     print(_named(folder, options.keep_outbox, running))
     if not (options.yes or _agreed()):
         print("Nothing was removed.")
         return 1
     goodbye = None if running else _goodbye(options, folder)
-    # what it makes until it has stopped waits for a receipt too
-    for done in leaving.stop(leaving.name_in(folder), folder):
+    for done in uninstall.stop(uninstall.name_in(folder), folder):
         print(done)
     if goodbye:
         print(goodbye)
-    late = leaving.waiting(folder) and not options.force
-    left = leaving.remove(folder, options.keep_outbox or bool(late))
+    late = uninstall.waiting(folder) and not options.force  # contributions made until it had stopped
+    left = uninstall.remove(folder, options.keep_outbox or bool(late))
     print(f"removed {folder}" if left is None else f"kept in {left}: {', '.join(_names(left))}")
     return 0
 
 
 def _named(folder: Path, keep_outbox: bool, running: int | None) -> str:
-    parts = leaving.parts(folder, keep_outbox).items()
+    parts = uninstall.parts(folder, keep_outbox).items()
     lines = [f"To be removed from {folder}:"]
-    lines += [f"  {path.name}: {what}, {leaving.size(path) / 1e3:.1f} kB" for path, what in parts]
+    lines += [f"  {path.name}: {what}, {uninstall.size(path) / 1e3:.1f} kB" for path, what in parts]
     lines += [f"Process {running} is to be stopped."] if running else []
     return "\n".join([*lines, "Samples are not touched."])
 
 
 def _agreed() -> bool:
-    """Raises InstallError where there is nobody to ask."""
+    """Ask whether to go on. Raises InstallError without a terminal."""
     if not sys.stdin.isatty():
-        raise InstallError("nobody is here to agree: give --yes")
+        raise InstallError("there is no terminal to ask at: give --yes")
     return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _goodbye(options: argparse.Namespace, folder: Path) -> str:
-    """What came of it; a device that is neither enrolled nor a service needs --broker for it."""
-    options.state, options.name = folder, leaving.name_in(folder)
-    options.broker = options.broker or leaving.setting(folder, "broker") or None
+    """Say goodbye to the aggregator, and return a line about it.
+
+    A device that is neither enrolled nor a service needs --broker for it.
+    """
+    options.state, options.name = folder, uninstall.name_in(folder)
+    options.broker = options.broker or uninstall.setting(folder, "broker") or None
     try:
-        return leaving.say_goodbye(connect(options))
+        return uninstall.say_goodbye(connect(options))
     except BrokerError as error:
         return f"nobody was told: {error}"
 

@@ -1,4 +1,4 @@
-"""`device-runtime measure`: what each kind of update takes on this device, measured beside the prediction."""
+"""`device-runtime measure`: measures each kind of update on this device, beside the prediction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MeasureReport:
-    """As --format json prints it. `idle_w`: what the meter showed at rest; nan (null) where there is none."""
+    """The report, as --format json prints it.
+
+    `idle_w`: the power at rest by the meter; nan (null in JSON) without a meter.
+    """
 
     device: str
     bundle: str
@@ -86,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 where no kind could be done."""
+    """Exit code 1 if no kind could be measured."""
     from device_runtime.client.selection.measurement import idle_watts, interleaved, row
     from device_runtime.client.training.emulation import Time
     from device_runtime.models.bundles.bundle import Bundle, find
@@ -116,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _kinds(options: argparse.Namespace) -> list[str]:
-    """Checked before anything is measured. Raises KindError, DataError."""
+    """The kinds to measure; checks all options before anything is measured. Raises KindError, DataError."""
     from device_runtime.strategies import registry
 
     names = list(dict.fromkeys(options.kinds.split(","))) if options.kinds else list(registry.USUAL)
@@ -164,7 +167,7 @@ def _text(report: MeasureReport) -> str:
     lines += [f"{one.kind}: {one.why}" for one in report.kinds if one.why]
     runs = max((one.runs for one in made), default=0)
     if runs > 1:
-        lines.append(f"Medians of {runs} runs ± half of what is between the least and the most.")
+        lines.append(f"Medians of {runs} runs ± half the range.")
     return "\n".join(lines)
 
 
@@ -182,7 +185,10 @@ def _write(path: Path, runs: Sequence[MeasuredFigures]) -> None:
 
 
 def _drawing(options: argparse.Namespace) -> Callable[[MeasureReport], None] | None:
-    """What draws, looked for before anything is measured. Raises ModuleNotFoundError without matplotlib."""
+    """The function that draws --plot, if asked for.
+
+    Called before anything is measured, because it raises ModuleNotFoundError without matplotlib.
+    """
     if not options.plot:
         return None
     from device_runtime.client.selection.measurement_plot import plot

@@ -1,4 +1,4 @@
-"""`device-runtime pause`: no more work on this machine, until `resume`."""
+"""`device-runtime pause`: pauses the work of a device until `resume`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from device_runtime.client.connection.connecting import folder_of, is_device
 from device_runtime.client.errors import NoDevice
-from device_runtime.client.policy import work_gate as owner
+from device_runtime.client.policy import work_gate
 
 from .policy_options import add_place
 
@@ -19,6 +19,6 @@ def run(options: argparse.Namespace) -> int:
     folder = folder_of(options)
     if not is_device(folder):
         raise NoDevice(f"no device is in {folder}")
-    owner.pause(folder)
+    work_gate.pause(folder)
     print(f"{folder.name} is paused; `device-runtime resume` ends that")
     return 0

@@ -1,4 +1,4 @@
-"""`device-runtime policy`: whether this device may work now, and if not, why."""
+"""`device-runtime policy`: shows whether this device may work now, and if not, why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from tabulate import tabulate
 
 from device_runtime.client.connection.connecting import folder_of
-from device_runtime.client.policy import work_gate as owner
+from device_runtime.client.policy import work_gate
 from device_runtime.client.policy.rules import Policy, RuleVerdict
 
 from . import policy_options
@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 when no work may be done now. Without options, the rules it last joined with."""
+    """Exit code 1 if the device may not work now. Without options, its rules are those of its last `join`."""
     from . import join
 
     policy_options.configure(options, join.add_arguments)
     folder = folder_of(options)
     given = policy_options.policy(options)
-    rules = given if given != Policy() else owner.kept(folder) or given
-    verdict = owner.Owner(rules, folder, lambda: (0, 0)).judged()
+    rules = given if given != Policy() else work_gate.kept(folder) or given
+    verdict = work_gate.Owner(rules, folder, lambda: (0, 0)).judged()
     if options.format == "json":
         print(msgspec.json.format(msgspec.json.encode(verdict)).decode())
     else:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def shown(verdict: RuleVerdict) -> str:
-    """A line for each rule, and what comes of them."""
+    """A line for each rule, and the verdict."""
     rows = [("yes" if rule.allows else "no", rule.name, rule.why) for rule in verdict.rules]
     end = "It may work now." if verdict.allows else "It may not work now."
     return "\n".join(filter(None, (tabulate(rows, tablefmt="plain"), end if rows else f"No rules. {end}")))

@@ -1,4 +1,4 @@
-"""Options of when a device may work, and how it behaves on its machine; and the file that may hold them."""
+"""Options of when and how a device may work, and of the file that may hold them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RULES = frozenset(
         *("unknown_allows", "nice", "idle_io", "cores", "cpu_percent"),
     }
 )
-"""What stands in [policy] of a device file."""
+"""The keys of [policy] in a device file."""
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
-    """`--config`, and all of RULES."""
+    """Add `--config` and an option for each of RULES."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -98,7 +98,7 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
 
 
 def add_service(parser: argparse.ArgumentParser) -> None:
-    """`--service`."""
+    """Add `--service`."""
     parser.add_argument(
         "--service",
         action="store_true",
@@ -107,13 +107,13 @@ def add_service(parser: argparse.ArgumentParser) -> None:
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """`--name` and `--state`: which device, of those that are here."""
+    """Add `--name` and `--state`, which choose a device of this machine."""
     parser.add_argument("--name", help="Choose the device of this name (default: the only one that is here).")
     parser.add_argument("--state", type=Path, help="Choose the device of this folder (default: by its name).")
 
 
 def configure(options: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Take from the file what the command line does not say. Raises PolicyError."""
+    """Take the options that the command line does not give from the file of --config. Raises PolicyError."""
     if options.config is not None:
         parser = argparse.ArgumentParser()
         add_arguments(parser)
@@ -135,7 +135,7 @@ def policy(options: argparse.Namespace) -> Policy:
 
 
 def allowed(options: argparse.Namespace) -> AllowList:
-    """What a task may ask for. Raises PolicyError for a list without bundles, which would allow all."""
+    """What a task may ask for. Raises PolicyError for an empty list of bundles, which would allow all."""
     if options.allow_bundle == []:
         raise PolicyError(
             "allow_bundle is empty: name a bundle that is allowed, or leave it out to allow all"
@@ -145,8 +145,9 @@ def allowed(options: argparse.Namespace) -> AllowList:
 
 
 def disk_bytes(options: argparse.Namespace, folder: Path) -> int:
-    """What models may take on the disk of the device's `folder`: as set by hand, or half of what they take
-    already and what is free there.
+    """Bytes of disk that models may take: as --disk says, or half of the free space and their own.
+
+    `folder` is that of the device.
     """
     if options.disk is not None:
         return int(options.disk * 1e6)
@@ -167,7 +168,7 @@ def window(text: str) -> DayWindow:
 
 
 def kinds(text: str) -> str:
-    """An argument of names with commas between them. A list without names would allow all."""
+    """An argument of comma-separated names, at least one: an empty list would allow all."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise argparse.ArgumentTypeError(f"{text!r} names no kind of update: expected such as full,few-shot")
@@ -175,7 +176,7 @@ def kinds(text: str) -> str:
 
 
 def digest(text: str) -> str:
-    """An argument of hex digits, the first of a sha256 or all."""
+    """An argument of hex digits: a sha256, or the beginning of one."""
     digits = text.lower()
     if not (SHORTEST <= len(digits) <= 64 and set(digits) <= set("0123456789abcdef")):
         raise argparse.ArgumentTypeError(
@@ -193,7 +194,7 @@ def percent(text: str) -> float:
 
 
 def niceness(text: str) -> int:
-    """An argument from 0 to 19: nobody is pushed aside."""
+    """An argument from 0 to 19; a negative one would take time from others."""
     if not text.isdecimal() or int(text) > 19:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 19")
     return int(text)

@@ -1,4 +1,4 @@
-"""`device-runtime predict`: ask the model that this device keeps."""
+"""`device-runtime predict`: classifies samples with the model that this device keeps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """1 where a file could not be read; the others are answered. Raises NothingKept, NoDevice, ModelError."""
+    """Exit code 1 if a file could not be read; the others are classified.
+
+    Raises NothingKept, NoDevice, ModelError.
+    """
     import msgspec
     from tabulate import tabulate
 
@@ -47,15 +50,15 @@ def run(options: argparse.Namespace) -> int:
     model = Personal.open(folder_of(options), engine_wish(options))
     if options.export_onnx:
         model.export_onnx(options.export_onnx)
-        print(f"{options.export_onnx}: {_known(model)}", file=sys.stderr)
+        print(f"{options.export_onnx}: {_summary(model)}", file=sys.stderr)
     elif not options.files and not options.text:
-        print(_known(model))
+        print(_summary(model))
     found: list[Prediction] = []
     failed = False
-    asks = [(model.predict, file) for file in options.files] + [(model.read, text) for text in options.text]
-    for ask, about in asks:
+    asked = [(model.predict, file) for file in options.files] + [(model.read, text) for text in options.text]
+    for classify, sample in asked:
         try:
-            found += ask(about, options.top)
+            found += classify(sample, options.top)
         except DataError as error:
             failed = True
             print(f"device-runtime: {error}", file=sys.stderr)
@@ -72,8 +75,8 @@ def _row(one: Prediction, found: list[Prediction]) -> list[str]:
     return [name, *(f"{guess.label} {guess.probability:.1%}" for guess in one.guesses)]
 
 
-def _known(model: Personal) -> str:
-    """What is kept, and how good it is."""
+def _summary(model: Personal) -> str:
+    """A line about the model that is kept, and its accuracy."""
     from device_runtime.client.personal.kept import begun_with
 
     record, judged = model.record, model.judged

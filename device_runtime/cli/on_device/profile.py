@@ -1,4 +1,4 @@
-"""`device-runtime profile`: what this device can do."""
+"""`device-runtime profile`: measures what this device can do."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
-    """The profile of this device (or of the one it pretends to be) for this bundle, measured now."""
+    """The profile of this device (or of the one that it emulates) for this bundle, measured now."""
     from device_runtime.client.selection.profiling import clocks
     from device_runtime.client.selection.profiling import measured as measured_speed
     from device_runtime.client.selection.profiling import profile as make_profile
@@ -75,7 +75,7 @@ def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
 
 
 def rows(profile: DeviceProfile, manifest: Manifest) -> list[tuple[str, str, str]]:
-    """What is known, each with where it is known from."""
+    """The rows of the table: name, value, and where the value comes from."""
     memory, power, link, speed = profile.memory, profile.power, profile.bandwidth, profile.speed
     engine, _, why = profile.engine.partition(" (")
     table = [

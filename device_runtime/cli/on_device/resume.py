@@ -1,11 +1,11 @@
-"""`device-runtime resume`: the end of a `pause`."""
+"""`device-runtime resume`: ends a `pause`."""
 
 from __future__ import annotations
 
 import argparse
 
 from device_runtime.client.connection.connecting import folder_of
-from device_runtime.client.policy import work_gate as owner
+from device_runtime.client.policy import work_gate
 
 from .policy_options import add_place
 
@@ -16,6 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     folder = folder_of(options)
-    owner.resume(folder)
+    work_gate.resume(folder)
     print(f"{folder.name} works again, as far as its policy lets it")
     return 0

@@ -1,4 +1,4 @@
-"""`join --service`: the same, from now on, in the background and after each start of the machine."""
+"""`join --service`: joins from now on in the background, and after each start of the machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from device_runtime.cli.options import memory_bytes
 from device_runtime.client.connection.connecting import Connection
 from device_runtime.client.errors import InstallError
 from device_runtime.client.service import device_file
-from device_runtime.client.service import install as installing
-from device_runtime.client.service import install as service_unit
+from device_runtime.client.service import install as service_install
 from device_runtime.client.service.install import ServiceCommand
 from device_runtime.client.service.uninstall import SETTINGS
 
@@ -25,27 +24,27 @@ def install(
     add_arguments: Callable[[argparse.ArgumentParser], None],
     connection: Connection,
 ) -> int:
-    """Write down what `join` was told, and a service that joins so. Raises InstallError."""
+    """Write the options of `join` to a file, and start a service with them. Raises InstallError."""
     options.name, options.state = connection.name, connection.folder
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     file = connection.folder.absolute() / SETTINGS
-    before = os.umask(0o077)  # a broker's URL may have a password
+    before = os.umask(0o077)  # the broker's URL may have a password
     try:
         replace_file(file, device_file.text(options, parser, RULES).encode())
     except OSError as error:
         raise InstallError(f"cannot write {file}: {error.strerror}") from None
     finally:
         os.umask(before)
-    command = (str(installing.program()), "join", "--config", str(file))
+    command = (str(service_install.program()), "join", "--config", str(file))
     limits = (options.nice, options.idle_io, options.cpu_percent, memory_bytes(options))
-    service = service_unit.device_service(
+    service = service_install.device_service(
         ServiceCommand(connection.name, command, Path.cwd(), *limits), os.environ
     )
-    installing.put(service)
+    service_install.put(service)
     print(f"wrote {file} and {service.files[0].path}")
-    installing.start(service)
-    print(f"started {service_unit.title(connection.name)}; `device-runtime leave` takes it away")
-    if advice := installing.lingers():
+    service_install.start(service)
+    print(f"started {service_install.title(connection.name)}; `device-runtime leave` takes it away")
+    if advice := service_install.lingers():
         print(advice)
     return 0

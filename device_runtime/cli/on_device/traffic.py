@@ -1,4 +1,4 @@
-"""`device-runtime traffic`: what a device sent and received, day by day."""
+"""`device-runtime traffic`: shows the bytes that a device sent and received, day by day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`device-runtime broker`: a broker for as long as it runs; `broker init`: one for production, set up."""
+"""`device-runtime broker`: runs a broker until Ctrl-C; `broker init` sets one up for production."""
 
 from __future__ import annotations
 

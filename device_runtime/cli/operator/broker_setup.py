@@ -1,4 +1,4 @@
-"""`device-runtime broker init DIR`, `broker renew DIR` and `broker upgrade DIR`: a broker for production."""
+"""`device-runtime broker init`, `renew`, `rotate-key` and `upgrade`: set up a production broker."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ from device_runtime.broker.servers.mosquitto import find
 
 INIT_EXAMPLE = "device-runtime broker init enrolment --name broker.example.org --name 192.0.2.7"
 
-
 LOCAL = ("localhost", "127.0.0.1", "::1")
-"""In every certificate: what runs on the broker's own machine."""
+"""Names in every certificate, for programs on the broker's own machine."""
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
-    """`init`, `renew`, `rotate-key` and `upgrade`, as actions of the command."""
+    """Add `init`, `renew`, `rotate-key` and `upgrade` as actions of the command."""
     actions = parser.add_subparsers(
         dest="action", metavar="[init | renew | rotate-key | upgrade]", required=False
     )
@@ -92,7 +91,7 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Set it up, renew its certificate, or write its configuration anew. Raises BrokerError."""
+    """Do one of the actions. Raises BrokerError."""
     from device_runtime.broker.servers.production import CA_DAYS, found, renew  # needs the extra `aggregator`
 
     if args.action == "rotate-key":
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         run_as=args.run_as or (getpass.getuser() if os.geteuid() == 0 else ""),
     )
     opened = found(args.folder, site, now, args.days)
-    print(_told(opened, args.days))
+    print(_next_steps(opened, args.days))
     return 0
 
 
@@ -137,7 +136,7 @@ def _rotate_key(opened: BrokerFolder, now: int) -> int:
 
 
 def _upgrade(opened: BrokerFolder) -> int:
-    """Mosquitto reads its access list at a signal, and its configuration at its start alone."""
+    """Update the folder. Mosquitto reads its access list at a signal, its configuration only at its start."""
     from device_runtime.broker.servers.production import upgrade
 
     changed = upgrade(opened)
@@ -155,7 +154,7 @@ def _upgrade(opened: BrokerFolder) -> int:
     return 0
 
 
-def _told(opened: BrokerFolder, days: int) -> str:
+def _next_steps(opened: BrokerFolder, days: int) -> str:
     site, folder = opened.site, shlex.quote(str(opened.folder))
     program = find()
     lines = [

@@ -1,4 +1,4 @@
-"""`device-runtime bundle-wheels`: all that a device installs, as a folder to carry to it."""
+"""`device-runtime bundle-wheels`: downloads all wheels that a device needs, to install it offline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from device_runtime.client.service.wheel_selection import (
 
 OURS = "device-runtime"
 DEPTH = 20
-"""Wheels that ask for others that ask for others, at most."""
+"""The most downloads: each brings the wheels that those of the last one require."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _fill(out: Path, where: Machine, own: Wheel, extras: Sequence[str], pins: Sequence[Requirement]) -> None:
-    """Download, look what the wheels ask for, download that, until nothing is lacking."""
+    """Download wheels, then the wheels that they require, until none is missing. Raises InstallError."""
     if unknown := sorted(set(extras) - own.extras):
         raise InstallError(f"{OURS} has no extra {unknown[0]!r}; it has {', '.join(sorted(own.extras))}")
     wanted, root = [*needed(own, extras, where), *pins], Requirement(OURS)
@@ -91,9 +91,7 @@ def _download(out: Path, where: Machine, wanted: Sequence[Requirement]) -> None:
 
 
 def _own_wheel(given: Path | None, out: Path) -> Path:
-    """The wheel of device-runtime in `out`: the one given, or made from where this one was installed from,
-    or the registry's of the same version.
-    """
+    """The wheel of device-runtime in `out`: the given one, or one that pip makes of `_source`."""
     if given is not None:
         read(given)
         return given if given.parent.samefile(out) else Path(shutil.copy(given, out))
@@ -103,7 +101,7 @@ def _own_wheel(given: Path | None, out: Path) -> Path:
 
 
 def _source() -> str:
-    """What pip makes the wheel of: where this was installed from, or its name and version."""
+    """The source of pip's wheel: where this package was installed from, or its name and version."""
     here = metadata.distribution(OURS)
     url = urlparse(json.loads(here.read_text("direct_url.json") or "{}").get("url", ""))
     local = Path(unquote(url.path)) if url.scheme == "file" else None
@@ -111,7 +109,7 @@ def _source() -> str:
 
 
 def _pip(*arguments: str) -> None:
-    """Raises InstallError with what pip said last."""
+    """Run pip. Raises InstallError with the last line that pip printed."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ended.returncode:

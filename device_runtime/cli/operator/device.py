@@ -1,4 +1,4 @@
-"""`device-runtime device`: which devices may connect to the broker that `broker init` set up, and by what."""
+"""`device-runtime device`: enrols, lists and revokes devices at a broker of `broker init`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
-from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.servers.broker_folder import BrokerFolder
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """What is to be pasted goes to stdout, all else to stderr. Raises BrokerError."""
+    """Print the text to paste to stdout, all else to stderr. Raises BrokerError."""
     opened, now = BrokerFolder(options.dir), datetime.now(timezone.utc)
     if options.action == "list":
         return _list(opened, now.timestamp(), options.format)
@@ -70,20 +69,23 @@ def run(options: argparse.Namespace) -> int:
         return _revoke(opened, options.name, now)
     enrolment = register.add(opened, options.name, now, options.websockets, options.again)
     line = f"device-runtime join --enrol {enrolment.token}"
-    told = register.tell(opened)
-    print(f"{options.name} is enrolled at {enrolment.url}; {told.text}", file=sys.stderr)
+    reload = register.tell(opened)
+    print(f"{options.name} is enrolled at {enrolment.url}; {reload.text}", file=sys.stderr)
     print("Paste this on the device, and nowhere else: it holds the password.", file=sys.stderr)
     print(line, flush=True)
     _draw(line, options.qr)
     if options.again:
-        register.check_told(opened, options.name, told)  # the token of before is void only then
+        register.check_told(opened, options.name, reload)  # until Mosquitto is told, the old token works
     return 0
 
 
 def _revoke(opened: BrokerFolder, name: str, now: datetime) -> int:
-    """A device, or a link and the device that used it. Raises RegisterError when Mosquitto was not told."""
+    """Revoke a device, or a link and the device that used it.
+
+    Raises RegisterError when Mosquitto was not told.
+    """
     device = name
-    if name in {link.id for link in link_book.read(opened).links}:
+    if name in {link.id for link in links.read(opened).links}:
         link = links.revoke(opened, name, now.timestamp())
         if not link.used:
             print(f"{name} is revoked; nobody used it", file=sys.stderr)
@@ -112,7 +114,7 @@ def _draw(text: str, wanted: bool | None) -> None:
 
 
 def _link(opened: BrokerFolder, now: float, options: argparse.Namespace) -> int:
-    page = options.page or link_book.read(opened).page
+    page = options.page or links.read(opened).page
     if not page:
         raise links.LinkError("where is the page? serve --web --enrolment DIR offers it; or give --page URL")
     if options.minutes <= 0:
@@ -126,8 +128,8 @@ def _link(opened: BrokerFolder, now: float, options: argparse.Namespace) -> int:
 
 
 def _list(opened: BrokerFolder, now: float, form: str) -> int:
-    """Devices, and below them links that are not long over."""
-    entries, known = register.entries(opened), link_book.read(opened).recent(now)
+    """Print the devices, and below them the recent links."""
+    entries, known = register.entries(opened), links.read(opened).recent(now)
     if form == "json":
         print(msgspec.json.format(msgspec.json.encode(entries)).decode())
         return 0

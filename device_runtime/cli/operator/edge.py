@@ -1,4 +1,4 @@
-"""`device-runtime edge`: the aggregator of a site, which is a device of the aggregator above it."""
+"""`device-runtime edge`: runs the aggregator of a site, a device of the aggregator above it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from device_runtime.client.settings import Settings
 
 __all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
 
-
 ERRORS = (AggregatorError,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Upwards the options of `join`; the others are of the site."""
+    """Add options as of `join` for the connection to the aggregator above, and those of the site."""
     add_connection(parser, "broker")
     add = parser.add_argument
     add("--until-done", action="store_true", help="Leave when the task is done.")
@@ -105,23 +104,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event) -> None:
-    """Between its two links, until stopped or done."""
+    """Run the site's aggregator on its two links, until stopped or done."""
+    # these imports need the extra `aggregator`, which --help must not need
     from device_runtime.aggregator.hierarchy.edge_process import Edge
     from device_runtime.aggregator.hierarchy.site import tell
     from device_runtime.aggregator.hierarchy.site_manager import SiteRules
     from device_runtime.aggregator.intake.limits import BoundedInbox
     from device_runtime.aggregator.rounds.ports import Ports
-    from device_runtime.aggregator.serving import (
-        logs,  # these need the extra `aggregator`, which --help does not
-    )
+    from device_runtime.aggregator.serving import logs
     from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT
 
     logs.limit()
     inbox = BoundedInbox()
-    wishes = LinkOptions(
+    link_options = LinkOptions(
         subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES
     )
-    below = Link(url, f"edge-{secrets.token_hex(4)}", inbox, wishes)
+    below = Link(url, f"edge-{secrets.token_hex(4)}", inbox, link_options)
     seal = enrolled.sealing(options.enrolment, above.folder)
     agree = enrolled.agreeing(options.enrolment)
     devices = enrolled.devices(options.enrolment)
@@ -152,7 +150,7 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
 
 
 def _on_signals(stop: threading.Event) -> None:
-    """The first SIGTERM or SIGINT stops in order, the next one at once."""
+    """Stop in order at the first SIGTERM or SIGINT, at once at the next one."""
 
     def stopping(number: int, _frame: object) -> None:
         stop.set()

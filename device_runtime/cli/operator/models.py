@@ -1,4 +1,4 @@
-"""`device-runtime models`: the models that a run has served, going back to one, one as an ONNX file."""
+"""`device-runtime models`: lists a run's served models, goes back to one, or writes it as ONNX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from device_runtime.broker.wire.partial_blob import replace_file
 if TYPE_CHECKING:
     from device_runtime.aggregator.storage.model_versions import Version
 
-
 ERRORS = (AggregatorError,)
 
 
@@ -44,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises RunFolderError for a folder that is none, RollbackError for a model that is not kept."""
+    """Raises RunFolderError for a folder without a run, RollbackError for a model that is not kept."""
     from device_runtime.aggregator.storage.stored_versions import versions_in
 
     folder: Path = options.run_dir
     if not begun(folder):
         raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
     if options.rollback is not None:
-        print(_gone_back(folder, options.rollback))
+        print(_roll_back(folder, options.rollback))
         return 0
     if options.export_onnx is not None:
         print(_exported(folder, options.export_onnx))
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def table(versions: tuple[Version, ...]) -> str:
-    """One line each, the latest last."""
+    """A line for each model, the latest last."""
     rows = [
         [
             "->" if version.served else "",
@@ -92,21 +91,21 @@ def _exported(folder: Path, file: Path) -> str:
     return f"{file}: the model of round {version.round}{accuracy}, {size(len(data))}"
 
 
-def _gone_back(folder: Path, to: int) -> str:
-    """Done at once where no aggregator has the folder, and else asked of it."""
+def _roll_back(folder: Path, to: int) -> str:
+    """Go back at once, or ask the aggregator that has the folder to. Returns a line about it."""
     from device_runtime.aggregator.storage.stored_versions import check_rollback
 
     check_rollback(folder, to)
     try:
-        _go_back(folder, to)
+        _roll_back_here(folder, to)
     except RunInUse:
         rollback_request.ask(folder, to)
         return f"asked the aggregator that runs in {folder} to go back to the model of round {to}"
     return f"{folder} serves the model of round {to}; the next round goes on from it"
 
 
-def _go_back(folder: Path, to: int) -> None:
-    """Raises RunInUse where an aggregator has the folder."""
+def _roll_back_here(folder: Path, to: int) -> None:
+    """Go back in this process. Raises RunInUse when an aggregator has the folder."""
     from device_runtime.aggregator.rounds.run import OpenRun
     from device_runtime.aggregator.storage.store import Store
 

@@ -1,4 +1,4 @@
-"""`device-runtime serve`: the aggregator of a task, or of several, until they are learnt or stopped."""
+"""`device-runtime serve`: runs the aggregator of one or several tasks, until done or stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-
 
 ERRORS = (AggregatorError,)
 
@@ -66,10 +65,11 @@ _FLAGS = {
     "eval_data": "eval_data",
     "generic": "generic",
 }
+"""Flag -> field of the task file."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command; those of the task stand over the task file."""
+    """Add the options of the command; those of the task override the task file."""
     add = parser.add_argument
     add(
         "task",
@@ -289,7 +289,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until done or a signal. Raises what `exit_code` numbers."""
+    """Serve until done or a signal. Raises the errors to which `exit_code` gives numbers."""
     from device_runtime.aggregator.serving.process import Process
 
     server = server_of(args)
@@ -304,7 +304,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def server_of(args: argparse.Namespace) -> ServerConfig:
-    """The server file and the flags over it. Raises ConfigError."""
+    """The server file, overridden by flags. Raises ConfigError."""
     flags: dict[str, dict[str, object]] = {
         "": {
             "tasks": [str(file) for file in args.task] or None,
@@ -334,7 +334,7 @@ def server_of(args: argparse.Namespace) -> ServerConfig:
 
 
 def _address(text: str | None) -> dict[str, object]:
-    """HOST:PORT, :PORT or PORT, as keys of the server file."""
+    """HOST:PORT, :PORT or PORT, as keys of the server file. Raises ConfigError."""
     if text is None:
         return {}
     host, _, port = text.rpartition(":")
@@ -345,17 +345,20 @@ def _address(text: str | None) -> dict[str, object]:
 
 
 def tasks_of(args: argparse.Namespace, server: ServerConfig) -> list[Task]:
-    """The task files of the server file or the command line, each with the flags over it.
+    """The task files of the server file or the command line, each overridden by flags.
 
     Raises TaskError, ConfigError.
     """
     if len(server.tasks) > 1 and args.name is not None:
-        raise ConfigError(f"--name {args.name}: which of {len(server.tasks)} tasks is to be called so?")
+        raise ConfigError(f"--name {args.name}: there are {len(server.tasks)} tasks, expected one to name")
     return [task_of(args, file) for file in server.tasks] or [task_of(args)]
 
 
 def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
-    """A task file (the first of the command line), if any, and the flags over it. Raises TaskError."""
+    """A task file (by default the first of the command line, if any), overridden by flags.
+
+    Raises TaskError.
+    """
     if file is None and args.task:
         file = args.task[0]
     given = {field: getattr(args, flag) for flag, field in _FLAGS.items()}

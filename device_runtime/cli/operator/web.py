@@ -1,4 +1,4 @@
-"""`device-runtime web fetch`: the libraries of the page that browsers join by, from npm."""
+"""`device-runtime web fetch`: fetches the libraries of the page by which browsers join, from npm."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from device_runtime.content import IN_CHECKOUT
 ERRORS = (AggregatorError,)
 
 NPM = ("npm", "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund")
-"""What package-lock.json names, by its hashes, and nothing of theirs is run."""
+"""Installs the packages of package-lock.json, verified by hash, and runs no script of theirs."""
 NAMED = ("package.json", "package-lock.json", "vendor.js")
+"""Files that the installation needs."""
 
 
 class FetchError(AggregatorError):
-    """npm could not fetch what is needed, or it could not be kept."""
+    """The libraries could not be fetched by npm, or not be stored."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         from device_runtime.aggregator.http import join
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"the page is served by what needs {error.name}: pip install 'device-runtime[aggregator,service]'"
+            f"the server of the page needs {error.name}: pip install 'device-runtime[aggregator,service]'"
         ) from None
     web = join.root()
     target = args.into or (web / join.VENDOR if IN_CHECKOUT else join.kept_vendor(web))
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fetch(web: Path, target: Path) -> None:
-    """`target` is whole, or as it was. Raises MissingExtra, FetchError."""
+    """Fetch the libraries into `target`, or leave it as it was. Raises MissingExtra, FetchError."""
     for program in ("npm", "node"):
         if shutil.which(program) is None:
             raise MissingExtra(

@@ -1,4 +1,4 @@
-"""`device-runtime compare`: finished comparisons, side by side in one table."""
+"""`device-runtime compare`: shows finished comparisons side by side in one table."""
 
 from __future__ import annotations
 

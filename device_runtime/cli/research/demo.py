@@ -1,4 +1,4 @@
-"""`device-runtime demo`: the main job, end to end, on this machine."""
+"""`device-runtime demo`: runs emulated devices, a broker and an aggregator on this machine."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """All runs. SIGTERM and SIGHUP end it as Ctrl-C does, with its devices and its broker."""
+    """Do all runs. SIGTERM and SIGHUP end them as Ctrl-C does, with their devices and broker."""
     with interruptible():
         return _run(options)
 
@@ -109,7 +109,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _scale() -> float:
-    """See `calibration`."""
+    """The factor by which the emulated boards must be slower on this machine (see `calibration`)."""
     print("measuring this machine ..", flush=True)
     bundle = Bundle.open(bundles.find(BUNDLE))
     given = calibration.DemoRound(DEADLINE_S, SAMPLES * EPOCHS / BATCH)
@@ -141,7 +141,7 @@ def _say_what_is_run(
 
 
 def _listed(digits: tuple[int, ...]) -> str:
-    """As "6", "8 and 9", "0 to 5"."""
+    """The digits in words: "6", "8 and 9", "0 to 5"."""
     if len(digits) > 2 and digits[-1] - digits[0] == len(digits) - 1:
         return f"{digits[0]} to {digits[-1]}"
     return " and ".join(str(digit) for digit in digits)
@@ -243,6 +243,6 @@ def _kinds(kinds: tuple[tuple[str, int], ...]) -> str:
 
 
 def _short(why: str) -> str:
-    """The first reason: why not the richest kind. What follows it says the same of the next ones."""
+    """The first reason, which is why the richest kind did not fit; those of the next kinds follow it."""
     ends = [at for kind in KINDS if (at := why.find(f"; {kind} ")) >= 0]
     return why[: min(ends, default=len(why))]

@@ -1,4 +1,4 @@
-"""`device-runtime export`: a torch module becomes a bundle."""
+"""`device-runtime export`: writes a torch module as a bundle."""
 
 import argparse
 import re
@@ -24,7 +24,6 @@ from .export_texts import TextReading, add_text_arguments, folder_settings, read
 
 if TYPE_CHECKING:
     from device_runtime.models.export.export import ExportSpec
-
 
 NONE = "none"
 
@@ -110,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which graphs the bundle is to have."""
+    """Add the options of which graphs the bundle has."""
     add = parser.add_argument
     add(
         "--tunable",
@@ -164,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
     """Writes the bundle and prints what is in it. Raises ModelError."""
     check_free(args.out, args.overwrite)
     texts, given = texts_and_settings(args)
-    module = build(args, given)  # first: it says what to install where torch is missing
+    module = build(args, given)  # before the next import: without torch it says what to install
     from device_runtime.models.export.export import CheckedGraph, export
 
     checked: list[CheckedGraph] = []
@@ -183,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_free(folder: Path, overwrite: bool) -> None:
-    """Raises ExportError where something is already, unless that is a bundle to be overwritten."""
+    """Raise ExportError if the folder is not free, unless it has a bundle that may be overwritten."""
     if (folder / MANIFEST).is_file():
         if not overwrite:
             raise ExportError(f"{folder} is a bundle already: --overwrite replaces it")
@@ -192,8 +191,10 @@ def check_free(folder: Path, overwrite: bool) -> None:
 
 
 def texts_and_settings(args: argparse.Namespace) -> tuple[TextReading | None, dict[str, Any]]:
-    """What is said of texts, and all settings of the network: what is said beats a folder's sizes, and these
-    what follows from the texts. Raises ExportError.
+    """The settings for texts, if any, and all settings of the network. Raises ExportError.
+
+    --set overrides the sizes in the folder of --weights, and these override the settings that follow from the
+    texts.
     """
     given = {**folder_settings(args), **settings(args.set)}
     texts = reading(args, given)
@@ -203,7 +204,7 @@ def texts_and_settings(args: argparse.Namespace) -> tuple[TextReading | None, di
 def spec(
     args: argparse.Namespace, texts: TextReading | None = None, given: Mapping[str, Any] | None = None
 ) -> "ExportSpec":
-    """What the arguments say about the bundle, with `given` as the network's settings. Raises ExportError."""
+    """The specification of the bundle; `given` are the network's settings. Raises ExportError."""
     from device_runtime.models.export.export import ExportSpec
 
     vocabulary = texts.vocabulary if texts else args.vocabulary
@@ -260,9 +261,10 @@ def standardised(given: InputSpec, place: Path, labels: Sequence[str]) -> InputS
 
 
 def _source(args: argparse.Namespace, given: Mapping[str, Any]) -> Source | None:
-    """What the torch engine builds the network from. Files stay behind: their values are in the weights.
+    """The network and settings from which the torch engine builds it.
 
-    None where the feature maps are not those that the network itself names.
+    Settings that name files are left out: their values are in the weights. None for a factory of the user's,
+    or with --output, whose feature maps the network itself does not name.
     """
     if ":" in args.factory or args.output:
         return None

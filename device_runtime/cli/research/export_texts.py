@@ -22,14 +22,14 @@ NAMES: Mapping[Form, tuple[str, str, str, str]] = {
     "word-pieces/1": ("[CLS]", "[SEP]", "[PAD]", "[MASK]"),
     "byte-pairs/1": ("<s>", "</s>", "<pad>", "<mask>"),
 }
-"""Of the tokens at the start, at the end, behind, and in the place of a word."""
+"""Format of a tokenizer -> its tokens for start, end, padding and mask."""
 TOKENS, LEAST_TOKENS = 8000, 270
-"""Ids of a tokenizer that is learnt: every byte and the special tokens are among them."""
+"""Default and least number of ids of a learnt tokenizer: it needs all bytes and the special tokens."""
 
 
 @dataclass(frozen=True)
 class TextReading:
-    """What a bundle is to say of texts, its tokenizer, and the settings of the network that follow."""
+    """A bundle's settings for texts, its tokenizer, and the settings of the network that follow."""
 
     text: TextInput
     tokenizer: bytes
@@ -38,7 +38,7 @@ class TextReading:
 
 
 def add_text_arguments(parser: argparse.ArgumentParser) -> None:
-    """With one of the first two the input is text."""
+    """Add the options for texts; with --tokenizer or --tokenizer-from the input is text."""
     add = parser.add_argument
     add(
         "--tokenizer", type=Path, metavar="PATH",
@@ -76,7 +76,9 @@ def folder_settings(args: argparse.Namespace) -> dict[str, Setting]:
 
 
 def reading(args: argparse.Namespace, given: Mapping[str, Any]) -> TextReading | None:
-    """What the options say of texts; None where the input is none. `given`: settings of the network.
+    """The settings for texts by the options; None if the input is not text.
+
+    `given`: settings of the network.
 
     Raises ExportError.
     """
@@ -125,7 +127,7 @@ def _file(args: argparse.Namespace) -> TokenizerFile | None:
 
 
 def _special(file: TokenizerFile, framing: Framing, needs_mask: bool) -> tuple[int, int, int, int]:
-    """Ids at the start, at the end, behind, in the place of a word; -1 for one that is not needed."""
+    """Ids of the tokens for start, end, padding and mask; -1 for one that is not needed."""
     names = NAMES[file.form]
     if framing.causal:
         names = (names[1], *names[1:])
@@ -142,7 +144,10 @@ def _special(file: TokenizerFile, framing: Framing, needs_mask: bool) -> tuple[i
 def _framed(
     template: str, file: TokenizerFile, framing: Framing, special: tuple[int, int, int, int]
 ) -> TextInput:
-    """What stands before and behind a text. As in published tokenizers, a mask takes the space before it."""
+    """The prompt as ids before and after a text. Raises ExportError.
+
+    As in published tokenizers, a mask takes the space before it.
+    """
     if template.count(TEXT) != 1 or template.count(MASK) > 1 or (framing.causal and MASK in template):
         masks = "no" if framing.causal else "at most one"
         raise ExportError(f"--prompt {template!r} is not as expected: one {TEXT}, and {masks} {MASK}")

@@ -1,4 +1,4 @@
-"""`device-runtime inspect`: what is in a bundle."""
+"""`device-runtime inspect`: shows what is in a bundle."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from device_runtime.models.bundles.names import LEVELS
 
 
 class BundleFigures(msgspec.Struct, frozen=True):
-    """What `--format json` prints."""
+    """The figures of a bundle, as `--format json` prints them."""
 
     sha256: str
     bytes: int

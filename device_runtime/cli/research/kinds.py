@@ -1,4 +1,4 @@
-"""`device-runtime kinds`: the kinds of update that a round may offer, and the settings of each."""
+"""`device-runtime kinds`: lists the kinds of update that a round may offer, or the settings of one."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _settings(kind: type[AnyStrategy], settings: list[Listed]) -> str:
 
 
 def example(kind: type[AnyStrategy], settings: list[Listed]) -> str:
-    """The kind in the file of a task, with up to three of its own settings or those most used."""
+    """The kind in a task file, with its most used settings, or else its first three."""
     chosen = [row for row in settings if row.name in ("epochs", "lr", "batch")] or settings[:3]
     pairs = ", ".join(row.example for row in chosen)
     return f'[[kinds]]\nname = "{kind.name}"\nsettings = {{ {pairs} }}'

@@ -1,4 +1,4 @@
-"""`device-runtime partition`: who would hold which samples, before anything is simulated."""
+"""`device-runtime partition`: shows how a data set is divided among devices, without a simulation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ERRORS = (SimulationError,)
 
 DEVICES = 20
 FLAGS = {"data": "source", "data_path": "path", "partition": "partition", "alpha": "alpha"}
-"""Fields of the data that have a flag of their own."""
+"""Flag -> field of the data."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the table and writes the picture. Raises DataSetError, ScenarioError."""
     spec, devices, fleet = asked(options)
-    _picture(options.out)
+    _check_picture(options.out)
     data = load(spec, options.seed)
     drawn = fleet.draw(devices, options.seed) if fleet is not None and spec.groups else None
     parts = divide(data, spec, devices, options.seed) if drawn is None else among(data, spec, drawn)
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None]:
-    """The scenario's data, devices and fleet, with what was given on the command line.
+    """The scenario's data, devices and fleet, overridden by the command line.
 
     Raises DataSetError, ScenarioError, ExportError.
     """
@@ -112,7 +112,7 @@ def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None]
 
 
 def way(spec: DataSpec) -> str:
-    """How it is divided, in words."""
+    """The partition in words."""
     said = {
         "dirichlet": f"Dirichlet({spec.alpha:g})",
         "dirichlet-by-class": f"each class by Dirichlet({spec.alpha:g})",
@@ -131,7 +131,7 @@ def way(spec: DataSpec) -> str:
 
 
 def said(data: DataSet, about: PartitionShape) -> str:
-    """What there is, and what of it is given out."""
+    """The size of the data set, and how much of it is given to clients."""
     form = f"{data.train_x.dtype} {'x'.join(str(size) for size in data.train_x.shape[1:])}"
     lines = [
         f"{about.samples:,} training samples and {len(data.test_y):,} for evaluation, {form}, "
@@ -156,8 +156,8 @@ def _save_vectors(data: DataSet, spec: DataSpec, out: Path) -> None:
     print(f"float32 {found.shape[0]} x {found.shape[1]} in {out}")
 
 
-def _picture(path: Path) -> None:
-    """Raises DataSetError, before anything is computed, where no PNG can be written."""
+def _check_picture(path: Path) -> None:
+    """Raise DataSetError, before anything is computed, if the PNG cannot be written."""
     if path.suffix != ".png":
         raise DataSetError(f"--out {path}: the picture is a PNG, expected a name that ends in .png")
     if not path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""`device-runtime simulate`: what a fleet will do, on virtual time, under one policy or several."""
+"""`device-runtime simulate`: simulates a fleet on virtual time, under one policy or several."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ from .simulate_options import PRESET, again, plan_of, presets, said
 if TYPE_CHECKING:
     from device_runtime.simulation.report.write import WrittenReport
 
-
 ERRORS = (SimulationError, AggregatorError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command; those of the scenario stand over its file."""
+    """Add the options of the command; those of the scenario override its file."""
     add = parser.add_argument
     add(
         "scenario",
@@ -160,7 +159,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Every run that is missing, then the report, without policies that failed. Raises SimulationError."""
+    """Do every missing run, then report, without policies that failed. Raises SimulationError."""
     if options.list:
         print(presets())
         return 0
@@ -189,7 +188,7 @@ def run(options: argparse.Namespace) -> int:
 def _simulated(
     plan: ComparisonPlan, options: argparse.Namespace, held: int
 ) -> tuple[WrittenReport, SimulationError | None]:
-    """The report, of the policies that could be run, and what the others stumbled over."""
+    """The report of the policies that could be run, and the error of the others, if any."""
     from device_runtime.simulation.report.write import write
 
     plan.save()
@@ -207,13 +206,13 @@ def _simulated(
 
 
 def _drawable() -> None:
-    """Raises ModuleNotFoundError before anything is run, and not at its end, where no plots can be drawn."""
+    """Raise ModuleNotFoundError before anything is run, not at the end, if no plots can be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError("no plots without matplotlib", name="matplotlib")
 
 
 def _perform(options: argparse.Namespace) -> int:
-    """One run in this process, told to the standard output: what the command starts for itself."""
+    """Do one run in this process, and report it on stdout: the command starts itself so."""
     end_with_parent()
     policy, _, seed = options.only.rpartition(":")
     mine = scenario_in(options.run_dir)
@@ -224,7 +223,7 @@ def _perform(options: argparse.Namespace) -> int:
     teller = Teller(sys.stdout)
     try:
         perform(mine, name, plan.of(name), How(_wish(options), options.probes), teller)
-    except BrokenPipeError:  # nobody listens any more
+    except BrokenPipeError:  # the command that started this process has ended
         raise
     except OSError as error:
         failed = _unwritable(error, plan.of(name))
@@ -234,7 +233,7 @@ def _perform(options: argparse.Namespace) -> int:
 
 
 def _unwritable(error: OSError, folder: Path) -> SimulationError:
-    """No space left, no permission."""
+    """A SimulationError for an OSError, such as no space left or no permission."""
     return SimulationError(f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
 
 
@@ -268,12 +267,12 @@ def _view(missing: Sequence[Name], plan: ComparisonPlan, options: argparse.Names
 
 
 def _whole(text: str) -> int:
-    """A number that may be 0."""
+    """An argument that is a whole number, 0 or more."""
     return 0 if text == "0" else count(text)
 
 
 def _percentage(text: str) -> float:
-    """An accuracy in percent, as a share."""
+    """An argument in percent, returned as a share."""
     value = positive(text.removesuffix("%"))
     if value > 100:
         raise argparse.ArgumentTypeError(f"{text} is not a percentage")

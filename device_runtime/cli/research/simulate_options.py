@@ -1,4 +1,4 @@
-"""From what was typed after `device-runtime simulate` to the plan of a comparison."""
+"""Makes the plan of a comparison from the options of `device-runtime simulate`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from device_runtime.simulation.scenario import Scenario
 
 PRESET = "digits"
 AS_IT_IS = ("choose",)
+"""The policies of a given scenario without --compare."""
 AGAINST = ("choose", "drop")
-"""What is compared when nothing at all is said."""
+"""The policies that are compared when no scenario is given either."""
 
 _PLACES = {
     "devices": ("devices",),
@@ -58,11 +59,11 @@ _PLACES = {
     "partition": ("data", "partition"),
     "alpha": ("data", "alpha"),
 }
-"""Where in a scenario the value of a flag stands."""
+"""Flag -> tables and field of a scenario."""
 
 
 def plan_of(options: argparse.Namespace) -> ComparisonPlan:
-    """What is asked for; what is not said is as it was in --run-dir, or else the preset's.
+    """The plan of the comparison; options that are not given are as in --run-dir, or else the preset's.
 
     Raises ScenarioError.
     """
@@ -90,7 +91,7 @@ def plan_of(options: argparse.Namespace) -> ComparisonPlan:
 
 
 def said(plan: ComparisonPlan, missing: Sequence[Name]) -> str:
-    """What is run, in the first lines of the output."""
+    """The first lines of the output: what is run."""
     mine, task, comparison = plan.scenario, plan.scenario.task, plan.comparison
     runs = len(plan.names)
     there = runs - len(missing)
@@ -105,7 +106,7 @@ def said(plan: ComparisonPlan, missing: Sequence[Name]) -> str:
 
 
 def again(plan: ComparisonPlan) -> str:
-    """How to go on with a comparison that was stopped."""
+    """A hint how to go on with a comparison that was stopped."""
     return f"go on with: device-runtime simulate --run-dir {shlex.quote(str(plan.folder))}"
 
 
@@ -136,7 +137,7 @@ def _of_fleet(spec: FleetSpec) -> str:
 
 
 def _over(options: argparse.Namespace) -> dict[str, Any]:
-    """The flags that were given, where they stand in a scenario."""
+    """The given flags, as tables of a scenario."""
     over: dict[str, Any] = {}
     for flag, (*tables, name) in _PLACES.items():
         value = getattr(options, flag)
@@ -149,7 +150,7 @@ def _over(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _trained(mine: Scenario, options: argparse.Namespace) -> Scenario:
-    """The scenario with the flags that are for many kinds of update at once. Raises ScenarioError."""
+    """The scenario with the flags that are for many kinds of update. Raises ScenarioError."""
     try:
         task = training.trained(mine.task, options)
         task = task if options.codec is None else coded(task, options.codec)
@@ -163,7 +164,7 @@ def _usual(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _policies(text: str) -> tuple[str, ...]:
-    """Of "kinds=choose,drop". Raises ScenarioError."""
+    """The policies in "kinds=choose,drop". Raises ScenarioError."""
     what, equals, names = text.partition("=")
     if what != "kinds" or not equals:
         raise ScenarioError(f"--compare {text}: expected kinds=A,B with {', '.join(scenario.names())}")

@@ -1,4 +1,4 @@
-"""`device-runtime systems`: the systems that a task may be run as, and what each makes of one."""
+"""`device-runtime systems`: lists the systems that can run a task, or all settings of one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from device_runtime.aggregator.errors import AggregatorError
 if TYPE_CHECKING:
     from device_runtime.aggregator.tasks.task import Task
 
-
 ERRORS = (AggregatorError,)
 
 
 @dataclass(frozen=True)
 class OfferedKind:
-    """A kind that the system offers, with every setting."""
+    """A kind of update that the system offers, with every setting."""
 
     kind: str
     from_round: int

@@ -1,1 +1,1 @@
-"""Where the work on rounds is done: in this process or in one of its own."""
+"""Where the work on rounds is done: in the device's process or in one of its own."""

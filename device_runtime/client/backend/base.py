@@ -1,7 +1,8 @@
-"""Where the work on rounds is done: in this process (`here`), or in one of its own (`apart`).
+"""The interface of a backend, which works on rounds in this process or in a worker process.
 
-On the device's side of it are the link, the files, and the owner's rules; beyond it all that needs numpy, an
-engine, samples, or a model. What crosses it can be written down.
+The link, the files and the owner's rules stay on the device's side of it; all that needs numpy, an engine,
+samples or a model is on the other (`in_process`, `subprocess`). All that passes between them can be
+serialized.
 """
 
 from __future__ import annotations
@@ -23,21 +24,20 @@ if TYPE_CHECKING:
 Bundles = tuple[tuple[str, Blob], ...]
 """By member of the family; the main model's by ""."""
 LEFT = "left"
-"""In the device's folder: what codecs left out of updates."""
+"""Folder, in the device's own, of what codecs left out of updates."""
 
 
 class RoundPreview(msgspec.Struct, frozen=True):
-    """With which member of the family a round would be worked on (None: not known yet), and what must be
-    fetched before it can be.
-    """
+    """The member of the family for a round (None: not known yet), and the blobs to fetch before it."""
 
     member: str | None
     missing: tuple[Blob, ...]
 
 
 class WorkResult(msgspec.Struct, frozen=True):
-    """What came of a round's work: the contribution, boot and seq still to be filled in, and the bytes that
-    it takes on the way; None where the device sits out, for these `reasons`, or where it cannot be kept.
+    """The result of a round's work: the contribution, without boot and seq, and the bytes of its upload.
+
+    The contribution is None if the device sits out, for these `reasons`, or if it cannot be kept (`trouble`).
     """
 
     run: str
@@ -50,11 +50,12 @@ class WorkResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class BackendListener:
-    """Who is told of a round's work, and asked.
+    """Callbacks of a round's work.
 
-    `progress`, from 0 to 1, and `between`, after each run of an engine, raise as `Going.between` does.
-    `lost`: seconds that the work has stood still. `answered`: whether this round's work was done before.
-    `waiting`: the rounds of a run whose contributions have no receipt.
+    `progress`, from 0 to 1, and `between`, after each run of an engine, raise as `Interruption.between` does.
+    `lost`: seconds that the work has been paused. `decided`: the plan that is tried now. `made`: the result.
+    `answered`: whether this round's work was done before. `waiting`: the rounds of a run whose contributions
+    have no receipt.
     """
 
     progress: Callable[[float], None]
@@ -67,59 +68,59 @@ class BackendListener:
 
 
 class WorkBackend(Protocol):
-    """One task at a time: that of the offer which was looked at last.
+    """Works on one task at a time: that of the offer that was last looked at.
 
-    All methods raise DataError, ModelError, OutOfMemory for what this device cannot mend by waiting, LeftOut
-    for what is wrong with one round, StaleBase and BlobError for what is to be fetched anew, WorkDied.
+    All methods raise DataError, ModelError, OutOfMemory for errors that waiting does not solve, LeftOut for
+    what is wrong with one round, StaleBase and BlobError for what must be fetched anew, WorkDied.
     """
 
     @property
     def bundles(self) -> Bundles:
-        """Of the task that is known here; empty where none is."""
+        """Bundles of the task that is known here; empty if none is."""
 
     def hello(self, boot: int) -> Hello:
-        """Who is here, and with what: for a task that is known."""
+        """The device's hello, for a task that is known."""
 
     def warm_up(self) -> None:
-        """There will soon be something to do."""
+        """There will be work soon."""
 
     def look(self, current: Open) -> RoundPreview:
-        """What a round still needs to be worked on. Makes its task, once its bundles are here."""
+        """What a round still needs before its work. Makes its task once the bundles are here."""
 
     def prepare(self, current: Open) -> None:
-        """Have the base of a round at hand. Nothing may be missing."""
+        """Make the base of a round. Nothing may be missing."""
 
-    def work(self, current: Open, ears: BackendListener) -> bool:
-        """The round's work. False: it goes on elsewhere, and `work` is to be called again soon.
+    def work(self, current: Open, listener: BackendListener) -> bool:
+        """Do the round's work. False: it goes on in the background; call `work` again soon.
 
-        Raises what `ears` raise.
+        Raises what `listener` raise.
         """
 
     def after(self, current: Open, between: Callable[[], None]) -> None:
-        """What there is to do for oneself after a round, once nothing waits to be sent."""
+        """Work for the device's own model after a round, once nothing waits to be sent."""
 
     def keep(self, over: Open, between: Callable[[], None]) -> None:
-        """The model of a task that is done, as the owner wants it. Nothing may be missing."""
+        """Keep the model of a task that is done, as the owner wants it. Nothing may be missing."""
 
     def settle(self, message: Contribution, counts: bool) -> None:
         """A contribution has its receipt."""
 
     def heed(self) -> None:
-        """Raises OutOfMemory where memory has run out while work stands still."""
+        """Raises OutOfMemory if memory has run out while work is paused."""
 
     def tidy(self) -> None:
         """Called now and then while nothing is worked on."""
 
     def put_down(self) -> None:
-        """What is in memory and cannot be had again from the disk goes there."""
+        """Save to disk what is in memory only."""
 
     def close(self) -> None:
-        """Let go of it. May be called twice."""
+        """End the backend. May be called twice."""
 
 
 MakePlace = Callable[["Settings", Hours, LinkSpeed], WorkBackend]
 
 
 def bundles_of(offer: Offer) -> Bundles:
-    """What tells one task from another."""
+    """The bundles of an offer, which tell one task from another."""
     return (("", offer.bundle), *((member.name, member.bundle) for member in offer.family))

@@ -1,4 +1,4 @@
-"""A process that works for this one, and how it ended."""
+"""Starts and ends a worker process, and tells how it ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import suppress
 from .rpc import Rpc, Said, WorkerGone, WorkTerms
 
 END_S = 2.0
-"""Seconds that it may take to end."""
+"""Seconds that the process may take to end."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""A signal to all of a group is the device's to heed: it ends this process when it ends."""
+"""Signals to the whole process group are for the device, which ends this process when it ends."""
 PROGRAM = "; ".join(
     (
         "import sys",
@@ -25,11 +25,14 @@ PROGRAM = "; ".join(
         "main(int(sys.argv[1]))",
     )
 )
-"""Modules come from where this process has them, whatever lies in the folder that it runs in."""
+"""Modules are loaded from this process's paths, whatever lies in the folder that the worker runs in."""
 
 
 class Child:
-    """The process, and the way to it. It ends when this one does, however that ends: see `at_work`."""
+    """A worker process and the connection to it.
+
+    It ends when this process does, however that ends: see `worker_main`.
+    """
 
     def __init__(self, terms: WorkTerms) -> None:
         """Starts it. Raises OSError."""
@@ -39,11 +42,11 @@ class Child:
             command = [sys.executable, "-c", PROGRAM, str(number), *map(os.path.abspath, sys.path)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
         self.crossing: Rpc[Said] = Rpc(ours, Said)
-        with suppress(WorkerGone):  # then it is so too when it is asked for something
+        with suppress(WorkerGone):  # the next request raises it again
             self.crossing.say(terms)
 
     def end(self) -> None:
-        """At once: nothing is lost by that. May be called twice."""
+        """End it at once: nothing is lost by that. May be called twice."""
         self.crossing.close()
         try:
             self.process.wait(END_S)
@@ -57,12 +60,12 @@ class Child:
 
     @property
     def killed(self) -> bool:
-        """As the kernel does it for want of memory; to be asked of one that has ended."""
+        """Whether it was killed, as by the kernel for lack of memory; for a process that has ended."""
         return self.process.returncode == -signal.SIGKILL
 
     @property
     def epitaph(self) -> str:
-        """How it ended; to be asked of one that has."""
+        """How it ended; for a process that has ended."""
         code = self.process.returncode
         if code >= 0:
             return f"the process that worked on it ended with code {code}"

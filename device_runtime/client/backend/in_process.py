@@ -1,4 +1,4 @@
-"""Work on rounds, done in this process."""
+"""Backend that works on rounds in this process."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from device_runtime.strategies.training.workload import ENVELOPE_BYTES
 from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult, bundles_of
 
 WRONG = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
-"""What is wrong with one round or its bundle, and does not concern the next."""
+"""Errors of one round or its bundle, which do not concern the next."""
 
 
 class InProcess:
-    """See Workplace. Holds the task (`task`, once its bundles are here) and the base of the last round.
+    """See `WorkBackend`. Holds the task (`task`, once its bundles are here) and the base of the last round.
 
-    `deaths` are forms that were tried in the round at hand already, and ended the process.
+    `deaths` are forms that were already tried in the current round and ended the worker process.
     """
 
     def __init__(
         self, settings: Settings, hours: Hours, link: LinkSpeed, make: MakeTask = DeviceTask
     ) -> None:
-        """`make` makes what works on a task."""
+        """`make` makes the task."""
         self.task: OneTask | None = None
         memory = None if settings.pretence else lambda: limit_bytes(None, settings.memory_bytes)
         self.holdings = ModelCache(settings.folder, settings.disk_bytes, memory)
@@ -56,10 +56,10 @@ class InProcess:
         return self.task.hello(boot) if self.task else reports.bare_hello(boot)
 
     def warm_up(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def look(self, current: Open) -> RoundPreview:
-        """Of a family, only the base of the model that the device would train as things stand."""
+        """Of a family, only the base of the model that the device would train now is asked for."""
         offer = current.offer
         with left_out():
             if why := self._settings.allowed.refuses(blob for _, blob in bundles_of(offer)):
@@ -77,19 +77,19 @@ class InProcess:
         with left_out():
             self._given_by(current)
 
-    def work(self, current: Open, ears: BackendListener) -> bool:
+    def work(self, current: Open, listener: BackendListener) -> bool:
         offer = current.offer
         with left_out():
             given = self._given_by(current)
             task = self._task_of(offer)
             if before := task.unsent(offer):
-                self._report(task, *before, ears)
-            with guarded(task.watcher, _heeding(ears.between)):
+                self._report(task, *before, listener)
+            with guarded(task.watcher, _heeding(listener.between)):
                 given_now = replace(given, deaths=self.deaths)
-                outcome = task.perform(given_now, current.closes, _listener(offer, ears))
+                outcome = task.perform(given_now, current.closes, _listener(offer, listener))
             if outcome is None:
                 return False
-            self._report(task, given, outcome, ears)
+            self._report(task, given, outcome, listener)
             return True
 
     def after(self, current: Open, between: Callable[[], None]) -> None:
@@ -112,16 +112,16 @@ class InProcess:
             self.task.watcher.heed()
 
     def tidy(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def put_down(self) -> None:
         self.holdings.put_down()
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def _given_by(self, current: Open) -> RoundInputs:
-        """What a round gives; the same again while its work goes on. Raises as the methods do."""
+        """The inputs of a round; the same again while its work goes on. Raises as the methods do."""
         offer, member, known = current.offer, current.member or "", self._given
         task = self._task_of(offer)
         if known is None or (known.offer, known.member) != (offer, member):
@@ -130,23 +130,25 @@ class InProcess:
         return known
 
     def _task_of(self, offer: Offer) -> OneTask:
-        """The task of the offer's bundles, made when it is not the one at hand. Raises as the methods do."""
+        """The task of the offer's bundles, made if it is not the current one. Raises as the methods do."""
         if self.task is None or self.bundles != bundles_of(offer):
-            self.task, self._given, self.bundles = None, None, ()  # its memory is free for the next one's
+            self.task, self._given, self.bundles = None, None, ()  # frees its memory for the next
             models = {member: self.holdings.bundle(blob) for member, blob in bundles_of(offer)}
             self.task = self._make(self._settings, models, self._hours.worked, self._link)
             self.bundles = bundles_of(offer)
         return self.task
 
-    def _report(self, task: OneTask, given: RoundInputs, outcome: WorkOutcome, ears: BackendListener) -> None:
-        """Keep what the kind and the codec remember of what was trained, then tell of the update."""
+    def _report(
+        self, task: OneTask, given: RoundInputs, outcome: WorkOutcome, listener: BackendListener
+    ) -> None:
+        """Save the state of the kind and the codec, then report the contribution."""
         offer, made = given.offer, outcome.contribution
-        if ears.answered(offer):
+        if listener.answered(offer):
             return
         if made is None:
-            ears.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
+            listener.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
             return
-        of, waiting = Of(offer.run, made.kind, given.member), ears.waiting(offer.run)
+        of, waiting = Of(offer.run, made.kind, given.member), listener.waiting(offer.run)
         try:
             encoded = task.encoded(given, outcome, self._leftovers.get(of, waiting))
             body = encoded.body
@@ -157,31 +159,31 @@ class InProcess:
                 self._leftovers.put(of, offer.round, waiting, encoded.left)
         except (BlobError, OSError) as error:
             trouble = f"its contribution cannot be kept: {error}"
-            ears.made(WorkResult(offer.run, offer.round, trouble=trouble))
+            listener.made(WorkResult(offer.run, offer.round, trouble=trouble))
         except TensorError as error:
-            ears.made(WorkResult(offer.run, offer.round, trouble=str(error)))
+            listener.made(WorkResult(offer.run, offer.round, trouble=str(error)))
         else:
-            ears.made(WorkResult(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
+            listener.made(WorkResult(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
 
 
 @contextmanager
 def left_out() -> Iterator[None]:
-    """Raises LeftOut in place of what is wrong with one round."""
+    """Raises LeftOut in place of errors that concern one round only."""
     try:
         yield
     except WRONG as error:
         raise LeftOut(str(error)) from error
 
 
-def _listener(offer: Offer, ears: BackendListener) -> Listener:
+def _listener(offer: Offer, listener: BackendListener) -> Listener:
     def decided(decision: Decision) -> None:
-        ears.decided(offer, reports.plan_message(offer, decision), decision.room_bytes)
+        listener.decided(offer, reports.plan_message(offer, decision), decision.room_bytes)
 
-    return Listener(lambda done: _heeding(partial(ears.progress, done))(), decided, ears.lost)
+    return Listener(lambda done: _heeding(partial(listener.progress, done))(), decided, listener.lost)
 
 
 def _heeding(between: Callable[[], None]) -> Callable[[], None]:
-    """The same; that the round is over is what ends work that was held up."""
+    """The same function, raising HeldUp, which ends paused work, in place of RoundOver."""
 
     def heeding() -> None:
         try:

@@ -1,6 +1,7 @@
-"""Between a device and the process that works for it: typed messages, over a socket pair.
+"""Messages between a device and its worker process, typed, over a socket pair.
 
-Each is MessagePack, with its length in four bytes before it.
+Each is MessagePack, with its length in four bytes before it. Models, samples and large updates are files that
+both sides read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class WorkerGone(Exception):
 
 
 class Rpc(Generic[M]):
-    """One end. `kind` is the union of what comes in."""
+    """One end of the connection. `kind` is the union of the messages that it receives."""
 
     def __init__(self, end: socket.socket, kind: Any) -> None:
         self._end = end
@@ -52,11 +53,11 @@ class Rpc(Generic[M]):
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since anything was said, by either side; 0 where something waits to be heard."""
+        """Seconds since either side sent a message; 0 if one waits to be read."""
         return 0.0 if self._came or self._readable(0.0) else time.monotonic() - self._spoke_s
 
     def say(self, message: Asked | Said) -> None:
-        """Raises Gone."""
+        """Send a message. Raises WorkerGone."""
         data = self._encoder.encode(message)
         self._spoke_s = time.monotonic()
         try:
@@ -65,7 +66,7 @@ class Rpc(Generic[M]):
             raise WorkerGone from None
 
     def hear(self, timeout_s: float | None = None) -> M | None:
-        """The next message; None where none has come in time. Raises Gone."""
+        """The next message; None if none has come in time. Raises WorkerGone."""
         while (message := self._whole()) is None:
             if not self._readable(timeout_s):
                 return None
@@ -80,7 +81,7 @@ class Rpc(Generic[M]):
         return message
 
     def close(self) -> None:
-        """The other side hears of it."""
+        """Close the connection, which the other side notices."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
@@ -103,17 +104,15 @@ class Rpc(Generic[M]):
 
 
 def _path(_kind: type, given: object) -> Path:
-    """The only type here that msgspec has no form for; it is written as text."""
+    """Decodes a path, which is sent as text: the only type here that msgspec does not know."""
     return Path(str(given))
 
 
-# FROM rpc_calls: What a device asks of the process that works for it, and what that says. Models, samples
-# and large updates
-# are files, which both read.
+# Requests of the device (`Asked`) and messages of the worker (`Said`).
 
 
 class WorkTerms(msgspec.Struct, frozen=True, tag=True):
-    """First of all: what of Settings concerns work, and the meter by its name."""
+    """The first message: the part of Settings that concerns work, and the name of the meter."""
 
     name: str
     place: Place
@@ -130,8 +129,9 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, given: Settings, meter: str, held_bytes: int) -> WorkTerms:
-        """`held_bytes` are held on this side, and not to be had on the other. Paths are made
-        absolute: that side runs in another folder.
+        """`held_bytes` are held by this process, so the worker may not use them.
+
+        Paths are made absolute, as the worker runs in another folder.
         """
         pretence, most = given.pretence, given.memory_bytes
         return cls(
@@ -163,18 +163,23 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
 
 
 class LookAt(msgspec.Struct, frozen=True, tag=True):
-    """`seen`: of LinkSpeed."""
+    """A call of `WorkBackend.look`; `seen` as in LinkSpeed."""
 
     current: Open
     seen: tuple[float | None, float | None]
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """A call of `WorkBackend.prepare`."""
+
     current: Open
 
 
 class WorkOrder(msgspec.Struct, frozen=True, tag=True):
-    """`waiting`: rounds of this run whose contributions have no receipt; `lost_s` as of Hours."""
+    """A call of `WorkBackend.work`.
+
+    `waiting`: rounds of this run whose contributions have no receipt; `lost_s` as in Hours.
+    """
 
     current: Open
     seen: tuple[float | None, float | None]
@@ -184,58 +189,66 @@ class WorkOrder(msgspec.Struct, frozen=True, tag=True):
 
 
 class After(msgspec.Struct, frozen=True, tag=True):
+    """A call of `WorkBackend.after`."""
+
     current: Open
 
 
 class KeepModel(msgspec.Struct, frozen=True, tag=True):
+    """A call of `WorkBackend.keep`."""
+
     over: Open
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):
+    """A call of `WorkBackend.settle`."""
+
     message: Contribution
     counts: bool
 
 
 class PutDown(msgspec.Struct, frozen=True, tag=True):
-    pass
+    """A call of `WorkBackend.put_down`."""
 
 
 class GoOn(msgspec.Struct, frozen=True, tag=True):
-    """In answer to a Beat. `over`: why the work is at an end, where its round closed while it stood still."""
+    """Answer to a Beat. `over`: why the work must end, if its round closed while it was paused."""
 
     lost_s: float
     over: str = ""
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """So much is done, from 0 to 1: is it to go on? What works waits for the answer."""
+    """Progress from 0 to 1. The worker waits for the answer whether to go on."""
 
     done: float
 
 
 class Decided(msgspec.Struct, frozen=True, tag=True):
-    """See Ears.decided."""
+    """See BackendListener.decided."""
 
     plan: Plan
     room_bytes: float
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
-    """See Ears.made."""
+    """See BackendListener.made."""
 
     made: WorkResult
 
 
 class KnownTask(msgspec.Struct, frozen=True):
-    """The task that is known, and what is said of it; the hello's boot is the other side's to fill in."""
+    """The task that the worker knows, with its hello; the device fills in the boot."""
 
     bundles: Bundles
     hello: Hello
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """What is asked for is done: of LookAt with `look`, of Work with whether it is `over`; or an error, by
-    the name of its class. `cpu_s`: seconds that the process has computed, so far.
+    """A request is done.
+
+    `look` answers LookAt, `over` says whether a WorkOrder is finished; `error` has the name of an error's
+    class and its text. `cpu_s`: processor seconds of the worker so far.
     """
 
     known: KnownTask | None = None

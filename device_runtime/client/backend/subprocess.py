@@ -1,4 +1,4 @@
-"""Work on rounds, done in a process of its own: it is there while there is work, and a while after."""
+"""Backend that works on rounds in a worker process, which runs while there is work, and a while after."""
 
 from __future__ import annotations
 
@@ -46,18 +46,19 @@ from .rpc import (
 log = logging.getLogger(__name__)
 
 STAYS_S, STAYS_TIMES = 10.0, 5.0
-"""Seconds that the process stays without work; or so many times what it computed until it was ready for any,
-where that is more: whoever starts slowly stays longer.
+"""Seconds that the worker process stays without work, or STAYS_TIMES its start if that is longer.
+
+The start is counted in processor time: a process that starts slowly stays longer.
 """
 AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
-"""Seconds until it is started again after it died, doubled each time until some work is done."""
+"""Seconds until a process that died is started again, doubled each time until some work is done."""
 LOOK_S = 0.5
-"""Seconds between looks at whether to stop, while it says nothing."""
+"""Seconds between checks whether to stop, while the process is silent."""
 GRACE_S, STILL_S, SILENT_S = 20.0, 30.0, 3600.0
-"""After so many seconds of silence the process is ended: GRACE_S when its round has closed, STILL_S when the
-rules say no, and otherwise SILENT_S, as it may be reading samples.
+"""Seconds of silence after which the worker process is ended.
 
-It speaks after each run of a graph, so it is silent in a graph that never ends.
+GRACE_S when its round has closed, STILL_S when the rules say no, otherwise SILENT_S, as it may be reading
+samples. It sends a message after each run of a graph, so it is silent in a graph that never ends.
 """
 
 ERRORS: dict[str, Callable[[str], Exception]] = {
@@ -65,11 +66,11 @@ ERRORS: dict[str, Callable[[str], Exception]] = {
     for one in (*vars(errors).values(), *vars(model_errors).values(), meters.MeterError, BlobError, NoRoom)
     if isinstance(one, type) and issubclass(one, (DeviceError, ModelError, BlobError))
 }
-"""What the process tells of, by name."""
+"""Errors that the process reports, by class name."""
 
 
 class Subprocess:
-    """See Workplace. While it is too early to start the process anew, WorkDied is raised instead."""
+    """See `WorkBackend`. Raises WorkDied while it is too early to start a process that died again."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Subprocess:
         return self._known.bundles if self._known else ()
 
     def hello(self, boot: int) -> Hello:
-        """As it was last."""
+        """The hello as it was last."""
         return msgspec.structs.replace(self._known.hello, boot=boot) if self._known else bare_hello(boot)
 
     def warm_up(self) -> None:
@@ -109,15 +110,16 @@ class Subprocess:
     def look(self, current: Open) -> RoundPreview:
         look = self._ask(LookAt(current, self._link.seen)).look
         if look is None:
-            raise TypeError("no look came of a look")
+            raise TypeError("LookAt was answered without a preview")
         return look
 
     def prepare(self, current: Open) -> None:
         self._ask(Prepare(current))
 
-    def work(self, current: Open, ears: BackendListener) -> bool:
-        """Where the process dies, what it was at is given up until the round has a new deadline, and the next
-        cheaper form is tried, unless the round has closed.
+    def work(self, current: Open, listener: BackendListener) -> bool:
+        """If the process dies, the form it worked on is given up and the next cheaper one is tried.
+
+        That holds until the round has a new deadline; nothing more is tried once the round has closed.
         """
         offer = current.offer
         while True:
@@ -125,12 +127,14 @@ class Subprocess:
             if before is None or not current.follows(before):
                 before, deaths = current, ()
             if deaths and self._hours.clock() >= current.closes:
-                return _sat_out(offer, deaths, ears)
-            waiting = tuple(ears.waiting(offer.run))
-            request = WorkOrder(current, self._link.seen, waiting, ears.lost(), deaths)
+                return _sat_out(offer, deaths, listener)
+            waiting = tuple(listener.waiting(offer.run))
+            request = WorkOrder(current, self._link.seen, waiting, listener.lost(), deaths)
             self._at, self._reported = "", False
             try:
-                return self._ask(request, ears.progress, lambda said: self._tell(said, offer, ears)).over
+                return self._ask(
+                    request, listener.progress, lambda said: self._tell(said, offer, listener)
+                ).over
             except WorkDied as error:
                 if self._reported:
                     return True
@@ -138,8 +142,8 @@ class Subprocess:
                     raise
                 log.warning("%s given up: %s", self._at, error)
                 self._deaths = (before, (*deaths, WorkerDeath(self._at, str(error), self._killed)))
-                self._not_before_s = -inf  # each time there is a form less to try
-                _over(ears.progress, 0.0)  # where the rules say no, the next form waits, too
+                self._not_before_s = -inf  # start at once: each time there is one form less to try
+                _over(listener.progress, 0.0)  # the next form, too, waits while the rules say no
 
     def after(self, current: Open, between: Callable[[], None]) -> None:
         if self._settings.personal.keep:
@@ -149,7 +153,7 @@ class Subprocess:
         self._ask(KeepModel(over), lambda _: between())
 
     def settle(self, message: Contribution, counts: bool) -> None:
-        """Where work stands still: before anything else that is asked for after it."""
+        """While work is paused, this is delayed until just before the next request."""
         folder, request = self._settings.folder / LEFT, Settle(message, counts)
         if not folder.exists() or not any(folder.iterdir()):
             return
@@ -159,11 +163,11 @@ class Subprocess:
             self._ask(request)
 
     def heed(self) -> None:
-        """Raises WorkDied where work goes on though the rules say no; of memory it heeds by itself."""
+        """Raises WorkDied if work goes on though the rules say no; the worker checks its memory itself."""
         if not self._busy or self._stands_still or self._child is None:
             return
         if self._child.crossing.quiet_s >= STILL_S:
-            raise self._given_up(f"it did not stand still in the {STILL_S:.0f} s that it may take")
+            raise self._given_up(f"it did not pause within {STILL_S:.0f} s")
 
     def tidy(self) -> None:
         stays_s = max(self._stays_s, STAYS_TIMES * (self._cpu_s or 0.0))
@@ -172,7 +176,7 @@ class Subprocess:
             self.close()
 
     def put_down(self) -> None:
-        """What has not done anything yet has nothing in memory, and is not waited for."""
+        """A process that has not answered any request has nothing in memory, and is not waited for."""
         try:
             if self._unsettled or (self._child and self._cpu_s is not None and not self._child.ended):
                 self._ask(PutDown())
@@ -190,9 +194,10 @@ class Subprocess:
         progress: Callable[[float], None] = lambda _: None,
         tell: Callable[[Said], None] = lambda _: None,
     ) -> Ended:
-        """`progress` is called again and again until it is done; what that raises ends the process.
+        """Send a request and wait for its end.
 
-        Whoever is called while it works must ask for nothing.
+        `progress` is called again and again meanwhile; what it raises ends the process. Callbacks must not
+        make requests of their own.
         """
         while self._unsettled:
             self._settle(self._unsettled.pop())
@@ -206,7 +211,7 @@ class Subprocess:
                     raise self._given_up(why)
                 if said is None or isinstance(said, Beat):
                     done = said.done if said else done
-                    self._stands_still = said is not None  # until its beat is answered
+                    self._stands_still = said is not None  # it waits for the answer to its beat
                     over = over or _over(progress, done)
                 if isinstance(said, Beat):
                     child.crossing.say(GoOn(self._hours.lost(), over))
@@ -226,7 +231,7 @@ class Subprocess:
         return self._ended(said)
 
     def _endless(self, request: Asked, child: Child) -> str:
-        """Why the process is not waited for any longer; empty where it is."""
+        """Why the process is not waited for any longer; empty if it is."""
         quiet_s = child.crossing.quiet_s
         if (
             isinstance(request, WorkOrder)
@@ -237,12 +242,12 @@ class Subprocess:
         return f"it said nothing for {SILENT_S:.0f} s" if quiet_s >= SILENT_S else ""
 
     def _given_up(self, why: str) -> WorkDied:
-        """To be raised: that ends the process."""
+        """The error to raise, which ends the process."""
         self._killed = False
         return self._put_off(f"the process that worked on it was ended: {why}")
 
     def _settle(self, request: Settle) -> None:
-        """Nobody asks for it again. Raises WorkDied."""
+        """Settle; a BlobError is only logged, as nobody asks again. Raises WorkDied."""
         try:
             self._ask(request)
         except BlobError as error:
@@ -251,16 +256,16 @@ class Subprocess:
             self._unsettled.append(request)
             raise
 
-    def _tell(self, said: Said, offer: Offer, ears: BackendListener) -> None:
+    def _tell(self, said: Said, offer: Offer, listener: BackendListener) -> None:
         if isinstance(said, Decided):
             self._at = said.plan.kind
-            ears.decided(offer, said.plan, said.room_bytes)
+            listener.decided(offer, said.plan, said.room_bytes)
         elif isinstance(said, Reported):
             self._reported = True
-            ears.made(said.made)
+            listener.made(said.made)
 
     def _ended(self, ended: Ended) -> Ended:
-        """Raises the error that it tells of."""
+        """Take the end of a request. Raises the error that it reports."""
         self._used_s = self._hours.clock()
         if self._cpu_s is None:
             self._cpu_s = ended.cpu_s
@@ -271,7 +276,7 @@ class Subprocess:
         return ended
 
     def _running(self) -> Child:
-        """The process, started where there is none. Raises WorkDied."""
+        """The process, started if there is none. Raises WorkDied."""
         if self._child is not None and self._child.ended:
             log.warning("%s, with nothing to do", self._child.epitaph)
             self.close()
@@ -281,20 +286,20 @@ class Subprocess:
             try:
                 self._child = Child(WorkTerms.of(self._settings, self._meter, _held_bytes(self._settings)))
             except OSError as error:
-                why = f"no process can be started to work in ({error}); --in-process works without"
+                why = f"no worker process can be started ({error}); --in-process works without one"
                 raise self._put_off(why) from None
             self._used_s, self._cpu_s = self._hours.clock(), None
         return self._child
 
     def _put_off(self, why: str) -> WorkDied:
-        """It is not started again too soon."""
+        """The error to raise; sets a wait before the next start."""
         self._refused, self._not_before_s = why, self._hours.clock() + self._wait_s
         self._wait_s = min(2 * self._wait_s, AGAIN_MOST_S)
         return WorkDied(why)
 
 
-def _sat_out(offer: Offer, deaths: tuple[WorkerDeath, ...], ears: BackendListener) -> bool:
-    """Tells why nothing comes of the round; it is over."""
+def _sat_out(offer: Offer, deaths: tuple[WorkerDeath, ...], listener: BackendListener) -> bool:
+    """Report why the round has no contribution; its work is over."""
     reasons = tuple(f"{death.label} given up: {death.why}" for death in deaths)
     plan = Plan(
         task=offer.task,
@@ -305,13 +310,13 @@ def _sat_out(offer: Offer, deaths: tuple[WorkerDeath, ...], ears: BackendListene
         energy_j=0.0,
         reasons=reasons,
     )
-    ears.decided(offer, plan, 0.0)
-    ears.made(WorkResult(offer.run, offer.round, reasons=reasons))
+    listener.decided(offer, plan, 0.0)
+    listener.made(WorkResult(offer.run, offer.round, reasons=reasons))
     return True
 
 
 def _held_bytes(settings: Settings) -> int:
-    """By this process, where that counts."""
+    """Bytes held by this process; 0 if no memory limit is set."""
     if settings.memory_bytes is None:
         return 0
     import psutil  # 2 MB
@@ -320,7 +325,7 @@ def _held_bytes(settings: Settings) -> int:
 
 
 def _over(progress: Callable[[float], None], done: float) -> str:
-    """Why the work is at an end, if its round is over."""
+    """Why the work is at an end, if its round is over; else empty."""
     try:
         progress(done)
     except RoundOver as error:

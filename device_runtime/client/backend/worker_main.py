@@ -1,4 +1,4 @@
-"""The process that works for a device: it does what it is asked for, and ends when nobody is there to ask."""
+"""The main program of a worker process: answers a device's requests, and ends when the device is gone."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ from .rpc import (
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.1
-"""Seconds for which the work goes on before it asks again whether it may."""
+"""Seconds of work between two questions whether to go on."""
 
 EMPTY = "empty"
-"""In the device's folder: where work is done."""
+"""Folder, in the device's own, in which the worker runs."""
 
 Inbox = queue.SimpleQueue[Asked]
 
 
 def main(number: int) -> None:
-    """Work for whoever has the other end of the socket with this file number, until that is closed."""
+    """Work for the process at the other end of this socket (a file descriptor), until that closes it."""
     log_to_stderr()
     crossing: Rpc[Asked] = Rpc(socket.socket(fileno=number), Asked)
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(crossing, inbox), daemon=True).start()
     terms = inbox.get()
     if not isinstance(terms, WorkTerms):
-        raise TypeError(f"the first word is {type(terms).__name__}, expected Terms")
+        raise TypeError(f"the first message is {type(terms).__name__}, expected WorkTerms")
     try:
         meter = meters.find(terms.meter).meter
     except DeviceError as error:
@@ -75,8 +75,9 @@ def main(number: int) -> None:
 
 
 def _go_where_nothing_is(folder: Path) -> None:
-    """An empty folder to run graphs in. No graph may name a file (`graph_check`); if one did all the same,
-    there would be none beside it.
+    """Change to an empty folder to run graphs in.
+
+    No graph may name a file (`graph_check`); if one did all the same, there would be none beside it.
     """
     empty = folder / EMPTY
     empty.mkdir(mode=0o500, parents=True, exist_ok=True)
@@ -84,8 +85,9 @@ def _go_where_nothing_is(folder: Path) -> None:
 
 
 def _listen(crossing: Rpc[Asked], inbox: Inbox) -> None:
-    """On a thread, so that the end is heard of in the middle of any work: nothing is lost by it. Who cannot
-    listen any more, as for want of memory, ends too.
+    """Receive requests, on a thread, so that the worker ends at once if the device does: nothing is lost.
+
+    The worker also ends if it cannot receive any more, as for lack of memory.
     """
     try:
         while (asked := crossing.hear()) is not None:
@@ -94,13 +96,13 @@ def _listen(crossing: Rpc[Asked], inbox: Inbox) -> None:
         os._exit(0)
     except Exception:
         try:
-            log.exception("what is asked for cannot be heard")
+            log.exception("requests cannot be received")
         finally:
             os._exit(1)
 
 
 class RemoteWorkGate(Hours):
-    """Hours that somebody else keeps: `lost_s` is what that said last."""
+    """A work gate kept by the device; `lost_s` is what the device sent last."""
 
     lost_s = 0.0
 
@@ -109,7 +111,7 @@ class RemoteWorkGate(Hours):
 
 
 class DeviceWorker:
-    """What is asked for, done as in one process."""
+    """Answers requests with an InProcess backend."""
 
     def __init__(self, terms: WorkTerms, meter: Meter | None, crossing: Rpc[Asked], inbox: Inbox) -> None:
         self._crossing, self._inbox, self._meter = crossing, inbox, meter
@@ -118,7 +120,7 @@ class DeviceWorker:
         self._done, self._asked_s, self._unanswered = 0.0, 0.0, False
 
     def answer(self, asked: Asked) -> Ended:
-        """Errors of ours are told; any other ends the process."""
+        """Do what is asked. Errors of ours are reported; any other ends the process."""
         look, over = None, True
         error: tuple[str, str] | None = None
         try:
@@ -153,7 +155,7 @@ class DeviceWorker:
     def _work(self, asked: WorkOrder) -> bool:
         self._link.seen, self._hours.lost_s, self._done = asked.seen, asked.lost_s, 0.0
         self._here.deaths = asked.deaths
-        ears = BackendListener(
+        listener = BackendListener(
             self._progress,
             self.between,
             self._hours.lost,
@@ -162,15 +164,16 @@ class DeviceWorker:
             lambda _offer: False,
             lambda _run: asked.waiting,
         )
-        return self._here.work(asked.current, ears)
+        return self._here.work(asked.current, listener)
 
     def _progress(self, done: float) -> None:
         self._done = done
         self.between()
 
     def between(self) -> None:
-        """Asks whether to go on, and waits for the answer; raises as Going.between does. What is not answered
-        at once stands still, and only want of memory ends that wait.
+        """Ask whether to go on, and wait for the answer; raises as `Interruption.between` does.
+
+        The work is paused until the answer comes; only lack of memory ends that wait.
         """
         if not self._unanswered and time.monotonic() - self._asked_s < BEAT_S:
             return
@@ -197,7 +200,7 @@ class DeviceWorker:
             return None
 
     def _heard(self, answer: Asked) -> GoOn:
-        """It is the one to the last beat. Raises TypeError where it is none."""
+        """Take the answer to the last beat. Raises TypeError if it is not one."""
         if not isinstance(answer, GoOn):
             raise TypeError(f"{type(answer).__name__} came in answer to a beat")
         self._unanswered, self._asked_s = False, time.monotonic()

@@ -1,4 +1,4 @@
-"""How a device gets to a base model: by steps from where it stands, or from the checkpoint on."""
+"""How a device makes a base model: by replaying steps from its state, or from the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from device_runtime.client.errors import UnusableBase
 from device_runtime.models.bundles.tensors import Tensors
 
 MOST_REPLAYED = 2**34
-"""Products of a scalar and an element of its direction that are replayed rather than that a checkpoint is
-fetched: a minute or two on a small board, see docs/zeroth-order.md."""
+"""Most products of a scalar and an element of its direction to replay if a checkpoint can be had instead.
+
+They take a minute or two on a small board, see docs/zeroth-order.md.
+"""
 
 
 @dataclass(frozen=True)
 class ReplayState:
-    """Weights that were made, or came, and where they are: so many steps on this line."""
+    """Weights that the device has, after `at` steps of the log named `line`."""
 
     line: bytes
     at: int
@@ -27,7 +29,10 @@ class ReplayState:
 
 @dataclass(frozen=True)
 class BaseRoute:
-    """`steps` steps to go, from the checkpoint on where there is no `start`; `needed` are the blobs of it."""
+    """Replays `steps` steps from `start`, or from the checkpoint if that is None.
+
+    `needed` are the blobs for it.
+    """
 
     start: ReplayState | None
     steps: int
@@ -35,8 +40,10 @@ class BaseRoute:
 
 
 def way(base: Base, stand: ReplayState | None, here: Callable[[Blob], bool]) -> BaseRoute | None:
-    """The one that takes fewer bytes of those that are not `here`; what it replays is bounded, where there is
-    another. None where neither can be gone by what the base names, or the whole of it may name fewer bytes.
+    """The route to a base that fetches fewer bytes, from the replay state `stand` or from the checkpoint.
+
+    None if the base names no route, or if the whole offer may name a shorter one. Blobs that are `here` need
+    not be fetched. If there is a choice, replay is limited to MOST_REPLAYED.
     """
     segments = _segments(base, base.steps)
     anew = None if segments is None else BaseRoute(None, base.steps, (*base.checkpoint, *segments))
@@ -57,7 +64,7 @@ def way(base: Base, stand: ReplayState | None, here: Callable[[Blob], bool]) -> 
 
 
 def steps_of(way: BaseRoute, base: Base, blobs: Blobs) -> tuple[Step, ...]:
-    """Those to go. Raises BlobError, UnusableBase for a log that is not one, or not of this base."""
+    """The steps of a route. Raises BlobError, UnusableBase for a log that is damaged or not of this base."""
     try:
         tail = step_log.unpack(base.tail)
         if way.steps <= len(tail):
@@ -72,8 +79,9 @@ def steps_of(way: BaseRoute, base: Base, blobs: Blobs) -> tuple[Step, ...]:
 
 
 def _segments(base: Base, lacking: int) -> tuple[Blob, ...] | None:
-    """The blobs that have the last so many steps: none where the offer has them itself; None where the log
-    does not go back so far.
+    """The blobs with the last `lacking` steps: none if the offer itself has them.
+
+    None if the log does not go back so far.
     """
     if lacking <= _in_tail(base):
         return ()

@@ -1,4 +1,4 @@
-"""What the device holds of a task: the bundle and the base model, fetched once and named by their hashes."""
+"""Caches a task's bundles and base model on the device, fetched once and named by their hashes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from .replay_state import ReplayStates
 log = logging.getLogger(__name__)
 
 COPIES = 2
-"""A bundle is on the disk as it was fetched and unpacked, and so in memory while it is unpacked."""
+"""A bundle takes its size twice while it is unpacked, on disk and in memory: packed and unpacked."""
 
 
 class ModelCache:
-    """Blobs of one device, and the weights of its last base model with the steps already taken on it.
+    """Blobs of one device, and the weights of its last base model with the steps replayed on it.
 
-    `disk_bytes` bounds what it fetches and unpacks of models; `memory` tells the bytes that may be held, into
-    which models are read whole. None: no bound.
+    `disk_bytes` limits the models that are fetched and unpacked; `memory` gives the bytes that may be held,
+    as models are read whole. None: no limit.
     """
 
     def __init__(
@@ -48,12 +48,13 @@ class ModelCache:
         self.blobs = store(folder, disk_bytes)
         self._memory = memory
         self._bundles = folder / BUNDLES
-        self._stand: ReplayState | None = None
-        self._stands = ReplayStates(folder / "stand")
+        self._state: ReplayState | None = None
+        self._states = ReplayStates(folder / "stand")
 
     def missing_bundles(self, offer: Offer) -> tuple[Blob, ...]:
-        """What must be fetched before it can be decided how to work on this offer. Raises BundleError for
-        bundles that memory cannot hold.
+        """Bundles to fetch before the work on this offer can be planned.
+
+        Raises BundleError for bundles that memory cannot hold.
         """
         bundles = (offer.bundle, *(member.bundle for member in offer.family))
         lacking = [bundle for bundle in bundles if not self._has_bundle(bundle)]
@@ -66,13 +67,13 @@ class ModelCache:
         return missing
 
     def _too_large(self, size: int) -> str:
-        """Why memory cannot hold so many bytes; empty where it can."""
+        """Why memory cannot hold so many bytes; empty if it can."""
         if self._memory is None or size <= (free := self._memory()):
             return ""
         return f"needs {size / 1e6:.1f} MB of memory to be read, and {free / 1e6:.1f} MB may be held"
 
     def _drop_bundles(self, kept: AbstractSet[str], size: int) -> None:
-        """Remove bundles of earlier offers, where so many bytes more, fetched and unpacked, have no room."""
+        """Remove bundles of earlier offers if `size` bytes, fetched and unpacked, have no room."""
         most = self.blobs.room.most
         if most is None or self.blobs.taken() + COPIES * size <= most or not self._bundles.exists():
             return
@@ -81,41 +82,42 @@ class ModelCache:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def missing(self, base: Base, aside: Blob | None = None) -> tuple[Blob, ...]:
-        """What must be fetched before this base can be worked on, and what comes beside it.
+        """Blobs to fetch before this base can be made, and the blob of the tensors beside it.
 
-        Raises UnusableBase, StaleBase for a base that nothing which is here or named leads to; UnusableBase
-        for one that memory cannot hold.
+        Raises StaleBase if neither this device's state nor the named blobs lead to the base, UnusableBase if
+        its log is damaged or memory cannot hold it.
         """
-        needed = (*(() if aside is None else (aside,)), *self._way(base).needed)
+        needed = (*(() if aside is None else (aside,)), *self._route(base).needed)
         missing = tuple(blob for blob in dict.fromkeys(needed) if not self.blobs.has(blob))
         if missing and (why := self._too_large(sum(blob.size for blob in missing))):
             raise UnusableBase(f"base model after {base.at} steps {why}")
         return missing
 
     def take_parts(self, bundle: Bundle, base: Base) -> None:
-        """What of a base is as it is in the bundle need not be fetched, and steps from there on can be
-        taken. Raises BlobError, BundleError.
+        """Store the parts of a base that are as in the bundle, so that they need not be fetched.
+
+        Steps from the bundle's weights can then be replayed. Raises BlobError, BundleError.
         """
-        stand = self._stand = self._stand or self._stands.get(base)
-        if stand is not None and stand.line == base.line and stand.at <= base.at:
+        state = self._state = self._state or self._states.get(base)
+        if state is not None and state.line == base.line and state.at <= base.at:
             return
         if base.at == base.steps == 0 and all(self.blobs.has(part) for part in base.checkpoint):
             return
         weights = bundle.weights()
         if base.at and _sha(weights)[:LINE_BYTES] == base.line:
-            self._stand = ReplayState(base.line, 0, weights)
+            self._state = ReplayState(base.line, 0, weights)
         for part in tensors.encoded_parts(weights, bundle.manifest.parts()):
             if name(part) in base.checkpoint:
                 self.blobs.put(part)
 
     def aside(self, blob: Blob | None) -> Tensors:
-        """What came beside the base. Raises BlobError, TensorError."""
+        """The tensors sent beside the base. Raises BlobError, TensorError."""
         return tensors.decode(self.blobs.get(blob)) if blob is not None else {}
 
     def bundle(self, blob: Blob) -> Bundle:
         """The bundle of this hash, unpacked once.
 
-        Raises BundleError for what is not a bundle, BlobError when it must be fetched (again), NoRoom.
+        Raises BundleError for a blob that is not a bundle, BlobError when it must be fetched (again), NoRoom.
         """
         folder = self._bundles / blob.hex
         if not folder.exists():
@@ -128,30 +130,30 @@ class ModelCache:
             raise BlobError(f"bundle {blob.hex[:12]} was damaged here, and is removed: {error}") from None
 
     def base(self, base: Base, manifest: Manifest) -> Tensors:
-        """The base model: what this device stands on or the checkpoint, and the steps since.
+        """The base model: this device's state or the checkpoint, with the steps since replayed.
 
-        When the result is not the model that the aggregator has: raises StaleBase where beginning anew may
-        mend it, UnusableBase where that was done. Raises TensorError, UnknownGenerator.
+        If the result is not the aggregator's model, raises StaleBase where starting from the checkpoint may
+        help, UnusableBase where that was done. Raises TensorError, UnknownGenerator.
         """
-        way = self._way(base)
+        way = self._route(base)
         try:
-            weights = self._gone(way, base, manifest)
+            weights = self._replayed(way, base, manifest)
         except (UnusableBase, TensorError) as error:
             if way.start is None:
                 raise
-            self._stand = None
-            self._stands.drop()
+            self._state = None
+            self._states.drop()
             raise StaleBase(f"{error}: beginning anew") from None
         if way.start is not None and base.at and not base.steps:
             for part in tensors.encoded_parts(weights, manifest.parts()):
-                self.blobs.put(part)  # the checkpoint, for a life of this device that stands nowhere
-        self._stand = ReplayState(base.line, base.at, weights)
+                self.blobs.put(part)  # the checkpoint, for a restart without a replay state
+        self._state = ReplayState(base.line, base.at, weights)
         return weights
 
-    def _gone(self, way: BaseRoute, base: Base, manifest: Manifest) -> Tensors:
-        """What the way leads to. Raises as `base` does."""
+    def _replayed(self, way: BaseRoute, base: Base, manifest: Manifest) -> Tensors:
+        """The weights at the end of the route. Raises as `base` does."""
         if way.start is None:
-            weights: Tensors = self._joined(base)
+            weights: Tensors = self._checkpoint(base)
             tensors.check(weights, manifest.stored())
         else:
             weights = way.start.weights
@@ -161,9 +163,9 @@ class ModelCache:
         return weights
 
     def put_down(self) -> None:
-        """What is in memory of where it stands goes on the disk, where steps led there."""
-        if self._stand is not None and self._stand.at:
-            self._stands.put(self._stand)
+        """Save the replay state in memory to disk, if it was made by replaying steps."""
+        if self._state is not None and self._state.at:
+            self._states.put(self._state)
 
     def _has_bundle(self, blob: Blob) -> bool:
         folder = self._bundles / blob.hex
@@ -173,7 +175,7 @@ class ModelCache:
 
     @cached_property
     def _shipped(self) -> dict[str, Bundle]:
-        """Bundles that came with the package, by their hashes: opened once, and only where one is missing."""
+        """Bundles that came with the package, by hash: opened once, and only when one is missing."""
         sound = {}
         for shipped in bundles.shipped_names():
             try:
@@ -183,15 +185,17 @@ class ModelCache:
                 log.warning("shipped bundle %s: %s", shipped, error)
         return sound
 
-    def _way(self, base: Base) -> BaseRoute:
-        """How to get there. Raises as `missing` does."""
-        self._stand = self._stand or self._stands.get(base)
-        found = way(base, self._stand, self.blobs.has)
+    def _route(self, base: Base) -> BaseRoute:
+        """The route to this base. Raises as `missing` does."""
+        self._state = self._state or self._states.get(base)
+        found = way(base, self._state, self.blobs.has)
         if found is None:
-            raise StaleBase(f"base model after {base.at} steps: this device has lost the line")
+            raise StaleBase(
+                f"base model after {base.at} steps: no replay state and no blob of the offer leads there"
+            )
         return found
 
-    def _joined(self, base: Base) -> dict[str, NDArray[Any]]:
+    def _checkpoint(self, base: Base) -> dict[str, NDArray[Any]]:
         """All parts of the checkpoint. Raises BlobError, TensorError."""
         weights: dict[str, NDArray[Any]] = {}
         for part in base.checkpoint:

@@ -1,4 +1,4 @@
-"""Persists how far the device has replayed the step log, while the process that had it in memory is gone."""
+"""Persists how far the device has replayed the step log, for a restart of its process."""
 
 from __future__ import annotations
 
@@ -19,36 +19,39 @@ SUFFIX = ".safetensors"
 
 
 class ReplayStates:
-    """One at a time. A damaged one does no harm: what comes of it is not the base that was named."""
+    """Stores one state at a time.
+
+    A damaged state does no harm: the base made from it fails the check of its hash.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, stand: ReplayState) -> None:
-        """In place of any other. A disk that refuses is warned of: then the way begins at the checkpoint."""
-        path = self._folder / f"{stand.line.hex()}.{stand.at}{SUFFIX}"
+    def put(self, state: ReplayState) -> None:
+        """Save the state in place of any other. If the disk fails, a restart begins at the checkpoint."""
+        path = self._folder / f"{state.line.hex()}.{state.at}{SUFFIX}"
         if path.exists():
             return
         try:
             self._folder.mkdir(exist_ok=True)
-            replace_file(path, tensors.encode(stand.weights))
+            replace_file(path, tensors.encode(state.weights))
             self._drop(path)
         except OSError as error:
-            log.warning("where this device stands cannot be kept: %s", error)
+            log.warning("the replay state cannot be saved: %s", error)
 
     def get(self, base: Base) -> ReplayState | None:
-        """The one that is kept, if it is on the way to this base."""
+        """The saved state, if it lies on the way to this base."""
         for path in self._folder.glob(f"{base.line.hex()}.*{SUFFIX}"):
             at = path.name.removesuffix(SUFFIX).rpartition(".")[2]
             if at.isdecimal() and int(at) <= base.at:
                 try:
                     return ReplayState(base.line, int(at), tensors.decode(path.read_bytes()))
                 except (OSError, TensorError) as error:
-                    log.warning("where this device stood is not readable: %s", error)
+                    log.warning("the replay state cannot be read: %s", error)
         return None
 
     def drop(self) -> None:
-        """It led to nothing."""
+        """Remove the state: its base failed the check."""
         self._drop(None)
 
     def _drop(self, but: Path | None) -> None:

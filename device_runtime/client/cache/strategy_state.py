@@ -1,4 +1,4 @@
-"""What kinds of update keep on the device from one round of a run to the next, on its disk."""
+"""Persists what kinds of update keep on the device from one round of a run to the next."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SUFFIX = ".safetensors"
 
 
 class Memories:
-    """Of each kind what it kept in the last two rounds, of one run at a time: those of another go when the
-    first of a run is kept.
+    """What each kind kept in the last two rounds, of one run at a time.
 
-    Two, so that a round whose work is done again, after a crash, begins with what it began with.
+    The first save of a run removes what another run has kept. Two rounds are kept so that a round that is
+    worked on again, after a crash, begins with the same state.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, run: str, kind: str, number: int) -> Tensors:
-        """What was kept last before round `number`; nothing where nothing was, or what was is damaged."""
+        """The state kept last before round `number`; nothing if there is none, or it is damaged."""
         folder = self._of(run, kind)
         earlier = [one for one in _rounds(folder) if one < number]
         if not earlier:
@@ -42,7 +42,7 @@ class Memories:
             return NOTHING
 
     def put(self, run: str, kind: str, number: int, kept: Tensors) -> None:
-        """Durably, for the rounds after `number`. Raises OSError."""
+        """Save the state durably for the rounds after `number`. Raises OSError."""
         folder = self._of(run, kind)
         if not folder.parent.exists():
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -60,12 +60,12 @@ class Memories:
             _path(folder, old).unlink(missing_ok=True)
 
     def _of(self, run: str, kind: str) -> Path:
-        """A run's name comes over the wire: it is no path."""
+        """The folder of a kind in a run. A run's name comes over the wire: it is not used as a path."""
         return self._folder / hashlib.sha256(run.encode()).hexdigest()[:16] / kind
 
 
 def _rounds(folder: Path) -> list[int]:
-    """In which something was kept, in order."""
+    """The rounds in which something was kept, in order."""
     return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}"))
 
 

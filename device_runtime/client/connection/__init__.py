@@ -1,1 +1,1 @@
-"""How a device finds its broker, whom it believes, and what it says."""
+"""How a device finds its broker, checks offers, and sends its messages."""

@@ -1,4 +1,7 @@
-"""Where the broker is and who we are there: what was said on the command line, over what is kept."""
+"""Finds a device's broker, name, folder and enrolment, and makes its first connection.
+
+Options of the command line take precedence over what the enrolment says.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,82 @@ from device_runtime.client.errors import NoDevice
 
 from .trust import ISSUED
 
-# FROM first_connection: The first connection: a device that is there before its broker, or its network,
-# waits for it.
-
 log = logging.getLogger(__name__)
+
+
+MARKS = (FILE, "outbox", "lock", "device.toml")
+"""A device's folder has at least one of these from the start; no other folder does."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """`folder` is the device's own; `key` is its aggregator's public key, empty if it is not enrolled."""
+
+    url: BrokerUrl
+    name: str
+    folder: Path
+    client_id: str
+    key: bytes = b""
+    enrolment: Enrolment | None = None
+
+    @property
+    def secret(self) -> bytes:
+        """The device's own key; empty where it has none."""
+        return self.enrolment.secret if self.enrolment else b""
+
+
+def enrol(token: str, options: argparse.Namespace) -> Enrolment:
+    """Save the enrolment that a token holds, in place of an earlier one of the same device.
+
+    Raises EnrolmentError.
+    """
+    enrolment = Enrolment.of_token(token)
+    if options.name not in (None, enrolment.name):
+        raise EnrolmentError(f"the token is for a device called {enrolment.name!r}, not {options.name!r}")
+    folder = options.state or _root() / enrolment.name
+    before = Enrolment.load(folder)
+    if before is not None and before.name != enrolment.name:
+        raise EnrolmentError(
+            f"{folder} is the folder of {before.name!r}, the token is for {enrolment.name!r}: "
+            "give another --state"
+        )
+    claim(folder)
+    if before is not None and before.key != enrolment.key:
+        log.warning("the aggregator's key has changed: offers signed with the old key are refused now")
+    (folder / ISSUED).unlink(missing_ok=True)
+    enrolment.save(folder)
+    return enrolment
+
+
+def connect(options: argparse.Namespace) -> Connection:
+    """The connection that the options of `add_connection` describe.
+
+    Raises EnrolmentError, UrlError, TopicError.
+    """
+    given = options.broker
+    url = (
+        BrokerUrl.parse(given, TLS(options.ca, options.cert, options.key), options.insecure)
+        if given
+        else None
+    )
+    folder, enrolment = _kept(options, url)
+    if enrolment is None:
+        if url is None:
+            raise UrlError("where is the broker? Give its URL, or enrol this device: join --enrol TOKEN")
+        name = check_device(options.name or url.user or _host())
+        if options.name is None and (found := _enrolled()):
+            others = ", ".join(found)
+            log.warning("joining %s as %s, which is not enrolled: offers of any aggregator count", url, name)
+            log.warning("enrolled here: %s; --name says which to join as", others)
+        return Connection(url, name, folder or _root() / name, name)
+    if options.name not in (None, enrolment.name):
+        raise EnrolmentError(f"{folder} is enrolled as {enrolment.name!r}, not {options.name!r}")
+    if url is None:
+        url = enrolment.address
+    elif url.user is None:
+        url = enrolment.at(url)
+    folder = folder or _root() / enrolment.name
+    return Connection(url, enrolment.name, folder, enrolment.client_id, enrolment.key, enrolment)
 
 
 class Connects(Protocol):
@@ -44,10 +119,10 @@ def reach(
     patience: ReconnectDelay | None = None,
     waits: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Connect, however long that takes; False when `stop` came before. Why it waits is said once in a row,
-    and `waits` is called before it does.
+    """Connect, waiting as long as it takes: a device may start before its broker or its network.
 
-    Raises BrokerRefused: who is not let in now will not be later.
+    Returns False if `stop` was set first. Logs the reason for waiting once in a row, and calls `waits` before
+    each wait. Raises BrokerRefused: a device that is refused now would be refused later, too.
     """
     patience = patience or ReconnectDelay(LinkOptions.reconnect_s)
     said = ""
@@ -66,77 +141,8 @@ def reach(
     return False
 
 
-MARKS = (FILE, "outbox", "lock", "device.toml")
-"""What tells a device's folder: each has one of these from its first moment on."""
-
-
-@dataclass(frozen=True)
-class Connection:
-    """`folder` is the device's own; `key` its aggregator's public key, empty where it was not enrolled."""
-
-    url: BrokerUrl
-    name: str
-    folder: Path
-    client_id: str
-    key: bytes = b""
-    enrolment: Enrolment | None = None
-
-    @property
-    def secret(self) -> bytes:
-        """The device's own key; empty where it has none."""
-        return self.enrolment.secret if self.enrolment else b""
-
-
-def enrol(token: str, options: argparse.Namespace) -> Enrolment:
-    """Keep what a token says, in place of an earlier enrolment of the same device. Raises EnrolmentError."""
-    enrolment = Enrolment.of_token(token)
-    if options.name not in (None, enrolment.name):
-        raise EnrolmentError(f"the token is for a device called {enrolment.name!r}, not {options.name!r}")
-    folder = options.state or _root() / enrolment.name
-    before = Enrolment.load(folder)
-    if before is not None and before.name != enrolment.name:
-        raise EnrolmentError(
-            f"{folder} is the folder of {before.name!r}, the token is for {enrolment.name!r}: "
-            "give another --state"
-        )
-    claim(folder)
-    if before is not None and before.key != enrolment.key:
-        log.warning("the aggregator's key is another than before: offers of the one before are refused now")
-    (folder / ISSUED).unlink(missing_ok=True)
-    enrolment.save(folder)
-    return enrolment
-
-
-def connect(options: argparse.Namespace) -> Connection:
-    """What `add_connection` added, read. Raises EnrolmentError, UrlError, TopicError."""
-    given = options.broker
-    url = (
-        BrokerUrl.parse(given, TLS(options.ca, options.cert, options.key), options.insecure)
-        if given
-        else None
-    )
-    folder, enrolment = _kept(options, url)
-    if enrolment is None:
-        if url is None:
-            raise UrlError("where is the broker? Give its URL, or enrol this device: join --enrol TOKEN")
-        name = check_device(options.name or url.user or _host())
-        if options.name is None and (found := _enrolled()):
-            others = ", ".join(found)
-            log.warning("joining %s as %s, who is not enrolled: any aggregator's offers are taken", url, name)
-            log.warning("enrolled here: %s; --name says which to join as", others)
-        return Connection(url, name, folder or _root() / name, name)
-    if options.name not in (None, enrolment.name):
-        raise EnrolmentError(f"{folder} is enrolled as {enrolment.name!r}, not {options.name!r}")
-    if url is None:
-        url = enrolment.address
-    elif url.user is None:
-        url = enrolment.at(url)
-    folder = folder or _root() / enrolment.name
-    return Connection(url, enrolment.name, folder, enrolment.client_id, enrolment.key, enrolment)
-
-
 def folder_of(options: argparse.Namespace) -> Path:
-    """The folder of a device that is here, by what `add_place` added; or else the only one there is.
+    """The folder of the device that the options of `add_place` name, or of the only one here.
 
     Raises NoDevice.
     """
@@ -153,15 +159,15 @@ def folder_of(options: argparse.Namespace) -> Path:
 
 
 def is_device(folder: Path) -> bool:
-    """Whether the folder is a device's, and what has a name of ours in it therefore ours."""
+    """Whether the folder is a device's, so that files in it with our names are ours."""
     return any((folder / mark).exists() for mark in MARKS)
 
 
 @contextmanager
 def no_trace(folder: Path) -> Iterator[Callable[[], None]]:
-    """Remove the device's folder again on leaving, unless what this gives was called, or it was there before.
+    """Remove the device's folder on leaving, unless the yielded function was called or it existed before.
 
-    So a device that never joined is none of the devices here. Raises NoDevice as `claim` does.
+    So a device that never joined is not listed among the devices here. Raises NoDevice as `claim` does.
     """
     was_there, was_device = folder.is_dir(), is_device(folder)
     claim(folder)
@@ -176,7 +182,7 @@ def no_trace(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def claim(folder: Path) -> None:
-    """Make it a device's own, for its owner alone. Raises NoDevice where others have something in it."""
+    """Make the folder a device's own, open to its owner only. Raises NoDevice if it has other files."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         stranger = None if is_device(folder) else next(folder.iterdir(), None)
@@ -192,7 +198,7 @@ def claim(folder: Path) -> None:
 
 
 def is_enrolled(options: argparse.Namespace) -> bool:
-    """Whether there is an enrolment that `connect` would use, sound or not."""
+    """Whether there is an enrolment that `connect` would use, readable or not."""
     try:
         return _kept(options, None)[1] is not None
     except EnrolmentError:
@@ -200,7 +206,7 @@ def is_enrolled(options: argparse.Namespace) -> bool:
 
 
 def _kept(options: argparse.Namespace, url: BrokerUrl | None) -> tuple[Path | None, Enrolment | None]:
-    """The device's folder, where it can be told, and the enrolment in it; else the only one there is."""
+    """The device's folder, if known, with its enrolment; otherwise those of the only device enrolled here."""
     name = options.name or (url and (url.user or _host()))
     folder: Path | None = options.state or (_root() / check_device(name) if name else None)
     if folder is not None:

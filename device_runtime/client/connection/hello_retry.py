@@ -1,4 +1,7 @@
-"""When to say hello again: one that is lost would leave the device waiting for an offer that nobody sends."""
+"""Repeats a hello until an offer answers it.
+
+If a hello were lost, the device would wait for an offer that nobody sends.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from device_runtime.client.delivery.sending import MAX_RESEND_S, RESEND_S
 
 
 class Greeting:
-    """Hellos and their answers. `under_way` says whether one has not reached the broker for sure yet."""
+    """Tracks hellos and answers. `under_way` counts hellos that the broker has not acknowledged."""
 
     def __init__(self, under_way: Callable[[], int]) -> None:
         self._under_way = under_way
@@ -22,7 +25,7 @@ class Greeting:
         return self._since_s < inf
 
     def said(self, now: float) -> None:
-        """A hello goes out."""
+        """A hello is sent."""
         self._since_s = now
 
     def answered(self) -> None:
@@ -30,7 +33,7 @@ class Greeting:
         self._since_s, self._wait_s = inf, RESEND_S
 
     def due(self, now: float) -> bool:
-        """Whether it is to be said again: after waits that double up to a minute, of silence on the link."""
+        """Whether to repeat the hello: after silence on the link, with waits that double up to a minute."""
         if not self.waiting:
             return False
         if self._under_way():

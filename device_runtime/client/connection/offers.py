@@ -1,12 +1,11 @@
-"""Offers on the device: which are to be believed, and when an open round closes."""
+"""Reads and checks the offers that a device receives, and notes when each round closes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
 
-from device_runtime.broker.wire import compact_round as small
-from device_runtime.broker.wire import topics
+from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.compact_round import LostTrack
 from device_runtime.broker.wire.messages import Base, MessageError, Offer
 from device_runtime.broker.wire.topics import TopicError, check_task
@@ -14,14 +13,14 @@ from device_runtime.broker.wire.topics import TopicError, check_task
 from .trust import Trust
 
 EXTENDED_S = 1.0
-"""By so much later a round closes that was given a new deadline; less is what the word took on its way."""
+"""A deadline that is later by at least so many seconds is a new one; less is the message's delay."""
 
 
 @dataclass(frozen=True)
 class Open:
-    """A round that is open, and when it closes on the device's own clock, in seconds.
+    """An open round, and when it closes on the device's own clock, in seconds.
 
-    `member` of the family is the one whose base is fetched for it, "" the main model; None: not decided yet.
+    `member` is the member of the family whose base is fetched, "" the main model; None: not decided yet.
     """
 
     offer: Offer
@@ -30,17 +29,20 @@ class Open:
 
     @property
     def base(self) -> Base:
-        """What is worked on."""
+        """The base of the chosen member."""
         return next((one.base for one in self.offer.family if one.name == self.member), self.offer.base)
 
     def follows(self, earlier: Open) -> bool:
-        """Whether this is the same round with the same deadline, said once more."""
+        """Whether this is the same round with the same deadline, offered again."""
         now, then = self.offer, earlier.offer
         return (now.run, now.round) == (then.run, then.round) and self.closes - earlier.closes < EXTENDED_S
 
 
 def opened(offer: Offer, came: float) -> Open:
-    """The round of an offer that came at this moment. Raises MessageError for one that makes no sense."""
+    """The round of an offer that came at the time `came`, in seconds on the device's clock.
+
+    Raises MessageError for an invalid offer.
+    """
     where = f"offer of round {offer.round} of {offer.task!r}"
     try:
         check_task(offer.task)
@@ -62,31 +64,32 @@ def opened(offer: Offer, came: float) -> Open:
     return Open(offer, came + offer.remaining_s)
 
 
-# FROM offer_stream: From what comes on the topics of offers to the offers that it stands for.
-
 TASKS = 64
-"""Of which the latest offer is remembered."""
+"""Tasks whose latest offer is remembered."""
 
 
 class Following:
-    """The latest offer of each task, and what leads on from it. `trust` says whose offers count."""
+    """Turns messages on offer topics into whole offers, as a compact one only says what is new.
+
+    Remembers the latest offer of each task. `trust` says whose offers count.
+    """
 
     def __init__(self, trust: Trust) -> None:
         self.over = False
-        """Whether what is unreceipted of earlier rounds has nothing to wait for, as the last word was."""
+        """Whether the last message ends the wait for receipts of earlier rounds."""
         self._trust = trust
         self._latest: dict[str, Offer] = {}
 
     def offer(self, topic: str, payload: bytes, retained: bool = False, task: str = "") -> Offer:
-        """The offer that came, or that follows from the one before: of `task`, where the topic does not say.
+        """The offer that came, or that a compact message derives from the one before.
 
-        Raises MessageError for what is not to be acted on, LostTrack where the whole offer is to be asked
-        for.
+        `task` is used where the topic does not name one. Raises MessageError for a message that must not be
+        acted on, LostTrack if the whole offer must be asked for.
         """
         self.over = False
         if retained and not topics.is_offer(topic):
             raise MessageError(f"offer on {topic} is marked as kept, which none there is")
-        if small.is_next(payload):
+        if compact_round.is_next(payload):
             of = topic.removeprefix(topics.offer("")) if topics.is_offer(topic) else task
             return self._next(of, topic, payload)
         offer = self._trust.offer(topic, payload, retained)
@@ -102,8 +105,8 @@ class Following:
         made = self._trust.next(topic, before.run, payload)
         if made.round <= before.round:
             raise MessageError(f"round {made.round} of {task!r} was heard of before")
-        del self._latest[task]  # it is asked for anew, if this does not lead on
-        offer = small.following(before, made)
+        del self._latest[task]  # if this fails, the whole offer is asked for
+        offer = compact_round.following(before, made)
         self._keep(offer)
         self.over = made.over
         return offer

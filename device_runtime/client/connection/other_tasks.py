@@ -1,4 +1,4 @@
-"""Says that the task which a device was told to join is not offered, and which tasks are."""
+"""Other tasks at the broker: warns if the wanted task is not offered, and notes where to go next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LISTEN_S = 1.0
 AGAIN_S = 600.0
 """Seconds until it looks again, and says again what it found."""
 SHOWN = 20
-"""Tasks that are named, of more."""
+"""Most tasks that are named in the warning."""
 
 
 def look_out(
@@ -38,7 +38,7 @@ def look_out(
 ) -> threading.Thread:
     """Warn while `task` is not offered, until `heard` says that the device is in it or `stop` is set.
 
-    The device goes on waiting meanwhile, for the task may begin later. Returns the thread that does this.
+    The device goes on waiting meanwhile, for the task may begin later. Returns the thread that looks.
     """
 
     def looking() -> None:
@@ -60,7 +60,7 @@ def look_out(
 
 
 def absent(task: str, there: Mapping[str, bool]) -> str:
-    """The warning: there is no such task, and which there are."""
+    """The warning that there is no such task, with the tasks that there are."""
     if not there:
         return f"there is no task {task!r}, nor any other: is `serve` running? Waiting for {task!r}"
     shown = [f"{name} (done)" if done else name for name, done in sorted(there.items())[:SHOWN]]
@@ -69,9 +69,9 @@ def absent(task: str, there: Mapping[str, bool]) -> str:
 
 
 def offered(connection: Connection) -> dict[str, bool]:
-    """The tasks that the broker has offers of, and whether each is done; over a connection of its own.
+    """The tasks that are offered at the broker, and whether each is done; uses a connection of its own.
 
-    Offers of another aggregator than that of the enrolment are left out. Raises BrokerError.
+    Offers of an aggregator other than that of the enrolment are left out. Raises BrokerError.
     """
     with closing(AccessTrial(connection.url, f"{connection.client_id}-tasks", (topics.OFFERS,))) as trial:
         heard = trial.hear(LISTEN_S)
@@ -87,31 +87,29 @@ def _offer(trust: Trust, message: Received) -> Offer | None:
         return None
 
 
-# FROM task_directory: Other tasks that are not over: where a device may go when its own is.
-
 TASKS = 64
-"""Of which so many are remembered, those heard of last: any of them will do."""
+"""Most tasks that are remembered, those heard of last: any of them will do."""
 
 
 class Elsewhere:
-    """Names of tasks."""
+    """Names of other open tasks, which a device may join when its own is done."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, None] = {}
 
     def add(self, task: str) -> None:
-        """One that is open."""
+        """Note a task that is open."""
         self._tasks.pop(task, None)
         self._tasks[task] = None
         if len(self._tasks) > TASKS:
             del self._tasks[next(iter(self._tasks))]
 
     def discard(self, task: str) -> None:
-        """One that is over."""
+        """Forget a task that is done."""
         self._tasks.pop(task, None)
 
     def take(self) -> str:
-        """The first by its name, which is elsewhere no longer; empty where there is none."""
+        """Remove and return the first task by name; empty if there is none."""
         first = min(self._tasks, default="")
         self.discard(first)
         return first

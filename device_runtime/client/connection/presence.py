@@ -1,4 +1,4 @@
-"""What a device says, and through what: its topics, its presence, and of its plans what there is time for."""
+"""Sends a device's messages on its topics, its presence and pauses included."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from device_runtime.broker.wire import compact_round as small
-from device_runtime.broker.wire import topics
+from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.link_events import Will
 from device_runtime.broker.wire.link_timing import packet_bytes
@@ -26,16 +25,16 @@ from device_runtime.broker.wire.transfer import answer
 from device_runtime.client.policy.work_gate import Hours
 
 AND_MORE = "..."
-"""In place of reasons that are left out."""
+"""Stands for reasons that are left out."""
 
 
 SIGNED = ("hello", "plan", "contribution")
-"""Ends of topics whose messages a device with a key signs."""
+"""Last parts of the topics whose messages a device with a key signs."""
 
 Seal = Callable[[str, bytes], bytes]
-"""The payload of an encoded message for a topic, signed."""
+"""Signs an encoded message for a topic; returns the payload."""
 Word = Callable[[str, str, bytes], bytes]
-"""That this device says a payload on a topic, in a run (see `broker.wire.session_mac`)."""
+"""The MAC of a payload on a topic in a run (see `broker.wire.session_mac`)."""
 
 
 class DeviceLink(Protocol):
@@ -43,7 +42,7 @@ class DeviceLink(Protocol):
 
     @property
     def url(self) -> object:
-        """Whom it is connected to, for people."""
+        """The broker that it is connected to, for people."""
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
         """Send, now or when the link is back; never waits. False when too much waits already."""
@@ -53,14 +52,17 @@ class DeviceLink(Protocol):
 
 
 class Voice:
-    """One life (`boot`) of the device `name`; it can speak once it has a `link`."""
+    """Sends the messages of the device `name`, once it has a `link`.
+
+    `boot` tells one start of its process from another.
+    """
 
     def __init__(self, name: str, boot: int) -> None:
         self.boot = boot
         self.task = ""
-        """The one that it is in, or asks for; empty: whichever there is."""
+        """The task that it is in, or asks for; empty: any."""
         self.key = b""
-        """By which an aggregator may agree with it (see `broker.wire.session_mac`)."""
+        """Public key for a session key with the aggregator (see `broker.wire.session_mac`)."""
         self.link: DeviceLink
         self._name = name
         self._seal: Seal | None = None
@@ -68,33 +70,34 @@ class Voice:
         self._plan_said: tuple[str, tuple[str, ...]] | None = None
 
     def sign(self, seal: Seal, word: Word) -> None:
-        """Sign hellos, plans and contributions from now on, and put a word on those in few bytes."""
+        """From now on sign hellos, plans and contributions, and add a MAC to compact contributions."""
         self._seal, self._word = seal, word
 
     def presence(self, online: bool, leaving: bool = False) -> Will:
-        """What the link says for us: when it has the broker, and when we leave; and the broker when it has
-        lost us.
+        """The presence message of this device.
+
+        The link sends it at each connection and on leaving; the broker sends it when it has lost the device.
         """
         return Will(self._topic("state"), encode(State(boot=self.boot, online=online, leaving=leaving)))
 
     def paused(self, yes: bool) -> None:
-        """That no work may be done here for now, or that it may again."""
+        """Tell that this device is paused, or that it may work again."""
         self._publish("state", State(boot=self.boot, online=True, paused=yes), retain=True)
 
     def under_way(self, leaf: str = "") -> int:
-        """Messages that have not yet reached the broker for sure."""
+        """Number of messages that the broker has not acknowledged yet."""
         return self.link.under_way(self._topic(leaf) if leaf else "")
 
     def hello(self, hello: Hello) -> None:
-        """The one who hears it may not have heard the last plan."""
+        """Send a hello, and forget the last plan: whoever hears the hello may not have heard that."""
         self._plan_said = None
         self._publish("hello", msgspec.structs.replace(hello, task=self.task, key=self.key))
 
     def plan(self, plan: Plan, room_bytes: float) -> None:
-        """Tell of a plan that is another than the last, before the update that it is for.
+        """Send a plan that differs from the last, before the update that it is for.
 
-        That one must not be late for it: what does not fit into `room_bytes` of reasons is left out, and
-        the plan where it does not fit at all. Where nothing is trained there is all the room.
+        The plan must not make the update late: reasons that do not fit into `room_bytes` are left out, and
+        the whole plan if it does not fit at all. A plan to train nothing is not limited.
         """
         said = (plan.kind, tuple(reason.split(" needs")[0] for reason in plan.reasons))
         if plan.kind and said == self._plan_said:
@@ -110,17 +113,17 @@ class Voice:
         self._publish("contribution", message)
 
     def short(self, payload: bytes, run: str) -> None:
-        """A contribution in few bytes, of this run."""
+        """Send a compact contribution to this run."""
         topic = self._topic("c")
         if self._word:
-            payload = small.with_word(payload, self._word(topic, run, payload))
+            payload = compact_round.with_word(payload, self._word(topic, run, payload))
         self.link.publish(topic, payload)
 
     def ask(self, get: Get) -> None:
         self._publish("get", get)
 
     def blocks(self, blobs: Blobs, get: Get) -> None:
-        """Answer with the blocks that are asked for; one that is still on its way is not sent twice."""
+        """Send the blocks that are asked for; a block that is still on its way is not sent twice."""
         for index, data in answer(blobs, get):
             topic = self._topic(topics.block(get.blob.sha, index))
             if not self.link.under_way(topic):
@@ -130,12 +133,12 @@ class Voice:
         self.link.publish(self._topic(leaf), self._payload(leaf, message), retain)
 
     def _payload(self, leaf: str, message: Message) -> bytes:
-        """Presence is not signed, as the broker says a part of it; nor are requests for what all may know."""
+        """Presence is not signed, as the broker sends a part of it; nor are requests for public data."""
         payload = encode(message)
         return self._seal(self._topic(leaf), payload) if self._seal and leaf in SIGNED else payload
 
     def _bytes(self, leaf: str, message: Message) -> int:
-        """Of the packet."""
+        """Size of the packet."""
         return packet_bytes(self._topic(leaf), self._payload(leaf, message))
 
     def _topic(self, leaf: str) -> str:
@@ -143,17 +146,13 @@ class Voice:
 
 
 def _shorter(plan: Plan) -> Plan | None:
-    """With one reason less; None when there is none left."""
+    """The plan with one reason less; None if it has none."""
     reasons = tuple(reason for reason in plan.reasons if reason != AND_MORE)
     return msgspec.structs.replace(plan, reasons=(*reasons[:-1], AND_MORE)) if reasons else None
 
 
-# FROM pause_notice: Telling the aggregator that this device may not work for now, so that no round waits
-# for it.
-
-
 class Standing:
-    """What was told of `hours` by `voice`, and is not told twice."""
+    """Tells the aggregator, once, whether this device is paused, so that no round waits for it."""
 
     def __init__(self, hours: Hours, voice: Voice) -> None:
         self._hours, self._voice = hours, voice
@@ -162,12 +161,12 @@ class Standing:
         self._plan: tuple[Plan, float] | None = None
 
     def plan(self, plan: Plan, room_bytes: float) -> None:
-        """What is tried now; it is told again when that goes on after a pause."""
+        """Send the current plan; it is sent again when its work goes on after a pause."""
         self._plan = (plan, room_bytes)
         self._voice.plan(plan, room_bytes)
 
     def pause(self, offer: Offer | None) -> None:
-        """No work may be done; `offer` is of the round that is open and has no answer yet, if any."""
+        """No work is allowed; `offer` is that of the open round, if it has no answer yet."""
         if not self._paused:
             self._paused = True
             self._voice.paused(True)
@@ -185,7 +184,10 @@ class Standing:
             self._voice.plan(nothing, 0.0)
 
     def resume(self) -> bool:
-        """Work may be done. Returns whether it could not be until now: say hello, for nobody waits for us."""
+        """Work is allowed. Returns whether it was not until now.
+
+        The device must then say hello, as no round waits for it.
+        """
         if not self._paused:
             return False
         self._paused = False
@@ -193,9 +195,9 @@ class Standing:
         return True
 
     def greeted(self) -> None:
-        """A hello says that the device is ready: where it is not, that is said after it.
+        """A hello says that the device is ready: if it is paused, say so after the hello.
 
-        Whoever was told that the device sits a round out is told what it does after all.
+        If the device has told that it sits the round out, tell its plan after all.
         """
         if self._paused:
             self._voice.paused(True)

@@ -1,4 +1,4 @@
-"""Whose offers this device acts on."""
+"""Decides which offers, rounds and receipts a device acts on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import MessageError, Offer, Receipt, decode, offer_in
 from device_runtime.broker.wire.partial_blob import replace_file
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RUNS = 64
-"""Runs of which the latest round is remembered."""
+"""Runs whose latest round is remembered."""
 TASKS = 64
-"""Tasks of which the latest offer's time is remembered."""
+"""Tasks whose latest offer's time of issue is remembered."""
 ISSUED = "issued.json"
 """In the device's folder: when the latest offer of each task was issued."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """The file: by which aggregator's key (hex), and for each task seconds since 1970."""
+    """The file: the aggregator's key (hex), and for each task the time of issue in seconds since 1970."""
 
     key: str
     issued: dict[str, int]
@@ -39,7 +39,7 @@ class Issued:
     """When the latest offer of each task was issued, by one aggregator's key; kept in a folder, if given."""
 
     def __init__(self, key: bytes, folder: Path | None) -> None:
-        """Reads what an earlier life kept. Of another key, or damaged, it counts for nothing."""
+        """Reads what an earlier process kept, unless it is of another key or damaged."""
         self._key, self._path = key.hex(), folder / ISSUED if folder else None
         self._known: dict[str, int] = {}
         if self._path and self._path.exists():
@@ -54,12 +54,12 @@ class Issued:
         return self._known.get(task, 0)
 
     def succeed(self, key: bytes) -> None:
-        """They are by this key from now on."""
+        """The times are of this key's offers from now on."""
         self._key = key.hex()
         self._write()
 
     def note(self, task: str, issued: int) -> None:
-        """An offer of this time is taken. On the disk when this returns, if that works."""
+        """Note the time of an accepted offer. It is on disk when this returns, unless the disk fails."""
         if issued <= self.latest(task):
             return
         self._known.pop(task, None)
@@ -77,9 +77,9 @@ class Issued:
 
 
 class Trust:
-    """Reads offers. With the key of an aggregator (32 bytes) only that one's, and none older than one taken.
+    """Checks offers. With an aggregator's key (32 bytes) only its offers count, and none older than the last.
 
-    Without a key any offer is taken, signed or not. Raises NotTrusted for a key that is none.
+    Without a key any offer counts, signed or not. Raises NotTrusted for an invalid key.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Trust:
         folder: Path | None = None,
         signs: bool = False,
     ) -> None:
-        """`draw` gives so many random bytes; `folder` keeps which offer was the latest, for other lives.
+        """`draw` gives so many random bytes; `folder` keeps the time of the latest offers across restarts.
 
-        `signs`: the device signs its hellos, so that its aggregator puts a word on its receipts.
+        `signs`: the device signs its hellos, so its aggregator adds a MAC to its receipts.
         """
         self.key = b""
-        """To say in a hello, so that the aggregator need not sign what it says in few bytes."""
+        """Sent in a hello, so that the aggregator can send compact messages with a MAC, unsigned."""
         self._verifier: Verifier | None = None
         self._pact: Pact | None = None
         self._signs = signs
@@ -108,11 +108,11 @@ class Trust:
             self._verifier = Verifier(key)
             self._pact, self.key = self._verifier.agree(self._own), session_mac.public(self._own)
 
-    def next(self, topic: str, run: str, payload: bytes) -> small.Next:
+    def next(self, topic: str, run: str, payload: bytes) -> compact_round.Next:
         """The next round of this run that came on this topic. Raises MessageError as `offer`."""
-        said, word = small.split_mac(payload)
+        said, word = compact_round.split_mac(payload)
         if self._pact is None:
-            return small.decode_next(said)
+            return compact_round.decode_next(said)
         if not self._pact.holds(word, topic, run, said):
             from device_runtime.broker.security.signing import NotTrusted
 
@@ -120,19 +120,19 @@ class Trust:
                 f"next round on {topic} refused: it is not said to this device, for run {run!r}, by the "
                 "aggregator that it is enrolled with"
             )
-        made = small.decode_next(said)
+        made = compact_round.decode_next(said)
         self._rounds[run] = max(self._rounds.get(run, 0), made.round)
         return made
 
     def word(self, topic: str, run: str, payload: bytes) -> bytes:
-        """That this device says this there, in this run; empty where nothing is agreed on."""
+        """The MAC of a payload of this device on this topic, in this run; empty without a session key."""
         return self._pact.word(topic, run, payload) if self._pact else b""
 
     def receipt(self, topic: str, payload: bytes) -> Receipt:
         """The receipt that came on this topic. Raises MessageError as `offer`."""
         if not (self._signs and self._pact):
             return decode(payload, Receipt)
-        said, word = payload[: -small.WORD_BYTES], payload[-small.WORD_BYTES :]
+        said, word = payload[: -compact_round.WORD_BYTES], payload[-compact_round.WORD_BYTES :]
         if not self._pact.holds(word, topic, "", said):
             from device_runtime.broker.security.signing import NotTrusted
 
@@ -143,10 +143,10 @@ class Trust:
         return decode(said, Receipt)
 
     def offer(self, topic: str, payload: bytes, retained: bool = False) -> Offer:
-        """The offer that came on this topic. Raises MessageError, which says why it is not to be acted on.
+        """The offer that came on this topic. Raises MessageError with the reason why it is refused.
 
-        Rounds of a run only go up, and so does the time of issue: an earlier one is what somebody has kept,
-        and sends again. A round that is `retained` says no more than that there is a task.
+        Rounds of a run only go up, and so do times of issue: an earlier one was recorded by somebody and is
+        sent again. A round that is `retained` only says that there is a task.
         """
         if self._verifier is None:
             return offer_in(payload)
@@ -173,8 +173,9 @@ class Trust:
         return offer
 
     def _succeed(self, verifier: Verifier, before: bytes) -> None:
-        """The aggregator has another key, which the one before has signed: that alone counts from now on, and
-        in other lives.
+        """The aggregator has a new key, which the old one has signed.
+
+        Only the new key counts from now on, after a restart too.
         """
         from device_runtime.broker.security.enrolment import Enrolment, EnrolmentError
 
@@ -188,4 +189,4 @@ class Trust:
         except EnrolmentError as error:
             log.warning("the aggregator's new key is not kept: %s", error)
             return
-        self._issued.succeed(new)  # the next life begins with the key of the enrolment, and reads its times
+        self._issued.succeed(new)  # the next process reads the times of the enrolment's key

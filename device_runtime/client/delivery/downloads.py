@@ -1,4 +1,4 @@
-"""What the device is fetching: one pull for each blob, asked for at each tick until it is here."""
+"""Downloads blobs: asks for their missing blocks at each tick until they are complete."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from device_runtime.broker.wire.transfer import Pull
 log = logging.getLogger(__name__)
 
 BLOBS, BUNDLES = "blobs", "bundles"
-"""The folders, in the device's own, of what was fetched, and of bundles that are unpacked."""
+"""Folders in the device's own: of fetched blobs, and of unpacked bundles."""
 WRONG_HASHES = 2
-"""Times that a content may arrive whole and have another hash."""
+"""Times that a complete blob may have a wrong hash before it is given up."""
 
 
 class Downloads:
-    """Pulls by hash. `ask` sends a Get; `arrived` is told of each blob that is whole and verified,
-    and of the seconds that it took.
+    """Downloads by hash. `ask` sends a Get.
+
+    `arrived` is called with each blob that is complete and verified, and the seconds that it took.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class Downloads:
         self._wrong: Counter[bytes] = Counter()
 
     def advance(self, wanted: Iterable[Blob], now: float) -> bool:
-        """Fetch these and nothing else. Returns False when the sender does not have one of them, or what it
-        has is never what it is named: a later offer may ask again.
+        """Fetch these blobs and no others.
 
-        Raises BlobError when what came was not what was named; it is then fetched anew, once. Raises NoRoom.
+        Returns False when the sender does not have one of them, or its content never has the right hash: a
+        later offer may ask again. Raises BlobError for a wrong hash, after which it is fetched again, once.
+        Raises NoRoom.
         """
         wanted = tuple(wanted)
         self._pulls = {blob.sha: self._pulls[blob.sha] for blob in wanted if blob.sha in self._pulls}
@@ -59,7 +61,7 @@ class Downloads:
         return True
 
     def expect(self, blob: Blob, now: float) -> None:
-        """The sender has begun with this blob unasked; one for which there is no room is not taken."""
+        """The sender has begun with this blob unasked; it is not taken if there is no room."""
         if blob.sha not in self._pulls and not self._blobs.has(blob):
             try:
                 self._pulls[blob.sha] = Pull(blob, self._blobs.partial(blob))
@@ -70,12 +72,12 @@ class Downloads:
             self._began[blob.sha] = now
 
     def received(self, sha: bytes, index: int, data: bytes, now: float) -> None:
-        """A block came; one that nobody waits for is dropped."""
+        """Take a block; one that is not waited for is dropped."""
         if pull := self._pulls.get(sha):
             pull.received(index, data, now)
 
     def restart(self) -> None:
-        """The link was down: what was asked for is not coming."""
+        """The link was down: blocks that were asked for do not come."""
         for pull in self._pulls.values():
             pull.restart()
 
@@ -83,7 +85,7 @@ class Downloads:
         try:
             pull.finish()
         except BlobError:
-            self._wrong[pull.blob.sha] += not pull.done  # a disk that fails leaves it done
+            self._wrong[pull.blob.sha] += not pull.done  # if the disk failed, it is still done
             raise
         del self._wrong[pull.blob.sha]
 
@@ -95,12 +97,12 @@ class Downloads:
 
 
 def store(folder: Path, disk_bytes: int | None) -> Blobs:
-    """The blobs of the device in `folder`; with its unpacked bundles they take `disk_bytes` at most."""
+    """The blob store of the device in `folder`; with unpacked bundles it takes at most `disk_bytes`."""
     return Blobs(folder / BLOBS, room=BlobRoom(most=disk_bytes, beside=(folder / BUNDLES,)))
 
 
 def prune(blobs: Blobs, offer: Offer, waiting: Iterable[Blob | None]) -> None:
-    """Drop all blobs but those of this offer and those that wait to be sent."""
+    """Drop all blobs except those of this offer and those that wait to be sent."""
     bases = (offer.base, *(member.base for member in offer.family))
     parts = (part for base in bases for part in (*base.checkpoint, *base.log))
     kept = (offer.bundle, *(member.bundle for member in offer.family), *parts, offer.aside, *waiting)

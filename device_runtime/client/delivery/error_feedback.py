@@ -1,10 +1,9 @@
-"""What codecs left out of updates, on the device's disk, until it has come with a later update.
+"""Persists what codecs left out of updates until a later update sends it (error feedback).
 
-Error feedback holds for updates that count: one that is refused, late or never sent takes nothing along, and
-what was to come with it comes with the next. Its receipt may come when that is made already. So there is a
-file for each kind with what is left after all that counts, and after each update that has no receipt yet as
-if it and those before counted. A receipt changes the file at once: a later life of the process may take it
-again.
+Only updates that count take what was left out along: if one is refused, late or never sent, that goes with
+the next. Its receipt may come when the next is made already. So there is a file for each kind, with what is
+left after all updates that count, and after each update without a receipt as if it and those before it
+counted. A receipt changes the file at once; a restarted process may take the same receipt again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 COUNTED = 0
-"""In place of a round's number: what is left after all that counts."""
+"""In place of a round's number: what is left after all updates that count."""
 
 Rests = dict[int, Tensors]
 """By round: COUNTED, and those without a receipt."""
@@ -46,23 +45,28 @@ class Of:
 
 
 class Leftovers:
-    """Of one run at a time: those of another go when the first of a run is kept.
+    """Stores what was left out, of one run at a time: the first save of a run removes another's.
 
-    Raises BlobError where the disk does not take what is to be kept.
+    Raises BlobError if the disk fails.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, of: Of, waiting: Collection[int]) -> Tensors:
-        """What comes with the next update. `waiting` are the rounds whose updates are on the disk and have no
-        receipt; one that is not was never sent.
+        """What to add to the next update.
+
+        `waiting` are the rounds whose updates are on disk without a receipt; a round that is not among them
+        was never sent.
         """
         rests = self._rests(of, waiting)
         return rests[max(rests)] if rests else NOTHING
 
     def put(self, of: Of, number: int, waiting: Collection[int], left: Tensors) -> None:
-        """What is left with the update of a round. To be durable before that is; `waiting` as in `get`."""
+        """Save what is left after the update of a round; `waiting` as in `get`.
+
+        It must be durable before the update is.
+        """
         path, rests = self._path(of), self._rests(of, waiting)
         with disk("write", path):
             if not path.parent.exists():
@@ -73,7 +77,7 @@ class Leftovers:
         _write(path, {**rests, number: left})
 
     def settle(self, run: str, kind: str, number: int, counts: bool) -> None:
-        """The update of a round has its receipt; again, it changes nothing."""
+        """The update of a round has its receipt. A repeated receipt changes nothing."""
         for path in self._path(Of(run, kind)).parent.glob(f"{kind}.*{SUFFIX}"):
             rests = _read(path)
             if number in rests and number != COUNTED:
@@ -81,19 +85,19 @@ class Leftovers:
                 _write(path, rests)
 
     def _rests(self, of: Of, waiting: Collection[int]) -> Rests:
-        """Without those that were never sent."""
+        """What is left, without updates that were never sent."""
         rests = _read(self._path(of))
         for number in [number for number in rests if number not in (COUNTED, *waiting)]:
             _drop(rests, number)
         return rests
 
     def _path(self, of: Of) -> Path:
-        """Names of runs and members come over the wire: they are no paths."""
+        """Names of runs and members come over the wire: they are not used as paths."""
         return self._folder / _hash(of.run) / f"{of.kind}.{_hash(of.member)}{SUFFIX}"
 
 
 def _count(rests: Rests, number: int) -> None:
-    """It is among what counts: what it left is left also where those before it do not count."""
+    """Move a round to what counts: what it left out stays left, even if rounds before it do not count."""
     before, mine = _before(rests, number), rests.pop(number)
     if before is None:
         rests[COUNTED] = mine
@@ -106,7 +110,7 @@ def _count(rests: Rests, number: int) -> None:
 
 
 def _drop(rests: Rests, number: int) -> None:
-    """As if it had never been made."""
+    """Remove a round as if it had never been made."""
     before, mine = _before(rests, number), rests.pop(number)
     start = NOTHING if before is None else rests[before]
     for later in [known for known in rests if known > number]:
@@ -118,7 +122,7 @@ def _before(rests: Rests, number: int) -> int | None:
 
 
 def _moved(rest: Tensors, old: Tensors, new: Tensors) -> Tensors:
-    """`rest` with the difference of two others; where only one has a tensor, the other has zeros of it."""
+    """`rest` - `old` + `new`; a tensor that only one of them has is zero in the others."""
     after = dict(rest)
     for name in {*old, *new}:
         for sign, one in ((-1, old), (1, new)):
@@ -129,7 +133,7 @@ def _moved(rest: Tensors, old: Tensors, new: Tensors) -> Tensors:
 
 
 def _read(path: Path) -> Rests:
-    """Nothing where there is nothing, or what is there is damaged."""
+    """The file's content; empty if there is none, or it is damaged."""
     try:
         found = tensors.decode(path.read_bytes())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Contributions that the aggregator has not receipted yet. On disk, so that they survive the process."""
+"""Contributions without a receipt, on disk so that they survive the process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 class Outbox:
     """One file for each contribution. A body too large for a message lies in the blob store, by its hash.
 
-    The last one that was receipted stays, as `settled`, so that a later life of the process does not do
-    that round's work again.
+    The last contribution with a receipt stays as `settled`, so that a restarted process does not repeat its
+    round.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Opens, or makes, the folder; what an earlier life left in it is waiting again."""
+        """Opens or makes the folder; contributions of an earlier process wait again."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._waiting: dict[int, tuple[Path, Contribution]] = {}
@@ -40,11 +40,11 @@ class Outbox:
 
     @property
     def next_seq(self) -> int:
-        """Never one that was used in this life: a second receipt of an earlier one may still come."""
+        """A number never used by this process: a second receipt of an earlier one may still come."""
         return self._last_seq + 1
 
     def answered(self, run: str, number: int) -> bool:
-        """Whether a contribution to this round waits, or is the last that was receipted."""
+        """Whether a contribution to this round waits, or is the last with a receipt."""
         known = [message for _, message in self._waiting.values()]
         known += [self._settled] if self._settled else []
         return any((message.run, message.round) == (run, number) for message in known)
@@ -63,26 +63,27 @@ class Outbox:
         self._last_seq = max(self._last_seq, message.seq)
 
     def answering(self, receipt: Receipt) -> Contribution | None:
-        """The contribution that this receipt ends; None when there is none such, or it is to come again."""
+        """The contribution that this receipt settles; None if there is none, or it must be sent again."""
         return None if receipt.retry_after_s else self.named(receipt)
 
     def named(self, receipt: Receipt) -> Contribution | None:
-        """The contribution that this receipt is for; None when there is none such. That of a short one (see
-        `small`) has no number, and names the round alone.
+        """The contribution that this receipt is for; None if there is none.
+
+        The receipt of a compact contribution (see `compact_round`) has no number, and names only the round.
         """
         _, message = self._waiting.get(receipt.seq or self._seq_of(receipt.round), (None, None))
         fits = message and (message.boot, message.round) == (receipt.boot, receipt.round)
         return message if fits else None
 
     def settle(self, receipt: Receipt) -> Contribution | None:
-        """Forget the contribution that this receipt answers, and return it."""
+        """Remove the contribution that this receipt settles, and return it."""
         message = self.answering(receipt)
         if message is not None:
             self.end(message)
         return message
 
     def end(self, message: Contribution) -> None:
-        """This one waits no longer, and its round is answered."""
+        """Remove this contribution from those that wait: its round is answered."""
         path, _ = self._waiting.pop(message.seq)
         last = self._settled
         if last and last.run == message.run and last.round > message.round:
@@ -92,17 +93,17 @@ class Outbox:
             self._settled = message
 
     def _seq_of(self, number: int) -> int:
-        """Of the latest: an older one may be of another task."""
+        """Number of the latest contribution to a round: an older one may be of another task."""
         return max((seq for seq, (_, message) in self._waiting.items() if message.round == number), default=0)
 
     def drop(self, seq: int) -> None:
-        """Forget a contribution that nobody waits for any more."""
+        """Remove a contribution that nobody waits for any more."""
         path, _ = self._waiting.pop(seq)
         path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Contribution | None:
-    """The message in a file; None, and the file is dropped, when it is not one."""
+    """The message in a file; if it is not one, the file is removed and None returned."""
     try:
         return decode(path.read_bytes(), Contribution)
     except MessageError as error:

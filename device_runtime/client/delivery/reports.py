@@ -1,4 +1,4 @@
-"""From what came of a round's work to the messages that say it."""
+"""Makes the messages that report a device's plan and its contribution."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def bare_hello(boot: int) -> Hello:
-    """Before the task is known here: `num_examples` 0 says that the device is not ready yet."""
+    """The hello before the task is known here: `num_examples` 0 says that the device is not ready."""
     return Hello(boot=boot, num_examples=0, profile="", memory_bytes=0, engine="")
 
 
 def plan_message(offer: Offer, decision: Decision) -> Plan:
-    """What was decided and why; kind "" when the device sits out."""
+    """The decision and its reasons; kind "" when the device sits out."""
     chosen = decision.plan.chosen
     cost = chosen.cost if chosen else None
     return Plan(
@@ -32,7 +32,7 @@ def plan_message(offer: Offer, decision: Decision) -> Plan:
 
 
 def contribution_message(offer: Offer, outcome: WorkOutcome, body: bytes | Blob) -> Contribution:
-    """The contribution with its tensors inline, or their blob; boot and seq are the sender's to fill in.
+    """The contribution with its tensors inline, or their blob; the sender fills in boot and seq.
 
     Raises ValueError for an outcome without contribution.
     """

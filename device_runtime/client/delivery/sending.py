@@ -1,4 +1,4 @@
-"""Sending contributions until they are receipted, across lost links and lives of the process."""
+"""Sends contributions until they are receipted, across lost links and restarts of the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import inf
 
 import msgspec
 
-from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Contribution, Receipt, encode
 from device_runtime.client.connection.presence import Voice
 from device_runtime.strategies.names import EXACT
@@ -18,14 +18,16 @@ from .outbox import Outbox
 log = logging.getLogger(__name__)
 
 RESEND_S = 10.0
-"""Seconds without receipt, and with nothing on its way to the broker, after which a contribution is sent
-again. They double each time, up to MAX_RESEND_S."""
+"""Seconds without a receipt after which a contribution is sent again, doubled each time up to MAX_RESEND_S.
+
+Time in which messages are on their way to the broker does not count.
+"""
 MAX_RESEND_S = 60.0
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """When, on this link and to this life of the aggregator; `wait_s`: until it is sent again."""
+    """When a contribution was sent on this link to this aggregator; `wait_s`: until it is sent again."""
 
     first_s: float
     last_s: float
@@ -33,21 +35,22 @@ class _Sent:
 
 
 class Sending:
-    """What waits in the outbox, sent by `voice` in the name of its life.
+    """Sends what waits in the outbox by `voice`.
 
-    A slow link is not filled with copies: while it has anything to carry, no silence is counted.
+    A slow link is not filled with copies: while it has anything to carry, the wait for a receipt does not
+    begin.
     """
 
     def __init__(self, outbox: Outbox, voice: Voice) -> None:
         self.outbox = outbox
         self._voice = voice
-        self._sent: dict[int, _Sent] = {}  # the latest is the last
-        self._brief = Brief()
+        self._sent: dict[int, _Sent] = {}  # in the order of sending
+        self._compact = Brief()
         self._short: set[int] = set()
         self._busy_s = -inf
 
     def keep(self, message: Contribution) -> Contribution:
-        """On disk, with its name in the receipt; `due` sends it. Raises OSError."""
+        """Save a contribution, with the boot and number that its receipt will name. Raises OSError."""
         message = msgspec.structs.replace(message, boot=self._voice.boot, seq=self.outbox.next_seq)
         self.outbox.add(message)
         return message
@@ -62,7 +65,7 @@ class Sending:
                 self._send(message, now)
 
     def drop(self, run: str) -> None:
-        """The run is over: nobody waits for what it has not receipted."""
+        """The run is over: drop its contributions without a receipt."""
         for message in [message for message in self.outbox if message.run == run]:
             log.warning(
                 "round %d: %s was not receipted before the task was done", message.round, message.kind
@@ -70,19 +73,19 @@ class Sending:
             self.outbox.drop(message.seq)
 
     def restart(self) -> None:
-        """The link was down, or the aggregator: what the broker had may be lost, and is due at once.
+        """The link or the aggregator was down: the broker may have lost messages, so all are due at once.
 
-        What it has not acknowledged, the link brings it by itself, but for what went in few bytes.
+        The link itself resends messages without acknowledgement, except compact ones.
         """
-        self._brief.forget()
+        self._compact.forget()
         latest = [(seq, sent) for seq, sent in self._sent.items() if seq not in self._short]
         coming = latest[max(0, len(latest) - self._voice.under_way("contribution")) :]
         self._sent = {seq: replace(sent, wait_s=RESEND_S) for seq, sent in coming}
 
     def settle(self, receipt: Receipt, now: float) -> tuple[int, float]:
-        """The aggregator has decided; a receipt of anything that does not wait is ignored.
+        """Take a receipt; one of a contribution that does not wait is ignored.
 
-        Returns what was fetched from here in bytes, and the seconds from sending to the receipt.
+        Returns the bytes that were fetched from here, and the seconds from sending to the receipt.
         """
         message = self.outbox.settle(receipt)
         if message is None:
@@ -90,7 +93,7 @@ class Sending:
             return 0, 0.0
         sent = self._forget(message)
         if receipt.status in ("accepted", "duplicate"):
-            self._brief.received(message)
+            self._compact.received(message)
         level = logging.INFO if receipt.status in ("accepted", "duplicate") else logging.WARNING
         text = " ".join(part for part in (message.kind, receipt.status, receipt.reason) if part)
         if spent := message.metrics.epsilon_milli:
@@ -99,8 +102,9 @@ class Sending:
         return (message.blob.size if message.blob else 0), (now - sent.first_s if sent else 0.0)
 
     def over(self, run: str, number: int) -> None:
-        """Round `number` of a run is open, and what was sent in few bytes for those before has either been
-        counted, or cannot be any more.
+        """Round `number` of a run is open: compact contributions to earlier rounds need not wait any longer.
+
+        They have been counted, or cannot be any more.
         """
         for message in [m for m in self.outbox if m.run == run and m.round < number and m.seq in self._short]:
             log.info("round %d: %s: the round is over", message.round, message.kind)
@@ -112,7 +116,7 @@ class Sending:
         return self._sent.pop(message.seq, None)
 
     def _put_off(self, receipt: Receipt, now: float) -> None:
-        """If the aggregator has no room for it now, it is sent again when that says."""
+        """If the aggregator has no room now, send the contribution again when the receipt says."""
         message, wait_s = self.outbox.named(receipt), receipt.retry_after_s
         if message and wait_s:
             sent = self._sent.get(message.seq, _Sent(now, now))
@@ -120,15 +124,15 @@ class Sending:
             log.warning("round %d: %s again in %g s: %s", receipt.round, message.kind, wait_s, receipt.reason)
 
     def _send(self, message: Contribution, now: float) -> None:
-        """One of an earlier life is sent in this one's name."""
+        """Send a contribution; one of an earlier process gets this one's boot."""
         if message.boot != self._voice.boot:
             message = msgspec.structs.replace(message, boot=self._voice.boot)
             self.outbox.add(message)
         before = self._sent.pop(message.seq, None)
-        short = None if before else self._brief.of(message)
+        short = None if before else self._compact.of(message)
         if short is None:
             self._short.discard(message.seq)
-            self._brief.sends(message)
+            self._compact.sends(message)
             self._voice.contribution(message)
         else:
             self._short.add(message.seq)
@@ -137,35 +141,36 @@ class Sending:
         self._sent[message.seq] = again or _Sent(now, now)
 
 
-# FROM compact_sender: Which contributions may go in few bytes: those like one that the aggregator has said
-# it has.
-
-
 class Brief:
-    """The last contribution that was sent whole, and whether it was received by who listens now."""
+    """Decides which contributions are sent in compact form: those like one that the aggregator has.
+
+    Knows the last contribution that was sent whole, and whether this aggregator has received it.
+    """
 
     def __init__(self) -> None:
         self._last: Contribution | None = None
         self._like: Contribution | None = None
 
     def sends(self, message: Contribution) -> None:
-        """It goes whole: until it has its receipt, nothing is known to be known."""
+        """A contribution is sent whole: until its receipt comes, the aggregator is not known to have it."""
         self._last, self._like = message, None
 
     def received(self, message: Contribution) -> None:
-        """It has been counted."""
-        if message == self._last and len(encode(message)) <= small.MOST_BYTES:
+        """The contribution has been accepted."""
+        if message == self._last and len(encode(message)) <= compact_round.MOST_BYTES:
             self._like = message
 
     def forget(self) -> None:
-        """Who listens may be another."""
+        """The aggregator may be another process now."""
         self._last = self._like = None
 
     def of(self, message: Contribution) -> bytes | None:
-        """In few bytes; None where it must go whole. What a codec leaves out of an update depends on what
-        became of the one before: where there is one, every update has its receipt.
+        """The contribution in compact form; None if it must go whole.
+
+        What a codec leaves out of an update depends on the fate of the one before, so with such a codec every
+        update goes whole, for its receipt.
         """
         like = self._like
         if like is None or message.boot != like.boot or message.kind not in EXACT:
             return None
-        return small.short_of(message, like)
+        return compact_round.short_of(message, like)

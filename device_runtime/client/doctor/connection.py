@@ -1,4 +1,4 @@
-"""What there is between this device and its rounds: enrolment, broker, TLS, access list, offers, clock."""
+"""Checks what a device needs to take part: enrolment, broker, TLS, access list, offers, clock."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from .installation import Finding, State
 
 DAY_S = 86_400.0
 SOON_S = 30 * DAY_S
-"""A certificate that ends sooner is worth a word."""
+"""A certificate that ends in fewer seconds is reported."""
 SKEW_S = 300.0
-"""Seconds that a clock may be behind before it is said."""
+"""Seconds that a clock may be behind before it is reported."""
 LISTEN_S = 1.0
-"""Seconds to wait for what must not come."""
+"""Seconds to listen for messages that must not come."""
 TO_ALL = f"{topics.ROOT}/all/"
 NOBODY = "nobody-in-particular"
-"""A device that is not this one. The aggregator drops what is said on the topics that are tried."""
+"""Name of another device, to test access. The aggregator ignores the topics that are used."""
 
 _SET_CLOCK = "set the clock: `timedatectl set-ntp true`, or a server of your network"
 _TLS_ADVICE = {
@@ -55,7 +55,7 @@ _NO_AUTHORITY = (
 
 
 def examine(connection: Connection, now: float) -> Iterator[Finding]:
-    """From near to far; ends at the first thing without which the next cannot be tried.
+    """Checks from near to far; ends at the first problem that keeps the next check from being tried.
 
     `now` is what this device's clock says, in seconds since 1970.
     """
@@ -137,7 +137,7 @@ def _trusted(seen: PeerCertificate, now: float) -> Finding:
 
 
 def _inside(connection: Connection, now: float, seen: PeerCertificate | None) -> Iterator[Finding]:
-    """With a connection of its own: the device that may be running keeps its."""
+    """Uses a connection of its own: the running device, if any, keeps its connection."""
     name = connection.name
     filters = (f"{TO_ALL}#", topics.up("+", "state"), topics.up(name, "trial"))
     try:
@@ -179,7 +179,7 @@ def _writing(trial: AccessTrial, name: str) -> Finding:
 
 
 def _fence(trial: AccessTrial, connection: Connection) -> Finding:
-    """What others' branches, and the aggregator's words to all, must be kept from."""
+    """Whether the device is kept from others' branches and from the aggregator's topics to all."""
     name = connection.name
     tried = (topics.up(NOBODY, "trial"), topics.down(NOBODY, "trial"), f"{TO_ALL}trial")
     answers = [(topic, trial.publish(topic, b"")) for topic in tried]
@@ -214,8 +214,9 @@ def _limit(trial: AccessTrial, name: str) -> Finding:
 
 
 def _all_offered(connection: Connection, offers: list[Received]) -> list[Finding]:
-    """A refused offer is no problem beside one that is believed: it may be of a task that was over before the
-    aggregator's key changed.
+    """Findings of all offers. A refused offer is no problem if another is accepted.
+
+    It may be of a task that was over before the aggregator's key changed.
     """
     found = [_offered(connection, message) for message in offers]
     if any(one.state == "ok" for one in found):
@@ -237,7 +238,7 @@ def _offered(connection: Connection, message: Received) -> Finding:
 
 
 def _issued(offers: list[Received]) -> int:
-    """When the latest was; 0 where none is signed."""
+    """When the latest offer was issued; 0 if none is signed."""
     moments = [0]
     for message in offers:
         with suppress(MessageError):
@@ -246,7 +247,7 @@ def _issued(offers: list[Received]) -> int:
 
 
 def _clock(connection: Connection, now: float, seen: PeerCertificate | None, offered: int) -> Finding:
-    """Nothing that others said can have been said later than now."""
+    """Whether the clock is behind: no message can be of a later time than now."""
     said = {"the offer": offered, "the enrolment": connection.enrolment.issued if connection.enrolment else 0}
     if seen is not None:
         said["the broker's certificate"] = int(seen.begins)

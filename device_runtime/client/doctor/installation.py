@@ -1,4 +1,4 @@
-"""What this installation can do, found out by trying; each finding says what to do about it."""
+"""Checks what this installation can do by trying it; each finding says what to do about it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import psutil
 from device_runtime.broker.servers import mosquitto
 from device_runtime.client import energy as meters
 from device_runtime.client.errors import PolicyError
-from device_runtime.client.policy import privacy_budget
-from device_runtime.client.policy import work_gate as owner
+from device_runtime.client.policy import privacy_budget, work_gate
 from device_runtime.client.policy.privacy_budget import Budget
 from device_runtime.client.policy.rules import Policy
 from device_runtime.client.selection.profiling import drawn
@@ -38,7 +37,7 @@ State = Literal["ok", "missing", "problem"]
 OLDEST_PYTHON, OLDEST_NUMPY = (3, 10), (1, 26)
 BATCH = 32
 COPIES = 4
-"""Of a bundle on disk at most: the bundle, its checkpoint, the base of a round, an update not sent yet."""
+"""Copies of a bundle's size on disk at most: the bundle, its checkpoint, a round's base, an unsent update."""
 
 EXTRAS = {
     "aggregator": (("amqtt", "rich", "rpds"), "`serve`, and a broker where Mosquitto is not installed"),
@@ -46,15 +45,15 @@ EXTRAS = {
     "torch": (("torch", "onnx", "onnxscript"), "`export`, and the torch engine"),
     "privacy": (("dp_accounting",), "tasks whose training is differentially private"),
 }
-"""Extra -> what it brings to import, and what that is for. A device needs none of them."""
+"""Extra -> modules that it provides, and its purpose. A device needs none of them."""
 
-EXPECTED_DROP = 1e-3  # of the loss, in the step that is tried
-TOLERANCE = 0.2  # of that drop, for the curvature that a straight line does not know of
+EXPECTED_DROP = 1e-3  # share of the loss, in the step that is tried
+TOLERANCE = 0.2  # share of that drop, for the curvature of the loss
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: `problem` keeps a device from taking part, `missing` is something it can do without."""
+    """One line: a `problem` keeps a device from taking part, `missing` is something it can do without."""
 
     what: str
     state: State
@@ -80,7 +79,7 @@ def machine() -> Iterator[Finding]:
 
 
 def engines(bundle: Bundle) -> Iterator[Finding]:
-    """Each engine, and the one that runs this bundle."""
+    """Each engine, and which one runs this bundle."""
     choices = engine_choices(bundle)
     for choice in choices:
         what, name = f"engine {choice.name}", choice.version
@@ -94,7 +93,7 @@ def engines(bundle: Bundle) -> Iterator[Finding]:
 
 
 def work(bundle: Bundle, opened: Callable[[Bundle], DeviceModel] = open_model) -> Iterator[Finding]:
-    """One forward pass, and one training step on the first of the bundle's sets, held against themselves."""
+    """Try a forward pass, and a training step on the first of the bundle's sets, and check the results."""
     sets = [tunable for tunable in bundle.manifest.sets if f"train.{tunable}" in bundle.manifest.graphs]
     trials: dict[str, Callable[[DeviceModel], str]] = {"forward pass": _forward}
     if sets:
@@ -114,7 +113,7 @@ def work(bundle: Bundle, opened: Callable[[Bundle], DeviceModel] = open_model) -
 
 
 def memory(bundle: Bundle) -> Finding:
-    """What is free now against what each graph needs, in runs of as many samples as there is memory for."""
+    """Free memory against what each graph needs, in runs of as many samples as there is memory for."""
     free = limit_bytes(None, None) - int(psutil.Process().memory_info().rss)
     run = run_bytes(free)
     graphs = bundle.manifest.graphs.items()
@@ -133,7 +132,7 @@ def memory(bundle: Bundle) -> Finding:
 
 
 def extras() -> Iterator[Finding]:
-    """What is installed beside what a device needs."""
+    """Optional extras that are installed."""
     for extra, (modules, use) in EXTRAS.items():
         lacking = [module for module in modules if util.find_spec(module) is None]
         if lacking:
@@ -144,7 +143,7 @@ def extras() -> Iterator[Finding]:
 
 
 def privacy(folder: Path) -> Iterator[Finding]:
-    """What the devices whose folders these are have spent of their samples' privacy, if any has."""
+    """What devices have spent of their samples' privacy; `folder` is one device's, or holds several."""
     for path in sorted((*folder.glob(privacy_budget.FILE), *folder.glob(f"*/{privacy_budget.FILE}"))):
         what = "privacy" if path.parent == folder else f"privacy of {path.parent.name}"
         try:
@@ -163,7 +162,7 @@ def broker() -> Finding:
 
 
 def storage(folder: Path, bundle: Bundle) -> Finding:
-    """Whether the folder can be written to, or made, and has room for what a task keeps there."""
+    """Whether the folder can be written to, or made, and has room for a task's files."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         advice = "give another folder with --state, or the right to write there"
@@ -177,7 +176,7 @@ def storage(folder: Path, bundle: Bundle) -> Finding:
 
 
 def _forward(model: DeviceModel) -> str:
-    """The logits must be what the bundle's head makes of the features."""
+    """Checks that the logits are what the bundle's head gives for the features."""
     x, _ = drawn(model.manifest, BATCH)
     passed, head = model.forward(x), model.manifest.head
     expected = passed.features @ model.weights[head.weight].T
@@ -191,7 +190,7 @@ def _forward(model: DeviceModel) -> str:
 
 
 def _step(model: DeviceModel, tunable: str) -> str:
-    """A small step against the gradient must lower the loss by its length times the slope."""
+    """Checks that a small step against the gradient lowers the loss by its length times the slope."""
     x, y = drawn(model.manifest, BATCH)
     trainer = model.trainer(tunable)
     before = trainer.loss_and_grads(x, y)
@@ -215,11 +214,8 @@ def _mb(size: float) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-# FROM meters: What tells this device's energy, and what could.
-
-
 def energy(found: meters.FoundMeter | None = None) -> Iterator[Finding]:
-    """The meter that is used, and those that are here and cannot be read. Looks for them where not given."""
+    """The meter that is used (found if not given), and those that are here but cannot be read."""
     found = found or meters.find()
     said = f"{found.source}: {found.said(UNKNOWN_POWER)}"
     if found.meter is None:
@@ -232,23 +228,20 @@ def energy(found: meters.FoundMeter | None = None) -> Iterator[Finding]:
         yield Finding(f"energy meter {name}", "missing", reason)
 
 
-# FROM rules: What the owners of the devices here have ruled, and whether that lets them work now.
-
-
 def rules(folder: Path) -> Iterator[Finding]:
-    """Of the device whose folder this is, and of those whose folders are in it; as they last joined.
+    """The owners' rules of the device with this folder and of those in it, and whether they allow work now.
 
-    A device without rules, and not paused, is not named.
+    They are the rules of the last join. A device without rules, and not paused, is not named.
     """
-    below = sorted(path.parent for path in folder.glob(f"*/{owner.POLICY}"))
+    below = sorted(path.parent for path in folder.glob(f"*/{work_gate.POLICY}"))
     for one in (folder, *below):
         what = "rules" if one == folder else f"rules of {one.name}"
         try:
-            policy = owner.kept(one) or Policy()
+            policy = work_gate.kept(one) or Policy()
         except PolicyError as error:
             yield Finding(what, "missing", str(error), "join again")
             continue
-        verdict = owner.Owner(policy, one, lambda: (0, 0)).judged()
+        verdict = work_gate.Owner(policy, one, lambda: (0, 0)).judged()
         if verdict.rules:
             said = "; ".join(verdict.reasons or [rule.why for rule in verdict.rules])
             if verdict.allows:

@@ -1,4 +1,4 @@
-"""Meters of energy: one file for each source, a contract, and how one is chosen."""
+"""Energy meters, one file for each source, and the choice among them."""
 
 from .accounting import Account, modelled, resting
 from .finding import AUTO, WISHES, FoundMeter, find, listens

@@ -1,4 +1,4 @@
-"""What each piece of work takes: by the meter, or modelled where there is none or it does not tell."""
+"""Accounts for the energy of each piece of work: measured by a meter, or modelled without one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def resting(meter: Meter | None) -> Iterator[None]:
-    """Work that is measured stands still inside: what the device uses then is not the work's.
+    """Inside, measured work is paused: energy that the device uses then is not counted as the work's.
 
-    Where it is given up (Stopped) the meter stays at rest; else something goes on, if only what is cheaper.
+    If the work is given up (WorkStopped) the meter stays at rest; otherwise it goes on, as a cheaper form
+    may.
     """
     if meter is None:
         yield
@@ -40,11 +41,10 @@ def resting(meter: Meter | None) -> Iterator[None]:
 
 
 class Account:
-    """One piece of work after another: `begin`, then `end`.
+    """Measures one piece of work after another, between `begin` and `end`.
 
-    `cpu` tells the seconds that this process has computed; without it all of a piece's time counts as
-    computing, as on a pretended device. `idle_w`: what the meter showed of the device at rest, where that
-    was measured.
+    `cpu` gives the processor seconds of this process; without it all of the time counts as computing, as on
+    an emulated device. `idle_w`: power of the device at rest by this meter; nan if it was not measured.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Account:
         self._busy_s = self._cpu() if self._cpu else 0.0
 
     def end(self, power: Power, seconds: float) -> Energy:
-        """Since `begin`, which was `seconds` ago. What a meter is too coarse for is modelled too."""
+        """Energy since `begin`, which was `seconds` ago.
+
+        It is modelled if there is no meter, or if the meter fails or is too coarse.
+        """
         end = None if self._start is None else self._read()
         if self._meter is not None:
             self._meter.rest()
@@ -82,14 +85,11 @@ class Account:
             return None
 
 
-# FROM modelled: Energy where no meter is: from the power figures of a profile and the time that the process
-# computed.
-
-
 def modelled(power: Power, seconds: float, busy_s: float) -> Energy:
-    """Load power for the seconds in which the processor worked for us, idle power for the others.
+    """Energy from a profile's power figures: load power for busy seconds, idle power for the others.
 
-    `load_w` stands for a device that trains, as in the cost model, however many of its cores that keeps busy.
+    `busy_s` are the processor seconds of this process. `load_w` stands for a device that trains, as in the
+    cost model, however many of its cores that uses.
     """
     busy_s = min(max(0.0, busy_s), seconds)
     above = busy_s * max(0.0, power.load_w - power.idle_w)

@@ -1,4 +1,4 @@
-"""A battery of this machine, as Linux shows it: /sys/class/power_supply/NAME/uevent.
+"""Meters this machine by its battery, as Linux shows it: /sys/class/power_supply/NAME/uevent.
 
 Source of the format: Documentation/ABI/testing/sysfs-class-power of the Linux kernel: millionths of W, Wh, A,
 Ah and V. Drivers differ in the sign of a current; the status says which way it flows.
@@ -16,7 +16,7 @@ POWER = MeterInfo("battery", "the whole device, from its battery", error=0.05, e
 CHARGE = MeterInfo(
     "battery", "the whole device, from its battery's charge", error=0.10, step_j=36.0, every_s=10.0
 )
-"""By a counter, whose usual step is 10 mWh."""
+"""Measures by a counter, whose usual step is 10 mWh."""
 
 Supply = Mapping[str, str]
 _PREFIX = "POWER_SUPPLY_"
@@ -29,13 +29,13 @@ def supply(text: str) -> Supply:
 
 
 def is_battery(properties: Supply) -> bool:
-    """Of the machine: not a charger, nor the battery of a mouse."""
+    """Whether this is the machine's battery: not a charger, nor the battery of a mouse."""
     wanted = ("STATUS" in properties) and properties.get("TYPE", "Battery") == "Battery"
     return wanted and properties.get("SCOPE") != "Device" and properties.get("PRESENT") != "0"
 
 
 def watts(batteries: Sequence[Supply]) -> float | None:
-    """What is drawn from them; None where they do not say, by power or by current and voltage.
+    """Power drawn from them, from their power or current and voltage; None if they do not tell.
 
     Raises MeterError while the load is on the charger.
     """
@@ -44,10 +44,10 @@ def watts(batteries: Sequence[Supply]) -> float | None:
 
 
 def joules_left(batteries: Sequence[Supply]) -> float | None:
-    """What is in them: by energy, or by charge at the voltage of the design (that of now falls under load,
-    which is no energy used); None where they do not say.
+    """Energy in them; None if they do not tell.
 
-    Raises MeterError while the load is on the charger.
+    It is read as energy, or as charge times the design voltage: the present voltage falls under load without
+    energy being used. Raises MeterError while the load is on the charger.
     """
     left = [_energy(one) for one in _discharging(batteries)]
     return None if None in left else sum(value for value in left if value is not None)
@@ -70,7 +70,7 @@ def found(root: Path, clock: Callable[[], float]) -> Polled:
 
 
 def _discharging(batteries: Sequence[Supply]) -> list[Supply]:
-    """Those that carry the load; a second battery may rest. Raises MeterError where none does."""
+    """The batteries that carry the load; a second one may rest. Raises MeterError if none does."""
     statuses = [one.get("STATUS", "Unknown") for one in batteries]
     if "Discharging" not in statuses or "Charging" in statuses:
         state = " and ".join(statuses).lower() or "gone"

@@ -1,4 +1,4 @@
-"""Any meter that a program can ask: it prints watts, or the joules of a counter."""
+"""Meters with a program that prints watts, or the joules of a counter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USAGE = (
 
 
 def last_line(text: str) -> Quantity:
-    """What a program printed last. Raises MeterError."""
+    """The quantity that a program printed last. Raises MeterError."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise MeterError(f"nothing was printed: expected {USAGE}")
@@ -28,20 +28,20 @@ def last_line(text: str) -> Quantity:
 
 
 def found(command: str, clock: Callable[[], float]) -> Polled:
-    """The meter that this command line asks. Raises MeterError."""
+    """The meter that this command line runs. Raises MeterError."""
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise MeterError(f"{error}") from None
     if not words:
         raise MeterError(f"expected {USAGE}")
-    folder = str(Path.cwd())  # its files may be named from here, and who trains goes elsewhere
+    folder = str(Path.cwd())  # file names are relative to it, and the worker process runs in another
     energy = last_line(output(words, folder)).energy
 
     def look() -> float:
         said = last_line(output(words, folder))
         if said.energy is not energy:
-            raise MeterError(f"{command} says now power, now energy")
+            raise MeterError(f"{command} prints power at one time, energy at another")
         return said.value
 
     about = ENERGY if energy else POWER
@@ -49,15 +49,13 @@ def found(command: str, clock: Callable[[], float]) -> Polled:
     return Polled(about, look, integral, clock)
 
 
-# FROM programs: What a program of this machine prints.
-
 TIMEOUT_S = 20.0
 
 
 def output(words: Sequence[str], folder: str | None = None) -> str:
-    """Its standard output, run in `folder` (None: where we are).
+    """Run a program in `folder` (None: the current one) and return its standard output.
 
-    Raises MeterError where it does not run, fails, or does not end in time.
+    Raises MeterError if it does not run, fails, or does not end in time.
     """
     shown = " ".join(words)
     try:

@@ -1,4 +1,4 @@
-"""Which meter this device uses: the one that is asked for, or the best that is here."""
+"""Finds the meter that a device uses: the one asked for, or the best on this machine."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ HERE: dict[str, Callable[[Path, Callable[[], float]], Meter]] = {
     "battery": battery.found,
     "termux": termux.found,
 }
-"""What is looked for by itself, the best first: those of the whole board, then what is exact, then coarse.
-An INA219 is not: asking an address on a bus may disturb whatever else is there.
+"""Meters that "auto" looks for, the best first: of the whole board, then exact ones, then coarse ones.
+
+An INA219 is not among them: to address it on a bus may disturb whatever else is there.
 """
 _WRONG = (MeterError, OSError, ValueError)
-"""What a meter that is here may raise as it is first looked at: its files may be gone, or say nonsense."""
+"""Errors at the first reading of a meter: its files may be gone, or have invalid content."""
 WISHES = (AUTO, *HERE, "ina219[:BUS,ADDRESS,OHM]", "command:...", "mqtt://...", MODELLED)
 
 
 @dataclass(frozen=True)
 class FoundMeter:
-    """The meter; None where energy is modelled. `passed`: those that are here and cannot be read, and why."""
+    """The meter; None if energy is modelled. `passed`: meters that are here but cannot be read, and why."""
 
     meter: Meter | None
     passed: tuple[str, ...] = ()
 
     def said(self, power: Power) -> str:
-        """For people: what energy is from, and how far to believe it."""
+        """For people: the source of energy figures, and their uncertainty."""
         if self.meter is None:
             watts = f"{power.idle_w:g} W idle, {power.load_w:g} W under load"
             return f"from {watts} ({power.source}), ± {power.uncertainty:.0%}"
@@ -49,7 +50,7 @@ class FoundMeter:
 
 
 def find(wish: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Path = Path("/")) -> FoundMeter:
-    """The meter for a wish of `WISHES`; "auto" settles for none. Raises MeterError where it cannot be had."""
+    """The meter for a wish of `WISHES`; None for "auto" if there is none. Raises MeterError if it fails."""
     if wish == AUTO:
         return _best(clock, root)
     try:
@@ -59,8 +60,9 @@ def find(wish: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Pa
 
 
 def listens(wish: str) -> bool:
-    """Whether the meter of this wish must be listened to all the time. Raises as `find`, as far as can be
-    told without beginning to.
+    """Whether the meter of this wish must be listened to all the time.
+
+    Raises as `find` does, as far as can be told without listening.
     """
     if wish.partition(":")[0] not in ("mqtt", "mqtts"):
         find(wish)
@@ -82,7 +84,7 @@ def _asked(wish: str, clock: Callable[[], float], root: Path) -> FoundMeter:
     if kind == "command":
         return FoundMeter(command.found(rest, clock))
     if kind in ("mqtt", "mqtts"):
-        from . import mqtt  # its client is not loaded for commands that need none
+        from . import mqtt  # loads an MQTT client only if needed
 
         return FoundMeter(mqtt.found(wish, clock))
     raise MeterError(f"expected one of {', '.join(WISHES)}")
@@ -101,6 +103,6 @@ def _best(clock: Callable[[], float], root: Path) -> FoundMeter:
 
 
 def _shown(wish: str) -> str:
-    """Without the password of a broker."""
+    """The wish without a broker's password."""
     scheme, mark, rest = wish.partition("://")
     return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else wish

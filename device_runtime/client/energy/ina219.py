@@ -1,4 +1,4 @@
-"""An INA219 current sensor in the supply of this device, over I2C, by the standard library.
+"""Meters with an INA219 current sensor in the device's supply, over I2C, by the standard library.
 
 Registers are by Texas Instruments' data sheet SBOS448G, section 8.6: big-endian words; the shunt's voltage in
 steps of 10 uV, with a sign; the bus voltage in bits 3 to 15, in steps of 4 mV.
@@ -17,13 +17,13 @@ ABOUT = MeterInfo("ina219", "what is behind the sensor", error=0.02, every_s=0.1
 SHUNT, BUS = 0x01, 0x02
 OVERFLOW = 0x0001
 I2C_SLAVE = 0x0703
-"""The request of Linux's i2c-dev that says whom the next words are for."""
+"""The request of Linux's i2c-dev that sets the address for the next reads and writes."""
 USAGE = "ina219[:BUS[,ADDRESS[,OHM]]], as ina219:1,0x40,0.1"
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """Which bus (/dev/i2c-N), which address on it, and the shunt in ohms (the usual board's by default)."""
+    """Bus number (/dev/i2c-N), address on it, and the shunt in ohms; defaults are the usual board's."""
 
     bus: int = 1
     address: int = 0x40
@@ -31,7 +31,7 @@ class Wiring:
 
     @classmethod
     def of(cls, text: str) -> Wiring:
-        """From "1,0x40,0.1"; what is left out is as usual. Raises MeterError."""
+        """From "1,0x40,0.1"; parts left out have their default. Raises MeterError."""
         try:
             parts = [part.strip() for part in text.split(",")] if text else []
             if len(parts) > 3:
@@ -46,7 +46,7 @@ class Wiring:
 
 
 def watts(shunt: bytes, bus: bytes, ohms: float) -> float:
-    """Drawn by the load, from the two registers' words. Raises MeterError where the sensor overflowed."""
+    """Power of the load, from the words of two registers. Raises MeterError if the sensor overflowed."""
     if len(shunt) != 2 or len(bus) != 2:
         raise MeterError(f"registers of {len(shunt)} and {len(bus)} bytes, expected 2 and 2")
     across = int.from_bytes(shunt, "big", signed=True) * 10e-6
@@ -57,7 +57,7 @@ def watts(shunt: bytes, bus: bytes, ohms: float) -> float:
 
 
 def found(wiring: Wiring, root: Path, clock: Callable[[], float]) -> Polled:
-    """The sensor. Raises NoMeter where there is no such bus, MeterError."""
+    """The sensor. Raises NoMeter if there is no such bus, MeterError."""
     path = root / "dev" / f"i2c-{wiring.bus}"
     if not path.exists():
         raise NoMeter(f"no {path}: is I2C switched on?")
@@ -70,7 +70,7 @@ def found(wiring: Wiring, root: Path, clock: Callable[[], float]) -> Polled:
 
 
 def _word(path: Path, address: int, register: int) -> bytes:
-    """One register. Raises MeterError."""
+    """Read one register. Raises MeterError."""
     from fcntl import ioctl  # not on every system
 
     try:

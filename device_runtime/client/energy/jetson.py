@@ -1,7 +1,9 @@
-"""NVIDIA's Jetson boards: their INA3221 power monitors, by the older driver (iio) or the newer one (hwmon).
+"""Meters NVIDIA's Jetson boards by their INA3221 power monitors.
 
-Which rails make up the whole is by NVIDIA's Jetson Developer Guide and github.com/energymon/energymon
-(jetson/README.md).
+The driver may be the older one (iio) or the newer one (hwmon).
+
+The rails that make up the whole board are by NVIDIA's Jetson Developer Guide and
+github.com/energymon/energymon (jetson/README.md).
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ WHOLE = (
     ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),  # AGX Orin
     ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),  # AGX Xavier
 )
-"""Rails that together are all of a board: the first of these sets that is there whole."""
+"""Rails that together supply a whole board: the first of these sets that is complete counts."""
 
 _LABEL = re.compile(r"in(\d+)_label|rail_name_(\d+)")
 
 
 def rails(files: Mapping[str, str]) -> dict[str, float]:
-    """Watts by the rail's label, from the texts of one monitor's files by their names.
+    """Watts by rail label, from one monitor's files (name to text).
 
     hwmon: in1_label, in1_input (mV), curr1_input (mA). iio: rail_name_0, in_power0_input (mW), or
     in_voltage0_input and in_current0_input. A channel that is off or has no current is left out.
@@ -46,7 +48,7 @@ def rails(files: Mapping[str, str]) -> dict[str, float]:
 
 
 def whole(watts: Mapping[str, float]) -> float:
-    """Of the whole board. Raises MeterError where the rails are not known to make one up."""
+    """Watts of the whole board. Raises MeterError if it is not known which rails make it up."""
     for names in WHOLE:
         if all(name in watts for name in names):
             return sum(watts[name] for name in names)

@@ -1,4 +1,7 @@
-"""What a meter is, and the joules of a span between two looks at one, with where they are from."""
+"""The interface of a meter, energy between two readings, and the integration of what a meter shows.
+
+Integration is by trapezoids for watts, and by steps for a counter of joules.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from typing import Protocol
 from device_runtime.client.errors import DeviceError
 
 MODELLED = "modelled"
-"""The source of what no meter has measured."""
+"""The source of energy that no meter has measured."""
 MIXED = "mixed"
-"""The source of a sum of figures of several meters."""
+"""The source of a sum over several meters."""
 
 
 class MeterError(DeviceError):
-    """A meter that cannot be read, now or at all, or that says something else than power or energy."""
+    """A meter that cannot be read, now or at all, or that does not give power or energy."""
 
 
 class NoMeter(MeterError):
@@ -27,10 +30,10 @@ class NoMeter(MeterError):
 
 @dataclass(frozen=True)
 class MeterInfo:
-    """Which meter it is, what its joules cover, and how far off they may be.
+    """Names a meter, what its joules cover, and their error.
 
-    `error` is the fraction that every figure may be off, `step_j` its smallest step in joules, `every_s`
-    seconds from one look at it to the next while something is measured.
+    `error` is the relative error of every figure, `step_j` the smallest step in joules, `every_s` the seconds
+    between samples while something is measured.
     """
 
     source: str
@@ -42,8 +45,9 @@ class MeterInfo:
 
 @dataclass(frozen=True)
 class MeterReading:
-    """A running integral: joules that were seen so far, and the sum of squares, in J², of how far what lay
-    between looks may be off.
+    """A running integral: joules so far, and their variance in J².
+
+    The variance sums the squared errors of what lay between samples.
     """
 
     joules: float
@@ -52,11 +56,11 @@ class MeterReading:
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules of a span of work, and how far to believe them.
+    """Joules of a piece of work, and their uncertainty.
 
-    `joules` are all that the meter saw (of the whole device, where it covers that): what it would have used
-    idle is included. `above_idle_j` is what remains without that; nan where the idle power is not known.
-    `uncertainty` is a fraction of `joules`, 0 to 1: the true figure is taken to be within it.
+    `joules` are all that the meter saw (of the whole device, if it covers that), idle power included.
+    `above_idle_j` is what remains without idle power; nan if that is not known. `uncertainty` is a fraction
+    of `joules`, 0 to 1: the true figure is taken to be within it.
     """
 
     joules: float = 0.0
@@ -66,28 +70,28 @@ class Energy:
 
     @property
     def measured(self) -> bool:
-        """Whether a meter said so; else it is modelled from power figures and time."""
+        """Whether a meter measured it; otherwise it is modelled from power figures and time."""
         return self.source != MODELLED
 
 
 class Meter(Protocol):
-    """Something that adds up joules. Made by `energy.find`."""
+    """A meter that adds up joules. Made by `energy.find`."""
 
     @property
     def about(self) -> MeterInfo:
-        """Which it is; the same as long as it lives."""
+        """Which meter it is; constant."""
 
     def read(self) -> MeterReading:
-        """The integral now; from here on it is looked at in between too, until `rest`. Raises MeterError."""
+        """The integral now; it is sampled in the background from now on, until `rest`. Raises MeterError."""
 
     def rest(self) -> None:
-        """Nothing is to be measured until the next `read`: what passes till then is not added."""
+        """Stop sampling until the next `read`: energy used until then is not added."""
 
 
 def spent(about: MeterInfo, start: MeterReading, end: MeterReading, idle_j: float = nan) -> Energy:
-    """What was used between two readings of one meter; `idle_j` of it is what it would have used anyway.
+    """Energy between two readings of one meter; `idle_j` of it would have been used at idle anyway.
 
-    Independent errors add up by their squares: of the meter's scale, of its step, of what lay between looks.
+    Independent errors add up by their squares: of the meter's scale, of its step, and between samples.
     """
     joules = max(0.0, end.joules - start.joules)
     off = sqrt((about.error * joules) ** 2 + about.step_j**2 + max(0.0, end.variance - start.variance))
@@ -96,7 +100,7 @@ def spent(about: MeterInfo, start: MeterReading, end: MeterReading, idle_j: floa
 
 
 def together(parts: Iterable[Energy]) -> Energy:
-    """Their sum. They may all be off in the same direction; it is measured if every part is."""
+    """The sum. Errors may all be in the same direction, so they add up; it is measured if every part is."""
     summed = list(parts)
     joules = sum(one.joules for one in summed)
     off = sum(one.uncertainty * one.joules for one in summed)
@@ -105,34 +109,32 @@ def together(parts: Iterable[Energy]) -> Energy:
     return Energy(joules, one_source, off / joules if joules else 1.0)
 
 
-# FROM integral: Adding up what a meter shows: watts by trapezoids, or a counter of joules by its steps. Pure.
-
 NOTHING = MeterReading(0.0)
 
 LATE = 2.0
-"""So many times the usual interval between two looks is a gap: nobody knows what was in it."""
+"""So many times the usual interval between two samples is a gap: what was used in it is not known."""
 
 
 class Integral(Protocol):
-    """What was seen so far."""
+    """A running integral of what a meter shows. Immutable."""
 
     @property
     def reading(self) -> MeterReading:
-        """Joules, and how far off they may be."""
+        """Joules, and their variance."""
 
     def after(self, t: float, value: float) -> Integral:
-        """With one look more: at `t` seconds the meter showed `value`."""
+        """With one more sample: at `t` seconds the meter showed `value`."""
 
     def broken(self) -> Integral:
-        """The next look begins anew: nothing is added for the time until then."""
+        """The next sample starts anew: nothing is added for the time until then."""
 
 
 @dataclass(frozen=True)
 class Watts:
-    """Of samples (t, W), at every `every_s` seconds.
+    """Integrates samples of power (t, W), at every `every_s` seconds, by trapezoids.
 
-    Between two of them power may have been anything from one to the other. What a gap lasts longer than
-    an interval is believed to no joule.
+    Between two samples, power may have been anything from one to the other. In a gap, the time beyond one
+    interval may have an error of its whole energy.
     """
 
     every_s: float
@@ -151,7 +153,7 @@ class Watts:
         return replace(self, reading=MeterReading(joules, self.reading.variance + off**2), last=(t, value))
 
     def held(self, t: float) -> Watts:
-        """It is `t`, and nothing came since the last sample: that it still holds is believed to no joule."""
+        """At `t` no new sample has come: the last is assumed to hold, with an error of the whole energy."""
         if self.last is None:
             return self
         then, watts = self.last
@@ -165,7 +167,7 @@ class Watts:
 
 @dataclass(frozen=True)
 class Joules:
-    """Of a counter that grows; where it falls it was set back, and what it lost by that is not known."""
+    """Adds up the steps of a growing counter; if it falls, it was reset, and that step is lost."""
 
     reading: MeterReading = NOTHING
     last: float | None = None
@@ -178,13 +180,11 @@ class Joules:
         return replace(self, last=None)
 
 
-# FROM polled: A meter that is looked at now and then, by a thread while something is measured.
-
-
 class Polled:
-    """See `meter.Meter`. `look` returns watts or joules, as the integral takes them, or raises MeterError.
+    """A meter that a thread samples while something is measured; see `Meter`.
 
-    A look that fails in between leaves a gap; one that fails at a reading fails that reading.
+    `look` returns watts or joules, as the integral takes them, or raises MeterError. A sample that fails in
+    between leaves a gap; one that fails at a reading fails that reading.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Polled:
             raise MeterError(str(error)) from None
 
     def _looked(self) -> float:
-        """What a device file or a program says may be nothing that is expected, or be gone."""
+        """One sample; a device file or a program may be gone or give something else."""
         try:
             return self._look()
         except (OSError, ValueError) as error:
@@ -230,8 +230,9 @@ class Polled:
                 self._add(resting)
 
     def _add(self, resting: threading.Event | None = None) -> None:
-        """One look more; nothing is added once it rests. What the first and the last look take, which may be
-        seconds, is not of the work between them.
+        """Add one sample; nothing is added once the meter rests.
+
+        The first and the last sample may take seconds to read; that time is not counted as the work's.
         """
         with self._lock:
             first, began = self._resting is None, self._clock()

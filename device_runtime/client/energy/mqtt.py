@@ -1,4 +1,4 @@
-"""A smart plug or another meter that publishes by MQTT: Shelly, Tasmota, or a plain number."""
+"""Meters with a smart plug or other device that publishes by MQTT: Shelly, Tasmota, or plain numbers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from .quantity import UNITS, in_message
 
 ABOUT = MeterInfo("mqtt", "what the plug measures", error=0.03, every_s=10.0)
 WAIT_S = 75.0
-"""How long the first message is waited for, and the latest holds: a Shelly speaks once a minute where nothing
-changes. Tasmota does so each five minutes, unless it is told to by `TelePeriod 10`.
+"""Seconds to wait for the first message, and for which the latest is valid.
+
+A Shelly sends once a minute if nothing changes; Tasmota each five minutes, unless `TelePeriod 10` is set.
 """
 POWER = tuple(unit for unit, (energy, _) in UNITS.items() if not energy)
 USAGE = "mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC[#PATH[,UNIT]], as mqtt://127.0.0.1/tele/plug/SENSOR#ENERGY.Power"
@@ -28,7 +29,7 @@ USAGE = "mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC[#PATH[,UNIT]], as mqtt://127.0
 
 @dataclass(frozen=True)
 class MeterTopic:
-    """Which broker, which topic, where the figure stands in a message, in which unit ("": see quantity)."""
+    """Broker, topic, and path and unit of the figure in a message (unit "": see `quantity`)."""
 
     url: BrokerUrl
     topic: str
@@ -37,7 +38,7 @@ class MeterTopic:
 
     @classmethod
     def of(cls, text: str) -> MeterTopic:
-        """From `USAGE`. Without a password the network may be a plain one. Raises MeterError."""
+        """From `USAGE`. Without a password, the network need not be encrypted. Raises MeterError."""
         head, _, fragment = text.partition("#")
         path, _, unit = fragment.partition(",")
         try:
@@ -53,7 +54,7 @@ class MeterTopic:
 
 
 class Published:
-    """See `meter.Meter`. Of power only: a counter's messages come too seldom to cut a piece of work out."""
+    """See `meter.Meter`. Power only: a counter's messages are too rare to measure one piece of work."""
 
     about = ABOUT
 
@@ -82,7 +83,7 @@ class Published:
             self._client.subscribe(self._source.topic)
 
     def hear(self, payload: bytes) -> None:
-        """A message came."""
+        """Take a message."""
         with self._heard:
             try:
                 said = in_message(payload, self._source.path, self._source.unit)
@@ -118,7 +119,7 @@ class Published:
 
 
 def found(text: str, clock: Callable[[], float]) -> Published:
-    """The meter that publishes there, as `USAGE`; it has spoken. Raises MeterError."""
+    """The meter that publishes there, as `USAGE`, after its first message. Raises MeterError."""
     meter = Published(MeterTopic.of(text), clock)
     meter.read()
     meter.rest()

@@ -1,4 +1,4 @@
-"""Raspberry Pi 5: the rails of its power management chip, by `vcgencmd pmic_read_adc`."""
+"""Meters a Raspberry Pi 5 by the rails of its power management chip: `vcgencmd pmic_read_adc`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from .meter import MeterError, MeterInfo, NoMeter, Polled, Watts
 ABOUT = MeterInfo("pmic", "the board, from its twelve rails", error=0.10)
 COMMAND = ("vcgencmd", "pmic_read_adc")
 SLOPE, REST_W = 1.1327, 0.6444
-"""Of the board over its rails: losses, and what is on no rail. As fitted to a meter at the USB-C plug by
-github.com/jfikar/RPi5-power (README).
+"""Board power is SLOPE times that of the rails plus REST_W, for losses and what is on no rail.
+
+Fitted to a meter at the USB-C plug by github.com/jfikar/RPi5-power (README).
 """
 
 _LINE = re.compile(r"\s*(\w+)_([AV]) (?:current|volt)\(\d+\)=([0-9.]+)[AV]\s*")
 
 
 def rails(text: str) -> dict[str, float]:
-    """Watts by rail: each current times the voltage of the same name. Raises MeterError where there is none.
+    """Watts by rail: each current times the voltage of the same name. Raises MeterError if there is none.
 
     The supply (EXT5V) and the clock's battery (BATT) have a voltage and no current.
     """

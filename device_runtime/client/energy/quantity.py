@@ -1,4 +1,4 @@
-"""Power and energy as people and smart plugs write them."""
+"""Parses power and energy as people and smart plugs write them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNITS: Mapping[str, tuple[bool, float]] = {
     "Wh": (True, 3.6e3),
     "kWh": (True, 3.6e6),
 }
-"""Unit -> whether it is energy, and how many watts or joules it is."""
+"""Unit -> whether it is of energy, and its factor to watts or joules."""
 
 FIELDS = {
     "apower": "W",  # Shelly, second generation: .../status/switch:0
@@ -30,19 +30,19 @@ FIELDS = {
     "ENERGY.Power": "W",  # Tasmota: tele/NAME/SENSOR
     "StatusSNS.ENERGY.Power": "W",
 }
-"""Where smart plugs have their power in JSON, and in what unit; without a path the first that is there."""
+"""Where smart plugs have their power in JSON, and its unit; without a path the first found counts."""
 
 LONGEST = 100
-"""Characters that a figure with its unit may have, spaces included."""
+"""Most characters of a figure with its unit, spaces included."""
 LARGEST = 64 * 1024
-"""Bytes of a message: no plug has so much to say."""
+"""Most bytes of a message: no plug sends more."""
 
 _TEXT = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Watts, or with `energy` joules of a counter."""
+    """Watts; with `energy`, joules of a counter."""
 
     value: float
     energy: bool = False
@@ -88,7 +88,7 @@ def in_message(payload: bytes, path: str = "", unit: str = "") -> Quantity:
 
 
 def _at(value: object, path: str) -> object:
-    """What is at this path of keys and indices; None where nothing is."""
+    """The value at this path of keys and indices; None if there is none."""
     for key in path.split("."):
         if isinstance(value, dict):
             value = value.get(key)

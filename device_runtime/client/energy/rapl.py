@@ -1,7 +1,8 @@
-"""Intel's and AMD's energy counters (RAPL) as Linux shows them: /sys/class/powercap/intel-rapl:N/energy_uj.
+"""Meters the processor by Intel's and AMD's energy counters (RAPL) as Linux shows them.
 
-Source of the format: Documentation/power/powercap/powercap.rst of the Linux kernel. The zones `core` and
-`uncore` are parts of their package, `psys` holds the packages: only packages and `dram` are added up.
+They are at /sys/class/powercap/intel-rapl:N/energy_uj. Source of the format:
+Documentation/power/powercap/powercap.rst of the Linux kernel. The zones `core` and `uncore` are parts of
+their package, `psys` holds the packages: only packages and `dram` are added up.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from pathlib import Path
 from .meter import Joules, MeterError, MeterInfo, NoMeter, Polled
 
 ABOUT = MeterInfo("rapl", "processor packages and their memory", error=0.05, step_j=0.01, every_s=60.0)
-"""The counter of a package runs over after 262 kJ: 40 minutes at 100 W."""
+"""The counter of a package wraps after 262 kJ: 40 minutes at 100 W."""
 FOLDER = "sys/class/powercap"
 
 
 @dataclass(frozen=True)
 class Zone:
-    """One counter: microjoules, which begin again at 0 after `range_uj`."""
+    """One counter in microjoules, which wraps to 0 after `range_uj`."""
 
     energy_uj: int
     range_uj: int
 
 
 def counts(name: str) -> bool:
-    """Whether a zone of this name is to be added up."""
+    """Whether a zone of this name is added up."""
     return name.startswith("package") or name == "dram"
 
 
@@ -39,7 +40,7 @@ def zone(name: str, energy: str, most: str) -> Zone:
 
 
 def grown(before: Mapping[str, Zone], now: Mapping[str, Zone]) -> float:
-    """Joules from one look to the next, whichever counters began again in between (once at most)."""
+    """Joules between two readings; each counter may wrap once in between."""
     total = 0
     for name, then in before.items():
         if name in now:
@@ -49,7 +50,7 @@ def grown(before: Mapping[str, Zone], now: Mapping[str, Zone]) -> float:
 
 
 def found(root: Path, clock: Callable[[], float]) -> Polled:
-    """The meter of this machine. Raises NoMeter, MeterError where it must not be read."""
+    """The meter of this machine. Raises NoMeter, or MeterError without permission to read it."""
     folders = [
         path for path in sorted((root / FOLDER).glob("intel-rapl:*")) if counts(_text(path / "name", "?"))
     ]
@@ -59,7 +60,7 @@ def found(root: Path, clock: Callable[[], float]) -> Polled:
 
 
 class _Total:
-    """Joules since it was made, of all zones."""
+    """Sums the joules of all zones since it was made."""
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders

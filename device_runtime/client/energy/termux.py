@@ -1,7 +1,9 @@
-"""An Android phone's battery, by `termux-battery-status` (the packages Termux:API and termux-api).
+"""Meters an Android phone by its battery, with `termux-battery-status`.
+
+It needs the packages Termux:API and termux-api.
 
 Android documents BATTERY_PROPERTY_CURRENT_NOW in microamperes, positive while charging; phones differ: some
-tell milliamperes, some the other sign (github.com/termux/termux-api/pull/293). The status says which way.
+give milliamperes, some the other sign (github.com/termux/termux-api/pull/293). The status says which way.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ ABOUT = MeterInfo("termux", "the whole phone, from its battery", error=0.10, eve
 NO_VOLTAGE_ERROR = 0.20
 COMMAND = "termux-battery-status"
 NOMINAL_V = 3.85
-"""Of a lithium-ion cell, where the installed version does not tell its voltage."""
+"""Of a lithium-ion cell; used if the installed version does not give the voltage."""
 LEAST_UA = 10_000
-"""No phone that computes draws less than 10 mA: a smaller number is in milliamperes."""
+"""No phone that computes draws less than 10 mA, so a smaller number is in milliamperes."""
 
 Status = Mapping[str, object]
 
 
 def status(text: str) -> Status:
-    """What the program printed. Raises MeterError."""
+    """The parsed output of the program. Raises MeterError."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.MsgspecError, RecursionError):
@@ -38,7 +40,7 @@ def status(text: str) -> Status:
 
 
 def volts(told: Status) -> float | None:
-    """Of the battery: millivolts in newer versions, some phones volts; None where it is not told."""
+    """The battery's voltage, in mV in newer versions, in V on some phones; None if it is not given."""
     value = told.get("voltage")
     if not isinstance(value, int | float) or value <= 0:
         return None
@@ -46,7 +48,7 @@ def volts(told: Status) -> float | None:
 
 
 def watts(told: Status) -> float:
-    """What is drawn from the battery. Raises MeterError while the phone is on a charger."""
+    """Power drawn from the battery. Raises MeterError while the phone is on a charger."""
     way, current = told.get("status"), told.get("current")
     if told.get("plugged", "UNPLUGGED") != "UNPLUGGED":
         raise MeterError(f"{told.get('plugged')}: what the phone uses comes from its charger")

@@ -1,1 +1,1 @@
-"""The model that a device has for itself: kept, judged on its own samples, asked for predictions."""
+"""The personal model of a device: kept, judged on its own samples, used for predictions."""

@@ -1,4 +1,4 @@
-"""What a device does for itself once a round's work is sent: keep the served model, and judge it."""
+"""Keeps the served model after a round's work, and judges it on samples held out of training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def keep(keeper: PersonalModelStore, offer: Offer, bundle: Bundle, weights: Tensors) -> None:
-    """The served model of a round. A disk that fails costs a warning: the round goes on."""
+    """Keep the served model of a round. If the disk fails, log a warning: the round goes on."""
     try:
         keeper.keep(offer, bundle, weights)
     except (OSError, ModelError) as error:
@@ -31,8 +31,9 @@ def keep(keeper: PersonalModelStore, offer: Offer, bundle: Bundle, weights: Tens
 
 
 def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], Judgement]) -> None:
-    """The model that round `number` began with, as `judged` finds it; told and written down. A failure costs
-    a warning.
+    """Judge the model that round `number` began with, by `judged`; log and save the figures.
+
+    A failure is logged as a warning.
     """
     try:
         found = judged()
@@ -48,7 +49,7 @@ def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], Judgemen
 
 
 def _finite(found: Evaluation | None) -> Evaluation | None:
-    """Figures that are no numbers are not written down."""
+    """The figures; None if they are not finite, as these are not saved."""
     return found if found is not None and isfinite(found.eval_loss) else None
 
 
@@ -65,13 +66,12 @@ def _figures(found: Evaluation) -> str:
     return f"{right} (eval_loss {found.eval_loss:.3f})"
 
 
-# FROM judging: How good a model is on the samples that were kept out of training, as it is served and with
-# an own head.
-
-
 @dataclass(frozen=True)
 class Judgement:
-    """`own_head` is of the head that was trained here, `head` are its tensors where it is the better one."""
+    """Figures of a model on held-out samples: as served, and with an own head if one was trained.
+
+    `head` are the tensors of the own head, if it is the better one.
+    """
 
     served: Evaluation
     own_head: Evaluation | None = None
@@ -80,7 +80,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class OwnHead:
-    """How a head is trained on: by the few-shot rule, from the served one; the draws are those of `seed`."""
+    """Settings to train an own head, by the few-shot rule from the served one; `seed` seeds its draws."""
 
     seed: int
     device: str
@@ -88,10 +88,10 @@ class OwnHead:
 
 
 def judged(model: DeviceModel, training: LocalData, held: LocalData, own: OwnHead | None) -> Judgement:
-    """The model as it is loaded, on what was held out; with `own` also with a head trained on `training`.
+    """Evaluate the loaded model on `held`; with `own` also with a head trained on `training`.
 
-    A head is better with more of the held-out samples right, or as many at a lower loss. Raises ModelError,
-    and what the model's watch raises.
+    The own head is better if it gets more held-out samples right, or as many at a lower loss. Raises
+    ModelError, and what the model's watch raises.
     """
     passed = model.forward(held.x)
     served = accuracy_and_loss(passed.logits, held.y)

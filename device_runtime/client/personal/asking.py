@@ -1,4 +1,4 @@
-"""The kept model at work: what it makes of files, and the file that takes it elsewhere."""
+"""Predictions of the personal model that a device keeps, and its export to ONNX."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from device_runtime.models.training.heads import log_softmax
 from .kept import Judged, PersonalModel, PersonalModelStore
 
 SHOWN = 60
-"""Characters of a text that stand for it."""
+"""Most characters of a text that are shown in its place."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A label of the task, and how probable the model takes it to be, 0 to 1."""
+    """A label of the task, and its probability by the model, 0 to 1."""
 
     label: str
     probability: float
@@ -41,9 +41,9 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one sample: the most probable label first. `number` counts the samples of a file, from 0.
+    """Guesses for one sample, the most probable first.
 
-    `file` of a text that is in none is its beginning.
+    `number` counts the samples of a file, from 0. For a text without a file, `file` is its beginning.
     """
 
     file: str
@@ -56,19 +56,19 @@ class Prediction:
 
 
 class Personal:
-    """The model that a device keeps: of the last round it was in, with its own head where that is better.
+    """The model that a device keeps: of its last round, with its own head if that is better.
 
     >>> Personal.open("~/.local/state/device-runtime/kitchen-pi").predict("photo.png")[0].label
     """
 
     def __init__(self, kept: PersonalModel, engine: EngineWish | None = None) -> None:
-        """Nothing is loaded until something is asked."""
+        """Nothing is loaded until the first prediction."""
         self.manifest, self.record = kept.bundle.manifest, kept.record
         self._kept, self._engine = kept, engine or EngineWish()
 
     @classmethod
     def open(cls, folder: Path | str, engine: EngineWish | None = None) -> Personal:
-        """Of the device with this folder. Raises NothingKept."""
+        """The model of the device with this folder. Raises NothingKept."""
         return cls(PersonalModelStore(Path(folder).expanduser()).read(), engine)
 
     @property
@@ -77,7 +77,7 @@ class Personal:
 
     @property
     def judged(self) -> Judged | None:
-        """How good it is on the samples that were held out here; None where that is not known yet."""
+        """Figures on the samples held out here; None if it is not judged yet."""
         rounds = self.record.rounds
         return rounds[-1] if rounds and rounds[-1].round == self.record.round else None
 
@@ -88,10 +88,10 @@ class Personal:
         return made
 
     def predict(self, file: Path | str, top: int = 3) -> list[Prediction]:
-        """The `top` labels for each sample of a picture, a sound, a text, a .npy or .npz file (x), a table
-        (with or without labels) or `sqlite:FILE?QUERY`.
+        """The `top` labels for each sample of a file.
 
-        Raises DataError for what is none, or none for this task.
+        A file is a picture, a sound, a text, a .npy or .npz file (x), a table (with or without labels) or
+        `sqlite:FILE?QUERY`. Raises DataError for a file that is none of these, or does not fit this task.
         """
         if os.path.isdir(file):  # noqa: PTH112 (Path's raises for a query that is too long for a name)
             raise DataError(f"{file} is a folder: name its files, as in photos/*.png")
@@ -99,7 +99,7 @@ class Personal:
         return self._answer(str(file), lambda: inputs(file, self.manifest.input, self.labels, texts), top)
 
     def read(self, text: str, top: int = 3) -> list[Prediction]:
-        """The `top` labels of a text. Raises DataError where the task's input is none."""
+        """The `top` labels of a text. Raises DataError if the task's input is not text."""
 
         def ids() -> NDArray[Any]:
             return single.raw(TextCell(text), self.manifest.input, self._kept.bundle.texts)
@@ -116,9 +116,9 @@ class Personal:
         return [Prediction(name, number, _guesses(row, self.labels, top)) for number, row in enumerate(found)]
 
     def export_onnx(self, path: Path | str) -> None:
-        """One ONNX file with the weights inside: x, prepared, to logits; metadata say how x is prepared.
+        """Write one ONNX file with the weights inside: prepared x to logits.
 
-        Raises ModelError, DataError for a disk that fails.
+        Its metadata say how to prepare x. Raises ModelError, DataError if the disk fails.
         """
         data = whole_graph(self._kept.bundle, self._kept.weights, self._metadata())
         try:
@@ -137,7 +137,7 @@ class Personal:
         return {
             **described(self.manifest),
             "task": record.task,
-            "round": str(record.round - 1),  # that made it
+            "round": str(record.round - 1),  # the round that made it
             "own_head": json.dumps(bool(record.head)),
             "judged": msgspec.json.encode(judged).decode() if judged else "",
         }

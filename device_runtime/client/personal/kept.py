@@ -1,4 +1,4 @@
-"""The kept model on disk: `personal/` in the device's folder, whole after a power cut at any instant."""
+"""Stores the personal model in the device's folder `personal/`, whole after a power cut at any time."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ class NothingKept(DeviceError):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """Figures on the held-out samples of the model that `round` began with: as it is served, and with a head
-    of one's own.
+    """Figures on the held-out samples of the model that `round` began with: as served, and with an own head.
 
-    `kept`: whether that head was better, and is used.
+    `kept`: the own head was better, and is used.
     """
 
     round: int
@@ -45,10 +44,10 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class PersonalRecord(msgspec.Struct, frozen=True):
-    """What is kept: the model that `round` began with, which the round before it made.
+    """The model that is kept: that which `round` began with, made by the round before.
 
-    `bundle` is a folder, relative to the device's where it lies in it; `weights` and `head` are files beside
-    the record, `head` is "" where there is no head of one's own.
+    `bundle` is a folder, relative to the device's if it lies in it; `weights` and `head` are files beside the
+    record, `head` is "" if there is no own head.
     """
 
     bundle: str
@@ -62,13 +61,13 @@ class PersonalRecord(msgspec.Struct, frozen=True):
 
 
 def begun_with(number: int) -> str:
-    """Names the model that round `number` began with, by the round that made it, as the aggregator does."""
+    """Names the model that round `number` began with by the round that made it, as aggregators do."""
     return f"the model of round {number - 1}" if number > 1 else "the model from before round 1"
 
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """A model that was read: its bundle, its weights with the own head, if any, and what is known."""
+    """A kept model: its bundle, its weights (with the own head, if any), and its record."""
 
     bundle: Bundle
     weights: Tensors
@@ -76,13 +75,13 @@ class PersonalModel:
 
 
 class PersonalModelStore:
-    """Keeps one model in a device's folder, that of the last round it was in."""
+    """Keeps one model in a device's folder, that of its last round."""
 
     def __init__(self, folder: Path) -> None:
         self._device, self._folder = folder, folder / FOLDER
 
     def record(self) -> PersonalRecord | None:
-        """What is kept; None where nothing is. Raises NothingKept where it cannot be read."""
+        """The record; None if no model is kept. Raises NothingKept if it cannot be read."""
         path = self._folder / FILE
         try:
             found = msgspec.json.decode(path.read_bytes(), type=PersonalRecord)
@@ -95,7 +94,7 @@ class PersonalModelStore:
         return found
 
     def keep(self, offer: Offer, bundle: Bundle, weights: Tensors) -> None:
-        """The served model of this round, durably; a head of one's own that was of another model goes.
+        """Save the served model of this round durably; an own head of another model is dropped.
 
         Raises OSError, TensorError.
         """
@@ -110,7 +109,7 @@ class PersonalModelStore:
         )
 
     def judge(self, judged: Judged, head: Tensors | None) -> None:
-        """Figures of the round that is kept, and the head that was better, if one was.
+        """Save the figures of the kept round, and the own head if it was better.
 
         Raises OSError, TensorError.
         """
@@ -127,7 +126,7 @@ class PersonalModelStore:
         )
 
     def read(self) -> PersonalModel:
-        """Also while another process goes on to the next round. Raises NothingKept."""
+        """Read the model, even while another process replaces it. Raises NothingKept."""
         for _ in range(RACES):
             try:
                 return self._read()
@@ -161,7 +160,7 @@ class PersonalModelStore:
         return str(bundle.relative_to(self._device) if inside else bundle.absolute())
 
     def _put(self, given: Tensors) -> str:
-        """A file named after its content; written where it is not there yet."""
+        """Write the tensors to a file named after their hash, unless it is there; returns its name."""
         data = tensors.encode(given)
         name = hashlib.sha256(data).hexdigest()[:32] + SUFFIX
         if not (self._folder / name).exists():
@@ -169,7 +168,7 @@ class PersonalModelStore:
         return name
 
     def _write(self, record: PersonalRecord) -> None:
-        """The record names what counts, so it comes last; files that no record names are then dropped."""
+        """Write the record, which names the files that count, and then remove the others."""
         self._admit(FILE, msgspec.json.format(msgspec.json.encode(record)))
         for file in self._folder.glob(f"*{SUFFIX}"):
             if file.name not in (record.weights, record.head):

@@ -1,4 +1,4 @@
-"""What a device's owner asks of the device's own model."""
+"""The owner's settings for the device's own model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PersonalWish:
-    """`keep` the served model after each round; `held_out`: the share of samples that are not trained on but
-    judge it, None for the usual one (`data.Keep`); `head`: train a head of one's own, and use it where it is
-    better on those.
+    """What the owner wants of the device's own model.
+
+    `keep`: keep the served model after each round. `held_out`: the share of samples that are not trained on
+    but judge the model; None: the usual one (`data.Selection`). `head`: train an own head, and use it where
+    it is better on the held-out samples.
     """
 
     keep: bool = False

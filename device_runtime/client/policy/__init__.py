@@ -1,1 +1,1 @@
-"""When a device may work, and on what: its owner's rules."""
+"""The owner's rules: when a device may work, what for, and with what privacy."""

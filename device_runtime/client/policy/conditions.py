@@ -1,4 +1,7 @@
-"""This machine as its owner's rules look at it: power, heat, network, load; only what a policy asks for."""
+"""Reads power, temperature, network and load of this machine for the owner's rules.
+
+Only what a policy asks for is read.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,7 @@ from device_runtime.profiles.machine import text_of
 
 from .rules import NOT_LOOKED_AT, Charge, Conditions, Policy, Seen
 
-# FROM readouts: What other programs and the kernel say of this machine, as text, and what it means. No I/O.
-#
-# Each returns None for a text that does not say.
+# Parsers of what programs and the kernel print. No I/O; each returns None for a text that does not say.
 
 _NM_METERED = {1: True, 2: False, 3: True, 4: False}
 """NetworkManager's NMMetered: 3 and 4 are guesses, by the sort of link and its peer's hints; 0: unknown."""
@@ -32,26 +33,26 @@ _NM_METERED = {1: True, 2: False, 3: True, 4: False}
 
 @dataclass(frozen=True)
 class Ticks:
-    """Processor time since the start of the machine, in ticks of its clock: in all, and what was used."""
+    """Processor time since the machine started, in clock ticks: in all, and the used part."""
 
     whole: int
     used: int
 
 
 def metered_by_busctl(text: str) -> bool | None:
-    """Of `busctl get-property ... org.freedesktop.NetworkManager Metered`: "u 4"."""
+    """From `busctl get-property ... org.freedesktop.NetworkManager Metered`: "u 4"."""
     found = re.fullmatch(r"u (\d+)", text.strip())
     return _NM_METERED.get(int(found[1])) if found else None
 
 
 def metered_by_nmcli(text: str) -> bool | None:
-    """Of `nmcli -t -f GENERAL.METERED device show IF`: "GENERAL.METERED:no (guessed)"."""
+    """From `nmcli -t -f GENERAL.METERED device show IF`: "GENERAL.METERED:no (guessed)"."""
     found = re.search(r"^GENERAL\.METERED:\s*(yes|no)\b", text, re.MULTILINE)
     return found[1] == "yes" if found else None
 
 
 def wifi_by_termux(text: str) -> bool | None:
-    """Whether Wi-Fi is connected, of `termux-wifi-connectioninfo`."""
+    """Whether Wi-Fi is connected, from `termux-wifi-connectioninfo`."""
     known = _json(text)
     state = known.get("supplicant_state")
     if not isinstance(state, str):
@@ -60,9 +61,9 @@ def wifi_by_termux(text: str) -> bool | None:
 
 
 def charge_by_supplies(texts: Sequence[str]) -> Charge | None:
-    """Of all /sys/class/power_supply/*/uevent: of this machine's batteries, not a mouse's.
+    """The charge from all /sys/class/power_supply/*/uevent: of this machine's batteries, not a mouse's.
 
-    Of several the sum of what is in them counts, where they say it, else the emptier one. A battery that
+    Several batteries count as one if they tell their content, else the emptier one counts. A battery that
     neither charges nor discharges, as one that is kept from being full, is on mains.
     """
     supplies = [supply(text) for text in texts]
@@ -78,7 +79,7 @@ def charge_by_supplies(texts: Sequence[str]) -> Charge | None:
 
 
 def _together(batteries: Sequence[Mapping[str, str]]) -> float | None:
-    """Percent of what would be in them if they were full."""
+    """Percent of what all the batteries hold when full."""
     for quantity in ("ENERGY", "CHARGE"):
         now = [_number(one.get(f"{quantity}_NOW")) for one in batteries]
         full = [_number(one.get(f"{quantity}_FULL")) for one in batteries]
@@ -89,7 +90,7 @@ def _together(batteries: Sequence[Mapping[str, str]]) -> float | None:
 
 
 def charge_by_termux(text: str) -> Charge | None:
-    """Of `termux-battery-status`."""
+    """The charge from `termux-battery-status`."""
     known = _json(text)
     percent, plugged = _number(known.get("percentage")), known.get("plugged")
     if percent is None or not 0 <= percent <= 100 or not isinstance(plugged, str):
@@ -98,12 +99,15 @@ def charge_by_termux(text: str) -> Charge | None:
 
 
 def celsius_by_termux(text: str) -> float | None:
-    """The battery's temperature, of `termux-battery-status`: phones throttle by it."""
+    """The battery's temperature, from `termux-battery-status`: phones throttle by it."""
     return _number(_json(text).get("temperature"))
 
 
 def read_ticks(text: str) -> Ticks | None:
-    """Of /proc/stat. Time that was idle, waited for the disk or was given to other guests is not used."""
+    """From /proc/stat.
+
+    Time that was idle, waited for the disk or was given to other guests is not used.
+    """
     found = re.match(r"cpu\s+((?:\d+ ?){4,})", text)
     if not found:
         return None
@@ -114,13 +118,19 @@ def read_ticks(text: str) -> Ticks | None:
 
 
 def stalled(text: str) -> float:
-    """Percent of the last ten seconds in which all stood still, of /proc/pressure/memory; 0 where unknown."""
+    """Percent of the last ten seconds in which all processes waited for memory; 0 where unknown.
+
+    From /proc/pressure/memory.
+    """
     found = re.search(r"^full avg10=(\d+\.\d+)", text, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
 def default_interface(text: str) -> str | None:
-    """Through which the default route goes, of /proc/net/route; of several, that of the least metric."""
+    """The interface of the default route, from /proc/net/route.
+
+    Of several routes, that of the least metric counts.
+    """
     routes: list[tuple[int, str]] = []
     for line in text.splitlines()[1:]:
         cells: Sequence[str] = line.split()
@@ -147,11 +157,11 @@ def _number(given: object) -> float | None:
 
 
 COMMAND_S = 5.0
-"""Seconds that another program may take to say something."""
+"""Seconds that another program may take to answer."""
 COMMANDS_EACH_S = 30.0
-"""Seconds for which what other programs said is taken to hold."""
+"""Seconds for which an answer of another program is reused."""
 LOAD_OVER_S = 5.0
-"""Seconds over which, at least, the load of others is looked at."""
+"""The load of other processes is measured over at least so many seconds."""
 NETWORK_MANAGER = (
     *("busctl", "--system", "get-property", "org.freedesktop.NetworkManager"),
     *("/org/freedesktop/NetworkManager", "org.freedesktop.NetworkManager", "Metered"),
@@ -159,7 +169,7 @@ NETWORK_MANAGER = (
 NMCLI = ("nmcli", "-t", "-f", "GENERAL.METERED", "device", "show")
 
 Say = Callable[[Sequence[str]], str]
-"""What a program says; empty where it is not there, fails or takes too long."""
+"""What a program prints; empty if it is missing, fails or takes too long."""
 
 
 def said(command: Sequence[str]) -> str:
@@ -175,7 +185,7 @@ def said(command: Sequence[str]) -> str:
 
 def own_cpu_s() -> float:
     """Processor time of this process and of all that it started, in seconds."""
-    import psutil  # 2 MB: not for a device whose owner has no rule that needs it
+    import psutil  # 2 MB: loaded only for a rule that needs it
 
     ended, running = os.times(), psutil.Process().children(recursive=True)
     seconds = time.process_time() + ended.children_user + ended.children_system
@@ -188,7 +198,7 @@ def own_cpu_s() -> float:
 
 @dataclass
 class Load:
-    """Percent of the machine's processor time that others used since it was last looked at."""
+    """Percent of the machine's processor time that other processes used since the last look."""
 
     stat: Path = Path("/proc/stat")
     own_s: Callable[[], float] = own_cpu_s
@@ -216,7 +226,7 @@ class Load:
 
     @staticmethod
     def _average() -> Seen[float]:
-        """At the first look, when this process has done nothing yet."""
+        """For the first look, when this process has done nothing yet."""
         return Seen(min(100.0, 100 * os.getloadavg()[0] / (os.cpu_count() or 1)), "load of the last minute")
 
 
@@ -234,7 +244,7 @@ class ConditionReader:
     _heard: dict[tuple[str, ...], tuple[float, str]] = field(default_factory=dict)
 
     def conditions(self, paused: str = "") -> Conditions:
-        """As they are now; `paused` by hand, and by whom. Nothing that the policy does not ask for."""
+        """The conditions that the policy asks for; `paused` says since when it is paused by hand."""
         policy = self.policy
         powered = policy.mains or policy.battery_above is not None
         return Conditions(
@@ -256,7 +266,7 @@ class ConditionReader:
             if self.supplies.exists():
                 return self._charge_of_linux()
             found = getattr(psutil, "sensors_battery", lambda: None)()
-        except OSError as error:  # Android shows its sensors to nobody
+        except OSError as error:  # Android denies access to its sensors
             return Seen(None, f"the battery cannot be read: {error.strerror}; install Termux:API")
         if found is None:
             return Seen(Charge(None, True), "it has no battery")
@@ -265,7 +275,7 @@ class ConditionReader:
         return Seen(Charge(float(found.percent), bool(found.power_plugged)), "the system")
 
     def _charge_of_linux(self) -> Seen[Charge]:
-        """Raises OSError where not all can be read: what cannot may be a battery."""
+        """Raises OSError if any supply cannot be read, as that may be a battery."""
         texts = [(one / "uevent").read_text(errors="replace") for one in sorted(self.supplies.iterdir())]
         charge = charge_by_supplies(texts)
         if charge is None:

@@ -1,4 +1,4 @@
-"""What a device has spent of its samples' privacy, kept on disk, and what its owner allows."""
+"""Accounts for the privacy spent on a device's samples, on its disk, and enforces the owner's limit."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ from .rules import ANYTHING, AllowList
 Sample = bytes
 DIGEST_BYTES = 16
 FORMAT = 1
-
-
 FILE = "privacy.json"
 """In the device's folder."""
 
 
 def samples(path: local_data.Place | Path) -> frozenset[Sample]:
-    """Who the samples below `path` are: SHA-256, cut, of each as it is stored, whatever its label.
+    """Identifies the samples below `path`, by a truncated SHA-256 of each as stored, without its label.
 
-    Equal samples are one. The same sample in another form (scaled, or of another dtype) is another. To be
-    called after the samples are loaded: one that came in between is then counted, not missed (for one that
-    went see `Guard.of`).
+    Equal samples are one. The same sample in another form (scaled, or of another dtype) is another. Call this
+    after loading the samples: one that came in between is then counted, not missed (for one that was removed
+    see `PrivacyGuard.of`).
     """
     found: set[Sample] = set()
     for x in local_data.raw(path):
@@ -48,22 +46,22 @@ def samples(path: local_data.Place | Path) -> frozenset[Sample]:
 
 @dataclass(frozen=True)
 class SampleGroup:
-    """Samples with the same past."""
+    """Samples that took part in the same rounds."""
 
     samples: frozenset[Sample]
     ledger: PrivacyLedger
 
 
 class Budget:
-    """What was spent on each sample that this device ever trained on privately; says it of those here now.
+    """The privacy spent on each sample that this device ever trained on privately, for those here now.
 
     Samples that stay draw from the same budget when others come or go, and in every task.
     """
 
     def __init__(self, path: Path, here: frozenset[Sample] | None = None) -> None:
-        """`path`: the file, which need not exist yet. `here`: None for all that it knows.
+        """`path`: the file, which need not exist yet. `here`: the samples here; None for all that it knows.
 
-        Raises DataError for a file that cannot be read: it is no new budget.
+        Raises DataError for a file that cannot be read, as that must not count as a new budget.
         """
         self._path = path
         self._groups = _read(path) if path.exists() else ()
@@ -71,7 +69,7 @@ class Budget:
 
     @property
     def rounds(self) -> int:
-        """In how many the sample took part that was in most."""
+        """Number of rounds of the sample that took part in most."""
         return max((ledger.rounds for ledger in self._pasts()), default=0)
 
     def spent(self, delta: float) -> float:
@@ -83,8 +81,9 @@ class Budget:
         return max((ledger.after(event).epsilon(delta) for ledger in self._pasts()), default=0.0)
 
     def check(self, event: Spent, limits: Iterable[Limit]) -> None:
-        """Raises BudgetExceeded where any sample would go beyond any of these, PrivacyUnavailable, and
-        PrivacyError where there is nobody to write it down for.
+        """Check that no sample would exceed any of these limits.
+
+        Raises BudgetExceeded, PrivacyUnavailable, and PrivacyError if no sample can be read to account for.
         """
         if not self._here:
             raise PrivacyError("none of the samples can be read to account for them")
@@ -93,7 +92,7 @@ class Budget:
                 ledger.check(event, limit)
 
     def spend(self, event: Spent, limits: Iterable[Limit]) -> None:
-        """Write it down before training begins: what may be spent counts as spent, whatever happens then.
+        """Charge the event before training begins: it counts as spent, whatever happens then.
 
         Durable when this returns. Raises as `check` does, and OSError; then nothing is spent.
         """
@@ -103,7 +102,7 @@ class Budget:
         self._groups = after
 
     def _pasts(self) -> Iterator[PrivacyLedger]:
-        """The pasts of the samples that are here."""
+        """The ledgers of the samples that are here."""
         for group in self._groups:
             if group.samples & self._here:
                 yield group.ledger
@@ -113,10 +112,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class PrivacyGuard:
-    """Whether a device may train a kind of update: by the owner's limit, if any, and by its budget.
+    """Decides whether a device may train a kind of update, by the owner's limit and its privacy budget.
 
-    With an owner's limit nothing unprotected is sent, and no task may ask for less privacy; what is not
-    `allowed` is not trained.
+    With an owner's limit no update without differential privacy is trained, and no task may ask for less
+    privacy. Kinds that are not `allowed` are not trained.
     """
 
     opened: Callable[[], Budget]
@@ -132,10 +131,10 @@ class PrivacyGuard:
         loaded: local_data.Stamp = frozenset(),
         allowed: AllowList = ANYTHING,
     ) -> PrivacyGuard:
-        """Of the device with this folder, and the samples below `data`. Reads neither until it must.
+        """The guard of the device with this folder and the samples below `data`; reads both when needed.
 
-        `loaded`: the files that were there before the samples to train on were loaded. While one of them is
-        no longer what it was, it cannot be said whose privacy training would spend.
+        `loaded` stamps the files that were there before the training samples were loaded. If one of them has
+        changed since, it cannot be said whose privacy training would spend.
         """
 
         def opened() -> Budget:
@@ -170,9 +169,9 @@ class PrivacyGuard:
         return ""
 
     def before(self, strategy: AnyStrategy, count: int) -> None:
-        """Spends what training this form does, if it is private: to be called before it begins.
+        """Charge what training this form spends, if it is private; call it before training.
 
-        Raises PrivacyError, and ValueError where no noise would be enough.
+        Raises PrivacyError, and ValueError if no amount of noise is enough.
         """
         dp, event = settings_of(strategy), round_of(strategy, count)
         if dp is None or event is None:
@@ -185,7 +184,7 @@ class PrivacyGuard:
             raise PrivacyError(str(error)) from None
 
     def spent(self, strategy: AnyStrategy) -> float:
-        """Epsilon, at this kind's delta, of all that was spent on what is here; nan for one not private.
+        """Epsilon spent so far on the samples here, at this kind's delta; nan if the kind is not private.
 
         Raises DataError, PrivacyUnavailable.
         """
@@ -203,7 +202,7 @@ def _known(groups: tuple[SampleGroup, ...]) -> frozenset[Sample]:
 def _charged(
     groups: tuple[SampleGroup, ...], here: frozenset[Sample], event: Spent
 ) -> tuple[SampleGroup, ...]:
-    """All samples by their pasts, after those that are `here` were in this event."""
+    """All samples, grouped by their ledgers after those that are `here` took part in this event."""
     pasts: dict[PrivacyLedger, frozenset[Sample]] = {}
     for group in (*groups, SampleGroup(here - _known(groups), PrivacyLedger())):
         inside = group.samples & here

@@ -1,4 +1,4 @@
-"""How this process takes its share of the machine: politely, where its owner asks for it."""
+"""Lowers this process's share of processor, disk and memory, where its owner asks for it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FIRST_TO_GO = 500
-"""Of 1000: whom the kernel ends first where memory runs out. What is lost by that is done again."""
+"""OOM score, of 1000: the kernel ends this process first when memory runs out, as its work can be redone."""
 
 
 @dataclass(frozen=True)
 class Manners:
-    """`nice` from 0 to 19; `idle_io`: the disk only when nobody else wants it; `cores`: at most so many."""
+    """How much of the machine the process takes.
+
+    `nice` from 0 to 19; `idle_io`: use the disk only when nobody else does; `cores`: use at most so many.
+    """
 
     nice: int = 0
     idle_io: bool = False
     cores: int | None = None
 
     def apply(self, oom: Path = Path("/proc/self/oom_score_adj")) -> None:
-        """To this process and all that it starts. What the system does not allow is said, and left."""
+        """Apply to this process and its children. What the system does not allow is logged and skipped."""
         if self.nice:
             _try("--nice", lambda: _each(lambda number: os.setpriority(os.PRIO_PROCESS, number, self.nice)))
         if self.idle_io:
@@ -36,11 +39,11 @@ class Manners:
             if int(oom.read_text()) < FIRST_TO_GO:
                 oom.write_text(str(FIRST_TO_GO))
         except (OSError, ValueError) as error:
-            log.debug("the order in which processes go when memory runs out stays as it is: %s", error)
+            log.debug("the OOM score of this process stays as it is: %s", error)
 
 
 def _each(act: Callable[[int], None], tasks: Path = Path("/proc/self/task")) -> None:
-    """For this process and its threads that are there, as those of numpy: Linux has these by thread."""
+    """Call `act` for each thread of this process, numpy's included: Linux sets priorities by thread."""
     try:
         numbers = [int(path.name) for path in tasks.iterdir()]
     except OSError:
@@ -55,7 +58,7 @@ def _keep_to(cores: list[int]) -> None:
 
 
 def _idle_io() -> None:
-    import psutil  # 2 MB: not for who does without
+    import psutil  # 2 MB: loaded only if needed
 
     try:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)

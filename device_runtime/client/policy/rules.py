@@ -1,4 +1,4 @@
-"""When a device may work, by its owner's rules: a function of what is seen of it and of the time."""
+"""An owner's rules: when a device may work, and what tasks may ask for. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ if TYPE_CHECKING:
     from device_runtime.strategies.kind import AnyStrategy
 
 
-# FROM allow_list: What the owner of a device lets a task ask for: kinds of update, bundles, settings.
-
 SHORTEST = 16
-"""Hex digits that name a bundle, at least: 64 bits."""
+"""Least number of hex digits that name a bundle: 64 bits."""
 
 
 @dataclass(frozen=True)
 class AllowList:
-    """Empty, and None, where an owner allows whatever is asked for.
+    """What the owner lets a task ask for. Empty fields, and None, allow everything.
 
-    kinds: names of kinds of update. bundles: of the sha256 of a bundle, the first hex digits at least.
+    kinds: names of kinds of update. bundles: sha256 of bundles, at least their first hex digits.
     most_scalars: of a zeroth-order round. smallest_count: samples of a class, below which nothing may be sent
     by class; with it no feature maps of single samples are sent either.
     """
@@ -47,19 +45,19 @@ class AllowList:
         if strategy.of_single_samples:
             return f"sends feature maps of single samples, the owner allows none of fewer than {least}"
         count = getattr(strategy, "smallest_count", least)
-        if strategy.statistics is not None:  # which the owner's own count holds for
+        if strategy.statistics is not None:
             count = max(count, strategy.statistics.smallest_count)
         return f"sends classes of {count} samples, the owner allows {least} or more" if count < least else ""
 
     def refuses(self, bundles: Iterable[Blob]) -> str:
-        """Why nothing is done with these bundles; empty when they may be fetched and run."""
+        """Why these bundles are refused; empty when they may be fetched and run."""
         for bundle in bundles if self.bundles else ():
             if not bundle.hex.startswith(self.bundles):
                 return f"bundle {bundle.hex} is not among those that the owner allows"
         return ""
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Name and content of each, for people."""
+        """Name and content of each rule, for people."""
         if self.kinds:
             yield "kinds", f"only {', '.join(self.kinds)}"
         if self.bundles:
@@ -76,19 +74,21 @@ ANYTHING = AllowList()
 T = TypeVar("T")
 
 BATTERY_MARGIN = 5.0
-"""Points of charge that must come back before work goes on which a low battery held up; none on mains power,
-where a battery may be kept from ever being fuller.
+"""Percentage points to charge before work resumes that a low battery stopped.
+
+None on mains power, where a battery may be kept from ever being fuller.
 """
 COOLING = 3.0
-"""Degrees Celsius that must go before work goes on which heat held up."""
+"""Degrees Celsius to lose before work resumes that heat stopped."""
 QUIET = 0.8
-"""Of the load that holds work up, what there may be when it goes on."""
+"""Share of the limit below which the load of others must fall before work resumes that it stopped."""
 
 
 @dataclass(frozen=True)
 class DayWindow:
-    """A part of the day in local time, in minutes since midnight; over midnight where it ends before it
-    begins. All day where both are the same.
+    """A part of the day in local time, in minutes since midnight.
+
+    It passes midnight if it ends before it begins, and is all day if both are the same.
     """
 
     start: int
@@ -96,7 +96,7 @@ class DayWindow:
 
     @classmethod
     def of(cls, text: str) -> DayWindow:
-        """Of "22:00-06:30"; 24:00 is midnight. Raises PolicyError."""
+        """From "22:00-06:30"; 24:00 is midnight. Raises PolicyError."""
         found = re.fullmatch(r"(\d{1,2}):(\d\d)-(\d{1,2}):(\d\d)", text.strip())
         if found:
             hour, minute, to_hour, to_minute = map(int, found.groups())
@@ -116,11 +116,12 @@ class DayWindow:
 
 @dataclass(frozen=True)
 class Policy:
-    """An owner's rules; without any, a device may always work, and on whatever is asked for (`allowed`).
+    """An owner's rules. Without any, a device may always work, on whatever is asked for (`allowed`).
 
-    `battery_above` in percent, of those that have one; `below_c` in degrees Celsius, of the hottest sensor;
-    `others_below`: percent of this machine's processor time that others use; `daily_bytes` both ways, of a
-    local day. `unknown_allows`: what a rule says that needs to know what nobody tells here.
+    `battery_above` in percent, for devices that have a battery; `below_c` in degrees Celsius, of the hottest
+    sensor; `others_below`: percent of this machine's processor time that others use; `daily_bytes` sent and
+    received in a local day. `unknown_allows`: whether a rule allows work if its condition cannot be read
+    here.
     """
 
     mains: bool = False
@@ -136,7 +137,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Seen(Generic[T]):
-    """What was read, and where; None where it is not known, and then `source` says why."""
+    """A value and its source; None if it is not known, and then `source` says why."""
 
     value: T | None
     source: str
@@ -144,7 +145,7 @@ class Seen(Generic[T]):
 
 @dataclass(frozen=True)
 class Charge:
-    """Of the battery: `percent` is None where there is none."""
+    """Charge of the battery; `percent` is None if there is none."""
 
     percent: float | None
     plugged: bool
@@ -155,7 +156,7 @@ NOT_LOOKED_AT: Seen[float] = Seen(None, "not looked at")
 
 @dataclass(frozen=True)
 class Conditions:
-    """This machine now. `when` is local; `paused`: by whom, if anybody paused it by hand."""
+    """This machine now. `when` is local time; `paused` says since when it is paused by hand, if it is."""
 
     when: datetime
     paused: str = ""
@@ -168,7 +169,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Rule:
-    """What one rule says now. `network`: it is about the link, so that nothing large is sent either."""
+    """The verdict of one rule. `network`: it concerns the link, so nothing large is sent either."""
 
     name: str
     allows: bool
@@ -178,7 +179,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """What all rules say, in the order of the policy."""
+    """The verdicts of all rules, in the order of the policy."""
 
     rules: tuple[Rule, ...] = ()
 
@@ -188,12 +189,12 @@ class RuleVerdict:
 
     @property
     def quiet(self) -> bool:
-        """Whether the link is to be spared."""
+        """Whether a network rule says no."""
         return any(rule.network and not rule.allows for rule in self.rules)
 
     @property
     def held(self) -> frozenset[str]:
-        """The rules that say no: pass them to the next judgement."""
+        """Names of the rules that say no: pass them to the next judgement."""
         return frozenset(rule.name for rule in self.rules if not rule.allows)
 
     @property
@@ -202,7 +203,7 @@ class RuleVerdict:
 
 
 def judge(policy: Policy, now: Conditions, held: frozenset[str] = frozenset()) -> RuleVerdict:
-    """What the rules say; those that said no a moment ago (`held`) ask for a little more to say yes."""
+    """The verdicts of all rules; those that said no the last time (`held`) need a margin to say yes."""
     return RuleVerdict(tuple(_rules(policy, now, held)))
 
 

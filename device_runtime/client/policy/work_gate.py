@@ -1,4 +1,7 @@
-"""When a device may work, as it goes: its owner's rules, and how long they held it up."""
+"""The work gate: whether the owner's rules allow work now, and how long they have paused it.
+
+The rules, and a pause by hand, are kept in the device's folder.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,78 @@ from device_runtime.client.traffic import TrafficLog
 from .conditions import ConditionReader
 from .rules import Policy, RuleVerdict, judge
 
-# FROM owner_rules: What the owner of a device says of its work: rules, and a pause by hand, in the device's
-# folder.
-
 log = logging.getLogger(__name__)
 
 PAUSED = "paused"
 POLICY = "policy.json"
 
 
+LOOK_S = 1.0
+"""Seconds for which a verdict is reused."""
+
+Judged = Callable[[frozenset[str]], RuleVerdict]
+"""Judges the rules now, given the names of those that said no the last time."""
+
+
+class Hours:
+    """The work gate. `clock` is the device's own, in seconds; `judged` may be replaced until work begins."""
+
+    def __init__(self, clock: Callable[[], float], judged: Judged = lambda _: RuleVerdict()) -> None:
+        self.clock = clock
+        self.judged = judged
+        self.verdict = RuleVerdict()
+        self._looked_s = -inf
+        self._lost_s = 0.0
+        self._since_s: float | None = None
+
+    def open(self) -> bool:
+        """Whether work is allowed, as of the last LOOK_S seconds. A change is logged."""
+        now = self.clock()
+        if now - self._looked_s >= LOOK_S:
+            self._looked_s = now
+            before, self.verdict = self.verdict, self.judged(self.verdict.held)
+            if before.held != self.verdict.held:
+                self._say()
+        return self.verdict.allows
+
+    @property
+    def reason(self) -> str:
+        """Why work is not allowed; empty if it is."""
+        return f"paused: {'; '.join(self.verdict.reasons)}" if self.verdict.reasons else ""
+
+    def look_again(self) -> None:
+        """Judge the rules at the next call of `open`. May be called in a signal handler."""
+        self._looked_s = -inf
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, work that has begun is paused."""
+        self._since_s = self.clock()
+        try:
+            yield
+        finally:
+            self._lost_s, self._since_s = self.lost(), None
+
+    def lost(self) -> float:
+        """Seconds that work in progress has been paused so far."""
+        return self._lost_s + (0.0 if self._since_s is None else self.clock() - self._since_s)
+
+    def worked(self) -> float:
+        """The clock of the work itself, in seconds: it stops while work is paused."""
+        return self.clock() - self.lost()
+
+    def _say(self) -> None:
+        if self.verdict.allows:
+            log.info("work may be done again")
+        else:
+            log.info("%s", self.reason)
+
+
 class Owner:
-    """The rules of one device, judged as things are; `counted` gives the bytes of its link, up and down."""
+    """Judges the rules of one device, and its pause by hand.
+
+    `counted` gives the bytes that its link has sent and received.
+    """
 
     def __init__(self, policy: Policy, folder: Path, counted: Callable[[], tuple[int, int]]) -> None:
         self.traffic = TrafficLog(folder)
@@ -41,12 +105,12 @@ class Owner:
         return judge(self._policy, self._look.conditions(paused(self._folder)), held)
 
     def count(self) -> None:
-        """What the link counted since the last time."""
+        """Add what the link has counted since the last time."""
         self.traffic.saw(*self._counted())
 
 
 def pause(folder: Path) -> None:
-    """By hand, until `resume`, also across restarts. Raises OSError."""
+    """Pause the device by hand until `resume`, also across restarts. Raises OSError."""
     replace_file(folder / PAUSED, f"by hand, since {datetime.now():%Y-%m-%d %H:%M}\n".encode())
 
 
@@ -57,7 +121,7 @@ def resume(folder: Path) -> None:
 
 
 def paused(folder: Path) -> str:
-    """Since when it is paused by hand; empty where it is not."""
+    """Since when the device is paused by hand; empty if it is not."""
     try:
         return (folder / PAUSED).read_text("utf-8", "replace").strip() or "by hand"
     except OSError:
@@ -65,7 +129,7 @@ def paused(folder: Path) -> str:
 
 
 def keep(policy: Policy, folder: Path) -> None:
-    """For whoever asks what rules there are."""
+    """Save the policy, for commands that show it."""
     try:
         replace_file(folder / POLICY, msgspec.json.format(msgspec.json.encode(policy)) + b"\n")
     except OSError as error:
@@ -73,71 +137,10 @@ def keep(policy: Policy, folder: Path) -> None:
 
 
 def kept(folder: Path) -> Policy | None:
-    """With which the device last joined. Raises PolicyError for a file that cannot be read."""
+    """The policy with which the device last joined, if any. Raises PolicyError if it cannot be read."""
     try:
         return msgspec.json.decode((folder / POLICY).read_bytes(), type=Policy)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise PolicyError(f"{folder / POLICY} cannot be read: {error}") from None
-
-
-LOOK_S = 1.0
-"""Seconds for which a look at the rules holds."""
-
-Judged = Callable[[frozenset[str]], RuleVerdict]
-"""What the rules say now; it is given those that said no at the last look."""
-
-
-class Hours:
-    """`clock` is the device's own, in seconds; `judged` may be replaced until work begins."""
-
-    def __init__(self, clock: Callable[[], float], judged: Judged = lambda _: RuleVerdict()) -> None:
-        self.clock = clock
-        self.judged = judged
-        self.verdict = RuleVerdict()
-        self._looked_s = -inf
-        self._lost_s = 0.0
-        self._since_s: float | None = None
-
-    def open(self) -> bool:
-        """Whether work may be done, as of the last LOOK_S. That it changes is said in the log."""
-        now = self.clock()
-        if now - self._looked_s >= LOOK_S:
-            self._looked_s = now
-            before, self.verdict = self.verdict, self.judged(self.verdict.held)
-            if before.held != self.verdict.held:
-                self._say()
-        return self.verdict.allows
-
-    @property
-    def reason(self) -> str:
-        """Why no work may be done; empty where it may."""
-        return f"paused: {'; '.join(self.verdict.reasons)}" if self.verdict.reasons else ""
-
-    def look_again(self) -> None:
-        """At the next call of `open`. May be called in a signal handler."""
-        self._looked_s = -inf
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Work that has begun stands still inside."""
-        self._since_s = self.clock()
-        try:
-            yield
-        finally:
-            self._lost_s, self._since_s = self.lost(), None
-
-    def lost(self) -> float:
-        """Seconds that begun work has stood still, so far."""
-        return self._lost_s + (0.0 if self._since_s is None else self.clock() - self._since_s)
-
-    def worked(self) -> float:
-        """The clock of the work itself, in seconds: it stands still when the work does."""
-        return self.clock() - self.lost()
-
-    def _say(self) -> None:
-        if self.verdict.allows:
-            log.info("work may be done again")
-        else:
-            log.info("%s", self.reason)

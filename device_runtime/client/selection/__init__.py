@@ -1,1 +1,1 @@
-"""Which update a device can afford: measuring, predicting, choosing."""
+"""Chooses the update that a device can afford: measures, predicts, decides."""

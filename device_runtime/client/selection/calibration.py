@@ -1,4 +1,4 @@
-"""What a device knows of itself with a bundle: measured once, corrected by each round, kept over restarts."""
+"""What a device knows of its speed and memory: measured once, corrected by each round, kept on disk."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from device_runtime.profiles import DeviceProfile, Speed
 log = logging.getLogger(__name__)
 
 PATIENCE = 3
-"""Rounds in a row that a device sits out for want of time; then it measures its speed anew."""
+"""Rounds in a row that a device sits out for lack of time before it measures its speed anew."""
 LOAD_LEAST, LOAD_SHARE = 0.5, 0.5
-"""A load that differs by more than this, and than this share of the larger one, has changed much."""
+"""A load has changed much if it differs by more than LOAD_LEAST, and by that share of the larger one."""
 OUTGROWN, MOST = 1.25, 4.0
-"""By how much more a kind is taken to hold after it was given up for want of memory; and at most."""
+"""Growth assumed for a kind given up for lack of memory, times what was assumed; and the most assumed."""
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """Its speed, and how far predictions were off; see DeviceProfile.
+    """A device's speed, and how far predictions were off; see DeviceProfile.
 
-    `load` of the machine when the speed was measured (`profiles.measure.load`), None where that is not known;
-    `sat_out` rounds in a row since then for want of time. A round that is extended counts once more.
+    `load` of the machine when the speed was measured (`profiles.measure.load`), None if not known; `sat_out`:
+    rounds in a row sat out since then for lack of time. A round that is extended counts once more.
     """
 
     speed: Speed
@@ -37,7 +37,7 @@ class Corrections:
     sat_out: int = 0
 
     def after(self, profile: DeviceProfile, outcome: WorkOutcome) -> Corrections:
-        """What is known after a round that began with this profile."""
+        """The corrections after a round that began with this profile."""
         return replace(
             self,
             corrections=corrected(profile, outcome),
@@ -46,10 +46,10 @@ class Corrections:
         )
 
     def doubted(self, load: float | None) -> str:
-        """Why a device that sat out measures anew at this load of its machine (None: not known); empty while
-        it need not.
+        """Why a device that sat out must measure its speed anew; empty if it need not.
 
-        What was slow for a moment would else keep it out for good: what is not tried is not corrected.
+        `load` is the machine's now; None: not known. Otherwise a moment of slowness would keep the device out
+        for good, as kinds that are not tried are not corrected.
         """
         if self.sat_out >= PATIENCE:
             return f"{self.sat_out} rounds in a row were sat out"
@@ -63,7 +63,7 @@ class Corrections:
 
 
 class Measurements:
-    """What was learnt, in one JSON file, by bundle hash and device. A damaged file is measured anew."""
+    """Keeps corrections in one JSON file, by bundle hash and device. A damaged file is measured anew."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -75,14 +75,14 @@ class Measurements:
                 log.warning("%s is not readable (%s): measuring anew", path, error)
 
     def get(self, key: str, measured: Callable[[], Corrections]) -> Corrections:
-        """What is kept under this key, or what `measured` returns, which is then kept."""
+        """The corrections under this key, or what `measured` returns, which is then kept."""
         if key not in self._known:
             self.put(key, measured())
         return self._known[key]
 
-    def put(self, key: str, learnt: Corrections) -> None:
-        """Keep it. A disk that refuses is warned of: it is still known until the process ends."""
-        self._known[key] = learnt
+    def put(self, key: str, corrections: Corrections) -> None:
+        """Keep corrections. If the disk fails, they last until the process ends."""
+        self._known[key] = corrections
         temporary = self._path.with_suffix(".tmp")
         try:
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self._known)))
@@ -92,7 +92,7 @@ class Measurements:
 
 
 def short_of_time(profile: DeviceProfile, outcome: WorkOutcome) -> bool:
-    """Whether a device that sat out lacked time to compute: a faster one of its memory would have taken part.
+    """Whether a device sat out for lack of computing time: a faster one of its memory would have taken part.
 
     It may have tried and been too slow, or have known before.
     """
@@ -107,9 +107,9 @@ def short_of_time(profile: DeviceProfile, outcome: WorkOutcome) -> bool:
 def grown(profile: DeviceProfile, outcome: WorkOutcome) -> Mapping[str, float]:
     """The profile's growth after this round: bytes that an update added to the process, over those predicted.
 
-    Where they were more, that holds at once, and `FADE` of the excess is forgotten in each round. Of a kind
-    that was given up for want of memory it is not known: `OUTGROWN` times what was thought. Nothing is learnt
-    of a kind that was done after one that was given up, for the peak may be of either.
+    A larger value holds at once, and `FADE` of the excess is forgotten in each round. For a kind that was
+    given up for lack of memory, the bytes are not known: `OUTGROWN` times what was assumed. A kind that was
+    done after one that was given up teaches nothing, as the peak may be of either.
     """
     known = profile.growth
     growth = {kind: 1 + (1 - FADE) * (old - 1) for kind, old in known.items()}

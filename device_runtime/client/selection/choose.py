@@ -1,4 +1,4 @@
-"""Choosing the richest update that a device can afford. Pure functions over dataclasses."""
+"""Chooses the richest update that a device can afford. Pure functions over dataclasses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
 
 MARGIN = 0.9
-"""The share of the time left that a plan may fill: predictions are not exact."""
+"""Share of the time left that a plan may fill, as predictions are not exact."""
 
 MAIN = ""
-"""The main model among `loads`."""
+"""The main model's name among `loads`."""
 
 USUAL = Full()
-"""What stragglers are judged on in a round that asks for no full updates."""
+"""The update by which stragglers are judged in a round that asks for no full updates."""
 
 
 Loads = Mapping[str, Workload]
@@ -31,7 +31,7 @@ Judge = Callable[[AnyStrategy], "Candidate"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One kind of update (in one of its forms), what it would cost, and why it does not fit, if so.
+    """One form of an update, its cost, and why it does not fit, if so.
 
     `classes`: of how many classes statistics are sent, and of how many they could be.
     """
@@ -52,17 +52,17 @@ class Candidate:
 
     @property
     def part(self) -> str:
-        """Of how many classes statistics are sent, where these are not all; else empty."""
+        """Of how many classes statistics are sent, if not of all; else empty."""
         sent, present = self.classes
         return f"sends class statistics of {sent} of {present} classes" if sent < present else ""
 
 
 @dataclass(frozen=True)
 class UpdateChoice:
-    """What one device decided to do in a round. `chosen` is None when nothing fits: it sits out.
+    """What a device decided to do in a round. `chosen` is None when nothing fits: it sits out.
 
-    `candidates` stand in the order of preference; those after the chosen one were not needed.
-    `straggler` is judged on a *full* update, whether or not the round accepts it.
+    `candidates` stand in the order of preference; those after the chosen one were not needed. `straggler` is
+    judged on a *full* update, whether or not the round accepts it.
     """
 
     chosen: Candidate | None
@@ -70,15 +70,13 @@ class UpdateChoice:
     straggler: StragglerVerdict
 
     def ended_as(self, form: AnyStrategy, cost: Cost) -> UpdateChoice:
-        """The same where the clock left only this form of what was chosen, which costs so much."""
+        """The same choice, cut down to this form and cost when the time ran out."""
         chosen = self.chosen and replace(self.chosen, strategy=form, cost=cost)
         return replace(self, chosen=chosen)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why nothing richer was chosen: one short sentence for each kind passed over, and one for classes
-        that are not sent.
-        """
+        """Why nothing richer was chosen: a sentence for each form passed over, and for classes not sent."""
         passed: list[str] = []
         for candidate in self.candidates:
             if not candidate.misfits:
@@ -99,11 +97,13 @@ def choose(
 ) -> UpdateChoice:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
-    Of a kind with several forms, the richest that fits; without second moments where it does not fit with
-    them, then with class statistics of as many classes as fit, and without any where nothing fits with these.
-    `loads` has what the task takes with each model that can be had here, by member; the main one's is judged
-    for the straggler, where it is among them. `barred` says why a form must not be trained here at all; empty
-    when it may be. `elsewhere`: of models that were not fetched, to say why they were not.
+    Of a kind with several forms, the richest that fits. Class statistics are reduced if a form does not fit
+    with them: first without second moments, then of as many classes as fit, and without any if nothing fits
+    with these.
+
+    `loads` are the workloads of the models that can be had here, by member; if the main model's is among
+    them, the straggler is judged by it. `barred` says why a form must not be trained here; empty when it may
+    be. `elsewhere` are workloads of models that were not fetched, to say why they were not.
     """
     usable_s = MARGIN * remaining_s
     forms = [form for kind in kinds for form in kind.variants()]
@@ -118,9 +118,9 @@ def choose(
 
 
 def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
-    """What a form costs here. The main model was measured; smaller ones are as fast, operation for operation.
+    """What a form costs here. Smaller models are taken to be as fast as the main one, which was measured.
 
-    Raises MissingGraph, and KeyError for a member that `loads` does not have.
+    That is per operation. Raises MissingGraph, and KeyError for a member that `loads` does not have.
     """
     load, main = loads[form.member], loads.get(MAIN)
     if form.member == MAIN or main is None:
@@ -132,7 +132,7 @@ def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
 def _verdict(
     profile: DeviceProfile, candidates: Sequence[Candidate], loads: Loads, usable_s: float
 ) -> StragglerVerdict:
-    """On a full update with the round's settings, or the usual ones where the round has none."""
+    """Judged on a full update with the round's settings, or the usual ones if the round has none."""
     cost = next((one.cost for one in candidates if isinstance(one.strategy, Full)), None)
     if MAIN not in loads:
         return StragglerVerdict(True, ("the main model was not fetched",))
@@ -143,7 +143,7 @@ def _verdict(
 
 
 def _candidate(form: AnyStrategy, judge: Judge) -> Candidate:
-    """A form as it is, where it fits or nothing can be left out of its class statistics; else with less."""
+    """The form as it is if it fits, else with reduced class statistics if it then fits."""
     found = judge(form)
     if found.cost is None or not found.misfits:
         return found
@@ -153,7 +153,7 @@ def _candidate(form: AnyStrategy, judge: Judge) -> Candidate:
 
 
 def _of_fewer_classes(found: Candidate, judge: Judge) -> Candidate | None:
-    """With class statistics of as many classes as fit, by bisection; None where one is too many."""
+    """With class statistics of as many classes as fit, by bisection; None if even one is too many."""
     best, fits, (over, _) = None, 0, found.classes
     while fits + 1 < over:
         most = (fits + over) // 2 if fits else 1

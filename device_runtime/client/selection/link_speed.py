@@ -1,15 +1,15 @@
-"""The bandwidth of the device's link, as seen in the transfers that it makes anyway."""
+"""Estimates the bandwidth of the device's link from the transfers of its rounds."""
 
 from __future__ import annotations
 
 from device_runtime.profiles import Bandwidth
 
 LARGE_BYTES = 64 * 1024
-"""A smaller transfer says more about the way there and back than about the bandwidth."""
+"""Smaller transfers are ignored: they measure the round trip rather than the bandwidth."""
 
 
 class LinkSpeed:
-    """A moving average over large transfers, for each direction; what was not seen stays as assumed."""
+    """A moving average over large transfers, for each direction; assumed values hold until one is seen."""
 
     def __init__(self) -> None:
         self._up: float | None = None
@@ -17,7 +17,7 @@ class LinkSpeed:
 
     @property
     def seen(self) -> tuple[float | None, float | None]:
-        """Up and down, in bytes per second; None for what was not seen yet."""
+        """Up and down, in bytes per second; None for a direction not seen yet."""
         return self._up, self._down
 
     @seen.setter
@@ -25,15 +25,15 @@ class LinkSpeed:
         self._up, self._down = given
 
     def saw_up(self, size: int, seconds: float) -> None:
-        """`size` bytes took this long from sending to the receipt."""
+        """`size` bytes took `seconds` from sending to the receipt."""
         self._up = _averaged(self._up, size, seconds)
 
     def saw_down(self, size: int, seconds: float) -> None:
-        """`size` bytes took this long from asking to having them."""
+        """`size` bytes took `seconds` from asking to having them."""
         self._down = _averaged(self._down, size, seconds)
 
     def over(self, assumed: Bandwidth) -> Bandwidth:
-        """What was seen, over what is assumed, in bytes per second."""
+        """The bandwidth seen, or assumed where none was, in bytes per second."""
         if self._up is None and self._down is None:
             return assumed
         return Bandwidth(self._up or assumed.up, self._down or assumed.down, "seen in earlier rounds")

@@ -1,4 +1,4 @@
-"""One kind of update, done once in a process of its own, so that what it takes is its own."""
+"""Measures one kind of update, once, in a process of its own, so that its memory is its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .profiling import drawn, profile
 
 @dataclass(frozen=True)
 class Pretended:
-    """Another device to be, as `Pretence.of` takes it."""
+    """The device to emulate, as `Pretence.of` takes it."""
 
     name: str
     slow: float = 1.0
@@ -45,9 +45,9 @@ class Pretended:
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """Which device measures: with what engine at what speed, how much memory, by which meter.
+    """The device that measures: its engine and speed, its memory, its meter.
 
-    `idle_w`: what the meter shows at rest; nan where that is not known.
+    `idle_w`: power at rest by the meter; nan if that is not known.
     """
 
     speed: Speed
@@ -65,7 +65,7 @@ class MeasuredDevice:
 
 @dataclass(frozen=True)
 class MeasureOrder:
-    """What is to be done: a kind with its codec, on a bundle and samples (`data`, or so many drawn ones)."""
+    """A kind and its codec to measure, on a bundle and samples (`data`, or so many random ones)."""
 
     bundle: str
     kind: str
@@ -77,10 +77,10 @@ class MeasureOrder:
 
 @dataclass(frozen=True)
 class MeasuredFigures:
-    """What one run took, beside what was predicted. `why`: why nothing was made; the rest is then 0 or nan.
+    """Figures of one run, beside the predicted ones. `why`: why nothing was made; the rest is then 0 or nan.
 
     Seconds are of computing; `joules` are of the same time and of all that the meter sees, `above_idle_j`
-    without what the device uses anyway (nan where that is not known); `peak_bytes` is of the whole process.
+    without idle power (nan if that is not known); `peak_bytes` is of the whole process.
     """
 
     kind: str
@@ -99,7 +99,7 @@ class MeasuredFigures:
 
 
 def samples(order: MeasureOrder, bundle: Bundle) -> LocalData:
-    """Those of the order, or so many drawn ones, evenly of every class. Raises DataError."""
+    """The samples of the order, or so many random ones, evenly of every class. Raises DataError."""
     if order.data:
         return local_data.load(Path(order.data), bundle.manifest, bundle.texts)
     x, _ = drawn(bundle.manifest, order.samples)
@@ -107,7 +107,7 @@ def samples(order: MeasureOrder, bundle: Bundle) -> LocalData:
 
 
 def measured(order: MeasureOrder) -> MeasuredFigures:
-    """Do it. Raises DataError, ModelError, KindError, MeterError."""
+    """Run the order once. Raises DataError, ModelError, KindError, MeterError."""
     device, bundle = order.device, Bundle.open(find(order.bundle))
     manifest, pretence = bundle.manifest, device.pretence
     data, kind = samples(order, bundle), registry.make(order.kind, registry.coding(order.kind, order.codec))
@@ -134,7 +134,7 @@ def measured(order: MeasureOrder) -> MeasuredFigures:
 
 
 def figures(chosen: Candidate, outcome: WorkOutcome, bytes_up: int) -> MeasuredFigures:
-    """Of what came of it, beside the cost that it was chosen by."""
+    """Figures of an outcome, beside the predicted cost."""
     cost, energy = chosen.cost, outcome.energy
     return MeasuredFigures(
         kind=chosen.label,
@@ -154,17 +154,18 @@ def figures(chosen: Candidate, outcome: WorkOutcome, bytes_up: int) -> MeasuredF
 
 
 def peak_bytes(status: str) -> int:
-    """The most memory that a process has held, from Linux's /proc/PID/status; 0 where it does not say.
+    """The most memory that a process has held, from Linux's /proc/PID/status; 0 if it does not say.
 
-    It is of the process itself; what getrusage says of a child starts at its parent's.
+    It is of the process itself; getrusage's figure of a child starts at its parent's.
     """
     found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.M)
     return int(found[1]) * 1024 if found else 0
 
 
 def main() -> None:
-    """Reads an order from the standard input, writes figures to the file that the last argument names: both
-    in MessagePack, which has nan. Ends when the process does that reads its standard output.
+    """Reads an order from standard input and writes its figures to the file named by the last argument.
+
+    Both are in MessagePack, which has nan. Ends when the process ends that reads its standard output.
     """
     end_when_alone(1)
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MeasureOrder)
@@ -172,7 +173,7 @@ def main() -> None:
 
 
 def _as_after_measuring(model: DeviceModel, data: LocalData) -> None:
-    """A device that has joined has run the bundle before, to measure itself: its engine is loaded."""
+    """Load the engine: a device that has joined has already run the bundle to measure itself."""
     model.forward(data.x[:1])
     model.unload()
     rest()

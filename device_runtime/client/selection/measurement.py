@@ -1,4 +1,4 @@
-"""Each kind of update run several times, each time in a fresh process, and what came of it in figures."""
+"""Measures each kind of update several times, each time in a fresh process, and tabulates the figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .measure_one import MeasuredFigures, MeasureOrder
 log = logging.getLogger(__name__)
 
 LONGEST_S = 3600.0
-"""That one run may take."""
+"""Seconds that one run may take."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from device_runtime.client.selection.measure_one import main; main()"
@@ -32,7 +32,7 @@ _BOOT = (
 
 @dataclass(frozen=True)
 class MeasuredSpread:
-    """Of the runs of one kind: the middle one, the least, the most. nan where nothing was measured."""
+    """Median, least and most over the runs of one kind; nan if nothing was measured."""
 
     median: float
     least: float
@@ -53,8 +53,9 @@ class MeasuredSpread:
 
 @dataclass(frozen=True)
 class MeasurementRow:
-    """One kind over its runs. `source` and `uncertainty` are of its energy, the worst of them; `why`: why
-    nothing was made, or what was given up on the way.
+    """One kind over its runs. `source` and `uncertainty` are of its energy, the worst of the runs.
+
+    `why`: why nothing was made, or what was given up on the way.
     """
 
     kind: str
@@ -74,7 +75,7 @@ class MeasurementRow:
 
 
 def row(runs: Sequence[MeasuredFigures]) -> MeasurementRow:
-    """Of the runs of one kind, one at least."""
+    """The row of the runs of one kind, at least one."""
     made = [run for run in runs if isfinite(run.seconds)]
     worst = max(made or runs, key=lambda run: run.uncertainty)
     return MeasurementRow(
@@ -110,7 +111,7 @@ HEADERS = (
 
 
 def cells(one: MeasurementRow) -> tuple[str, ...]:
-    """A row of the table for people; of a kind that was not made, why."""
+    """A row of the table for people; if the kind was not made, the reason."""
     if not one.runs:
         return (one.kind, one.why)
     return (
@@ -128,7 +129,7 @@ def cells(one: MeasurementRow) -> tuple[str, ...]:
 
 
 def lines(runs: Sequence[MeasuredFigures]) -> Iterator[list[object]]:
-    """Of a CSV file: one for each run, after their names; nan is empty."""
+    """Lines of a CSV file: the names, then one line for each run; nan is empty."""
     names = [field.name for field in fields(MeasuredFigures)]
     yield list(names)
     for run in runs:
@@ -139,7 +140,7 @@ def lines(runs: Sequence[MeasuredFigures]) -> Iterator[list[object]]:
 def interleaved(
     orders: Sequence[MeasureOrder], repeats: int, done: Callable[[MeasureOrder, MeasuredFigures], None]
 ) -> dict[str, list[MeasuredFigures]]:
-    """Every kind once, then every kind again: what else the machine does falls on all of them alike."""
+    """Run every kind once, then every kind again, so that the machine's other load falls on all alike."""
     runs: dict[str, list[MeasuredFigures]] = {order.kind: [] for order in orders}
     for _ in range(repeats):
         for order in orders:
@@ -149,8 +150,9 @@ def interleaved(
 
 
 def in_a_child(order: MeasureOrder) -> MeasuredFigures:
-    """Done in a fresh process; one that dies of it leaves the reason. Figures come in a file: what libraries
-    and meters print is none of them.
+    """Run an order in a fresh process; if that dies, the reason is returned.
+
+    Figures come in a file, as libraries and meters may print to standard output.
     """
     with TemporaryDirectory() as folder:
         answer = Path(folder) / "figures"
@@ -172,7 +174,7 @@ def in_a_child(order: MeasureOrder) -> MeasuredFigures:
 
 
 def idle_watts(meter: Meter, seconds: float, time: Time) -> float:
-    """What a meter shows while nothing is done; nan where it is too coarse to tell. Raises MeterError."""
+    """Power by a meter while nothing is done; nan if it is too coarse to tell. Raises MeterError."""
     start, began = meter.read(), time.clock()
     time.sleep(seconds)
     ended, end = time.clock(), meter.read()

@@ -1,4 +1,4 @@
-"""What each kind took, as bars: needs matplotlib, of the extra `simulation`."""
+"""Plots what each kind took as bars. Needs matplotlib, of the extra `simulation`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .measurement import MeasuredSpread, MeasurementRow
 
 
 def plot(rows: Sequence[MeasurementRow], path: Path, title: str) -> None:
-    """Seconds, joules and peak memory of each kind that was made, with what was predicted. Raises OSError."""
+    """Seconds, joules and peak memory of each kind that was made, with the predictions. Raises OSError."""
     made = [row for row in rows if row.runs]
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     joules = [

@@ -1,4 +1,4 @@
-"""This device's profile for one bundle: measured in a few seconds, remembered by the bundle's hash."""
+"""Measures this device's speed and memory for one bundle in a few seconds, to make its profile."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from device_runtime.profiles.measure import Clocks, SpeedTrial
 log = logging.getLogger(__name__)
 
 STEP = Sgd(1e-3, momentum=0.5, weight_decay=1e-5)
-"""As most kinds train."""
+"""The optimizer of most kinds."""
 
 BATCH = 32
-"""Samples of one run, where the memory allows it."""
+"""Samples of one run, if memory allows."""
 
 HEAD, HEAD_STEPS = "head", 50
-"""The classifier alone, and how many of its steps are timed together: one takes some microseconds."""
+"""The classifier alone, and how many of its steps are timed together: one takes only microseconds."""
 
 
 def ready(model: DeviceModel) -> None:
-    """The engine is loaded, and what it holds is part of the idle process; no graph is held.
+    """Load the engine, so that its memory counts as the idle process's; no graph stays open.
 
     Raises OutOfMemory when the memory does not even allow a forward pass.
     """
@@ -49,7 +49,7 @@ def ready(model: DeviceModel) -> None:
 
 
 def measured(model: DeviceModel, clocks: Clocks, watcher: Watcher) -> Speed:
-    """How fast this bundle is here, and what its graphs hold; `watcher` is the one that the model has.
+    """The speed of this bundle here, and the memory of its graphs; `watcher` is that of the model.
 
     Raises OutOfMemory when the memory does not even allow a forward pass.
     """
@@ -62,11 +62,10 @@ def measured(model: DeviceModel, clocks: Clocks, watcher: Watcher) -> Speed:
 
 
 def measure(model: DeviceModel, clocks: Clocks, rows: Mapping[str, int]) -> Speed:
-    """Time forward passes, training steps and losses of this bundle, in about 3 seconds: runs of `rows`
-    samples, by graph.
+    """Time forward passes, training steps and losses of this bundle, in about 3 seconds.
 
-    One graph is held at a time. What the memory does not allow is left out, and predicted; raises OutOfMemory
-    when that is even a forward pass.
+    `rows` are the samples of one run, by graph. One graph is open at a time. A graph that the memory does not
+    allow is predicted; raises OutOfMemory if that is even the forward pass.
     """
     ready(model)
     graphs = model.manifest.graphs
@@ -83,8 +82,10 @@ def measure(model: DeviceModel, clocks: Clocks, rows: Mapping[str, int]) -> Spee
 
 
 def completed(speed: Speed, graphs: Mapping[str, Graph]) -> Speed:
-    """With the graphs that were not measured: as fast, operation for operation, as those measured of their
-    sort, and as slow to open as these are for their size.
+    """The speed with the graphs that were not measured.
+
+    They are taken to be as fast, operation for operation, as measured ones of their sort, and as slow to open
+    for their size.
     """
     measured = [name for name in graphs if name in speed.seconds]
     seconds, opening = ({name: known[name] for name in measured} for known in (speed.seconds, speed.opening))
@@ -100,21 +101,21 @@ def completed(speed: Speed, graphs: Mapping[str, Graph]) -> Speed:
 
 
 def _alike(name: str, measured: Sequence[str]) -> Sequence[str]:
-    """Those that do the same on another set; or that train, if it does, or do not; or all."""
+    """Measured graphs that do the same on another set; else those that train, or do not, alike; else all."""
     what = name.partition(".")[0]
     same = [other for other in measured if other.partition(".")[0] == what]
     return same or [other for other in measured if trains(other) == trains(name)] or measured
 
 
 def _head_steps(model: DeviceModel) -> SpeedTrial:
-    """Steps of the linear classifier on few samples, which are hardly any arithmetic."""
+    """Steps of the linear classifier on few samples, with hardly any arithmetic."""
     head = SoftmaxHead(model.manifest, model.weights)
     features, y = np.zeros((4, model.manifest.head.features), np.float32), np.zeros(4, np.int64)
     return SpeedTrial(partial(head.train, features, y, [np.arange(4)] * HEAD_STEPS, STEP), HEAD_STEPS, 0.0)
 
 
 class _Held:
-    """A graph from its first run until it is closed."""
+    """Keeps a graph open from its first run until it is closed."""
 
     def __init__(self, model: DeviceModel, opened: Callable[[], Callable[[], object]]) -> None:
         self._model, self._opened = model, opened
@@ -132,7 +133,7 @@ class _Held:
 
 
 def drawn(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
-    """Samples as a bundle takes them, always the same: standard normal, or any ids; labels of any class."""
+    """Random samples for a bundle, always the same: standard normal, or any ids; labels of any class."""
     rng, given = np.random.default_rng(0), manifest.input
     shape = (samples, *given.shape)
     ids = given.vocabulary
@@ -141,7 +142,7 @@ def drawn(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
 
 
 def runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
-    """Opens a graph (forward, loss.SET or train.SET); what puts these samples through it."""
+    """Opens a graph (forward, loss.SET or train.SET); returns a function that runs it on these samples."""
     if name == "forward":
         return partial(model.forward, x)
     what, tunable = name.split(".")
@@ -151,7 +152,7 @@ def runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) -> 
 
 
 def _training(trainer: Gradients, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
-    """With the optimiser's step."""
+    """A training step, the optimizer's included."""
     steps = STEP.start(trainer.params.vector)
 
     def step() -> None:
@@ -162,7 +163,7 @@ def _training(trainer: Gradients, x: Inputs, y: NDArray[np.int64]) -> Callable[[
 
 
 def profile(speed: Speed, engine: str, pretence: Pretence | None = None) -> DeviceProfile:
-    """This machine, or the one it pretends to be, at this speed on this engine, as it is now."""
+    """The profile of this machine, or of the emulated one, with this speed and engine, as of now."""
     if pretence is None:
         return host_profile(speed, engine)
     resident = psutil.Process().memory_info().rss
@@ -171,30 +172,39 @@ def profile(speed: Speed, engine: str, pretence: Pretence | None = None) -> Devi
 
 
 def clocks(passed: Callable[[], float], wish: EngineWish, pretence: Pretence | None) -> Clocks:
-    """To measure by: what the process computes says nothing of a GPU, nor of what it pretends to be."""
+    """Clocks to measure by.
+
+    Processor time of this process is used only on a processor: it says nothing of a GPU, nor of an emulated
+    device.
+    """
     here = pretence is None and wish.device == "cpu"
     return Clocks(passed, time.process_time if here else passed)
 
 
 def cache_key(bundle_sha: str, engine: str, pretence: Pretence | None) -> str:
-    """What a measurement holds for: this bundle, on this engine, on this (or the pretended) device."""
+    """Names a measurement: of this bundle, on this engine, on this (or the emulated) device."""
     device = "here" if pretence is None else f"{pretence.profile.name}/{pretence.slow:g}"
     return f"{bundle_sha}@{device}@{engine}"
 
 
-# FROM graph_memory: What a bundle's graphs hold while they are open: of some it was seen, of others it
-# follows from those.
-
 OFF, TRAINING_OFF = 1.0, 1.4
-"""What a graph may hold over what its shapes say, and one that trains (measured 0.1 to 0.8, and 0.3 to 1.25
-with batches that end in a smaller run, and a tenth more; see docs/profiling.md)."""
+"""Most bytes that a graph holds, as a multiple of those of its shapes: without training, and with.
+
+Measured 0.1 to 0.8, and 0.3 to 1.25 with batches that end in a smaller run, and a tenth more; see
+docs/profiling.md.
+"""
 ALIKE, APART = 1.1, 1.3
-"""Live bytes a sample that count as no fewer; and how far such graphs are apart (measured up to 1.3)."""
+"""Graphs whose live bytes a sample are up to ALIKE times fewer count as alike.
+
+Their multiples of the bytes of their shapes differ by up to APART times (measured up to 1.3).
+"""
 
 
 def held(seen: Mapping[str, int], graphs: Mapping[str, Graph], rows: Mapping[str, int]) -> dict[str, int]:
-    """What each graph holds with `rows` samples in it: as seen; or else by its shapes, which are taken to be
-    nearly as far off as for those of its sort (training, or not) with as many live bytes a sample, or more.
+    """Bytes that each graph holds with `rows` samples in it, as seen or predicted.
+
+    A graph that was not seen is predicted by its shapes, which are taken to be nearly as far off as those of
+    its sort (training, or not) with as many live bytes a sample, or more.
     """
     shaped = {n: session_bytes(graph.bytes) + graph.memory_bytes(rows[n]) for n, graph in graphs.items()}
 

@@ -1,4 +1,4 @@
-"""`join --config FILE`: the options of a command in a file, each by its name; the command line wins."""
+"""Reads a command's options from a TOML file (`join --config FILE`); the command line wins."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ else:
     import tomli as tomllib
 
 POLICY = "policy"
-"""The table in the file that has the rules; everything else stands above it."""
+"""The table of the owner's rules; all other settings stand above it."""
 ONCE = ("config", "enrol", "service")
-"""Options that are no setting."""
+"""Options that are not settings."""
 
 
 def fill(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: frozenset[str]) -> None:
-    """Set what `options.config` says, and the command line leaves at its default.
+    """Set the options that `options.config` has and the command line leaves at their default.
 
-    Keys are the long options of `parser`, without dashes before them; those in `rules` stand in [policy].
-    Paths are relative to the file. Raises PolicyError with the file and the key.
+    Keys are the long options of `parser`, without leading dashes; those in `rules` stand in [policy]. Paths
+    are relative to the file. Raises PolicyError with the file and the key.
     """
     path: Path = options.config
     actions = _actions(parser)
@@ -43,9 +43,9 @@ def fill(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
 
 
 def text(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: frozenset[str]) -> str:
-    """A file that says what these options say, where it is not the default; paths are absolute.
+    """A file with these options, without those at their default; paths are absolute.
 
-    What is said once for all, an enrolment, is not in it.
+    Options that are used only once, as an enrolment, are left out.
     """
     given = {
         key: getattr(options, action.dest)
@@ -59,7 +59,7 @@ def text(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
 
 
 def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """By their names in a file."""
+    """The parser's actions by their names in a file."""
     known = {}
     for action in parser._actions:
         if action.dest not in (*ONCE, "help"):
@@ -69,7 +69,7 @@ def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _written(value: object) -> str:
-    """As TOML, which has the strings and the numbers of JSON."""
+    """As TOML, which writes strings and numbers as JSON does."""
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     if isinstance(value, list):
@@ -80,7 +80,7 @@ def _written(value: object) -> str:
 
 
 def read(path: Path) -> Iterator[tuple[str, object]]:
-    """Keys and values, those of the table as "policy.key". Raises PolicyError."""
+    """Keys and values; those of the table as "policy.key". Raises PolicyError."""
     try:
         settings: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -96,7 +96,7 @@ def read(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _meant(file: Path, name: str, action: argparse.Action, value: object) -> object:
-    """A value as the option on the command line would have it."""
+    """A value as the command line's option would give it."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise PolicyError(f"{file}: {name}: expected true or false, not {value!r}")

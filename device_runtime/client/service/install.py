@@ -1,4 +1,4 @@
-"""Putting a device's service on this machine, and taking it away."""
+"""Installs and removes a device as a service of its user: a systemd unit, or runit's in Termux."""
 
 from __future__ import annotations
 
@@ -21,100 +21,15 @@ COMMAND_S = 60.0
 """Seconds that a service may take to start or stop."""
 
 
-def program() -> Path:
-    """The command that is running, where it is installed. Raises InstallError."""
-    beside, called = Path(sys.executable).with_name(COMMAND), Path(sys.argv[0]).absolute()
-    if beside.exists():
-        return beside
-    if called.name == COMMAND and called.exists():  # installed for this user only
-        return called
-    raise InstallError(
-        f"{beside} is not there: install device-runtime in the environment of {sys.executable}"
-    )
-
-
-def put(service: DeviceService) -> None:
-    """Write its files. Raises InstallError."""
-    for file in service.files:
-        try:
-            file.path.parent.mkdir(parents=True, exist_ok=True)
-            if file.link is not None:
-                file.path.unlink(missing_ok=True)
-                file.path.symlink_to(file.link)
-            else:
-                file.path.write_text(file.text)
-                file.path.chmod(0o755 if file.program else 0o644)
-        except OSError as error:
-            raise InstallError(f"cannot write {file.path}: {error.strerror}") from None
-
-
-def start(service: DeviceService) -> None:
-    """Raises InstallError with what the system says: its files are there then."""
-    for command in service.start:
-        if wrong := ran(command):
-            raise InstallError(
-                f"{service.files[0].path} is written, but `{' '.join(command)}` failed: {wrong}. "
-                "Log in as the user whom it is for, and do that by hand"
-            )
-
-
-def remove(service: DeviceService) -> Iterator[str]:
-    """Stop it and remove its files; what is not done is told."""
-    for command in service.stop:
-        if wrong := ran(command):
-            yield f"`{' '.join(command)}` failed: {wrong}"
-    for file in service.files:
-        with suppress(FileNotFoundError):
-            file.path.unlink()
-    for folder in service.folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    for command in service.after:
-        ran(command)
-
-
-def of(name: str) -> DeviceService | None:
-    """The service of a device, where one is installed."""
-    service = device_service(ServiceCommand(name, (), Path()), os.environ)
-    return service if service.files[0].path.exists() else None
-
-
-def lingers() -> str:
-    """What is to be done so that services outlive a login; empty where nothing is, or nobody knows."""
-    if in_termux(os.environ):
-        return "Open the app Termux:Boot once, so that it starts with the phone."
-    user = getuser()
-    try:
-        told = run_program(("loginctl", "show-user", user, "-p", "Linger"), COMMAND_S).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    if "Linger=yes" in told:
-        return ""
-    return (
-        f"It ends when you log out; `loginctl enable-linger {user}` keeps it, and starts it with the machine."
-    )
-
-
-def ran(command: Sequence[str]) -> str:
-    """Empty where it did its work; else what it says."""
-    try:
-        done = run_program(command, COMMAND_S)
-    except FileNotFoundError:
-        return f"{command[0]} is not installed"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
-
-
-# FROM service_unit: A device as a service of its user: a systemd unit; in Termux runit's, and a boot
-# script. Text only.
+# The service as text, without I/O.
 
 HEADROOM = 1.25
-"""What the kernel lets the process hold, over what it lets itself hold: room for the pages of its files."""
+"""Kernel's memory limit over the process's own: room for the pages of its files."""
 
 
 @dataclass(frozen=True)
 class ServiceCommand:
-    """What is to run: `command` with absolute paths, in `folder`. `cpu_percent` is of one core."""
+    """`command` to run, with absolute paths, in `folder`. `cpu_percent` is of one core."""
 
     name: str
     command: tuple[str, ...]
@@ -127,7 +42,7 @@ class ServiceCommand:
 
 @dataclass(frozen=True)
 class ServiceFile:
-    """A file to be written; of a script, `program` is True. A `link` leads there instead."""
+    """A file to write; `program` marks a script. With `link`, a symbolic link to it is made instead."""
 
     path: Path
     text: str = ""
@@ -137,7 +52,10 @@ class ServiceFile:
 
 @dataclass(frozen=True)
 class DeviceService:
-    """Its files, and what starts and stops it; each command in turn. `folders` go when it is removed."""
+    """The files of a service, and the commands that start and stop it, each in turn.
+
+    `after` runs after its removal, when `folders` are removed too.
+    """
 
     files: tuple[ServiceFile, ...]
     start: tuple[tuple[str, ...], ...]
@@ -147,7 +65,7 @@ class DeviceService:
 
 
 def title(name: str) -> str:
-    """What the service of this device is called."""
+    """The name of the service of this device."""
     return f"device-runtime-{name}"
 
 
@@ -156,12 +74,12 @@ def in_termux(env: Mapping[str, str]) -> bool:
 
 
 def device_service(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
-    """What suits the system whose environment this is."""
+    """The service for the system with this environment."""
     return _termux(job, env) if in_termux(env) else _systemd(job, env)
 
 
 def unit(job: ServiceCommand) -> str:
-    """A systemd user unit. Limits are the kernel's: those that the process keeps itself are tighter."""
+    """A systemd user unit. Its limits are the kernel's; the process keeps to tighter ones itself."""
     lines = [
         "[Unit]",
         f"Description=Federated learning as {job.name}",
@@ -203,7 +121,7 @@ def _systemd(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
 
 
 def _termux(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
-    """Started by termux-services (runit), and that by Termux:Boot."""
+    """A service of termux-services (runit), which Termux:Boot starts by a boot script."""
     prefix, home, name = Path(env["PREFIX"]), Path(env["HOME"]), title(job.name)
     folder, shell = prefix / "var" / "service" / name, prefix / "bin" / "sh"
     run = f"#!{shell}\ncd {_worded([str(job.folder)])} || exit 1\nexec {_worded(_polite(job))} 2>&1\n"
@@ -226,7 +144,91 @@ def _worded(words: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """As systemd reads it, without specifiers; `:` before the command is for no variables."""
+    """Quoted for systemd, without specifiers; `:` before the command turns off variables."""
     for letter, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%")):
         word = word.replace(letter, instead)
     return f'"{word}"'
+
+
+def program() -> Path:
+    """The installed command that is running. Raises InstallError."""
+    beside, called = Path(sys.executable).with_name(COMMAND), Path(sys.argv[0]).absolute()
+    if beside.exists():
+        return beside
+    if called.name == COMMAND and called.exists():  # installed for this user only
+        return called
+    raise InstallError(
+        f"{beside} is not there: install device-runtime in the environment of {sys.executable}"
+    )
+
+
+def put(service: DeviceService) -> None:
+    """Write the service's files. Raises InstallError."""
+    for file in service.files:
+        try:
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            if file.link is not None:
+                file.path.unlink(missing_ok=True)
+                file.path.symlink_to(file.link)
+            else:
+                file.path.write_text(file.text)
+                file.path.chmod(0o755 if file.program else 0o644)
+        except OSError as error:
+            raise InstallError(f"cannot write {file.path}: {error.strerror}") from None
+
+
+def start(service: DeviceService) -> None:
+    """Start the service. Raises InstallError with what the system says; the files stay."""
+    for command in service.start:
+        if wrong := ran(command):
+            raise InstallError(
+                f"{service.files[0].path} is written, but `{' '.join(command)}` failed: {wrong}. "
+                "Log in as the user whom it is for, and do that by hand"
+            )
+
+
+def remove(service: DeviceService) -> Iterator[str]:
+    """Stop the service and remove its files; yields what failed."""
+    for command in service.stop:
+        if wrong := ran(command):
+            yield f"`{' '.join(command)}` failed: {wrong}"
+    for file in service.files:
+        with suppress(FileNotFoundError):
+            file.path.unlink()
+    for folder in service.folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    for command in service.after:
+        ran(command)
+
+
+def of(name: str) -> DeviceService | None:
+    """The service of a device, if one is installed."""
+    service = device_service(ServiceCommand(name, (), Path()), os.environ)
+    return service if service.files[0].path.exists() else None
+
+
+def lingers() -> str:
+    """How to keep services running after logout; empty if nothing is to be done, or it is not known."""
+    if in_termux(os.environ):
+        return "Open the app Termux:Boot once, so that it starts with the phone."
+    user = getuser()
+    try:
+        told = run_program(("loginctl", "show-user", user, "-p", "Linger"), COMMAND_S).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if "Linger=yes" in told:
+        return ""
+    return (
+        f"It ends when you log out; `loginctl enable-linger {user}` keeps it, and starts it with the machine."
+    )
+
+
+def ran(command: Sequence[str]) -> str:
+    """Run a command. Returns an empty text if it succeeded, else what it says."""
+    try:
+        done = run_program(command, COMMAND_S)
+    except FileNotFoundError:
+        return f"{command[0]} is not installed"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")

@@ -1,4 +1,4 @@
-"""Being a guest on a machine: alone in its folder, by its owner's rules, and to be paused by a signal."""
+"""Allows one process for each device, by a lock in its folder, and pauses it by a signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from device_runtime.broker.wire.link import Link
 from device_runtime.broker.wire.partial_blob import sync_folder
 from device_runtime.client.agent import Agent
 from device_runtime.client.errors import InUse
-from device_runtime.client.policy import work_gate as owner
+from device_runtime.client.policy import work_gate
 from device_runtime.client.policy.process_priority import Manners
 from device_runtime.client.policy.rules import Policy
 from device_runtime.client.policy.work_gate import Owner
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 LOCK = "lock"
 DIGITS = 20
-"""Of the number in it, with blanks: it is written over another one at once."""
+"""Width of the process id in the lock file, padded with blanks: one write replaces the old id."""
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """No other process is this device while inside. Raises InUse."""
+    """Lock the folder: inside, no other process is this device. Raises InUse."""
     with (folder / LOCK).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,14 +37,14 @@ def alone(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by process {_number(file.name)}: one device is one process"
             ) from None
         except OSError as error:  # a file system without locks
-            log.warning("that %s is one device's alone cannot be seen to: %s", folder, error.strerror)
-        with suppress(OSError):  # of a full disk: it is for people
+            log.warning("%s cannot be locked against a second process: %s", folder, error.strerror)
+        with suppress(OSError):  # a full disk: the id is only for people
             os.pwrite(file.fileno(), f"{os.getpid():<{DIGITS}}\n".encode(), 0)
         yield
 
 
 def process(folder: Path) -> int | None:
-    """The process that is this device now, if any."""
+    """The id of the process that is this device now, if any."""
     try:
         with (folder / LOCK).open("r+") as file:
             try:
@@ -57,14 +57,14 @@ def process(folder: Path) -> int | None:
 
 
 def heed_pauses(folder: Path, also: Callable[[], None] = lambda: None) -> None:
-    """From now on SIGUSR1 pauses the device, which would else end it, and SIGUSR2 lets it go on.
+    """From now on SIGUSR1 pauses the device, which it would otherwise end, and SIGUSR2 resumes it.
 
-    `also` is called then, in the signal's handler.
+    `also` is called then, in the signal handler.
     """
 
     def heard(number: int, _frame: object) -> None:
         try:
-            (owner.pause if number == signal.SIGUSR1 else owner.resume)(folder)
+            (work_gate.pause if number == signal.SIGUSR1 else work_gate.resume)(folder)
         except OSError as error:
             log.warning("cannot be paused: %s", error)
         also()
@@ -75,7 +75,10 @@ def heed_pauses(folder: Path, also: Callable[[], None] = lambda: None) -> None:
 
 @contextmanager
 def welcome(agent: Agent, link: Link, policy: Policy, manners: Manners) -> Iterator[None]:
-    """`agent` works by these rules inside; SIGUSR1 pauses it and SIGUSR2 lets it go on. Raises InUse."""
+    """Lock the agent's folder, and apply its rules and priority inside.
+
+    SIGUSR1 pauses it and SIGUSR2 resumes it. Raises InUse.
+    """
     folder = agent.settings.folder
     rules = Owner(policy, folder, lambda: (link.bytes_up, link.bytes_down))
 
@@ -85,9 +88,9 @@ def welcome(agent: Agent, link: Link, policy: Policy, manners: Manners) -> Itera
 
     with alone(folder):
         for made in (folder, folder.parent):
-            sync_folder(made)  # what is kept in it is durable only if it is
+            sync_folder(made)  # files in it are durable only if the folder is
         manners.apply()
-        owner.keep(policy, folder)
+        work_gate.keep(policy, folder)
         agent.hours.judged = rules.judged
         heed_pauses(folder, again)
         try:

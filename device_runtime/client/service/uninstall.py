@@ -1,4 +1,4 @@
-"""Taking a device off a machine: its process, its service, and all that it kept."""
+"""Removes a device from a machine: its process, its service, and its files."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from device_runtime.client.connection.connecting import Connection, is_device
 from device_runtime.client.connection.presence import Voice
 from device_runtime.client.errors import InstallError, NoDevice, PolicyError
 
-from . import device_file
-from . import install as installing
-from . import instance_lock as guest
+from . import device_file, install, instance_lock
 
 STOP_S = 120.0
-"""Seconds that a process may take to end what it does."""
+"""Seconds that a process may take to end its work."""
 
 SETTINGS = "device.toml"
-"""What a service joins with."""
+"""The file of a service's settings."""
 KEPT = {
     "enrolment.json": "its credentials",
     "issued.json": "when the latest offers were issued",
     "outbox": "contributions, sent and not",
     "blobs": "models on their way, and the bodies of contributions",
     "bundles": "models as they were fetched",
-    "stand": "where it stood on a line of steps",
+    "stand": "how far it has replayed the step log",
     "left": "what codecs left out of updates",
     "empty": "the empty folder in which it works",
-    "memory": "what kinds of update remember",
+    "memory": "state of kinds of update",
     "personal": "the personal model",
     "speed.json": "measurements",
     "speed.tmp": "measurements",
@@ -49,13 +47,13 @@ KEPT = {
     "paused": "that it is paused",
     "lock": "its lock",
 }
-"""What a device has in its folder. Samples are their owner's: they are not touched, wherever they are."""
+"""Names in a device's folder, and what they are. Samples are their owner's: they are never removed."""
 UNSENT = ("outbox", "blobs", "left")
-"""What sending later needs."""
+"""What is needed to send contributions later."""
 
 
 def name_in(folder: Path) -> str:
-    """Of the device whose folder this is."""
+    """The name of the device with this folder."""
     if name := setting(folder, "name"):
         return name
     with suppress(EnrolmentError):
@@ -65,25 +63,25 @@ def name_in(folder: Path) -> str:
 
 
 def setting(folder: Path, key: str) -> str:
-    """What its service joins with; empty where there is none, or it does not say."""
+    """A setting of its service; empty if there is no service, or no such setting."""
     with suppress(PolicyError):
         return str(dict(device_file.read(folder / SETTINGS)).get(key, ""))
     return ""
 
 
 def check(folder: Path) -> None:
-    """Raises NoDevice for a folder in which a `personal` or a `memory` is somebody else's."""
+    """Raises NoDevice for a folder of others, in which a `personal` or a `memory` is not a device's."""
     if not is_device(folder):
         raise NoDevice(f"no device is in {folder}: nothing is removed")
 
 
 def waiting(folder: Path) -> int:
-    """Contributions without a receipt."""
+    """Number of contributions without a receipt."""
     return len(list((folder / "outbox").glob("*.msg")))
 
 
 def parts(folder: Path, keep_outbox: bool = False) -> dict[Path, str]:
-    """What is to be removed, and what it is."""
+    """Paths to be removed, and what each is."""
     names = [name for name in KEPT if not (keep_outbox and name in UNSENT)]
     found = {folder / name: KEPT[name] for name in names if os.path.lexists(folder / name)}
     cut_off = [path for name in names for path in folder.glob(f".{name}*") if path.is_file()]
@@ -96,22 +94,22 @@ def size(path: Path) -> int:
 
 
 def stop(name: str, folder: Path) -> Iterator[str]:
-    """Its service and its process; what was done is told. The process says goodbye as it ends.
+    """Stop its service and its process, which says goodbye as it ends; yields what was done.
 
-    A service of the same name is another device's where no settings of one are here.
-    Raises InstallError for a process that does not end.
+    Without service settings in this folder, a service of the same name is another device's. Raises
+    InstallError if the process does not end.
     """
-    service = installing.of(name) if (folder / SETTINGS).exists() else None
+    service = install.of(name) if (folder / SETTINGS).exists() else None
     if service is not None:
-        yield from installing.remove(service)
+        yield from install.remove(service)
         yield f"removed {service.files[0].path}"
-    pid = guest.process(folder)
+    pid = instance_lock.process(folder)
     if pid is None:
         return
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + STOP_S
-    while guest.process(folder) is not None:
+    while instance_lock.process(folder) is not None:
         if time.monotonic() > end:
             raise InstallError(f"process {pid} does not end: nothing is removed. End it, and leave again")
         time.sleep(0.1)
@@ -119,7 +117,7 @@ def stop(name: str, folder: Path) -> Iterator[str]:
 
 
 def say_goodbye(connection: Connection, clock: Callable[[], float] = time.monotonic) -> str:
-    """To the aggregator, where no process is there to do it. Returns what came of it."""
+    """Tell the aggregator that the device leaves, if no process can. Returns the result in words."""
     voice = Voice(connection.name, secrets.randbits(32))
     will = voice.presence(online=False)
     link = Link(connection.url, connection.client_id, DeviceInbox(clock), LinkOptions(will))
@@ -134,7 +132,10 @@ def say_goodbye(connection: Connection, clock: Callable[[], float] = time.monoto
 
 
 def remove(folder: Path, keep_outbox: bool) -> Path | None:
-    """Everything in `parts`, and the folder if it is empty then; else it is returned. Raises InstallError."""
+    """Remove everything in `parts`, and the folder if it is then empty; else the folder is returned.
+
+    Raises InstallError.
+    """
     for path in parts(folder, keep_outbox):
         try:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -148,7 +149,7 @@ def remove(folder: Path, keep_outbox: bool) -> Path | None:
 
 
 def _bytes(path: Path) -> int:
-    """Of a file; a device at work may just have taken it away."""
+    """Size of a file; a running device may just have removed it."""
     try:
         known = path.lstat()
     except OSError:

@@ -1,7 +1,7 @@
-"""What another machine needs of wheels: which fit it, and which of them are still lacking.
+"""Selects the wheels that fit another machine, and names those that are missing.
 
-pip judges the conditions of requirements (`tomli; python_version < "3.11"`) by the machine that it runs on,
-not by the one that it downloads for. So they are judged here.
+pip judges the markers of requirements (`tomli; python_version < "3.11"`) by the machine that it runs on, not
+by the one that it downloads for. So they are judged here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from device_runtime.client.errors import InstallError
 
 OLDEST = (3, 10)
-"""Python that a device may have."""
+"""Oldest Python that a device may have."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Machine:
         return "{}.{}".format(*self.python)
 
     def fits(self, wheel: Path) -> bool:
-        """Raises InstallError for a name that no wheel has."""
+        """Whether a wheel runs there. Raises InstallError for a file name that is not a wheel's."""
         try:
             tags = parse_wheel_filename(wheel.name)[3]
         except InvalidWheelFilename as error:
@@ -50,7 +50,7 @@ class Machine:
 
 
 def _linux(machine: str, oldest: int, *older: str) -> tuple[str, ...]:
-    """Of glibc 2.28 (Debian 10, Ubuntu 20.04) and of those before, down to 2.`oldest`."""
+    """Tags of glibc from 2.28 (Debian 10, Ubuntu 20.04) down to 2.`oldest`, then `older`."""
     return (*(f"manylinux_2_{minor}_{machine}" for minor in range(28, oldest - 1, -1)), *older)
 
 
@@ -68,11 +68,11 @@ PLATFORMS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
         {"sys_platform": "darwin", "platform_system": "Darwin", "platform_machine": "arm64"},
     ),
 }
-"""By name: platform tags, and what conditions of requirements ask of the platform."""
+"""By name: platform tags, and the platform's values for markers of requirements."""
 
 
 def machine(platform: str, python: str) -> Machine:
-    """Raises InstallError for a platform that is not known, or a Python that is none or too old."""
+    """The machine of a platform. Raises InstallError if it is unknown, or Python is not valid or too old."""
     if platform not in PLATFORMS:
         raise InstallError(f"no wheels are known for {platform!r}; there are {', '.join(PLATFORMS)}")
     if not (found := re.fullmatch(r"(\d+)\.(\d+)", python)):
@@ -97,7 +97,7 @@ def machine(platform: str, python: str) -> Machine:
 
 @dataclass(frozen=True)
 class Wheel:
-    """What a wheel says of itself."""
+    """The metadata of a wheel."""
 
     name: str
     requires: tuple[Requirement, ...]
@@ -105,7 +105,7 @@ class Wheel:
 
 
 def read(path: Path) -> Wheel:
-    """Raises InstallError for what is no wheel."""
+    """The metadata of a wheel. Raises InstallError for a file that is not one."""
     try:
         with zipfile.ZipFile(path) as archive:
             [inside] = [
@@ -120,8 +120,9 @@ def read(path: Path) -> Wheel:
 
 
 def needed(wheel: Wheel, extras: Iterable[str], where: Machine) -> Iterator[Requirement]:
-    """What the wheel asks for there with these extras, without its conditions; extras that only name others
-    of the same wheel are followed.
+    """The requirements of a wheel with these extras on that machine, without their markers.
+
+    Extras that only name others of the same wheel are followed.
     """
     todo, seen = {"", *map(canonicalize_name, extras)}, {""}
     while todo:
@@ -140,7 +141,7 @@ def needed(wheel: Wheel, extras: Iterable[str], where: Machine) -> Iterator[Requ
 
 
 def lacking(wheels: Iterable[Wheel], root: Requirement, where: Machine) -> list[Requirement]:
-    """What has to be there for `root` and is not, at any depth."""
+    """The requirements of `root`, at any depth, that none of the wheels meets."""
     there = {wheel.name: wheel for wheel in wheels}
     todo, seen, missing = [root], set[tuple[str, frozenset[str]]](), dict[str, Requirement]()
     while todo:

@@ -1,6 +1,6 @@
-"""Watching the engine at work: memory is refused before it is taken, and a pretended device is slowed.
+"""Watches the engine: refuses work that would exceed the memory, and slows an emulated device down.
 
-Both hang on the same hook, `engines.base.Watch`: it is told before a session is made and after each run.
+Both use the same hook, `engines.base.Watch`: it is called before a session is made and after each run.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from .emulation import Pretence, Time
 ENGINE_BYTES = 30 * 2**20
 """What loading ONNX Runtime adds to the process (measured 19 to 28 MB)."""
 RUN_SHARE, LEAST_RUN_BYTES = 6, 2**20
-"""So many times a run's live activations are to be free, or fewer samples go into one: a training step was
-seen to hold up to 2.5 times as many, and has its session, the update, weights and samples beside them.
+"""A run needs RUN_SHARE times its live activations free; otherwise it takes fewer samples.
+
+A training step was seen to hold up to 2.5 times as many, and its session, the update, weights and samples
+come on top. LEAST_RUN_BYTES is the smallest run.
 """
 
 MARGIN, MARGIN_BYTES = 1.1, 2 * 2**20
-"""By how much more a graph may hold than it was seen to."""
+"""How much more a graph may hold than was seen: a factor, and bytes."""
 
 
 class Watcher:
-    """Told of every session and run; see `models.engines.base.Watch`.
+    """Called before each session and after each run; see `models.engines.base.Watch`.
 
-    `limit_bytes` is what the process may hold; `held_bytes` what a graph with a whole run in it holds, by its
-    name, where that is known; `run_bytes` what limits the samples of a run. `pretence` makes every run take
-    as long as that device would take for its FLOPs, unless this machine took longer.
+    `limit_bytes` is the most that the process may hold; `held_bytes` what a graph with a whole run in it
+    holds, by its name, where that is known; `run_bytes` limits the samples of a run. `pretence` makes every
+    run take as long as that device would take for its FLOPs, unless this machine took longer.
     """
 
     def __init__(
@@ -65,35 +67,36 @@ class Watcher:
     def hooked(
         self, between: Callable[[], None] = lambda: None, began: Callable[[], None] = lambda: None
     ) -> None:
-        """`between` is called after each run of an engine, and may raise; `began` when work begins."""
+        """Set hooks: `between` is called after each run and may raise, `began` when work begins."""
         self._between, self._began = between, began
 
     def alarm(self, text: str) -> None:
-        """Memory runs out: work ends at its next step. May be called from another thread."""
+        """Memory runs out: end the work at its next step. May be called from another thread."""
         self._alarm = text
 
     def heed(self) -> None:
-        """Raises OutOfMemory where there was an alarm; once for each."""
+        """Raises OutOfMemory if there was an alarm; once for each."""
         text, self._alarm = self._alarm, ""
         if text:
             raise OutOfMemory(text)
 
     @property
     def grown(self) -> dict[str, int]:
-        """Bytes by which the process had grown with each graph that has had a whole run in it, and some
-        more: what was free then may not be free again.
+        """Bytes by which the process grew with each graph that had a whole run in it, plus a margin.
+
+        The margin is for memory that was free then and may not be free again.
         """
         return {name: round(MARGIN * grown) + MARGIN_BYTES for name, grown in self._grown.items()}
 
     def forget(self) -> None:
-        """What was seen so far is not of the graphs alone: an engine was loaded."""
+        """Forget the growth seen so far: it includes an engine that was loaded."""
         self._grown.clear()
 
     def will_load(self, name: str, graph: Graph) -> None:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
         needed, most = self._needed(name, graph), self._most()
         if needed > most and self.pretence is None:
-            rest()  # what was done before may have left some
+            rest()  # earlier work may have left memory to give back
             needed, most = self._needed(name, graph), self._most()
         if needed > most:
             raise OutOfMemory(
@@ -102,9 +105,9 @@ class Watcher:
         self._before[name] = self.resident()
 
     def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
-        """Sleep for what the pretended device would still be computing; note the memory held.
+        """Sleep while the emulated device would still be computing, and note the memory held.
 
-        Raises OutOfMemory when the process has outgrown its limit: the work is given up, not the device.
+        Raises OutOfMemory if the process has exceeded its limit: the work is given up, not the device.
         """
         held = self.resident()
         if samples >= self._rows(graph):
@@ -120,7 +123,7 @@ class Watcher:
             self.wait(wanted - seconds)
 
     def wait(self, seconds: float) -> None:
-        """Sleep, carrying over what was slept too long or worked too slowly, so that the sum is right."""
+        """Sleep; the error of each sleep is made up for by the next, so that the sum is right."""
         self._owed_s += seconds
         if self._owed_s > 0.001:
             began = self._time.clock()
@@ -128,13 +131,13 @@ class Watcher:
             self._owed_s -= self._time.clock() - began
 
     def start(self) -> None:
-        """A new piece of work: forget the debt, the alarm and the peak."""
+        """Begin a new piece of work: reset the sleep still owed, the alarm and the peak."""
         self._owed_s, self._alarm = 0.0, ""
         self.peak_bytes = self.resident()
         self._began()
 
     def clear(self, model: DeviceModel) -> None:
-        """What was given up holds no memory that the next piece of work was promised."""
+        """Unload the model of work that was given up: the next work was promised its memory."""
         model.unload()
 
     def _rows(self, graph: Graph) -> int:
@@ -152,16 +155,16 @@ class Watcher:
         return min(self.limit_bytes, self.resident() + room().usable)
 
     def resident(self) -> int:
-        """Bytes that the process holds; the most is kept as the peak."""
+        """Bytes that the process holds; also notes the peak."""
         held = int(self._process.memory_info().rss)
         self.peak_bytes = max(self.peak_bytes, held)
         return held
 
 
 class VirtualWatcher(Watcher):
-    """Of a virtual device: every run takes the profile's time, on the device's own clock, and none of ours.
+    """Watches a virtual device: each run takes the profile's time, on the device's own clock.
 
-    Memory is that of the profile, and what is predicted for the sessions; what this process holds is of many.
+    Memory is the profile's plus what is predicted for the sessions, since this process holds many devices.
     """
 
     def __init__(self, limit_bytes: int, profile: DeviceProfile, time: Time) -> None:
@@ -177,14 +180,14 @@ class VirtualWatcher(Watcher):
         return needed
 
     def clear(self, model: DeviceModel) -> None:
-        """Nothing: the model is of many."""
+        """Does nothing: many devices share the model."""
 
     def resident(self) -> int:
         return self._profile.memory.resident_bytes
 
 
 def watcher(pretence: Pretence | None, memory_bytes: int | None) -> Watcher:
-    """What suits the device; `memory_bytes` is its limit where one is set by hand."""
+    """The watcher for this device; `memory_bytes` is its limit, if one is set by hand."""
     limit = limit_bytes(pretence, memory_bytes)
     if pretence is not None and pretence.time is not None:
         return VirtualWatcher(limit, pretence.profile, pretence.time)
@@ -194,7 +197,7 @@ def watcher(pretence: Pretence | None, memory_bytes: int | None) -> Watcher:
 
 
 def run_bytes(free: int) -> int:
-    """Live activations of one run that suit `free` bytes: a share of them, in halves of RUN_BYTES."""
+    """Live activations of one run for `free` bytes: RUN_BYTES, halved until RUN_SHARE times them fit."""
     if "onnxruntime" not in sys.modules:
         free -= ENGINE_BYTES
     halvings = range((RUN_BYTES // LEAST_RUN_BYTES).bit_length())
@@ -211,7 +214,7 @@ def own_memory(profile: DeviceProfile, memory_bytes: int | None) -> DeviceProfil
 
 
 def limit_bytes(pretence: Pretence | None, memory_bytes: int | None) -> int:
-    """What the process may hold: as set by hand, or as on the pretended device, or what is free here."""
+    """Most bytes that the process may hold: as set by hand, as on the emulated device, or what is free."""
     if memory_bytes is not None:
         return memory_bytes
     if pretence is not None:

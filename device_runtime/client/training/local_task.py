@@ -1,4 +1,4 @@
-"""One task as this device has it: the model on its engine, the local data, what both cost here."""
+"""One task on this device: its model, samples and costs, and the work on its rounds."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ from device_runtime.strategies.training.workload import workload
 from .engine_guard import limit_bytes, own_memory, watcher
 from .work import Assignment, Equipment, Listener, WorkOutcome, perform
 
-# FROM samples: A device's samples for its task, and what follows from them: the work of a round, and whose
-# it is.
-
 log = logging.getLogger(__name__)
 
 
 class TaskSamples:
-    """`training` is trained on, `held` is kept out of it; `loads` by member of the family."""
+    """A device's samples for its task, with the workload and the privacy guard that follow from them.
+
+    `training` is trained on, `held` is held out; `loads` are the workloads by member of the family.
+    """
 
     def __init__(self, place: Place | Path, bundles: Mapping[str, Bundle], keep: Selection) -> None:
-        """Reads them. Raises DataError where none is of the task."""
+        """Reads the samples. Raises DataError if none suits the task."""
         self._bundles = bundles
         self._shelf = local_data.opened(place, bundles[MAIN].manifest, keep, bundles[MAIN].texts)
 
@@ -76,12 +76,12 @@ class TaskSamples:
         return {member: workload(one.manifest, counts) for member, one in self._bundles.items()}
 
     def guard(self, settings: Settings) -> PrivacyGuard:
-        """Of the device with these settings, for what has been read."""
+        """The privacy guard of the device with these settings, for the samples that were read."""
         place, stamp = self._shelf.place, self._shelf.stamp
         return PrivacyGuard.of(settings.folder, place, settings.owner, stamp, settings.allowed)
 
     def refresh(self) -> bool:
-        """Reads what is new or changed; whether anything is. Raises KindError where nothing is left."""
+        """Read new and changed samples; returns whether there were any. Raises KindError if none is left."""
         changed = self._shelf.refresh()
         if not len(self.training):
             raise KindError(f"no samples are left in {self._shelf.place}")
@@ -94,9 +94,10 @@ class TaskSamples:
 
 
 class DeviceTask(OneTask):
-    """Made once the bundles are here: loads the data, opens the engine, measures or remembers its speed.
+    """A device's task, made once the bundles are here: loads samples, opens the engine, measures its speed.
 
-    Smaller models of a family are taken to be as fast, operation for operation, as the main one.
+    The speed is reused if it was measured before. Smaller models of a family are taken to be as fast,
+    operation for operation, as the main one.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class DeviceTask(OneTask):
         clock: Callable[[], float],
         link: LinkSpeed,
     ) -> None:
-        """`bundles` by member, the main one by ""; `link` goes on being told of what is seen.
+        """`bundles` by member, the main one by ""; `link` goes on learning the link's speed.
 
         Raises DataError, ModelError, OutOfMemory.
         """
@@ -119,16 +120,18 @@ class DeviceTask(OneTask):
         self.watcher = watcher(settings.pretence, settings.memory_bytes)
         self._wish = replace(settings.engine, run_bytes=self.watcher.run_bytes)
         self.model = open_model(bundle, self._wish, watch=self.watcher)
-        self._memories = Memories(settings.folder / "memory")
+        self._states = Memories(settings.folder / "memory")
         self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
         self._virtual = settings.pretence if settings.pretence and settings.pretence.time else None
         self._measurements = Measurements(settings.folder / "speed.json")
         self._key = cache_key(bundle.sha256, f"{self._engine} {self._wish}", settings.pretence)
         self._clock, self._link = clock, link
-        learnt = Corrections(self._virtual.profile.speed) if self._virtual else self._measured()
-        self._learnt, speed = learnt, learnt.speed
+        calibration = Corrections(self._virtual.profile.speed) if self._virtual else self._measured()
+        self._calibration, speed = calibration, calibration.speed
         self._rest()
-        self.profile = replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
+        self.profile = replace(
+            self._as_it_is_now(), corrections=calibration.corrections, growth=calibration.growth
+        )
         samples = self._samples
         guard = samples.guard(settings)
         account = Account(settings.meter, time.process_time) if settings.pretence is None else Account()
@@ -151,7 +154,7 @@ class DeviceTask(OneTask):
         )
 
     def hello(self, boot: int) -> Hello:
-        """Who joins, now that it is known."""
+        """The device's hello, now that its samples and profile are known."""
         battery = self.profile.battery
         return Hello(
             boot=boot,
@@ -163,11 +166,11 @@ class DeviceTask(OneTask):
         )
 
     def bundle(self, member: str) -> Bundle:
-        """Of this member of the family, or the main one's. Raises KeyError."""
+        """The bundle of this member of the family, or the main one's. Raises KeyError."""
         return self._bundles[member]
 
     def member(self, offer: Offer, remaining_s: float) -> str:
-        """Which model the device would train as things stand; the main one where it would sit out.
+        """The model that the device would train now; the main one if it would sit out.
 
         Raises KindError when no kind of the offer can be done here.
         """
@@ -178,14 +181,14 @@ class DeviceTask(OneTask):
         return MAIN if plan.chosen is None else plan.chosen.strategy.member
 
     def _kinds(self, offer: Offer) -> tuple[AnyStrategy, ...]:
-        """What an offer asks of this device, less class statistics that its owner does not allow.
+        """The kinds of an offer, without class statistics that the owner does not allow.
 
         Raises KindError when no kind of the offer can be done here.
         """
         return tuple(allowed_statistics(kind, self.settings.allowed) for kind in registry.known(offer.kinds))
 
     def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
-        """A round's update as its kind sends it, with what was left out of those before.
+        """A round's update as its kind sends it, together with what was left out of earlier ones.
 
         Raises ValueError for an outcome without contribution, TensorError.
         """
@@ -195,36 +198,36 @@ class DeviceTask(OneTask):
         return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
 
     def keep(self, offer: Offer, made: TrainedUpdate) -> None:
-        """What the kind keeps of a round's update for the next. Raises OSError."""
+        """Keep the strategy state of a round's update for the next. Raises OSError."""
         if made.memory is not None:
-            self._memories.put(offer.run, made.kind, offer.round, made.memory)
+            self._states.put(offer.run, made.kind, offer.round, made.memory)
 
     def perform(self, given: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome:
-        """The round's work from this base model; see `work.perform`. Learns from how long it took.
+        """Do the round's work from this base model and learn from how long it took; see `work.perform`.
 
-        Where it is sat out and there is reason to doubt the speed, that is measured anew, and the work tried
-        again in what is left of the round. What the listener raises ends the work and goes to the caller.
+        If the device sits out and its speed is in doubt, the speed is measured anew, and the work is tried
+        again in the rest of the round. What the listener raises ends the work and goes to the caller.
 
         Raises KindError when no kind of the offer can be done here, TensorError for a base that does not fit.
         """
         model = self._loaded(given)
         if self.settings.personal.keep:
             after_round.keep(self._keeper, given.offer, self._bundles[given.member], given.base)
-        self._look_anew()
-        outcome = self._tried(model, given, deadline, listener)
-        if self._measures_anew():
-            outcome = self._tried(self._loaded(given), given, deadline, listener)
+        self._refresh_samples()
+        outcome = self._attempt(model, given, deadline, listener)
+        if self._remeasured():
+            outcome = self._attempt(self._loaded(given), given, deadline, listener)
         self._rest()
         return outcome
 
-    def _tried(
+    def _attempt(
         self, model: DeviceModel, given: RoundInputs, deadline: float, listener: Listener
     ) -> WorkOutcome:
-        """The round's work, with its base loaded, from which is learnt. Raises as `perform` does."""
+        """Do the round's work with its base loaded, and learn from it. Raises as `perform` does."""
         offer, member = given.offer, given.member
         self.profile = self._profile_now()
         self.watcher.limit_bytes = self.profile.memory.limit_bytes
-        self.watcher.held_bytes = self._learnt.speed.held_bytes if member == MAIN else {}
+        self.watcher.held_bytes = self._calibration.speed.held_bytes if member == MAIN else {}
         loads = self._equipment.loads
         elsewhere = {other: load for other, load in loads.items() if other != member}
         equipment = replace(
@@ -232,7 +235,7 @@ class DeviceTask(OneTask):
             models={member: model},
             loads={member: replace(loads[member], download_bytes=0)},
             progress=listener.progress,
-            memory=lambda kind: self._memories.get(offer.run, kind, offer.round),
+            memory=lambda kind: self._states.get(offer.run, kind, offer.round),
             aside=given.aside,
             lost=listener.lost,
             round=offer.round,
@@ -249,15 +252,18 @@ class DeviceTask(OneTask):
         return outcome
 
     def final(self, given: RoundInputs, between: Callable[[], None]) -> None:
-        """Keep the model that another round would have begun with, and judge it; `between` as in `after`."""
+        """Keep the model that another round would have begun with, and judge it.
+
+        `between` as in `after`.
+        """
         offer = msgspec.structs.replace(given.offer, round=given.offer.round + 1)
         after_round.keep(self._keeper, offer, self._bundles[given.member], given.base)
         self.after(replace(given, offer=offer), between)
 
     def after(self, given: RoundInputs, between: Callable[[], None]) -> None:
-        """Judge the model of a round on the samples that were held out, where the owner wants one kept.
+        """Judge the model of a round on the held-out samples, if the owner wants a model kept.
 
-        `between` is called after each run of the engine; Stopped, raised there, ends it.
+        `between` is called after each run of the engine; a WorkStopped raised there ends it.
         """
         wish, samples = self.settings.personal, self._samples
         if not wish.keep or not len(samples.held):
@@ -276,8 +282,9 @@ class DeviceTask(OneTask):
             self._rest()
 
     def _loaded(self, given: RoundInputs) -> DeviceModel:
-        """The model of a round: a smaller one is on the engine that the main one has, and is let go of after
-        the round. Raises TensorError.
+        """The model of a round, with its base loaded. Raises TensorError.
+
+        A smaller model uses the main one's engine, and is dropped after the round.
         """
         model = self.model
         if given.member != MAIN:
@@ -285,8 +292,8 @@ class DeviceTask(OneTask):
         model.load(given.base)
         return model
 
-    def _look_anew(self) -> None:
-        """Samples that have come since the last round take part in this one. Raises KindError."""
+    def _refresh_samples(self) -> None:
+        """Include samples that have come since the last round. Raises KindError."""
         samples, settings = self._samples, self.settings
         if samples.refresh():
             guard = samples.guard(settings)
@@ -295,66 +302,71 @@ class DeviceTask(OneTask):
             )
 
     def _profile_now(self) -> DeviceProfile:
-        """With what was learnt in earlier rounds."""
-        learnt = self._learnt
-        return replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
+        """The profile now, with the corrections of earlier rounds."""
+        calibration = self._calibration
+        return replace(self._as_it_is_now(), corrections=calibration.corrections, growth=calibration.growth)
 
     def _learn(self, outcome: WorkOutcome) -> None:
-        """From what a round took, for the next and for after a restart."""
-        self._learnt = learnt = self._learnt.after(self.profile, outcome)
-        self.profile = replace(self.profile, corrections=learnt.corrections, growth=learnt.growth)
+        """Correct predictions by a round's outcome, for the next round and after a restart."""
+        self._calibration = calibration = self._calibration.after(self.profile, outcome)
+        self.profile = replace(self.profile, corrections=calibration.corrections, growth=calibration.growth)
         if not self._virtual:
-            self._measurements.put(self._key, learnt)
+            self._measurements.put(self._key, calibration)
 
     def _measured(self) -> Corrections:
-        """Now, or when this device last had this bundle; the engine is loaded in any case."""
-        learnt = self._measurements.get(self._key, self._measured_now)
-        self.watcher.held_bytes = learnt.speed.held_bytes
+        """Measure the speed, or reuse that of this bundle; the engine is loaded in any case."""
+        calibration = self._measurements.get(self._key, self._measured_now)
+        self.watcher.held_bytes = calibration.speed.held_bytes
         ready(self.model)
-        return learnt
+        return calibration
 
     def _measured_now(self) -> Corrections:
         by = clocks(self._clock, self._wish, self.settings.pretence)
         return Corrections(measured(self.model, by, self.watcher), load=load())
 
-    def _measures_anew(self) -> bool:
-        """Whether the speed was doubted, and is now another. What was learnt of times was relative to the old
-        one; what is held in memory is as it was. Raises what the listener of the round does.
+    def _remeasured(self) -> bool:
+        """Measure the speed again if it is in doubt; returns whether it was measured.
+
+        Corrections of time were relative to the old speed and are dropped; those of memory stay. Raises what
+        the listener of the round raises.
         """
-        why = "" if self._virtual else self._learnt.doubted(load())
+        why = "" if self._virtual else self._calibration.doubted(load())
         if not why:
             return False
         log.info("the speed is measured anew: %s", why)
         try:
-            learnt = self._measured_now()
+            calibration = self._measured_now()
         except (OutOfTime, OutOfMemory, ModelError) as error:
             log.warning("the speed is not measured anew: %s", error)
             return False
         finally:
             self.model.unload()
-        before = -1  # the round at hand is tried again, and is none of those after this
-        self._learnt = replace(learnt, growth=self._learnt.growth, sat_out=before)
-        self._measurements.put(self._key, self._learnt)
+        before = -1  # the current round is tried again, and must not count
+        self._calibration = replace(calibration, growth=self._calibration.growth, sat_out=before)
+        self._measurements.put(self._key, self._calibration)
         return True
 
     def _as_it_is_now(self) -> DeviceProfile:
-        """Memory that is free, battery and temperature change from round to round; the speed was measured."""
+        """Free memory, battery and temperature as of now; the speed as measured."""
         if self._virtual:
             return own_memory(replace(self._virtual.profile, engine=self._engine), self.settings.memory_bytes)
-        now = profile(self._learnt.speed, self._engine, self.settings.pretence)
-        if self.settings.pretence is None:  # else it is the link of the board
+        now = profile(self._calibration.speed, self._engine, self.settings.pretence)
+        if self.settings.pretence is None:  # else the link is the emulated board's
             now = replace(now, bandwidth=self._link.over(now.bandwidth))
         return own_memory(now, self.settings.memory_bytes)
 
     def _rest(self) -> None:
-        """Between rounds: no sessions, and their memory given back."""
+        """Between rounds: close all sessions and give their memory back."""
         self.model.unload()
         if not self._virtual:
             rest()
 
 
 def allowed_statistics(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
-    """With class statistics only where the owner allows class means, and of no fewer samples of a class."""
+    """The kind, with class statistics only as far as the owner allows.
+
+    That is where the owner allows class means, and of no fewer samples of a class than the owner's least.
+    """
     statistics, least = kind.statistics, allowed.smallest_count or 1
     if statistics is not None and allowed.kinds and ClassMeans.name not in allowed.kinds:
         return class_statistics.asking(kind, None)
@@ -364,9 +376,12 @@ def allowed_statistics(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
 
 
 def _keep(settings: Settings) -> Selection:
-    """Half of what the process may hold is for samples; a virtual device's are all here, whatever it has."""
+    """Which samples are loaded and held out: half of the process's memory is for samples.
+
+    A virtual device loads all of them, whatever memory its profile has.
+    """
     if settings.pretence and settings.pretence.time:
         return Selection()
     room = limit_bytes(settings.pretence, settings.memory_bytes) // 2
-    held_out = settings.personal.held_out if settings.personal.keep else 0.0  # without a model to judge
+    held_out = settings.personal.held_out if settings.personal.keep else 0.0  # no model to judge
     return Selection(held_out, room_bytes=room)

@@ -1,7 +1,7 @@
-"""Memory while work is done, where its prediction was wrong: looked at on a thread, and capped by the kernel.
+"""Ends work before memory runs out if its prediction was wrong: by a thread and a kernel limit.
 
-The cap is on private memory that may be written (RLIMIT_DATA): what goes over it is refused to whoever asks,
-and an engine says so, where the kernel would else end the process, or another.
+The limit is on private writable memory (RLIMIT_DATA): an allocation beyond it fails, and the engine reports
+that; without it the kernel would end this process, or another.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .engine_guard import VirtualWatcher, Watcher
 LOOK_S = 0.1
 """Seconds between looks."""
 STALLED = 20.0
-"""Percent of the last ten seconds, in which all stood still for want of memory, that are too many."""
+"""Percent of the last ten seconds in which all processes waited for memory: so many are too many."""
 PRESSURE = Path("/proc/pressure/memory")
 
 
 class MemoryWatchdog:
-    """Tells a watcher when memory runs out; what is being done then ends at its next step."""
+    """Alarms a watcher when memory runs out; the work in progress then ends at its next step."""
 
     def __init__(
         self, watcher: Watcher, look: Callable[[], MachineMemory] = room, pressure: Path = PRESSURE
@@ -36,18 +36,18 @@ class MemoryWatchdog:
         self._thread = threading.Thread(target=self._watch, name="memory watchdog", daemon=True)
 
     def start(self) -> None:
-        """Once."""
+        """Starts the thread, once."""
         if not self._thread.is_alive():
             self._thread.start()
 
     def stop(self) -> None:
-        """Also one that was never started."""
+        """Stops the thread, if it was started."""
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def shortage(self) -> str:
-        """What is wrong now; empty when nothing is."""
+        """Why memory is short now; empty when it is not."""
         held, limit = self._watcher.resident(), self._watcher.limit_bytes
         if held > limit:
             return f"the process holds {held / 1e6:.0f} MB, over its {limit / 1e6:.0f} MB"
@@ -56,7 +56,7 @@ class MemoryWatchdog:
             return f"{left.free / 1e6:.0f} MB of memory are left here, of {left.total / 1e6:.0f}"
         try:
             stalled = conditions.stalled(self._pressure.read_text())
-        except OSError:  # a kernel without it
+        except OSError:  # a kernel without pressure figures
             return ""
         return (
             f"memory is short here: all stood still for {stalled:.0f}% of 10 s" if stalled >= STALLED else ""
@@ -70,17 +70,17 @@ class MemoryWatchdog:
 
 @contextmanager
 def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
-    """Work inside is watched from its beginning; `between` is called after each run of an engine.
+    """Watch the memory of work inside, from its beginning; `between` is called after each run of an engine.
 
-    That of a virtual device is not: its memory is predicted, and what this process holds is of many.
+    A virtual device is not watched: its memory is predicted, and this process holds many devices.
     """
     if isinstance(watcher, VirtualWatcher):
         yield
         return
-    dog, before = MemoryWatchdog(watcher), resource.getrlimit(resource.RLIMIT_DATA)
+    watchdog, before = MemoryWatchdog(watcher), resource.getrlimit(resource.RLIMIT_DATA)
 
     def begin() -> None:
-        dog.start()  # while its stack is still to be had
+        watchdog.start()  # while there is still memory for its stack
         if watcher.pretence is None:
             free = max(0, min(watcher.limit_bytes - watcher.resident(), room().free))
             cap(free + max(SLACK, free // 2))
@@ -90,5 +90,5 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         watcher.hooked()
-        dog.stop()
+        watchdog.stop()
         resource.setrlimit(resource.RLIMIT_DATA, before)

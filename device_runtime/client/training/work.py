@@ -1,4 +1,4 @@
-"""One round's work on the device: choose, train, step down rather than miss the deadline."""
+"""One round's work on a device: choose a form of update, train it, and step down if it does not fit."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 
 FADE = 0.1
-"""The part of what made a kind seem slower that is forgotten in each round in which it is not tried."""
+"""Share of a correction of time that is forgotten in each round in which the kind is not tried."""
 
 
 class HeldUp(OutOfTime):
-    """The round closed while the work stood still. How long it takes was not seen."""
+    """The round closed while the work was paused, so its duration is not known."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, nan)
@@ -47,7 +47,10 @@ class HeldUp(OutOfTime):
 
 @dataclass(frozen=True)
 class Decision:
-    """What is tried now. `room_bytes`: what fits on the way up before the update, within the plan's time."""
+    """What is tried now.
+
+    `room_bytes`: bytes that can be sent before the update, within the plan's time.
+    """
 
     plan: UpdateChoice
     gave_up: tuple[str, ...]
@@ -55,15 +58,15 @@ class Decision:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why this and nothing richer, what was given up on the way included."""
+        """Why this and nothing richer, including what was given up before."""
         return (*self.plan.reasons, *self.gave_up)
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told of the work: `progress` as Run.progress is, `decided` before anything is tried.
+    """Callbacks of the work: `progress` as in Run, `decided` before anything is tried.
 
-    `lost` says how long the work has stood still, as in Run.
+    `lost` gives the seconds that the work has been paused, as in Run.
     """
 
     progress: Callable[[float], None]
@@ -73,10 +76,10 @@ class Listener:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the offer asks. `deadline` is on the device's own clock, in seconds, uploads included.
+    """What the offer asks. `deadline` is on the device's own clock, in seconds, and includes the upload.
 
-    `elsewhere`: what it would take with models that were not fetched, to say why they were not. `lost` is the
-    Listener's. `deaths`: what was tried already, in a process that did not survive it.
+    `elsewhere`: workloads of models that were not fetched, to say why they were not. `lost` as in Listener.
+    `deaths`: forms that were tried already and ended the worker process.
     """
 
     kinds: tuple[AnyStrategy, ...]
@@ -89,34 +92,37 @@ class Assignment:
 
 
 class AssignmentWorker(Protocol):
-    """Who does an assignment: a device with its equipment, or a simulated one on a virtual clock."""
+    """Does an assignment: a device with its equipment, or a simulated one on a virtual clock."""
 
     @property
     def loads(self) -> Loads:
-        """What the task takes with the data and the models that are here; by member, the main one's by ""."""
+        """Workloads of the task with the samples and models here; by member, the main one's by ""."""
 
     @property
     def clock(self) -> Callable[[], float]:
-        """In seconds; it may stand still while the work does, see Assignment.lost."""
+        """In seconds; it may stop while the work is paused, see Assignment.lost."""
 
     @property
     def peak_bytes(self) -> int:
         """The most memory held since `begin`."""
 
     def begin(self) -> None:
-        """A new piece of work."""
+        """Begin a new piece of work."""
 
     def energy(self, power: Power, seconds: float) -> Energy:
-        """What it has taken since `begin`, which was `seconds` ago; by these figures where no meter tells."""
+        """Energy since `begin`, which was `seconds` ago.
+
+        It is modelled from `power` if no meter tells.
+        """
 
     def barred(self, strategy: AnyStrategy) -> str:
         """Why this form must not be trained here; empty when it may be."""
 
     def spent(self, strategy: AnyStrategy) -> float:
-        """Epsilon of all that was spent on the samples here, at this form's delta; nan if not private."""
+        """Epsilon spent so far on the samples here, at this form's delta; nan if it is not private."""
 
     def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, TrainedUpdate]:
-        """The form that it was in the end (see `Strategy.stopped`), and what came of it.
+        """Train; returns the form that it was in the end (see `Strategy.stopped`), and the update.
 
         Raises OutOfTime, OutOfMemory, PrivacyError; EngineError, BundleError; TensorError for one that
         diverged.
@@ -125,7 +131,7 @@ class AssignmentWorker(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of computing that one attempt at a kind of update was predicted to take, and took."""
+    """Seconds of computing of one attempt at a kind of update, as predicted and as measured."""
 
     kind: str
     predicted_s: float
@@ -138,12 +144,12 @@ NO_ENERGY = Energy()
 
 @dataclass(frozen=True)
 class WorkOutcome:
-    """What came of it. `contribution` is None when the device sat out; `plan` is the one that was kept.
+    """The result of a round's work. `contribution` is None when the device sat out.
 
-    `train_time_s` covers scoring and training, and what was given up on the way; so does `energy`, of the
-    whole device where it was measured so. `timings` are of each attempt that said how long it takes.
-    `epsilon` is what was spent of the samples' privacy so far, where the update is private. `outgrew`: kinds
-    given up for want of memory.
+    `plan` is the last one tried. `train_time_s` covers scoring and training, and attempts that were given up;
+    so does `energy`, of the whole device if it was measured so. `timings` are of each attempt whose whole
+    duration is known. `epsilon` is the privacy spent on the samples so far, if the update is private.
+    `outgrew`: kinds given up for lack of memory.
     """
 
     plan: UpdateChoice
@@ -162,12 +168,12 @@ class WorkOutcome:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why this and nothing richer, what was given up on the way included."""
+        """Why this and nothing richer, including what was given up before."""
         return (*self.plan.reasons, *self.gave_up)
 
 
 def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assignment) -> WorkOutcome:
-    """Train the richest update that fits; when the clock, the memory or the engine says no, the next."""
+    """Train the richest update that fits; if time, memory or the engine fails, try the next."""
     kinds, gave_up, outgrew = _survived(assignment)
     timings: tuple[Timing, ...] = ()
     worker.begin()
@@ -205,7 +211,7 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
 def _survived(
     assignment: Assignment,
 ) -> tuple[tuple[AnyStrategy, ...], tuple[str, ...], tuple[str, ...]]:
-    """What is left to be tried, what was given up and why, and kinds that were for want of memory."""
+    """The forms left to try, what was given up and why, and the kinds given up for lack of memory."""
     forms = tuple(form for kind in assignment.kinds for form in kind.variants())
     gave_up = tuple(f"{death.label} given up: {death.why}" for death in assignment.deaths)
     outgrew: tuple[str, ...] = ()
@@ -220,13 +226,13 @@ def _survived(
 
 
 def _room_bytes(chosen: Candidate | None, profile: DeviceProfile, left_s: float) -> float:
-    """What the link carries in the time that a plan may fill, less the update."""
+    """Bytes that the link carries in the time that a plan may fill, minus the update."""
     bytes_up = chosen.cost.bytes_up if chosen and chosen.cost else 0
     return MARGIN * left_s * profile.bandwidth.up - bytes_up
 
 
 def _upload_begins(chosen: Candidate, profile: DeviceProfile, assignment: Assignment) -> float:
-    """When training must be done, for the upload to be in time."""
+    """When training must end for the upload to be in time."""
     upload_s = chosen.cost.bytes_up / profile.bandwidth.up if chosen.cost else 0.0
     return assignment.deadline - upload_s
 
@@ -246,8 +252,8 @@ def cheaper(kinds: Sequence[AnyStrategy], failed: Candidate) -> tuple[AnyStrateg
 def corrected(profile: DeviceProfile, outcome: WorkOutcome, rate: float = 0.3) -> Mapping[str, float]:
     """The profile's corrections after this round: a moving average of measured over predicted seconds.
 
-    What was given up for want of time counts too, or it would be begun in vain in each round. Held between
-    0.1 and 10. What a device was too slow for and did not try is forgotten by a `FADE` each round: one slow
+    An attempt that ran out of time counts too, or it would be repeated in vain in each round. Corrections
+    stay between 0.1 and 10. One of a kind that was too slow to be tried fades by `FADE` each round: one slow
     moment does not shut a kind out for good.
     """
     tried = {timing.kind for timing in outcome.timings}
@@ -262,15 +268,13 @@ def corrected(profile: DeviceProfile, outcome: WorkOutcome, rate: float = 0.3) -
     return corrections
 
 
-# FROM equipment: What a device works with, and how it trains one form of an update with it.
-
-
 @dataclass(frozen=True)
 class Equipment:
-    """See `work.Worker`. `models` by member, the main one by "".
+    """What a real device works with; see `AssignmentWorker`. `models` by member, the main one by "".
 
-    `memory` gives what a kind kept here, `aside` is what came beside the base, `round` and `rare` are the
-    offer's; `guard` spends the samples' privacy before they are trained on, `account` tells the energy.
+    `memory` gives the strategy state of a kind, `aside` are the tensors sent beside the base, `round` and
+    `rare` are the offer's; `guard` charges the samples' privacy before training, `account` measures the
+    energy.
     """
 
     name: str
@@ -326,15 +330,15 @@ class Equipment:
             check(trained.tensors, class_statistics.expected(strategy, model.manifest))
         except (OutOfTime, OutOfMemory, MemoryError, ModelError) as error:
             self.watcher.clear(model)
-            if isinstance(error, MemoryError):  # see watchdog.cap
-                raise OutOfMemory(f"no more memory is to be had: {error}") from None
+            if isinstance(error, MemoryError):  # see bounded.cap
+                raise OutOfMemory(f"no more memory is available: {error}") from None
             raise
         form = trained.form or strategy.form
         return _ended(strategy, form), replace(trained, form=form)
 
 
 def _ended(strategy: AnyStrategy, form: str) -> AnyStrategy:
-    """The form of this name that the clock has left of it, found to a hundredth of its work."""
+    """The form with this name that remained when the clock stopped it, to a hundredth of its work."""
     if form == strategy.form:
         return strategy
     left = (strategy.stopped(n / 100) for n in range(1, 100))

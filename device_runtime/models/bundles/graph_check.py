@@ -1,9 +1,8 @@
 """Checks a graph before a session is made: it may hold only what allowed_graphs.json lists.
 
-A device gets its graphs from a stranger, the aggregator. ONNX Runtime would read any file that a graph names,
-and run loops that never end. So fields, operators and types that are not listed are refused, and the only
-data outside the graph are the arrays that the session is given in memory. web/device/graph_check.js does the
-same.
+Whoever offers a round chooses the graphs. ONNX Runtime would read any file that a graph names, and run loops
+that never end. So fields, operators and types that are not listed are refused, and the only data outside the
+graph are the arrays that the session is given in memory. web/device/graph_check.js does the same.
 
 ONNX files are protocol buffers, https://protobuf.dev/programming-guides/encoding/; the first half of this
 module reads and writes as much of that format as they need.
@@ -29,7 +28,7 @@ MOST_NUMBER = (1 << 29) - 1
 
 
 class Field(NamedTuple):
-    """One field. content: the bytes of a DELIMITED field, else empty. encoded: the whole field with its tag."""
+    """One field. content: the bytes of a DELIMITED field, else empty. encoded: all of it, with its tag."""
 
     number: int
     kind: int

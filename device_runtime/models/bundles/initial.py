@@ -21,8 +21,7 @@ from .tensors import Vector
 RECURRENT = re.compile(r"(?:weight|bias)_(?:ih|hh)(_l\d+(?:_reverse)?)")
 TOKENS = re.compile(r"embed|token|position")
 DEVIATION = 0.02
-"""Standard deviation of embeddings and tokens (Dosovitskiy et al. 2021 and Devlin et al. 2019, in their code).
-"""
+"""Standard deviation of embeddings and tokens, by the code of Dosovitskiy et al. 2021, Devlin et al. 2019."""
 STATISTICS = {"running_mean": 0.0, "running_var": 1.0}
 FROM_ZERO = ("lora_b", "adapter_down_bias", "adapter_up", "adapter_up_bias", "sparse_values")
 GLOROT = ("prompt_tokens", "prefix_keys", "prefix_values")

@@ -54,7 +54,7 @@ class Slices:
                 _check_nested(wide[name], spec)
             _check_inputs(main, member)
         except TensorError as error:
-            raise TensorError(f"{member.name} is no narrower {main.name}: {error}") from None
+            raise TensorError(f"{member.name} is not a narrower {main.name}: {error}") from None
         return cls({name: spec.shape for name, spec in narrow.items()})
 
     def cut(self, weights: Tensors) -> dict[str, NDArray[Any]]:
@@ -65,18 +65,18 @@ class Slices:
 
 def _check_ends(main: Manifest, member: Manifest) -> None:
     if main.input != member.input:
-        raise TensorError(f"it takes {_said(member)}, not {_said(main)}")
+        raise TensorError(f"it takes {_input_text(member)}, not {_input_text(main)}")
     if main.labels != member.labels:
         raise TensorError(f"its {len(member.labels)} labels are not the other's {len(main.labels)}")
 
 
-def _said(manifest: Manifest) -> str:
+def _input_text(manifest: Manifest) -> str:
     given = manifest.input
     return f"{given.dtype} {given.shape} (scale {given.scale:g}, mean {given.mean}, std {given.std})"
 
 
 def _check_names(wide: Mapping[str, TensorSpec], narrow: Mapping[str, TensorSpec]) -> None:
-    for there, here, whose in ((wide, narrow, "only the other"), (narrow, wide, "only it")):
+    for there, here, whose in ((wide, narrow, "only the main model"), (narrow, wide, "only it")):
         if names := sorted(there.keys() - here.keys()):
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             raise TensorError(f"{whose} has {', '.join(names[:NAMED])}{more}")

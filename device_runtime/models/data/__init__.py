@@ -1,6 +1,6 @@
-"""Local samples, wherever the device has them: files, class folders, tables, a database; prepared for a task.
+"""Reads a device's own samples from files, class folders, tables or a database, and prepares them.
 
-One file for each way to store them, none of which knows the task; `Shelf` puts them together.
+There is one module for each format, and none of them knows the task; `Shelf` collects the samples for a task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Place", "Selection", "Shelf", "Stamp", "check_path", "load", "opened
 
 
 def __getattr__(name: str) -> Any:
-    """What reads samples needs numpy, and is imported when it is first asked for; a place does not."""
+    """Imports the readers when they are first used, because they need numpy; `Place` does not."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = ".shelf" if name in ("Selection", "Shelf") else ".reading"

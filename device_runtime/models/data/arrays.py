@@ -1,4 +1,4 @@
-"""Samples as numpy stores them: .npy, one or many; and how any array becomes a bundle's input."""
+"""Reads samples from numpy files: .npy (one or many), and .npz with labels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DAMAGED = (
     OSError, ValueError, EOFError, TypeError, AttributeError, KeyError, ArithmeticError, MemoryError,
     SyntaxError, RecursionError, tokenize.TokenError,
 )  # fmt: skip
-"""What numpy raises for a file that is none of its own: it reads the header as Python."""
+"""What numpy may raise for a damaged or foreign file, whose header it reads as Python."""
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """values: one sample of the input's shape, or many (n, ..); an axis of one channel may be missing."""
+    """An array of one sample of the input's shape, or of many (n, ..); a single channel may have no axis."""
 
     values: NDArray[Any]
 
@@ -37,7 +37,7 @@ class StoredArray:
         return f"{self.values.dtype} {self.values.shape}"
 
     def raw(self, given: InputSpec) -> NDArray[Any]:
-        """(n, *shape). Raises Refused for another shape, or what are no numbers."""
+        """The samples (n, *shape). Raises Refused for another shape, or values that are not numbers."""
         shapes = [given.shape, given.shape[1:]] if given.shape[:1] == (1,) else [given.shape]
         values = self.values
         if values.dtype.kind not in "buif":
@@ -48,7 +48,7 @@ class StoredArray:
 
 
 def decode(data: bytes) -> StoredArray:
-    """A .npy file. Raises Refused for what is none, ends too early or holds objects."""
+    """Reads a .npy file. Raises Refused if it is none, ends too early or holds objects."""
     try:
         values = np.load(io.BytesIO(data), allow_pickle=False)
     except DAMAGED as error:
@@ -58,11 +58,10 @@ def decode(data: bytes) -> StoredArray:
     return StoredArray(values)
 
 
-# FROM npz: `.npz` files with x (n, *input) and y (n,): class numbers, or names; class_names may name the
-# numbers.
+# .npz files hold x (n, *input) and y (n,), class numbers or names; class_names, if any, names the numbers.
 
 LARGEST_BYTES = 4 << 30
-"""All arrays of a file that are read, unpacked."""
+"""Most bytes of the unpacked arrays of a file that are read."""
 NAMES = "class_names"
 
 
@@ -94,7 +93,7 @@ def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
 
 
 def inputs(path: Path, given: InputSpec) -> NDArray[Any]:
-    """x alone, (n, *shape), raw. Raises Refused."""
+    """x of a .npz file without its labels, (n, *shape), raw. Raises Refused."""
     return StoredArray(_arrays(path, ("x",))["x"]).raw(given)
 
 
@@ -110,7 +109,7 @@ def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
 def _arrays(
     path: Path, wanted: tuple[str, ...], most_bytes: int = LARGEST_BYTES
 ) -> Mapping[str, NDArray[Any]]:
-    """Those of the wanted that are there; x must be, and y where it is wanted. Raises Refused."""
+    """The wanted arrays that the file has; x must be there, and y if wanted. Raises Refused."""
     try:
         with zipfile.ZipFile(path) as archive:
             there = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}

@@ -1,4 +1,4 @@
-"""Caps the memory of this process: an allocation beyond it fails, and nothing is killed (Linux)."""
+"""Limits the memory of this process, so that an allocation fails and nothing is killed (Linux)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import psutil
 
 STATUS = Path("/proc/self/status")
 SLACK = 16 << 20
-"""Bytes beyond what is free that the kernel lets a process have at least, and half of that at least: not all
-that is asked for is used. An engine asks for powers of two, up to 1.6 times what it then holds.
+"""Bytes that a process may always allocate beyond the limit, because not all that is allocated is used: an
+engine allocates powers of two, up to 1.6 times what it then holds.
 """
 
 
 @contextmanager
 def bounded(room_bytes: int | None) -> Iterator[None]:
-    """Inside, MemoryError is raised where the process would hold more than twice this, and a little (Linux).
+    """Inside, MemoryError is raised if the process would hold more than 2 * room_bytes + SLACK (Linux).
 
-    `room_bytes`: what samples may take, half of what the process may hold; None sets no limit.
+    room_bytes: bytes that samples may take, half of what the process may hold; None sets no limit.
     """
     if room_bytes is None:
         yield
@@ -35,7 +35,7 @@ def bounded(room_bytes: int | None) -> Iterator[None]:
 
 
 def cap(more: int) -> None:
-    """Let this process ask for so many bytes more. Does nothing where there is no /proc."""
+    """Limits this process to `more` bytes beyond what it has allocated. Does nothing without /proc."""
     try:
         found = re.search(r"^VmData:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
     except OSError:  # not Linux

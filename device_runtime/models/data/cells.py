@@ -1,4 +1,4 @@
-"""Which column of a table has the labels, and why."""
+"""Finds the columns of labels and texts in a table, and reads texts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .source import Refused
 LABELS = ("label", "labels", "class", "category", "target", "sentiment", "y")
 FILES = ("file", "filename", "file_name", "path", "image", "audio", "wav")
 NONE = "\0"
-"""Asked for where a table has no labels; no option can hold it, and no column is called so."""
+"""The label column of a table without labels; no option and no column name can be this."""
 
 
 class LabelColumn(NamedTuple):
-    """The number of a column, from 0, or -1 for none; and why it is taken for the labels."""
+    """The number of the label column, from 0, or -1 for none; and why it was chosen."""
 
     number: int
     why: str
 
 
 def folded(name: str) -> str:
-    """A name without regard to case and to spaces around it; accents apart (as a Mac has them) are alike."""
+    """A name for comparisons: without case and outer spaces, accents composed (a Mac writes them apart)."""
     return unicodedata.normalize("NFC", name.strip().casefold())
 
 
@@ -39,12 +39,11 @@ def label_column(
     wanted: str,
     labels: frozenset[str] = frozenset(),
 ) -> LabelColumn:
-    """The one that is asked for; else one with a usual name; else the one whose cells are labels of the task;
-    else the last.
+    """Finds the column of labels: the wanted one, else by a usual name, else by its cells, else the last.
 
-    `names` of the columns, None where they have none; `rows`: the first ones of the table; `labels` of the
-    task, folded, empty where it is not known. Raises Refused for a column that is not there, and where
-    several could be it.
+    names: of the columns, None without a header. rows: the first rows of the table. labels: of the task,
+    folded; empty if no task is known; a column whose cells are labels of the task is taken. Raises Refused
+    for an unknown column, or if several columns are possible.
     """
     width = len(names) if names is not None else len(rows[0])
     called = [folded(name) for name in names or ()]
@@ -56,7 +55,7 @@ def label_column(
     if usual is not None:
         return LabelColumn(usual, "by its name")
     columns = list(zip(*[map(folded, row) for row in rows if len(row) == width], strict=True))
-    words = [number for number, cells in enumerate(columns) if _a_word_of(labels, cells)]
+    words = [number for number, cells in enumerate(columns) if _has_word_label(labels, cells)]
     fits = words or [number for number, cells in enumerate(columns) if labels.issuperset(cells)]
     if names and len(fits) > 1:  # features are numbered, as in pixel_12
         fits = [number for number in fits if not any(map(str.isdigit, names[number]))] or fits
@@ -79,12 +78,12 @@ def _asked(names: Sequence[str] | None, called: Sequence[str], width: int, wante
     raise Refused(f"no column {wanted!r} for the labels", f"there are {there}")
 
 
-def _a_word_of(labels: frozenset[str], cells: Sequence[str]) -> bool:
-    """Whether any cell is a label that is no number, which no feature is."""
+def _has_word_label(labels: frozenset[str], cells: Sequence[str]) -> bool:
+    """Whether any cell is a label that is not a number; features never are."""
     return any(cell in labels and not cell.isdecimal() for cell in cells)
 
 
-# FROM written: Text: a .txt file, a cell of a table, a value of a database; UTF-8.
+# Texts in UTF-8: a .txt file, a cell of a table, a value of a database.
 
 TEXTS = ("text", "sentence", "review", "comment", "message", "content", "body", "question", "utterance")
 """Usual names of a column of texts."""
@@ -101,19 +100,19 @@ class TextCell:
         return "text"
 
     def raw(self, given: InputSpec) -> NDArray[Any]:
-        """Raises Refused: only a tokenizer makes an input of it."""
+        """Raises Refused, because a text becomes an input only by a tokenizer; see `ids`."""
         kind = "token ids, and its bundle has no tokenizer" if given.vocabulary else f"{given.shape}"
         raise Refused("the task's input is no text", f"it is {kind}")
 
     def ids(self, texts: Texts) -> NDArray[np.int64]:
-        """(1, length). Raises Refused for a text of spaces alone."""
+        """Token ids (1, length). Raises Refused for a text of only spaces."""
         if not self.text.strip():
             raise Refused("an empty text")
         return texts.ids([self.text])
 
 
 def decode(data: bytes) -> TextCell:
-    """Raises Refused for what is no UTF-8."""
+    """Reads a text in UTF-8. Raises Refused for other bytes."""
     try:
         return TextCell(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -121,14 +120,14 @@ def decode(data: bytes) -> TextCell:
 
 
 def text_of(cell: object) -> TextCell:
-    """What a table or a query gives, as a text. Raises Refused."""
+    """A cell of a table or of a query's result as a text. Raises Refused."""
     return decode(cell) if isinstance(cell, bytes) else TextCell(str(cell))
 
 
 def text_column(names: Sequence[str] | None, width: int, label: int, wanted: str) -> int:
-    """By its name or number, where one is wanted; else by a usual name; else the only one beside the label.
+    """Finds the column of texts: the wanted one, else by a usual name, else the only one beside the labels.
 
-    Raises Refused where that leaves several, or none.
+    wanted: a name or number, or empty. Raises Refused if several columns are possible, or none.
     """
     folded = [name.strip().casefold() for name in names or ()]
     others = [column for column in range(width) if column != label]

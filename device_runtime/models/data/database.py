@@ -1,6 +1,7 @@
-"""SQLite, read-only: what a query gives, a row for each sample: numbers, one blob or a text, and a label.
+"""Reads samples from an SQLite database by a query, read-only.
 
-A blob is a file of ours (PNG, WAVE, .npy, ..), or the values of the input: bytes, or little-endian float32.
+Each row of the result is a sample with a label: numbers, one blob or a text. A blob is a file of a kind that
+is read (PNG, WAVE, .npy, ..), or the values of the input, as bytes or little-endian float32.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
     import sqlite3
 
 WAIT_S = 5.0
-"""For whoever has the database locked."""
+"""Seconds to wait if another process has locked the database."""
 ROW_BYTES = 1 << 16
-"""Of a row beside its sample: SQLite's limit is on both."""
+"""Bytes of a row beside its sample; SQLite's limit is on both together."""
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """Of the database and of its write-ahead log. Raises OSError."""
+    """Size in bytes and last change in ns of the database with its write-ahead log. Raises OSError."""
     size, changed = stamp_of(path)
     log = path.with_name(f"{path.name}-wal")
     if log.exists():
@@ -62,11 +63,11 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
         for number, row in enumerate(rows, 1):
             cells = [cell for column, cell in enumerate(row) if column != label]
             try:
-                x, form = _sample(cells, wanted) if text is None else _written(row[text], wanted)
+                x, form = _sample(cells, wanted) if text is None else _text_sample(row[text], wanted)
             except Refused as error:
                 yield Skip.of(error, f"row {number}")
                 continue
-            yield RawSamples(x, [_text(row[label])] * len(x), form)
+            yield RawSamples(x, [_label_name(row[label])] * len(x), form)
 
 
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
@@ -84,13 +85,13 @@ def _sample(cells: Sequence[Any], wanted: WantedSamples) -> tuple[NDArray[Any], 
 
 
 def _text_column(names: Sequence[str], label: int, wanted: WantedSamples) -> int | None:
-    """None where the task's input is no text. Raises Refused."""
+    """The number of the column of texts; None if the task's input is not text. Raises Refused."""
     if wanted.texts is None:
         return None
     return text_column(names, len(names), label, wanted.place.text_column)
 
 
-def _written(cell: object, wanted: WantedSamples) -> tuple[NDArray[Any], str]:
+def _text_sample(cell: object, wanted: WantedSamples) -> tuple[NDArray[Any], str]:
     held = text_of("" if cell is None else cell)
     return raw(held, wanted.input, wanted.texts), "text in a database"
 
@@ -114,14 +115,14 @@ def _label(names: Sequence[str], place: Place) -> int:
     return label_column(names, (), place.label_column).number
 
 
-def _text(label: object) -> str:
-    """A label as a name. Raises nothing: what is no label is not of the task."""
+def _label_name(label: object) -> str:
+    """A label as a name; never raises, since a wrong label is refused later as not of the task."""
     return label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)
 
 
 @contextmanager
 def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Cursor]]:
-    """Names of the columns, and the rows. Raises Refused."""
+    """The names of the columns, and the rows. Raises Refused."""
     import sqlite3
 
     try:
@@ -135,18 +136,18 @@ def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Curso
             if rows.description is None:
                 raise Refused("the query gives nothing", query[:80])
             yield [column[0] for column in rows.description], rows
-    except sqlite3.DataError as error:  # of the limit that is set below
+    except sqlite3.DataError as error:  # the limit that `_limit` sets
         raise Refused(TOO_LARGE, f"{error}, more than {ONE_SAMPLE_BYTES >> 20} MB: {query[:80]}") from None
     except sqlite3.Warning as error:
         raise Refused("the query is not one statement", error) from None
-    except sqlite3.OperationalError as error:  # locked by another, for one
+    except sqlite3.OperationalError as error:  # for example locked by another process
         raise Passing("the database cannot be read", f"{error}: {query[:80]}") from None
     except sqlite3.Error as error:
         raise Refused("the database cannot be read", f"{error}: {query[:80]}") from None
 
 
 def _limit(database: sqlite3.Connection) -> None:
-    """SQLite reads no value that is too large for one sample; before Python 3.11 it is read, and left out."""
+    """Makes SQLite refuse values too large for one sample; before Python 3.11 they are read, then refused."""
     if sys.version_info >= (3, 11):
         import sqlite3
 
@@ -154,7 +155,7 @@ def _limit(database: sqlite3.Connection) -> None:
 
 
 def _only_reads(action: int, *_: object) -> int:
-    """For SQLite's authorizer: no statement may write, attach a file or change a setting."""
+    """SQLite's authorizer: no statement may write, attach a file or change a setting."""
     import sqlite3
 
     reads = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)

@@ -1,4 +1,4 @@
-"""From the names of classes on this device to the class numbers of the task."""
+"""Maps the names of classes on this device to class numbers of the task."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ else:
     import tomli as tomllib
 
 FILE = "labels.toml"
-"""A label map that lies in the folder of the samples is used unasked."""
+"""A label map with this name in the folder of the samples is always used."""
 OTHERS = "*"
-"""Stands for every name that is not named."""
+"""In a label map, stands for every name that the map does not list."""
 
 
 class _Map(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """labels: name here to label of the task, "" for what is left out. aliases: label to names here."""
+    """A label map file. labels: local name to the task's label, "" to leave out. aliases: label to names."""
 
     labels: dict[str, str] = {}
     aliases: dict[str, tuple[str, ...]] = {}
 
 
 class LabelMap:
-    """Names here are the task's labels, or are mapped to them; upper and lower case are alike, and ways to
-    write accents, where that is unambiguous.
+    """Maps local names to class numbers: names that are labels of the task, or that a label map lists.
 
-    A whole number is a class number of the task, unless the task has labels that are numbers.
+    Case and the encoding of accents are ignored if that is unambiguous. A whole number is a class number of
+    the task, unless the task has labels that are numbers.
     """
 
     def __init__(self, labels: Sequence[str], named: Mapping[str, str] | None = None) -> None:
-        """`named`: name here to label of the task, "" for what is left out.
+        """named: local name to the task's label, "" to leave its samples out.
 
-        Raises DataError for a label that the task has not.
+        Raises DataError for a label that the task does not have.
         """
         self._labels = tuple(labels)
         exact = {label: number for number, label in enumerate(self._labels)}
@@ -58,7 +58,7 @@ class LabelMap:
 
     @classmethod
     def of(cls, place: Place, labels: Sequence[str]) -> LabelMap:
-        """By the map that was given, or lies beside the samples. Raises DataError."""
+        """The map with the label map file that was given, or is in the samples' folder. Raises DataError."""
         file = place.labels
         if file is None and place.path.is_dir() and (place.path / FILE).is_file():
             file = place.path / FILE
@@ -66,12 +66,12 @@ class LabelMap:
 
     @property
     def names(self) -> frozenset[str]:
-        """What stands for a label of the task, folded."""
+        """All names that stand for a label of the task, folded."""
         numbers = map(str, range(len(self._labels))) if self._numbered else ()
         return frozenset({*self._folded, *numbers})
 
     def number(self, name: str) -> int:
-        """The class number. Raises Refused for a name that is unknown, or is to be left out."""
+        """The class number of a name. Raises Refused for a name that is unknown, or is to be left out."""
         found = self._exact.get(name, -1)
         if found == -1:
             found = self._folded.get(folded(name), -1)
@@ -88,7 +88,7 @@ class LabelMap:
 
 
 def _folded(exact: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Without regard to case; names that then mean two things mean nothing."""
+    """Class numbers by folded name; -1 for a name that is ambiguous when folded."""
     found: dict[str, int | None] = {}
     for name, number in exact.items():
         key = folded(name)

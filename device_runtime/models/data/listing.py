@@ -1,4 +1,4 @@
-"""What there is to read in a place, without reading it (but for tables that list files)."""
+"""Lists what there is to read in a place; of the files, only tables that list files are read."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .source import Refused, SampleFormat, Skip, SkippedTally, Unit, stamp_of
 from .table import TABLE
 
 WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}
-"""Files of many samples with their labels; a new kind is one line here."""
+"""Formats, by file ending, of files with many samples and their labels; a new format is one line here."""
 
 
 @dataclass
 class Listing:
-    """`strays`: what lies there and is not read, and why."""
+    """Units to read, by name. strays: what else is there and is not read, and why."""
 
     units: dict[str, Unit] = field(default_factory=dict)
     strays: SkippedTally = field(default_factory=SkippedTally)
 
     def add(self, unit: Unit | Skip) -> None:
-        """The first of a name counts: what a table lists is not looked for in folders."""
+        """Adds a unit or a stray; of equal names the first counts, so a table's label precedes a folder's."""
         if isinstance(unit, Skip):
             self.strays.add(unit)
         else:
@@ -35,7 +35,7 @@ class Listing:
 
 
 def listing(place: Place) -> Listing:
-    """All units below a place; what goes as we look is not among them."""
+    """All units below a place; files that vanish meanwhile are left out."""
     found = Listing()
     if place.query:
         _database(place, found)
@@ -47,7 +47,7 @@ def listing(place: Place) -> Listing:
 
 
 def _folder(place: Place, found: Listing) -> None:
-    """Files first: a table may list what lies in the folders. Pipes and the like are passed over."""
+    """Lists files before folders, since a table may list files in the folders. Skips pipes and the like."""
     try:
         entries = sorted(path for path in place.path.iterdir() if not path.name.startswith("."))
     except OSError as error:
@@ -58,7 +58,7 @@ def _folder(place: Place, found: Listing) -> None:
             _file(path, place, found)
     for path in entries:
         if os.path.isdir(path):  # noqa: PTH112
-            _class(path, place, found)
+            _class_folder(path, place, found)
 
 
 def _database(place: Place, found: Listing) -> None:
@@ -94,8 +94,8 @@ def _table(path: Path, place: Place, found: Listing) -> None:
         found.add(Skip.of(error, _name(path, place)))
 
 
-def _class(folder: Path, place: Place, found: Listing) -> None:
-    """Files below a class folder, however deep. What a table lists has been found already."""
+def _class_folder(folder: Path, place: Place, found: Listing) -> None:
+    """Lists the files below a class folder, at any depth; those that a table lists have been added before."""
     for path in sorted(_files(folder)):
         if path.suffix.lower() in DECODERS:
             found.add(_unit(path, place, SINGLE, folder.name))
@@ -128,5 +128,5 @@ def _name(path: Path, place: Place) -> str:
 
 
 def printable(name: str) -> str:
-    """A file's name, with what cannot be printed (line breaks, bytes that are no UTF-8) escaped."""
+    """A file's name, with characters that cannot be printed (line breaks, invalid UTF-8) escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

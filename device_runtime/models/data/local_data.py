@@ -1,4 +1,4 @@
-"""The samples that a model is trained or judged on."""
+"""Prepared samples in memory: inputs and labels, a growing buffer, and which ones are held out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class LocalData:
-    """Prepared inputs float32 (n, *input), labels int64 (n,)."""
+    """Samples to train or evaluate on: prepared inputs float32 (n, *input), labels int64 (n,)."""
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -25,14 +25,14 @@ class LocalData:
         return tuple(int(n) for n in np.bincount(self.y, minlength=labels))
 
 
-# FROM rows: Prepared samples in one buffer that grows in place: what is there is neither read nor copied
-# again.
-
 LEAST = 64
 
 
 class Rows:
-    """x (n, *shape) float32 or int64, y (n,). Room that is not filled yet is address space, not memory."""
+    """Prepared samples in one buffer, to which new ones are added without copying the others.
+
+    x: (n, *shape), float32 or int64; y: (n,). Free rows take address space, but no memory.
+    """
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         self._x: NDArray[Any] = np.empty((0, *shape), dtype)
@@ -44,43 +44,43 @@ class Rows:
 
     @property
     def data(self) -> LocalData:
-        """All of them, without a copy; it is of use until the next `cut` or `keep`."""
+        """All rows as views, which are valid until the next `cut` or `keep`."""
         return LocalData(self._x[: self._count], self._y[: self._count])
 
     @property
     def room(self) -> int:
-        """How many rows there can be before all move."""
+        """How many rows fit before the buffer must be moved."""
         return len(self._y)
 
     @property
     def row_bytes(self) -> int:
-        """Of one sample with its label."""
+        """Bytes of one sample with its label."""
         return int(np.prod(self._x.shape[1:])) * self._x.itemsize + self._y.itemsize
 
     def append(self, x: NDArray[Any], y: NDArray[np.int64]) -> None:
-        """Behind what is there; copied."""
+        """Copies samples to the end."""
         end = self._count + len(y)
         self.reserve(end)
         self._x[self._count : end], self._y[self._count : end] = x, y
         self._count = end
 
     def reserve(self, count: int) -> None:
-        """Room for `count` rows in all, and as many again: what is there moves at most now."""
+        """Makes room for `count` rows in all; if the buffer must move, it gets room for twice as many."""
         if count > len(self._y):
             self._grow(max(LEAST, 2 * count))
 
     def cut(self, count: int) -> None:
-        """Only the first `count` stay."""
+        """Keeps only the first `count` rows."""
         self._count = count
 
     def keep(self, stays: NDArray[np.bool_]) -> None:
-        """Rows of which `stays` (n,) is true move up behind each other, in their order; the others go."""
+        """Keeps the rows for which `stays` (n,) is true, in their order, and closes the gaps."""
         step = max(1, (1 << 20) // self.row_bytes)
         end = 0
         for start in range(0, self._count, step):
             chosen = start + np.flatnonzero(stays[start : start + step])
             stop = end + len(chosen)
-            if len(chosen) and chosen[-1] >= stop:  # else they lie there already
+            if len(chosen) and chosen[-1] >= stop:  # else they are in place already
                 self._x[end:stop], self._y[end:stop] = self._x[chosen], self._y[chosen]
             end = stop
         self._count = end
@@ -91,19 +91,18 @@ class Rows:
         self._x, self._y = x, y
 
 
-# FROM held_out: Which samples are kept out of training, to be evaluated on: by their content alone.
-
 WORDS = 1 << 64
 SHARE, LEAST_HELD_OUT = 0.1, 10
-"""Where no share is wished: of all samples, once so many of them are held out; fewer tell little of a model,
-and are missed in its training.
+"""The default share of samples held out, and the least number of them: fewer say little about a model, and
+are missed in training.
 """
 
 
 def is_held_out(x: NDArray[Any], share: float, seed: int) -> NDArray[np.bool_]:
-    """For each of x (n, ..) whether it is one of about `share` that are held out, (n,).
+    """Whether each sample of x (n, ..) is held out of training, for evaluation; shape (n,).
 
-    The same sample always is or never is, whatever comes or goes beside it; equal samples are together.
+    About `share` of all are. It depends only on the sample's content and `seed`, so that it never changes for
+    a sample, and equal samples are on the same side.
     """
     if not share:
         return np.zeros(len(x), bool)

@@ -1,4 +1,4 @@
-"""A picture, as a bundle's input wants it."""
+"""Pictures: decoded by Pillow, and resized and scaled to a bundle's input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTE = 255
 
 @dataclass(frozen=True)
 class Picture:
-    """pixels (height, width, channels) of uint8 or uint16, black 0, white the largest; 1 or 3 channels."""
+    """A picture (height, width, 1 or 3 channels) of uint8 or uint16; 0 is black, the largest value white."""
 
     pixels: NDArray[Any]
 
@@ -38,7 +38,7 @@ class Picture:
     def raw(self, given: InputSpec) -> NDArray[Any]:
         """(1, channels, height, width) of uint8, or float32 where white is not 255 (see `white`).
 
-        Raises Refused where the input is no picture.
+        Raises Refused if the task's input is no picture.
         """
         if not is_picture(given):
             raise Refused("the task's input is no picture", f"it is {given.shape}")
@@ -53,12 +53,12 @@ class Picture:
 
 
 def is_picture(given: InputSpec) -> bool:
-    """Whether the input has one or three channels of two axes."""
+    """Whether the input has the shape of a picture: one or three channels, and two more axes."""
     return given.vocabulary is None and len(given.shape) == 3 and given.shape[0] in (1, 3)
 
 
 def white(given: InputSpec) -> float:
-    """The raw value of white; 255 where the input's scale does not say it."""
+    """The raw value of white; 255 if the input's scale does not determine it."""
     return given.white or BYTE
 
 
@@ -100,16 +100,16 @@ def decode(data: bytes) -> Picture:
     return Picture(pixels if pixels.ndim == 3 else pixels[:, :, None])
 
 
-# FROM resizing: Pictures of another size: the largest part in the middle of the wanted proportions, bilinear.
-#
-# Enlarged, each value is interpolated between its neighbours; reduced, it is the mean of all that it covers,
-# with weights that fall linearly (the filter of Pillow's BILINEAR, which prepares pictures of simulations).
-
 Floats = NDArray[np.float32]
 
 
 def resized(pixels: NDArray[Any], height: int, width: int) -> Floats:
-    """pixels (h, w, channels) -> (height, width, channels)."""
+    """Resizes the largest central part of the wanted proportions, (h, w, c) to (height, width, c).
+
+    Enlarging interpolates linearly between neighbours. Reducing takes the mean of all pixels that are
+    covered, with weights that fall linearly: the filter of Pillow's BILINEAR, which prepares the pictures of
+    simulations.
+    """
     rows, columns, channels = pixels.shape
     if (rows, columns) == (height, width):
         return pixels.astype(np.float32)
@@ -121,7 +121,7 @@ def resized(pixels: NDArray[Any], height: int, width: int) -> Floats:
 
 
 def _along(lines: NDArray[Any], length: float, size: int) -> Floats:
-    """lines (n, values): the `length` of them in the middle as `size` lines."""
+    """Resizes the central `length` of lines (n, values) to `size` lines."""
     count, step = len(lines), length / size
     begin, reach = (count - length) / 2, max(length / size, 1.0)
     made = np.empty((size, lines.shape[1]), np.float32)

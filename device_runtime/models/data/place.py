@@ -8,21 +8,18 @@ from pathlib import Path
 from device_runtime.models.errors import DataError
 
 SQLITE = "sqlite:"
-
-
 DATABASES = (".db", ".sqlite", ".sqlite3")
-
-
 SHAPES = "a folder of class folders, a .npz or .csv file, a folder of those, or sqlite:FILE?QUERY"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A file or a folder. `query` is for a SQLite file; `labels` is a label map (see `labels.LabelMap`).
+    """A file or a folder with samples.
 
-    `label_column`: name or number (from 0) of the column of a table that has the labels; empty: see
-    `columns.label_column`. `text_column`: of texts; empty: by its name, else the only other one.
-    `task_labels`: names that stand for a label of the task, folded; empty where no task is known.
+    query: for a SQLite file. labels: a label map, see `labels.LabelMap`. label_column: name or number (from
+    0) of a table's column of labels; empty: see `cells.label_column`. text_column: of texts; empty: see
+    `cells.text_column`. task_labels: names that stand for a label of the task, folded; empty if no task is
+    known.
     """
 
     path: Path
@@ -52,7 +49,7 @@ class Place:
         return cls(path)
 
     def check(self) -> Place:
-        """The same, if there is anything: known before the task is. Raises DataError."""
+        """This place if it exists, which can be checked before the task is known. Raises DataError."""
         try:
             there = self.path.exists()
         except OSError as error:
@@ -62,7 +59,7 @@ class Place:
         return self
 
     def absolute(self) -> Place:
-        """The same, named from the root."""
+        """The same place with absolute paths."""
         return replace(self, path=self.path.absolute(), labels=self.labels and self.labels.absolute())
 
     def __str__(self) -> str:

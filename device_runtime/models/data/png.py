@@ -1,4 +1,4 @@
-"""PNG (ISO/IEC 15948) in numpy: grey, RGB, palette, alpha; 1 to 16 bits; not interlaced."""
+"""Decodes PNG (ISO/IEC 15948) in numpy: grey, RGB, palette, alpha; 1 to 16 bits; not interlaced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Header(NamedTuple):
 
 
 def decode(data: bytes) -> Picture:
-    """Without its alpha. Raises Refused for what is damaged, interlaced or too large."""
+    """The picture without its alpha channel. Raises Refused if it is damaged, interlaced or too large."""
     chunks = _chunks(data)
     kind, body = next(chunks, ("", b""))
     if kind != "IHDR" or len(body) != 13:
@@ -54,7 +54,7 @@ def decode(data: bytes) -> Picture:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each, up to where the file ends. Raises Refused for a wrong checksum."""
+    """Name and content of each chunk, as far as the file goes. Raises Refused for a wrong checksum."""
     place = len(SIGNATURE)
     while place + 12 <= len(data):
         (length,) = struct.unpack_from(">I", data, place)
@@ -76,7 +76,7 @@ def _check(header: _Header) -> None:
 
 
 def _lines(packed: bytes, header: _Header) -> Bytes:
-    """(height, bytes of a line), unpacked, with the filters undone. Raises Refused."""
+    """Unpacks the lines and undoes their filters, (height, bytes of a line). Raises Refused."""
     bits = header.depth * CHANNELS[header.colour]
     wide = (header.width * bits + 7) // 8
     size = header.height * (wide + 1)
@@ -96,10 +96,10 @@ def _lines(packed: bytes, header: _Header) -> Bytes:
 
 
 def _unfiltered(filters: Bytes, lines: Bytes, pixel: int) -> Bytes:
-    """Sums of each byte and its prediction from the left, above and above left, a diagonal at a time.
+    """Adds to each byte its prediction from the pixels left, above and above left, one diagonal at a time.
 
-    Below a line and left of a column of zeros, the pixels of a diagonal are equally far apart in memory, and
-    depend on those of the two diagonals before alone.
+    The picture is padded with a line of zeros above and a column of zeros on the left. Then the pixels of a
+    diagonal are equally far apart in memory, and depend only on the two diagonals before.
     """
     height, columns = len(lines), lines.shape[1] // pixel
     if not filters.any():
@@ -119,7 +119,7 @@ def _unfiltered(filters: Bytes, lines: Bytes, pixel: int) -> Bytes:
 def _predicted(
     kinds: Bytes, left: NDArray[np.int16], above: NDArray[np.int16], corner: NDArray[np.int16]
 ) -> NDArray[np.int16]:
-    """By filter 0 to 4: nothing, left, above, their mean, Paeth's choice of the three."""
+    """The prediction of filters 0 to 4: nothing, left, above, their mean, Paeth's choice of the three."""
     from_left, from_above = np.abs(above - corner), np.abs(left - corner)
     from_corner = np.abs(left + above - 2 * corner)
     nearest = np.where(
@@ -133,7 +133,7 @@ def _predicted(
 
 
 def _pixels(lines: Bytes, header: _Header, palette: bytes) -> NDArray[Any]:
-    """(height, width, 1 or 3), uint8 or uint16."""
+    """The pixels (height, width, 1 or 3), uint8 or uint16."""
     height, width, channels = header.height, header.width, CHANNELS[header.colour]
     if header.depth == 16:
         values: NDArray[Any] = np.ascontiguousarray(lines).view(">u2").astype(np.uint16)
@@ -153,7 +153,7 @@ def _pixels(lines: Bytes, header: _Header, palette: bytes) -> NDArray[Any]:
 
 
 def _small(lines: Bytes, depth: int) -> Bytes:
-    """Values of 1, 2 or 4 bits, the highest first."""
+    """Unpacks values of 1, 2 or 4 bits, which are stored with the highest bit first."""
     bits = np.unpackbits(lines, axis=1).reshape(len(lines), -1, depth)
-    made: Bytes = bits @ (1 << np.arange(depth)[::-1]).astype(np.uint8)  # of bytes, not of machine words
+    made: Bytes = bits @ (1 << np.arange(depth)[::-1]).astype(np.uint8)  # stays uint8
     return made

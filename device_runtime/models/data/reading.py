@@ -1,4 +1,4 @@
-"""Local samples, read for a task or as they are stored, and the files that they are in."""
+"""Reads the samples of a place: for a task, without labels, or as they are stored."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ Stamp = frozenset[tuple[str, int, int]]
 
 
 def load(place: Place | Path | str, manifest: Manifest, texts: Texts | None = None) -> LocalData:
-    """All samples of a place, prepared as the bundle wants them; see `opened`."""
+    """All samples of a place, prepared for the bundle; see `opened`."""
     return opened(place, manifest, texts=texts).training
 
 
 def opened(
     place: Place | Path | str, manifest: Manifest, keep: Selection | None = None, texts: Texts | None = None
 ) -> Shelf:
-    """The samples of a place, read. What cannot be read, or is of no class of the task, is left out with a
-    warning. `texts` are the bundle's. Raises DataError when nothing is left.
+    """Reads the samples of a place; leaves out unreadable ones and those of other classes, with a warning.
+
+    texts: of the bundle. Raises DataError if nothing is left.
     """
     place = Place.of(place).check()
     shelf = Shelf(place, manifest, keep, texts)
@@ -63,9 +64,9 @@ def opened(
 def inputs(
     place: Place | Path | str, given: InputSpec, labels: Sequence[str], texts: Texts | None = None
 ) -> NDArray[Any]:
-    """The samples of a place without their labels, if they have any: (n, *input), raw.
+    """The raw samples of a place without their labels, if any: (n, *input).
 
-    `labels` are the task's, by which a column of labels is known. Raises DataError for what is not read.
+    labels: of the task, by which a column of labels is recognised. Raises DataError for anything unreadable.
     """
     place = Place.of(place)
     ending = "" if place.query else place.path.suffix.lower()
@@ -86,7 +87,7 @@ def inputs(
 
 
 def _samples(place: Place, wanted: WantedSamples) -> Iterator[NDArray[Any]]:
-    """Raises Refused for the first that is not read, and where there is none."""
+    """All samples, part by part. Raises Refused for the first file or sample that is not read."""
     found = listing(place)
     for stray in found.strays:
         raise Refused(stray.reason, stray.named)
@@ -98,7 +99,7 @@ def _samples(place: Place, wanted: WantedSamples) -> Iterator[NDArray[Any]]:
 
 
 def raw(place: Place | Path | str) -> Iterator[NDArray[Any]]:
-    """Each readable sample of a place as it is stored, before any task's preparation: arrays (n, ..)."""
+    """The readable samples of a place as they are stored, not prepared for any task: arrays (n, ..)."""
     place = Place.of(place)
     for unit in listing(place).units.values():
         try:
@@ -108,7 +109,7 @@ def raw(place: Place | Path | str) -> Iterator[NDArray[Any]]:
 
 
 def stamp(place: Place | Path | str) -> Stamp:
-    """Of the files of a place, now: one that is later changed or removed is then not among them."""
+    """The present files of a place; a file that is changed or removed is missing from later stamps."""
     place = Place.of(place)
     if not place.path.exists():
         return frozenset()
@@ -116,5 +117,5 @@ def stamp(place: Place | Path | str) -> Stamp:
 
 
 def check_path(place: Place | Path | str) -> Place:
-    """The place, if there is anything: known before the task is. Raises DataError."""
+    """The place if it exists, which can be checked before the task is known. Raises DataError."""
     return Place.of(place).check()

@@ -1,4 +1,4 @@
-"""What is known of a device's samples, for whoever looks after them."""
+"""Reports on a device's samples to its owner: classes, formats, what was left out, odd values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMS = 10
 
 @dataclass(frozen=True)
 class Class:
-    """A label of the task, and how many samples have it."""
+    """A label of the task, and the number of samples with it."""
 
     label: str
     samples: int
@@ -26,11 +26,12 @@ class Class:
 
 @dataclass(frozen=True)
 class SamplesReport:
-    """`stored`: how many samples are stored how. `memory_bytes`: of all of them, prepared.
+    """A report on the samples of a place.
 
-    `values`: the least and the largest raw value; `doubt`: what is odd about them, empty where nothing is.
-    `takes`: what becomes of pictures, sound and texts. `filled`: texts that leave no room behind them; what
-    was longer has lost its end. None where the input is no text.
+    stored: number of samples by format. memory_bytes: of all samples, prepared. takes: how a picture, a sound
+    or a text becomes the input. filled: number of texts that fill the input, of which longer ones lost their
+    end; None if the input is not text. values: the least and the largest raw value. doubt: what is odd about
+    the values; empty if nothing is.
     """
 
     place: str
@@ -48,7 +49,7 @@ class SamplesReport:
 
 
 def report(shelf: Shelf) -> SamplesReport:
-    """Of a shelf that has been read."""
+    """Reports on a shelf that has been read."""
     manifest, labels = shelf.manifest, len(shelf.manifest.labels)
     counts = zip(shelf.training.class_counts(labels), shelf.held.class_counts(labels), strict=True)
     return SamplesReport(
@@ -75,7 +76,7 @@ def _filled(shelf: Shelf) -> int | None:
 
 
 def _most(forms: Counter[str]) -> dict[str, int]:
-    """The most frequent, and how many are stored otherwise."""
+    """The FORMS most frequent formats, and the number of samples in others."""
     found = dict(forms.most_common(FORMS))
     others = forms.total() - sum(found.values())
     return {**found, "otherwise": others} if others else found

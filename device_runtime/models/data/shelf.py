@@ -1,4 +1,4 @@
-"""The samples of a place as a task wants them: each file is read once, and again only when it has changed."""
+"""Holds the samples of a place for a task; reads each file once, and again only when it has changed."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from .source import (
 log = logging.getLogger(__name__)
 
 BLOCK = 256
-"""Samples that are prepared at once."""
+"""Number of samples that are prepared at once."""
 FULL = "no memory for more samples"
 NO_VALUES = (inf, -inf)
 BEYOND = 1.5
-"""How often the usual range of values may be exceeded before they are taken to be scaled otherwise."""
+"""Values beyond this multiple of the usual range are reported as wrongly scaled."""
 NARROW = 1 / 50
-"""Of the usual range, below which values are taken to be scaled otherwise."""
+"""Values that span less than this share of the usual range are reported as wrongly scaled."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """`held_out`: the share of samples that are not trained on, chosen by their content and `seed`; None for
-    a tenth where that is 10 samples or more, else none.
+    """Which samples are held out, and how many are kept.
 
-    `room_bytes`: what all prepared samples may take, half of what the process may hold while it reads; None
-    sets no limit.
+    held_out: the share of samples held out of training, chosen by their content and `seed`; None for a tenth
+    if that is 10 samples or more, else none. room_bytes: the most that all prepared samples may take, half of
+    what the process may hold while it reads; None sets no limit.
     """
 
     held_out: float | None = 0.0
@@ -60,8 +60,10 @@ class Selection:
 
 @dataclass
 class _Known:
-    """What came of a unit: rows for training and held out, what was skipped, how samples were stored, and the
-    least and the largest raw value.
+    """A unit that was read. counts: its rows for training and held out. skipped: what was left out.
+
+    forms: number of samples by format. full: nothing was kept, for lack of room. values: the least and the
+    largest raw value.
     """
 
     stamp: tuple[int, int]
@@ -73,12 +75,12 @@ class _Known:
     values: tuple[float, float] = NO_VALUES
 
     def is_still(self, unit: Unit | None) -> bool:
-        """Whether it is what lies there now."""
+        """Whether the unit is unchanged since it was read."""
         return unit is not None and (unit.stamp, unit.label) == (self.stamp, self.label)
 
 
 class Shelf:
-    """`refresh` reads what is new or changed; `training` and `held` are all there is now."""
+    """The samples of a place; `refresh` reads new and changed files, `training` and `held` give them all."""
 
     def __init__(
         self, place: Place, manifest: Manifest, keep: Selection | None = None, texts: Texts | None = None
@@ -92,16 +94,16 @@ class Shelf:
         self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
         self._known: dict[str, _Known] = {}  # in the order of their rows
         self._strays = SkippedTally()
-        self._sides = self._sided()
+        self._sides = self._split_sides()
 
     @property
     def training(self) -> LocalData:
-        """What is trained on; views that are of use until the next `refresh`."""
+        """The samples to train on; views that are valid until the next `refresh`."""
         return self._sides[0]
 
     @property
     def held(self) -> LocalData:
-        """What is held out; views, as `training`."""
+        """The samples held out of training; views as in `training`."""
         return self._sides[1]
 
     @property
@@ -115,7 +117,7 @@ class Shelf:
 
     @property
     def forms(self) -> Counter[str]:
-        """How many samples are stored how."""
+        """The number of samples by format."""
         every: Counter[str] = Counter()
         for known in self._known.values():
             every.update(known.forms)
@@ -123,13 +125,13 @@ class Shelf:
 
     @property
     def values(self) -> tuple[float, float] | None:
-        """The least and the largest raw value of all samples; None where there is none."""
+        """The least and the largest raw value of all samples; None without samples."""
         found = [known.values for known in self._known.values() if known.values != NO_VALUES]
         return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
     @property
     def doubt(self) -> str:
-        """What makes the values look scaled otherwise than the task's; empty where nothing does."""
+        """A warning if the values seem scaled differently from what the task expects, else empty."""
         usual = self.manifest.input.usual_range
         if usual is None or self.values is None:
             return ""
@@ -142,35 +144,35 @@ class Shelf:
 
     @property
     def stamp(self) -> frozenset[tuple[str, int, int]]:
-        """The files that were read, as they were then."""
+        """The files that were read: name, size in bytes, last change in ns, as they were then."""
         return frozenset((name, *known.stamp) for name, known in self._known.items())
 
     @property
     def memory_bytes(self) -> int:
-        """Of all samples, prepared."""
+        """Bytes of all prepared samples."""
         return sum(len(rows) * rows.row_bytes for rows in self._rows)
 
     def refresh(self) -> bool:
-        """Reads files that are new, have changed or are of another class now, and forgets those that went.
+        """Reads files that are new, changed or of another class now, and drops those that are gone.
 
-        Whether `training` and `held` are to be asked for anew.
+        Returns whether `training` and `held` must be read again.
         """
         found = listing(self.place)
         self._strays = found.strays
         gone = {name for name, known in self._known.items() if not known.is_still(found.units.get(name))}
-        if gone:  # there is room for what had none
+        if gone:  # units that had no room may fit now
             self._forget(gone | {name for name, known in self._known.items() if known.full})
         new = [unit for name, unit in found.units.items() if name not in self._known]
-        before = self._places
+        before = self._row_counts
         with bounded(self._keep.room_bytes):
             self._reserve(len(new))
             for unit in new:
                 self._take(unit)
-        self._sides = self._sided()
-        return bool(gone) or self._places != before
+        self._sides = self._split_sides()
+        return bool(gone) or self._row_counts != before
 
-    def _sided(self) -> tuple[LocalData, LocalData]:
-        """Trained on, and held out; where nobody wished any held out, a few are trained on as well."""
+    def _split_sides(self) -> tuple[LocalData, LocalData]:
+        """Samples for training, and held out; by default, less than LEAST_HELD_OUT are trained on as well."""
         training, held = (rows.data for rows in self._rows)
         if self._keep.held_out is not None or not 0 < len(held) < LEAST_HELD_OUT:
             return training, held
@@ -178,17 +180,17 @@ class Shelf:
         return LocalData(x, y), LocalData(held.x[:0], held.y[:0])
 
     def _take(self, unit: Unit) -> None:
-        """All samples of a unit, or none: one that is changed as it is read is read the next time."""
+        """Reads all samples of a unit, or none; a unit that changes meanwhile is left for the next time."""
         starts = tuple(len(rows) for rows in self._rows)
         known = _Known(unit.stamp, unit.label)
         try:
             if unit.label is not None:
-                self._labels.number(unit.label)  # before anything is read
+                self._labels.number(unit.label)  # refuses an unknown label before anything is read
             for part in unit.source.read(unit, self._wanted):
                 if isinstance(part, Skip):
                     known.skipped.add(part)
                 else:
-                    self._put(part, unit, known)
+                    self._keep_batch(part, unit, known)
             if not unit.source.grows and _stamp(unit) != unit.stamp:
                 raise Passing("changed while it was read: it is read the next time")
         except (Refused, MemoryError) as error:
@@ -203,15 +205,15 @@ class Shelf:
         known.counts = (len(self._rows[0]) - starts[0], len(self._rows[1]) - starts[1])
         self._known[unit.name] = known
 
-    def _put(self, batch: RawSamples, unit: Unit, known: _Known) -> None:
-        """Samples of the task's classes, prepared, in blocks. Raises Refused."""
+    def _keep_batch(self, batch: RawSamples, unit: Unit, known: _Known) -> None:
+        """Prepares and keeps the samples of the task's classes, block by block. Raises Refused."""
         y = self._numbers(batch, unit, known)
         self._reserve(len(y))
         for start in range(0, len(y), BLOCK):
             part = slice(start, start + BLOCK)
             there = y[part] >= 0
             x = batch.x[part] if there.all() else batch.x[part][there]
-            self._room_for(len(x))
+            self._check_room(len(x))
             prepared = self._prepared(x)
             if x.size:
                 low, high = known.values
@@ -239,7 +241,7 @@ class Shelf:
         return y
 
     def _checked(self, y: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Raises Refused for numbers that are not of the task: such a file is of another one."""
+        """Class numbers as int64. Raises Refused if any is not of the task: the file is for another task."""
         count = len(self.manifest.labels)
         wrong = np.unique(y[(y < 0) | (y >= count)])
         if wrong.size:
@@ -258,24 +260,24 @@ class Shelf:
         return x
 
     @property
-    def _places(self) -> tuple[int, ...]:
-        """Other ones where samples have come, or have moved."""
+    def _row_counts(self) -> tuple[int, ...]:
+        """Numbers that differ if samples were added or the buffers moved."""
         return tuple(number for rows in self._rows for number in (len(rows), rows.room))
 
     def _reserve(self, count: int) -> None:
-        """Room for `count` more samples, or for as many as there may be."""
+        """Reserves room for `count` more samples, or for as many as are allowed."""
         if (room := self._keep.room_bytes) is not None:
             count = min(count, max(0, room - self.memory_bytes) // self._rows[0].row_bytes)
         for rows in self._rows:
             rows.reserve(len(rows) + count)
 
-    def _room_for(self, count: int) -> None:
+    def _check_room(self, count: int) -> None:
         room = self._keep.room_bytes
         if room is not None and self.memory_bytes + count * self._rows[0].row_bytes > room:
             raise Refused(FULL, f"they may take {room / 1e6:.0f} MB")
 
     def _forget(self, names: set[str]) -> None:
-        """All of them at once: what is behind them moves up."""
+        """Drops the rows of all these units at once; the rows behind them move up."""
         stays = np.array([name not in names for name in self._known])
         for side, rows in enumerate(self._rows):
             rows.keep(stays.repeat([known.counts[side] for known in self._known.values()]))
@@ -283,7 +285,7 @@ class Shelf:
 
 
 def _stamp(unit: Unit) -> tuple[int, int] | None:
-    """Of its file, now; None where it is gone."""
+    """The present stamp of the unit's file; None if it is gone."""
     try:
         return stamp_of(unit.path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Files of one sample each (a .npy file may have many), by their endings. A new kind is one line here."""
+"""Reads files of one sample each (a .npy may have many); a new format is one line in `DECODERS`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .source import RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_
 
 
 class Item(Protocol):
-    """What a file holds. `form` says how, for reports."""
+    """The content of a file. form: its format, for reports."""
 
     @property
     def form(self) -> str: ...
 
     def raw(self, given: InputSpec) -> NDArray[Any]:
-        """(n, *shape), before `InputSpec.prepare`. Raises Refused where it cannot be that."""
+        """Samples (n, *shape), before `InputSpec.prepare`. Raises Refused if it does not fit the input."""
 
 
 BY_PILLOW = (".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".pgm", ".ppm")
@@ -43,11 +43,11 @@ BEGINNINGS: Mapping[bytes, str] = {
     b"P5": ".pgm",
     b"P6": ".ppm",
 }
-"""By which a sample is known that has no name."""
+"""The first bytes of files, by which samples without a file name are recognised."""
 
 
 def item(data: bytes, name: str) -> Item:
-    """What a file of this name holds. Raises Refused."""
+    """Decodes a file by the ending of its name. Raises Refused."""
     ending = ending_of(name)
     if ending not in DECODERS:
         raise Refused(f"a kind of file that is not read ({ending or 'no ending'})")
@@ -57,7 +57,7 @@ def item(data: bytes, name: str) -> Item:
 
 
 def unnamed(data: bytes) -> Item | None:
-    """What these bytes hold, where they begin as a file of ours does. Raises Refused."""
+    """Decodes bytes by their beginning; None if it is no known one. Raises Refused."""
     for beginning, ending in BEGINNINGS.items():
         if data.startswith(beginning):
             return DECODERS[ending](data)
@@ -65,7 +65,7 @@ def unnamed(data: bytes) -> Item | None:
 
 
 def raw(held: Item, given: InputSpec, texts: Texts | None) -> NDArray[Any]:
-    """(n, *shape), before `InputSpec.prepare`: of a text by what makes the input of texts. Raises Refused."""
+    """Samples (n, *shape), before `InputSpec.prepare`; a text is tokenized by `texts`. Raises Refused."""
     return held.ids(texts) if isinstance(held, cells.TextCell) and texts else held.raw(given)
 
 
@@ -82,7 +82,7 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
     data = whole(unit.path)
     yield one_stored(data)
-    if ending_of(unit.path.name) == ".npy":  # of one sample, or of many: which one is for a task to say
+    if ending_of(unit.path.name) == ".npy":  # may hold one sample or many; only a task could tell
         yield np.atleast_2d(arrays.decode(data).values)
 
 

@@ -1,4 +1,8 @@
-"""Sound in RIFF WAVE: PCM of 8, 16, 24 and 32 bits, float of 32 and 64, any number of channels."""
+"""Sound: decodes RIFF WAVE, resamples it, and computes log-mel features, in numpy.
+
+Reads PCM of 8, 16, 24 and 32 bits and float of 32 and 64 bits, with up to 16 channels. Both the training data
+of a shipped speech bundle and a device's own recordings get their features here.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,13 @@ PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 KINDS = {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}
 LEAST_RATE, LARGEST_RATE = 4_000, 384_000  # Hz
 MOST_CHANNELS = 16
-LOUDEST = 1e9  # in the unit of 16 bits; nothing that was recorded is
-UNKNOWN_LENGTH = 0xFFFFFFFF  # of what was written into a pipe
+LOUDEST = 1e9  # in units of 16-bit PCM; no recording is as loud
+UNKNOWN_LENGTH = 0xFFFFFFFF  # the length in a file that was written into a pipe
 
 
 @dataclass(frozen=True)
 class Sound:
-    """`data` has whole frames: for each moment one value of each channel."""
+    """A decoded WAVE file; `data` has whole frames, each with one value of each channel."""
 
     data: bytes
     kind: int  # PCM or FLOAT
@@ -41,7 +45,7 @@ class Sound:
         return f"sound {self.rate} Hz, {self.channels} channel{'s'[: self.channels > 1]}, {self.bits} {kind}"
 
     def samples(self, count: int | None = None) -> NDArray[np.float32]:
-        """The mean of the channels, (n,), in the unit of 16 bits: -32768 to 32767; the first `count`."""
+        """The mean of the channels, (n,), in units of 16-bit PCM: -32768 to 32767; only the first `count`."""
         size = self.channels * self.bits // 8
         part = self.data if count is None else self.data[: count * size]
         values = _values(part, self.kind, self.bits).reshape(-1, self.channels)
@@ -51,9 +55,9 @@ class Sound:
         return mixed.astype(np.float32)
 
     def raw(self, given: InputSpec) -> NDArray[np.uint8]:
-        """Log-mel features (1, *shape) of the beginning, brought to 16 kHz, filled up with silence.
+        """Log-mel features (1, *shape) of the beginning, resampled to 16 kHz and padded with silence.
 
-        Raises Refused where the input is not (1, frames, 40).
+        Raises Refused if the input is not (frames, 40) or (1, frames, 40).
         """
         if not is_sound(given):
             raise Refused(f"the task's input is no log-mel of {BANDS} bands", f"it is {given.shape}")
@@ -64,13 +68,13 @@ class Sound:
 
 
 def is_sound(given: InputSpec) -> bool:
-    """Whether the input is frames of 40 bands, with or without an axis of one channel."""
+    """Whether the input has the shape of log-mel features: frames of 40 bands, perhaps with one channel."""
     shape = given.shape if len(given.shape) == 3 else (1, *given.shape)
     return given.vocabulary is None and len(shape) == 3 and (shape[0], shape[2]) == (1, BANDS)
 
 
 def decode(data: bytes) -> Sound:
-    """Raises Refused for what is no sound, ends too early or is of another kind."""
+    """Decodes RIFF WAVE. Raises Refused if it is no sound, ends too early or is of an unsupported kind."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         raise Refused("a damaged sound", "no RIFF WAVE file, or only its beginning")
     form: bytes | None = None
@@ -107,7 +111,7 @@ def _sound(form: bytes | None, data: bytes, size: int) -> Sound:
 
 
 def _values(data: bytes, kind: int, bits: int) -> NDArray[Any]:
-    """(n,) in the unit of 16 bits."""
+    """The values (n,) in units of 16-bit PCM."""
     if kind == FLOAT:
         return np.frombuffer(data, f"<f{bits // 8}") * 32768.0
     if bits == 8:
@@ -120,21 +124,24 @@ def _values(data: bytes, kind: int, bits: int) -> NDArray[Any]:
     return np.frombuffer(data, "<i2") if bits == 16 else np.frombuffer(data, "<i4") / 65536.0
 
 
-# FROM resampling: Sound at another rate: a windowed sinc, in numpy.
+# Resampling by a windowed sinc.
 
 ZEROS = 16
 """Zero crossings of the sinc on each side, under a Hann window."""
 SHARE = 0.95
-"""Of the lower one of the two bands that is kept."""
+"""The share of the lower of the two bands that is kept."""
 BLOCK = 2048
 
 
 def resampled(samples: NDArray[np.float32], rate: int, wanted: int, count: int) -> NDArray[np.float32]:
-    """The first `count` samples (n,) at rate `wanted`, or as many as there are; zeros lie around them."""
+    """Resamples (n,) from `rate` to `wanted`: the first `count` samples, or fewer if the sound is shorter.
+
+    The sound is taken to be zero before and after.
+    """
     count = min(count, -(-len(samples) * wanted // rate))
     if rate == wanted:
         return samples[:count]
-    width = SHARE * min(1.0, wanted / rate)  # of the band, in the samples' own
+    width = SHARE * min(1.0, wanted / rate)  # of the band that is kept, in units of the samples' band
     reach = int(np.ceil(ZEROS / width))
     padded = np.pad(samples.astype(np.float64), reach + 1)
     steps = np.arange(-reach, reach + 1)
@@ -142,7 +149,7 @@ def resampled(samples: NDArray[np.float32], rate: int, wanted: int, count: int) 
     for begin in range(0, count, BLOCK):
         times = np.arange(begin, min(begin + BLOCK, count)) * rate  # in units of 1 / wanted
         nearest = (times + wanted // 2) // wanted
-        phases, which = np.unique(times - nearest * wanted, return_inverse=True)  # as few as the ratio has
+        phases, which = np.unique(times - nearest * wanted, return_inverse=True)  # few for a simple ratio
         away = (phases / wanted)[:, None] - steps
         window = np.cos(np.pi / 2 * np.clip(away / (reach + 1), -1, 1)) ** 2
         weights = width * np.sinc(width * away) * window
@@ -152,26 +159,14 @@ def resampled(samples: NDArray[np.float32], rate: int, wanted: int, count: int) 
 
 
 def needed(count: int, rate: int, wanted: int) -> int:
-    """How many samples at `rate` the first `count` at `wanted` depend on."""
+    """The number of samples at `rate` on which the first `count` samples at `wanted` depend."""
     if rate == wanted:
         return count
     reach = int(np.ceil(ZEROS / (SHARE * min(1.0, wanted / rate))))
     return -(-count * rate // wanted) + reach + 2
 
 
-# FROM log_mel: Log-mel features of speech, in numpy: 61 frames of 40 bands for one second, as uint8.
-#
-# Frames of 32 ms every 16 ms (at 16 kHz 512 and 256 samples; no padding: the last frame ends within the
-# clip),
-# periodic Hann window, power of the Fourier transform, 40 triangular filters of height 1 whose corners are
-# evenly spaced from 20 to 7600 Hz on the mel scale 2595 log10(1 + f/700). The value is 2 (10 log10(P) + 80)
-# for
-# samples of -1 to 1, rounded and clipped to 0..255: half decibels above -80 dB.
-#
-# At another rate frames last as long, powers are scaled as if they were of 16 kHz, and the filters end at 95%
-# of half the rate: at 8 kHz 3800 Hz.
-#
-# What a bundle of speech was trained on, and what a device makes of its own recordings, is made here.
+# Log-mel features of speech.
 
 RATE = 16_000  # Hz
 FRAME_S, HOP_S = 0.032, 0.016
@@ -184,19 +179,29 @@ Floats = NDArray[np.float64]
 
 
 def samples_of(frames: int) -> int:
-    """The samples at 16 kHz that so many frames take: the first whole frame, then one hop for each other."""
+    """The samples at 16 kHz that `frames` frames take: one whole frame, and a hop for each other one."""
     return round(FRAME_S * RATE) + (frames - 1) * round(HOP_S * RATE)
 
 
 def one_clip(samples: NDArray[Any], length: int) -> NDArray[Any]:
-    """Cut off, or filled up with zeros behind, at `length`; of the same dtype, a new array."""
+    """The samples cut or padded with zeros at the end to `length`; a new array of the same dtype."""
     clip = np.zeros(length, samples.dtype)
     clip[: len(samples)] = samples[:length]
     return clip
 
 
 def log_mel(clips: NDArray[Any], rate: int = RATE) -> NDArray[np.uint8]:
-    """clips (n, samples), values of 16 bits in any real dtype -> (n, frames, 40): 61 frames a second."""
+    """Log-mel features uint8 (n, frames, 40) of clips (n, samples); 61 frames for one second.
+
+    clips: in units of 16-bit PCM, any real dtype. Frames of 32 ms every 16 ms (512 and 256 samples at 16
+    kHz), without padding: the last frame ends within the clip. Periodic Hann window, power P of the Fourier
+    transform, 40 triangular filters of height 1, whose corners are evenly spaced from 20 to 7600 Hz on the
+    mel scale 2595 log10(1 + f/700). The value is 2 (10 log10(P) + 80), for samples scaled to -1..1, rounded
+    and clipped to 0..255: half decibels above -80 dB.
+
+    At another rate, frames last as long, powers are scaled to those at 16 kHz, and the filters end at most at
+    95% of half the rate: 3800 Hz at 8 kHz.
+    """
     frame, hop = round(FRAME_S * rate), round(HOP_S * rate)
     windows = np.lib.stride_tricks.sliding_window_view(clips, frame, axis=1)[:, ::hop]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)

@@ -1,4 +1,4 @@
-"""Where a device's samples are, as `--data` names it."""
+"""Units of local data (a file or database), the formats that read them, and what is left out and why."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from device_runtime.models.text.texts import Texts
 
 from .place import Place
 
-# FROM refusal: What is left out of the local data, and why.
+# What is left out of the local data, and why.
 
 EXAMPLES = 3
-"""Of each reason that are named."""
+"""How many examples are named for each reason."""
 REASONS = 30
 OTHER = "other reasons"
 
 
 class Refused(Exception):
-    """A file or a sample that is not taken: `reason` is common to all of its sort, `detail` of this one."""
+    """Raised for a file or sample that is left out. reason: shared by similar ones. detail: of this one."""
 
     def __init__(self, reason: str, detail: object = "") -> None:
         self.reason, self.detail = reason, " ".join(str(detail).split())
@@ -33,11 +33,11 @@ class Refused(Exception):
 
 
 class Passing(Refused):
-    """What may be otherwise the next time, though its file is the same: it is tried again."""
+    """Raised if reading may succeed later although the file is the same; it is tried again."""
 
 
 class Skip(NamedTuple):
-    """One sample or file that was left out; `where` names it, and says more of it."""
+    """One sample or file that was left out; `where` names it, with details."""
 
     reason: str
     where: str
@@ -49,7 +49,7 @@ class Skip(NamedTuple):
 
 @dataclass(frozen=True)
 class SkippedSamples:
-    """How many were left out for one reason, and the first few of them."""
+    """The number of samples or files left out for one reason, and the first few of them."""
 
     reason: str
     count: int
@@ -57,7 +57,7 @@ class SkippedSamples:
 
     @property
     def named(self) -> str:
-        """The examples, and whether there are more."""
+        """The examples, with ".." if there are more."""
         more = ", .." if self.count > len(self.examples) else ""
         return ", ".join(self.examples) + more
 
@@ -66,7 +66,7 @@ class SkippedSamples:
 
 
 class SkippedTally:
-    """Counts by reason; beyond `REASONS` of them the rest are one."""
+    """Counts what is left out by reason; beyond REASONS reasons, the rest count as OTHER."""
 
     def __init__(self) -> None:
         self._found: dict[str, SkippedSamples] = {}
@@ -84,16 +84,18 @@ class SkippedTally:
         return iter(sorted(self._found.values(), key=lambda one: (-one.count, one.reason)))
 
 
-# FROM unit: What is read, and read again when it changes, as one; and what reading it gives.
+# Units and the formats that read them.
 
 ONE_SAMPLE_BYTES = 64 << 20
-"""A file of one sample is at most this large, and so is a blob."""
+"""The largest file of one sample, or blob, that is read."""
 TOO_LARGE = "too large for one sample"
 
 
 class RawSamples(NamedTuple):
-    """Some samples: x (n, *input) raw, before `InputSpec.prepare`; their labels as names, or as class numbers
-    int (n,), or None where the unit has one for all. `form` says how they were stored.
+    """Some samples as they were read.
+
+    x: (n, *input) raw, before `InputSpec.prepare`. labels: names, or class numbers int (n,), or None if the
+    unit has one label for all. form: how they were stored.
     """
 
     x: NDArray[Any]
@@ -103,9 +105,10 @@ class RawSamples(NamedTuple):
 
 @dataclass(frozen=True)
 class WantedSamples:
-    """What a task wants of the samples, how the place stores them, and the bytes that all may take here.
+    """What a reader needs to know: the task's input, and the place with its settings.
 
-    `texts` makes its input of texts, where it is that.
+    room_bytes: the most that all samples may take; None sets no limit. texts: turns texts into the input, if
+    the input is text.
     """
 
     input: InputSpec
@@ -116,10 +119,11 @@ class WantedSamples:
 
 @dataclass(frozen=True)
 class SampleFormat:
-    """One way to store samples: `read` may leave out single ones, and raises Refused for the whole unit.
+    """One way to store samples.
 
-    `stored` gives them as they are stored, one array (n, ..) or several, whatever the task; raises Refused.
-    `grows`: rows that are there are good while others are written behind them.
+    read: gives the samples of a unit, or a Skip for one that is left out; raises Refused for the whole unit.
+    stored: gives the samples as they are stored, whatever the task, in one array (n, ..) or several; raises
+    Refused. grows: rows may be read while others are appended.
     """
 
     read: Callable[[Unit, WantedSamples], Iterator[RawSamples | Skip]]
@@ -129,9 +133,10 @@ class SampleFormat:
 
 @dataclass(frozen=True)
 class Unit:
-    """`name` is unique in its place, `stamp` its size in bytes and the time of its last change in ns.
+    """A file or database that is read, and read again when it changes, as a whole.
 
-    `label` is that of all its samples, where their folder or a list says it.
+    name: unique in its place. stamp: size in bytes, and time of the last change in ns. label: of all its
+    samples, if their folder or a list gives it.
     """
 
     name: str
@@ -142,7 +147,7 @@ class Unit:
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
-    """Raises OSError."""
+    """The size of a file in bytes, and the time of its last change in ns. Raises OSError."""
     about = path.stat()
     return about.st_size, about.st_mtime_ns
 
@@ -161,5 +166,5 @@ def whole(path: Path) -> bytes:
 
 
 def one_stored(data: bytes) -> NDArray[np.uint8]:
-    """The bytes of one sample, as `Source.stored` gives them."""
+    """The bytes of one sample, as `SampleFormat.stored` gives them."""
     return np.frombuffer(data, np.uint8)[None]

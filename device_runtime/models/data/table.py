@@ -1,4 +1,4 @@
-"""`.csv` and `.tsv`: a row for each sample: numbers, a text or a file's name, and a label."""
+"""Reads `.csv` and `.tsv`: each row has a sample (numbers, a text or a file's name) and a label."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ log = logging.getLogger(__name__)
 
 ENDINGS = (".csv", ".tsv")
 ROWS = 256
-"""Of one batch."""
+"""Rows of one batch."""
 LONGEST_LINE = 1 << 24
-"""Characters: a file without an end of line is not read into memory as one."""
+"""Most characters of a line, so that a file without line ends is not read into memory as one."""
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """`label`: the column of labels, and why. `file`: that of file names, None where the others are features.
+    """The columns of a table.
 
-    `names` of the columns, None where there is no header.
+    names: None without a header. label: the column of labels, and why it was chosen. file: the column of file
+    names; None if the rows hold the samples themselves.
     """
 
     names: tuple[str, ...] | None
@@ -47,14 +48,14 @@ class TableLayout:
 
     @property
     def labelled(self) -> str:
-        """Where the labels are, and why there."""
+        """The column of labels, and why it was chosen."""
         number, why = self.label
         name = f"column {self.names[number]!r}" if self.names else f"column {number}"
         return f"{name} ({why})"
 
 
 def layout(path: Path, place: Place) -> TableLayout:
-    """From the first rows, the columns that the place names, and the task's labels. Raises Refused."""
+    """Finds the columns from the first rows, the place's settings and the task's labels. Raises Refused."""
     separator = "\t" if path.suffix.lower() == ".tsv" else _separator(path)
     with _rows(path, separator) as rows:
         first = next(rows, [])
@@ -65,7 +66,7 @@ def layout(path: Path, place: Place) -> TableLayout:
     asked = (folded(name) for name in (wanted, place.text_column) if not name.isdecimal())
     usual = {*LABELS, *FILES, *TEXTS, *asked} - {""}
     named = any(folded(cell) in usual for cell in first)
-    header = named or (bool(others) and _numbers(first) < _numbers(others[0]))
+    header = named or (bool(others) and _count_numbers(first) < _count_numbers(others[0]))
     names, samples = (tuple(first), others) if header else (None, [first, *others])
     label = label_column(names, samples, wanted, place.task_labels)
     sample = samples[0] if samples else ()
@@ -75,13 +76,13 @@ def layout(path: Path, place: Place) -> TableLayout:
 
 
 def labelled(place: Place, features: int) -> Place:
-    """The same table, without a column of labels where its rows hold the features alone. Raises Refused."""
+    """The place, marked as without labels if the table's rows hold only features. Raises Refused."""
     without = replace(place, label_column=NONE)
     return without if not place.label_column and layout(place.path, without).width == features else place
 
 
 def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
-    """Files that a table names, below its folder, and their labels. Raises Refused."""
+    """The files below the table's folder that it names, and their labels. Raises Refused."""
     if form.file is None:
         return
     for number, row in _samples(path, form):
@@ -98,7 +99,7 @@ def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
     form = layout(unit.path, wanted.place)
-    take = _taking(form, wanted)
+    take = _row_reader(form, wanted)
     features: list[NDArray[Any]] = []
     labels: list[str] = []
     said = "text in a table" if wanted.texts else f"table of {form.width - 1} columns"
@@ -151,8 +152,8 @@ def values_of(cells: Sequence[Any], given: InputSpec) -> NDArray[Any]:
     return values.reshape(given.shape)
 
 
-def _taking(form: TableLayout, wanted: WantedSamples) -> Callable[[Sequence[str]], NDArray[Any]]:
-    """What makes a sample (*shape) of a row, or raises Refused. Raises Refused."""
+def _row_reader(form: TableLayout, wanted: WantedSamples) -> Callable[[Sequence[str]], NDArray[Any]]:
+    """A function that turns a row into a sample (*shape), or raises Refused. Raises Refused itself."""
     texts = wanted.texts
     if texts is None:
         return lambda row: values_of(
@@ -163,7 +164,7 @@ def _taking(form: TableLayout, wanted: WantedSamples) -> Callable[[Sequence[str]
 
 
 def _samples(path: Path, form: TableLayout) -> Iterator[tuple[int, list[str]]]:
-    """Rows that are not empty, numbered from 1, the header included in the count."""
+    """The rows that are not empty, without the header, by their number in the file from 1."""
     with _rows(path, form.separator) as rows:
         for number, row in enumerate(rows, 1):
             if row and not (form.names and number == 1):
@@ -172,8 +173,10 @@ def _samples(path: Path, form: TableLayout) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def _rows(path: Path, separator: str) -> Iterator[Iterator[list[str]]]:
-    """Raises Refused for what is no table of text in UTF-8. In .tsv a quote is a character: no cell has tabs
-    or ends of lines, and only a cell that is quoted as a whole loses its quotes.
+    """The rows of a table. Raises Refused if it is no text in UTF-8.
+
+    In a .tsv a quote is an ordinary character, since no cell has tabs or line ends; only a cell that is
+    quoted as a whole loses its quotes.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -192,7 +195,7 @@ def _unquoted(cell: str) -> str:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """Raises Refused for a line that is too long."""
+    """The lines of a file. Raises Refused for one that is too long."""
     while line := file.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:
             raise Refused("a line that is too long", f"{LONGEST_LINE} characters are the most")
@@ -200,7 +203,7 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def _separator(path: Path) -> str:
-    """The one of comma, semicolon and tab that is most frequent at the beginning."""
+    """Comma, semicolon or tab, whichever is most frequent in the first line."""
     try:
         with path.open("rb") as file:
             line = file.readline(1 << 16)
@@ -209,7 +212,7 @@ def _separator(path: Path) -> str:
     return max(",;\t", key=lambda mark: line.count(mark.encode()))
 
 
-def _numbers(row: Sequence[str]) -> int:
+def _count_numbers(row: Sequence[str]) -> int:
     found = 0
     for cell in row:
         try:

@@ -1,1 +1,1 @@
-"""Engines that run a bundle's graphs; ONNX Runtime first."""
+"""Engines that run the graphs of a bundle; ONNX Runtime is the default."""

@@ -1,4 +1,4 @@
-"""Which engines there are, which of them this installation has, and which one runs a bundle."""
+"""Chooses the engine that runs a bundle, among those that are installed."""
 
 from dataclasses import dataclass, replace
 from importlib import metadata, util
@@ -15,12 +15,12 @@ from .onnx_engine import OnnxModel
 from .ort_training_engine import BUILDS, OrtTrainingModel, available, installed_builds
 
 PREFERRED = ("onnxruntime", "torch")
-"""What `auto` takes, the first that is usable: by time and memory of a step, and what an install needs."""
+"""`auto` takes the first usable one; ordered by time and memory of a step, and by size of installation."""
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine: its version ("" where it is not installed), whether it can be used here, why or why not."""
+    """An engine, its version ("" if not installed), whether it can be used here, and why or why not."""
 
     name: str
     version: str
@@ -33,9 +33,9 @@ class EngineChoice:
 
 
 def engine_choices(bundle: Bundle | None = None) -> tuple[EngineChoice, ...]:
-    """Every engine, in the order of ENGINES, and which one `auto` takes for this bundle, or for any.
+    """Every engine, in the order of ENGINES; `chosen` marks the one that `auto` takes for this bundle.
 
-    Found out from what is installed; no engine is imported.
+    Without a bundle, for bundles in general. Looks at what is installed, and imports no engine.
     """
     found = (_onnxruntime(), _training(bundle), _torch(bundle))
     usable = {choice.name: choice for choice in found if choice.usable}
@@ -44,7 +44,7 @@ def engine_choices(bundle: Bundle | None = None) -> tuple[EngineChoice, ...]:
 
 
 def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineChoice:
-    """The engine that `open_model` takes. Raises EngineError where there is none, or not this one."""
+    """The engine that `open_model` uses. Raises EngineError if it, or for `auto` any, cannot be used."""
     choices = engine_choices(bundle)
     if engine not in (AUTO, *ENGINES):
         raise EngineError(f"there is no engine {engine!r}; there are {AUTO}, {', '.join(ENGINES)}")
@@ -63,9 +63,9 @@ def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineCho
 def open_model(
     bundle: Bundle, wish: EngineWish = NO_WISH, *, batch: int = 32, watch: EngineWatch | None = None
 ) -> DeviceModel:
-    """The bundle on an engine, whose package is imported here or with the first session.
+    """Opens a bundle on an engine; imports the engine's package, or leaves that to the first session.
 
-    Raises EngineError as `engine_choice` does, or for a precision or device that it does not have;
+    Raises EngineError as `engine_choice` does, or for a precision or device that the engine does not have;
     BundleError for a precision that the bundle does not have.
     """
     name = engine_choice(bundle, wish.engine).name

@@ -1,4 +1,7 @@
-"""What an engine offers, whatever it runs on; `available` says which there are."""
+"""The interface of all engines, and the checks of arguments that they share.
+
+`available` lists the engines.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,24 +23,24 @@ NO_EXTRAS: Tensors = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Forward:
-    """One pass: logits (n, classes) and the features the head takes (n, width)."""
+    """The result of a forward pass: logits (n, classes), and features (n, width), the head's input."""
 
     logits: Matrix
     features: Matrix
 
 
 class EngineWatch(Protocol):
-    """Told of what an engine does; may refuse it, or take time over it."""
+    """Is told what an engine does, and may refuse it or slow it down."""
 
     def will_load(self, name: str, graph: Graph) -> None:
-        """Before a session of graph `name` is made; whatever it raises goes to the caller."""
+        """Called before a session of graph `name` is made; what it raises goes to the engine's caller."""
 
     def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
-        """After each run of a batch of `samples`, which took `seconds` of wall time."""
+        """Called after each run of a batch of `samples`, which took `seconds` of wall time."""
 
 
 class LossProbe(Protocol):
-    """The loss as a function of parameters that are changed in place, for zeroth-order work."""
+    """The loss as a function of parameters that are changed in place, for zeroth-order training."""
 
     @property
     def params(self) -> Flat:
@@ -48,7 +51,7 @@ class LossProbe(Protocol):
 
 
 class Gradients(Protocol):
-    """Back-propagation; the optimiser is the caller's, on the two flat vectors."""
+    """Back-propagation; the caller runs the optimiser, on the flat vectors of `params` and `grads`."""
 
     @property
     def params(self) -> Flat:
@@ -56,11 +59,11 @@ class Gradients(Protocol):
 
     @property
     def grads(self) -> Flat:
-        """Gradient of the mean loss at the last call, laid out as `params`; overwritten by the next."""
+        """Gradient of the mean loss of the last call, laid out as `params`; the next call overwrites it."""
 
     @property
     def statistics(self) -> Flat:
-        """Running statistics, where training moves any; each call of `loss_and_grads` does."""
+        """Running statistics that training changes, if any; each call of `loss_and_grads` updates them."""
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
         """Mean loss over all samples; `extras` are the objective's inputs beside x and y.
@@ -74,32 +77,32 @@ class DeviceModel(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """Of the bundle."""
+        """The bundle's manifest."""
 
     @property
     def weights(self) -> Tensors:
         """Every tensor of the model; read-only."""
 
     def load(self, weights: Tensors) -> None:
-        """New values for some or all tensors, copied; probes and trainers handed out keep theirs."""
+        """Copies in new values of some or all tensors; existing probes and trainers keep their own."""
 
     def unload(self) -> None:
-        """Give back the memory of everything made to run the graphs; the next use makes it again."""
+        """Frees the memory of everything that was made to run graphs; the next use makes it again."""
 
     def forward(self, x: Inputs) -> Forward:
         """Logits and features in one pass."""
 
     def logits(self, x: Inputs) -> Matrix:
-        """(n, classes)."""
+        """Logits (n, classes)."""
 
     def features(self, x: Inputs) -> Matrix:
-        """(n, width): what the head takes."""
+        """Features (n, width), the input of the head."""
 
     def level_features(self, x: Inputs, level: str) -> NDArray[np.float32]:
-        """(n, *manifest.features[level]): the feature map at the end of a level."""
+        """The feature map at the end of a level, (n, *manifest.features[level])."""
 
     def probe(self, tunable: str = "all") -> LossProbe:
-        """The loss with the parameters of a tunable set free, starting at `weights`."""
+        """The loss as a function of the parameters of a tunable set, starting at `weights`."""
 
     def trainer(self, tunable: str = "all", objective: str = "train") -> Gradients:
         """The gradients of the parameters of a tunable set, starting at `weights`.
@@ -108,8 +111,7 @@ class DeviceModel(Protocol):
         """
 
 
-# FROM arguments: What every engine does with what it is given: samples, labels and weights are checked,
-# batches cut.
+# Shared by the engines: cutting batches, and checking samples, labels and weights.
 
 
 def batches(samples: int, size: int) -> Iterator[slice]:
@@ -119,20 +121,20 @@ def batches(samples: int, size: int) -> Iterator[slice]:
 
 
 def check_sizes(batch: int, threads: int) -> None:
-    """Raises EngineError for less than one."""
+    """Raises EngineError unless both are at least 1."""
     if batch < 1 or threads < 1:
         raise EngineError(f"batch is {batch} and threads is {threads}, expected at least 1")
 
 
 def copied_weights(manifest: Manifest, weights: Tensors) -> Tensors:
-    """A copy of some or all tensors of the model. Raises TensorError for one that does not fit."""
+    """Copies some or all tensors of the model. Raises TensorError for one that does not fit."""
     specs = {spec.name: spec for spec in manifest.stored()}
     check(weights, [specs[name] for name in weights if name in specs])
     return {name: np.array(value, order="C") for name, value in weights.items()}
 
 
 def checked_inputs(manifest: Manifest, x: Inputs) -> Inputs:
-    """`x` as contiguous array of shape (n, *shape). Raises EngineError for another dtype, shape, or id."""
+    """`x` as contiguous array (n, *shape). Raises EngineError for a wrong dtype, shape or token id."""
     if x.shape[1:] != manifest.input.shape or x.ndim == 0:
         wanted = ", ".join(str(n) for n in manifest.input.shape)
         raise EngineError(f"x is {x.shape}, {manifest.name} takes (n, {wanted})")
@@ -147,7 +149,7 @@ def checked_inputs(manifest: Manifest, x: Inputs) -> Inputs:
 
 
 def checked_extras(graph: Graph, samples: int, extras: Tensors) -> dict[str, NDArray[np.float32]]:
-    """The extra inputs of a training graph, contiguous float32. Raises EngineError for wrong ones."""
+    """Extra inputs of a training graph, contiguous float32. Raises EngineError for wrong names or shapes."""
     wanted = [extra.name for extra in graph.extras]
     if sorted(extras) != sorted(wanted):
         takes = ", ".join(wanted) or "none"
@@ -161,7 +163,7 @@ def checked_extras(graph: Graph, samples: int, extras: Tensors) -> dict[str, NDA
 
 
 def checked_labels(manifest: Manifest, x: Inputs, y: Labels) -> NDArray[np.int64]:
-    """`y` as int64 of shape (n,). Raises EngineError for no samples, another shape or unknown labels."""
+    """`y` as int64 (n,). Raises EngineError for no samples, a wrong shape or dtype, or unknown labels."""
     if y.shape != x.shape[:1] or len(y) == 0:
         raise EngineError(f"y is {y.shape}, expected ({len(x)},), at least one")
     if y.dtype.kind not in "iu":

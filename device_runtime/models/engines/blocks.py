@@ -1,4 +1,7 @@
-"""Long vectors in pieces that stay in the processor's cache, so that one pass over memory does many sums."""
+"""Cuts long vectors into blocks that fit the processor's cache.
+
+So one pass over memory serves several operations.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,15 +12,15 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.tensors import Vector
 
 BLOCK = 32_768
-"""Values: 128 KiB; four such pieces (weights, gradients, momentum, scratch) fit a small device's L2 cache."""
+"""Values in a block: 128 KiB; four (weights, gradients, momentum, scratch) fit a small device's L2 cache."""
 
 
 def scratch_for(vector: Vector) -> Vector:
-    """Room for one block of `vector`, not initialised; shape (at most BLOCK,)."""
+    """An uninitialised buffer for one block of `vector`; shape (at most BLOCK,)."""
     return np.empty(min(vector.size, BLOCK), np.float32)
 
 
 def blocks(*vectors: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
-    """The same piece of every vector, as views, from the first to the last; vectors: all of shape (size,)."""
+    """Views of the same block of every vector, block after block; all vectors have shape (size,)."""
     for start in range(0, vectors[0].size, BLOCK):
         yield tuple(vector[start : start + BLOCK] for vector in vectors)

@@ -1,15 +1,15 @@
-"""Memory that was freed goes back to the system, where the C library would keep it."""
+"""Returns freed memory to the system, which the C library would keep."""
 
 import gc
 import os
 
 
 def give_back() -> bool:
-    """Returns freed heap memory to the system; False where the C library cannot (it is not glibc).
+    """Returns freed heap memory to the system; False if the C library cannot (it is not glibc).
 
-    After a bundle was read and a session made, tens of MB. Takes about a millisecond.
+    That is tens of MB after a bundle was read and a session made, and takes about a millisecond.
     """
-    import ctypes  # which takes some itself
+    import ctypes  # here, since it takes memory itself
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is None:
@@ -19,9 +19,9 @@ def give_back() -> bool:
 
 
 def rest() -> None:
-    """Collects garbage and returns freed memory to the system: between rounds a device should be small.
+    """Collects garbage and returns freed memory to the system, so that a device is small between rounds.
 
-    Only glibc keeps it otherwise (9 of 88 MB after measuring a small network).
+    Only glibc would keep it (9 of 88 MB after measuring a small network).
     """
     gc.collect()
     give_back()

@@ -1,4 +1,4 @@
-"""The loss as a function of parameters that ONNX Runtime takes for constants, as it does in inference."""
+"""Loss for zeroth-order training of convolutional networks, with the parameters as constants."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,24 +13,24 @@ from .onnx_probe import OnnxProbe, ProbeGraph
 from .onnx_session import SessionSettings
 
 FLOPS_A_TENSOR = 1_000_000
-"""Of the passes of a loss, for each tensor of the model, from which constants pay.
+"""Operations of one loss, per tensor of the model, from which constants are faster.
 
 Convolutions whose kernels are inputs lose 0.5 to 4 ms per 100 million operations (x86-64, ONNX Runtime 1.19
 and 1.31: SqueezeNet the least, the depthwise ones of MobileNetV2 the most); writing a tensor takes about 20
 microseconds.
 """
 REMADE = 10
-"""Times as many, from which a session for each loss pays: it takes 0.1 ms a tensor."""
+"""From this multiple of FLOPS_A_TENSOR, a new session for each loss is faster: it takes 0.1 ms a tensor."""
 
 
 class ConstantProbe:
-    """See `engines.base.LossProbe`; for graphs with convolutions.
+    """Loss of a graph with convolutions; see `engines.base.LossProbe`.
 
-    A kernel that is an input is convolved without the layout that ONNX Runtime has for the processor, and
-    nothing is folded into it. So the loss of some samples or more is that of the graph as it is optimised
-    for inference, with the parameters written into it (`LaidOut`); or, where the optimised graph is not
-    understood, of a session made for this loss. Few samples go through a session with inputs. Which way
-    depends on the number of samples alone, so that equal calls give equal bits.
+    If a kernel is an input, ONNX Runtime neither lays it out for the processor nor folds anything into it. So
+    for enough samples, the loss is computed by the graph as optimised for inference, with the parameters
+    written into it (`LaidOut`); or, if that graph's layout is not known, by a session made for this loss.
+    For few samples, the parameters are inputs of a session. The choice depends on the number of samples
+    alone, so that equal calls give equal bits.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ConstantProbe:
             if laid_out is not None:
                 return laid_out.loss(source.frozen, self.params.views, x, y)
         if work >= REMADE:
-            return self._remade(x, y)
+            return self._loss_by_new_session(x, y)
         if self._with_inputs is None:
             self._with_inputs = self._bound(self._source, self._settings)
         return self._with_inputs.loss(x, y)
@@ -64,11 +64,11 @@ class ConstantProbe:
     def _constant(self) -> ProbeGraph:
         return self._source.with_constants(self.params)
 
-    def _remade(self, x: Inputs, y: Labels) -> float:
+    def _loss_by_new_session(self, x: Inputs, y: Labels) -> float:
         try:
             return self._bound(self._constant(), replace(self._settings, quick=True)).loss(x, y)
         finally:
-            give_back()  # what sessions leave behind one another would add up to a fifth of the process
+            give_back()  # else the memory that sessions leave adds up to a fifth of the process
 
     def _bound(self, source: ProbeGraph, settings: SessionSettings) -> OnnxProbe:
         return OnnxProbe(self._manifest, self._rows, source.open(settings), self.params)

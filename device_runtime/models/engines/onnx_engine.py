@@ -1,4 +1,4 @@
-"""The default engine: a bundle's graphs on an ordinary ONNX Runtime, back-propagation included."""
+"""The default engine: runs a bundle's graphs, back-propagation included, on ordinary ONNX Runtime."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -36,8 +36,8 @@ from .onnx_session import Bound, Loaded, SessionSettings, load_session
 class OnnxModel:
     """A bundle on ONNX Runtime; see `base.DeviceModel`. Sessions are made when first needed, and kept.
 
-    x: float32 (n, *input.shape), any n; it is run in batches of at most `batch` samples, or of as few as keep
-    live activations within `run_bytes`.
+    Inputs of any n are run in batches of at most `batch` samples, or fewer to keep live activations within
+    `run_bytes`.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class OnnxModel:
         precision: str = "float32",
         run_bytes: int = RUN_BYTES,
     ) -> None:
-        """Starts at the bundle's weights, overlaid with a copy of `weights`; see PRECISIONS for `precision`.
+        """Starts at the bundle's weights, replaced by copies of `weights` where given.
 
-        Logits and features come from the graph of that precision. Raises TensorError, BundleError.
+        precision: of the graph that gives logits and features, one of PRECISIONS. Raises TensorError,
+        BundleError.
         """
         check_sizes(batch, threads)
         self.manifest: Manifest = bundle.manifest
@@ -82,15 +83,15 @@ class OnnxModel:
         return MappingProxyType(dict(self._weights))
 
     def load(self, weights: Tensors) -> None:
-        """New values for some or all tensors, copied; those not named stay.
+        """Copies in new values of some or all tensors; the others stay.
 
-        Only sessions that hold a changed tensor as a constant are made anew, at their next use. Probes and
-        trainers already handed out keep their own weights. Raises TensorError if a tensor does not fit.
+        Only sessions that hold a changed tensor as a constant are made anew, at their next use. Existing
+        probes and trainers keep their own weights. Raises TensorError if a tensor does not fit.
         """
         self._adopt(copied_weights(self.manifest, weights))
 
     def rows(self, graph: Graph) -> int:
-        """Samples of one run."""
+        """The most samples of one run of `graph`."""
         return graph.rows(self.batch, self._run_bytes)
 
     def unload(self) -> None:
@@ -103,25 +104,28 @@ class OnnxModel:
         return Forward(*self._run(self._forward, x, self._outputs))
 
     def logits(self, x: Inputs) -> Matrix:
-        """(n, classes). Raises EngineError."""
+        """Logits (n, classes). Raises EngineError."""
         return self._run(self._forward, x, {"logits": self._outputs["logits"]})[0]
 
     def features(self, x: Inputs) -> Matrix:
-        """(n, width), what the head takes. Raises EngineError."""
+        """Features (n, width), the input of the head. Raises EngineError."""
         return self._run(self._forward, x, {"features": self._outputs["features"]})[0]
 
     def level_features(self, x: Inputs, level: str) -> Matrix:
-        """(n, *features[level]). Raises BundleError where there is no such graph, EngineError."""
+        """The feature map at the end of a level, (n, *manifest.features[level]).
+
+        Raises BundleError if the bundle has no graph for it, EngineError.
+        """
         shapes = {str(known): shape for known, shape in self.manifest.features.items()}
         return self._run(f"features.{level}", x, {"features": shapes.get(level, ())})[0]
 
     def probe(self, tunable: str = "all") -> OnnxProbe | ConstantProbe:
-        """The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError."""
+        """The loss as a function of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
         name, params = f"loss.{tunable}", self._params(tunable)
         source, graph = self._source(name), self._bundle.entry(name)
         if source.suits_constants(self.manifest):
             rows = fewer_by(4 * params.vector.size, graph, self.rows(graph))
-            return ConstantProbe(self.manifest, rows, source, params, self._settings, self._arranged)
+            return ConstantProbe(self.manifest, rows, source, params, self._settings, self._optimised_layout)
         return OnnxProbe(self.manifest, self.rows(graph), self._session(name), params)
 
     def trainer(self, tunable: str = "all", objective: str = "train") -> "OnnxGradients":
@@ -135,7 +139,7 @@ class OnnxModel:
         return params
 
     def _run(self, name: str, x: Inputs, outputs: Mapping[str, tuple[int, ...]]) -> list[Matrix]:
-        """Batch by batch; `outputs` has the shape of each without the batch."""
+        """Runs graph `name` batch by batch; `outputs` has the shape of each output without the batch."""
         x = checked_inputs(self.manifest, x)
         loaded = self._session(name)
         results: list[Matrix] = []
@@ -159,13 +163,13 @@ class OnnxModel:
             self._sessions[name] = load_session(name, graph, onnx, given, self._settings)
         return self._sessions[name]
 
-    def _arranged(self, name: str, constant: Callable[[], ProbeGraph], rows: int) -> LaidOut | None:
+    def _optimised_layout(self, name: str, constant: Callable[[], ProbeGraph], rows: int) -> LaidOut | None:
         if name not in self._laid_out:
             self._laid_out[name] = laid_out(self.manifest, rows, constant(), self._settings)
         return self._laid_out[name]
 
     def _source(self, name: str) -> ProbeGraph:
-        """At the present weights; its file is read once."""
+        """The graph with the present weights; its file is read only once."""
         graph = self._bundle.entry(name)
         if name not in self._probed:
             self._probed[name] = self._bundle.graph(name)
@@ -183,9 +187,10 @@ class OnnxModel:
 
 
 class OnnxGradients(Bound):
-    """See `engines.base.Gradients`. More samples than one batch are micro-batches with summed gradients.
+    """Gradients by ONNX Runtime; see `engines.base.Gradients`.
 
-    Batch statistics are those of a micro-batch.
+    More samples than one run takes are cut into micro-batches, whose gradients are summed. Batch statistics
+    are those of a micro-batch.
     """
 
     def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
@@ -205,7 +210,7 @@ class OnnxGradients(Bound):
             self._bind_output(f"grad.{name}", view)
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
-        """The objective's mean loss; its gradient is left in `grads`."""
+        """The mean loss of the objective; leaves its gradient in `grads`."""
         given = checked_extras(self._loaded.graph, len(x), extras)
         if len(x) <= self._rows:
             return sum(loss for _, loss in self._losses(x, y, given))
@@ -222,7 +227,7 @@ class OnnxGradients(Bound):
         return total
 
     def _losses(self, x: Inputs, y: Labels, extras: Tensors) -> Iterator[tuple[float, float]]:
-        """Runs batch by batch; gives each one's share of the samples and mean loss."""
+        """Runs batch by batch; yields each batch's share of the samples, and its mean loss."""
         rows = {extra.name for extra in self._loaded.graph.extras if extra.per_sample}
         for part in self._batches_of(x, y):
             for name, value in extras.items():

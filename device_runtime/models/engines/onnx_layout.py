@@ -1,4 +1,8 @@
-"""Where parameters went in a graph as ONNX Runtime optimised it: folded, transposed, in blocks."""
+"""Writes changing parameters into a graph that ONNX Runtime has optimised for inference.
+
+The optimiser folds parameters, transposes them, and lays them out in blocks. This module finds out where each
+parameter went, so that new values can be written there.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +44,12 @@ Made = Callable[[Tensors], NDArray[np.float32]]
 Write = Callable[[NDArray[np.float32], Vector], None]
 Initialiser = tuple[tuple[int, ...], Vector]
 BLOCKS = (16, 8, 4)
-"""Channels that lie together in ONNX Runtime's blocked layout, by the width of the processor's registers."""
+"""Channels of a block in ONNX Runtime's blocked layout, by the width of the processor's registers."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """An operator with the names of what it takes and gives."""
+    """An operator with the names of its inputs and outputs."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -55,7 +59,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Value:
-    """An array made of parameters, by their names."""
+    """An array that `of` computes from the parameters named in `sources`."""
 
     sources: tuple[str, ...]
     of: Made
@@ -63,27 +67,27 @@ class Value:
 
 @dataclass(frozen=True)
 class PlacedValue:
-    """A value, and how it lies in an initialiser: `write` puts it into an array of the initialiser's size."""
+    """A value and its layout in an initialiser: `write` puts it into an array of the initialiser's size."""
 
     value: Value
     write: Write
 
     def holds(self, tensors: Tensors, content: Vector) -> bool:
-        """Whether these tensors give this content, but for rounding."""
+        """Whether these tensors give this content, up to rounding."""
         tried = np.zeros_like(content)
         self.write(self.value.of(tensors), tried)
         return np.allclose(tried, content, rtol=1e-4, atol=1e-5)
 
 
 def nodes(model: bytes) -> list[Node]:
-    """Of the model's graph, in order. Raises BundleError for what is no model."""
+    """The nodes of the model's graph, in order. Raises BundleError if it is no model."""
     return [_node(field.content) for field in _graph(model) if field.number == GRAPH_NODE]
 
 
 def initialised(model: bytes) -> dict[str, Initialiser]:
-    """Shape and values, flat, of every float32 initialiser with its data inside."""
+    """Shape and flat values of every float32 initialiser that has its data inside."""
     found = {}
-    for field in _graph(cast(bytes, memoryview(model))):  # whose parts are no copies
+    for field in _graph(cast(bytes, memoryview(model))):  # parts of a view are not copied
         if field.number == GRAPH_INITIALISER:
             parts = list(fields(field.content))
             kept = {part.number: part for part in parts}
@@ -95,7 +99,7 @@ def initialised(model: bytes) -> dict[str, Initialiser]:
 
 
 def values(graph: Sequence[Node], parameters: Sequence[str]) -> Iterator[Value]:
-    """What an optimiser may make of parameters: themselves, transposed, normalisations folded."""
+    """Arrays that an optimiser may make: parameters as they are, transposed, or with normalisation folded."""
     after = {node.inputs[0]: node for node in graph if node.kind == "BatchNormalization"}
     for name in parameters:
         yield Value((name,), itemgetter(name))
@@ -114,7 +118,7 @@ def values(graph: Sequence[Node], parameters: Sequence[str]) -> Iterator[Value]:
 
 @dataclass(frozen=True)
 class Tried:
-    """A value of certain tensors: its shape, and its sum, by which it is told from most others."""
+    """A value computed from certain tensors; its shape and sum tell it from most other values."""
 
     value: Value
     tensors: Tensors
@@ -127,12 +131,12 @@ class Tried:
         return cls(value, tensors, array.shape, float(array.sum(dtype=np.float64)))
 
     def placed(self, initialiser: Initialiser, total: float) -> PlacedValue | None:
-        """How it lies in an initialiser whose sum is `total`; None: it does not."""
+        """The value's layout in an initialiser whose sum is `total`; None if it is not the content."""
         shape, content = initialiser
         if prod(self.shape) > content.size or not isclose(self.total, total, rel_tol=1e-5, abs_tol=1e-3):
             return None
-        ways = (PlacedValue(self.value, write) for write in _writers(shape, self.shape))
-        return next((way for way in ways if way.holds(self.tensors, content)), None)
+        layouts = (PlacedValue(self.value, write) for write in _writers(shape, self.shape))
+        return next((layout for layout in layouts if layout.holds(self.tensors, content)), None)
 
 
 def _writers(
@@ -148,13 +152,16 @@ def _writers(
 
 
 def _plain(value: NDArray[np.float32], into: Vector) -> None:
-    """As it is, and zeros behind."""
+    """Writes the value as it is; the rest of `into` stays zero."""
     into[: value.size].reshape(value.shape)[...] = value
 
 
 @dataclass(frozen=True)
 class _Blocked:
-    """Kernels (out, in, h, w) in blocks of output channels, and of input channels, filled up with zeros."""
+    """Writes kernels (out, in, h, w) in blocks of output channels, and of input channels if `inputs`.
+
+    Blocks are padded with zeros.
+    """
 
     shape: tuple[int, ...]
     block: int
@@ -174,7 +181,7 @@ class _Blocked:
 
 
 def _gains(norm: Node) -> tuple[str, str]:
-    """What its scale is made of."""
+    """Names of the parameters that its scale is computed from."""
     return norm.inputs[1], norm.inputs[4]
 
 
@@ -222,18 +229,15 @@ def _graph(model: bytes) -> Iterator[Field]:
             yield from fields(field.content)
 
 
-# FROM onnx_laid_out: A graph as ONNX Runtime optimised it for inference, with parameters that change from
-# run to run.
-
 MOST_BYTES = 16 << 20
-"""Of parameters: making it holds several copies of them for a moment, which otherwise would be the peak."""
+"""Most bytes of parameters: `laid_out` briefly holds several copies, which would be the peak if larger."""
 
 
 class LaidOut:
-    """A session of the optimised graph whose initialisers are inputs, written from the parameters anew.
+    """A session of the optimised graph, whose initialisers are inputs and are written for each loss.
 
-    It has every advantage of constants but is made once: folded normalisations and the processor's layout of
-    kernels are a few passes over the parameters in numpy.
+    It is as fast as one with constants, but is made only once: folding normalisations and laying out kernels
+    takes a few passes over the parameters in numpy.
     """
 
     def __init__(self, probe: OnnxProbe, places: Mapping[str, PlacedValue]) -> None:
@@ -241,7 +245,7 @@ class LaidOut:
         self._written: Tensors = {}
 
     def loss(self, frozen: Tensors, params: Tensors, x: Inputs, y: Labels) -> float:
-        """At these values; what is made of frozen arrays alone is written if they are others than before."""
+        """The loss at these values; inputs made of frozen arrays alone are written only if those changed."""
         tensors = {**frozen, **params}
         for name, place in self._places.items():
             sources = place.value.sources
@@ -252,17 +256,18 @@ class LaidOut:
 
 
 def laid_out(manifest: Manifest, rows: int, source: ProbeGraph, settings: SessionSettings) -> LaidOut | None:
-    """Of a graph with constants; None where they are too many, or went where it is not known.
+    """Makes a `LaidOut` of a graph with constants; None if they are too large or their layout is not known.
 
-    The graph is optimised with random values, twice: what differs must be made of them in a known way.
-    Raises EngineError, BundleError for a graph that is not allowed, and what the watch raises.
+    The graph is optimised twice, with different random values: each initialiser that differs must follow from
+    those values in a known way. Raises EngineError, BundleError for a graph that is not allowed, and what the
+    watch raises.
     """
     if sum(value.nbytes for value in source.frozen.values()) > MOST_BYTES:
         return None
     try:
         found = _found(source, _optimised(source, settings, seed=1))
         again = _optimised(source, settings, seed=2)
-    except OSError:  # no folder for files that stay for a moment
+    except OSError:  # no folder for temporary files
         return None
     if not found.fits(again):
         return None
@@ -278,13 +283,13 @@ def laid_out(manifest: Manifest, rows: int, source: ProbeGraph, settings: Sessio
 
 @dataclass(frozen=True)
 class _Found:
-    """Where parameters went, and hashes of the initialisers that are none."""
+    """The initialisers that are made of parameters, and hashes of the others."""
 
     places: Mapping[str, PlacedValue]
     others: Mapping[str, bytes]
 
     def fits(self, optimised: _Optimised) -> bool:
-        """Whether it is so with other values, too: every initialiser is made as said, or is the same."""
+        """Whether it holds for other values, too: every initialiser is as computed, or unchanged."""
         there = optimised.initialisers
         return (
             there.keys() == {*self.places, *self.others}
@@ -299,8 +304,8 @@ def _found(source: ProbeGraph, optimised: _Optimised) -> _Found:
     places, others = {}, {}
     for name, initialiser in optimised.initialisers.items():
         total = float(initialiser[1].sum(dtype=np.float64))
-        ways = (one.placed(initialiser, total) for one in tried)
-        place = next((way for way in ways if way is not None), None)
+        layouts = (one.placed(initialiser, total) for one in tried)
+        place = next((layout for layout in layouts if layout is not None), None)
         if place is None:
             others[name] = _sha(initialiser)
         else:
@@ -314,7 +319,7 @@ def _sha(initialiser: Initialiser) -> bytes:
 
 @dataclass(frozen=True)
 class _Optimised:
-    """A graph as ONNX Runtime optimised it, with these tensors in it."""
+    """A graph as ONNX Runtime optimised it with these tensors."""
 
     onnx: bytes
     tensors: Tensors
@@ -322,7 +327,10 @@ class _Optimised:
 
 
 def _optimised(source: ProbeGraph, settings: SessionSettings, seed: int) -> _Optimised:
-    """With random values, positive as variances are, of another size in each tensor. Raises EngineError."""
+    """Optimises the graph with random values: positive, as variances are, and scaled differently per tensor.
+
+    Raises EngineError.
+    """
     rng = np.random.default_rng(seed)
     tensors = {
         name: np.float32(rng.uniform(0.5, 2)) * (0.5 + rng.random(value.shape, np.float32))
@@ -333,6 +341,6 @@ def _optimised(source: ProbeGraph, settings: SessionSettings, seed: int) -> _Opt
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"
         load_session(source.name, source.graph, source.onnx, tensors, replace(settings, save_to=str(path)))
-        give_back()  # what the session held would otherwise add to the peak of what follows
+        give_back()  # else the session's memory adds to the peak of what follows
         onnx = path.read_bytes()
     return _Optimised(onnx, tensors, initialised(onnx))

@@ -1,4 +1,4 @@
-"""The loss as a function of parameters that are read where they lie."""
+"""Loss for zeroth-order training with the parameters as a graph's inputs, and graphs with constants."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from .onnx_whole import (
 
 
 class OnnxProbe(Bound):
-    """See `engines.base.LossProbe`. One session, which reads the parameters where they lie."""
+    """Loss by one session that reads the parameters in place; see `engines.base.LossProbe`."""
 
     def loss(self, x: Inputs, y: Labels) -> float:
         """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
@@ -49,16 +49,16 @@ class ProbeGraph:
     frozen: Mapping[str, NDArray[Any]]
 
     def suits_constants(self, manifest: Manifest) -> bool:
-        """Whether it may run faster with its parameters as constants: more than a head below convolutions."""
+        """Whether constants may be faster: it has convolutions, and trains more than the head."""
         head = {manifest.head.weight, manifest.head.bias}
         return not head.issuperset(self.graph.trainable) and convolves(self.onnx)
 
     def open(self, settings: SessionSettings) -> Loaded:
-        """A session that takes the parameters as inputs. Raises EngineError, and what the watch raises."""
+        """A session with the parameters as inputs. Raises EngineError, and what the watch raises."""
         return load_session(self.name, self.graph, self.onnx, self.frozen, settings)
 
     def with_constants(self, params: Flat) -> "ProbeGraph":
-        """The same with the parameters as initialisers, which share the memory of `params`."""
+        """The same graph with the parameters as initialisers, which share the memory of `params`."""
         constant = msgspec.structs.replace(
             self.graph, trainable=(), frozen=(*self.graph.frozen, *params.views)
         )
@@ -67,15 +67,14 @@ class ProbeGraph:
 
 
 def fewer_by(held_bytes: int, graph: Graph, rows: int) -> int:
-    """Samples of one run whose activations are so much smaller than those of `rows`; at least half of them.
+    """`rows`, less the samples whose activations take `held_bytes`; at least half of `rows`.
 
-    What is held besides then costs no memory.
+    With so many samples a run, holding `held_bytes` beside the activations does not raise peak memory.
     """
     return max(rows - -(-held_bytes // max(1, graph.bytes_per_sample)), -(-rows // 2))
 
 
-# FROM onnx_constants: A graph's trainable inputs as constants, which ONNX Runtime folds and lays out for
-# the processor.
+# Turns inputs of a graph into constants, which ONNX Runtime folds and lays out for the processor, and back.
 
 GRAPH_NODE, GRAPH_INPUT = 1, 11
 NODE_TYPE, INPUT_NAME = 4, 1
@@ -85,7 +84,7 @@ EXTERNAL = 1
 
 @lru_cache(maxsize=16)
 def convolves(onnx: bytes) -> bool:
-    """Whether the model has a convolution. Raises BundleError for what is no model."""
+    """Whether the model has a convolution. Raises BundleError if it is no model."""
     return any(
         part.number == NODE_TYPE and part.content == b"Conv"
         for graph in fields(onnx)
@@ -97,9 +96,9 @@ def convolves(onnx: bytes) -> bool:
 
 
 def with_constants(onnx: bytes, specs: Sequence[TensorSpec]) -> bytes:
-    """The model with these inputs as initialisers without data, which a session is given in memory.
+    """The model with these inputs as initialisers without data, which the session is given in memory.
 
-    Raises BundleError for what is no model.
+    Raises BundleError if it is no model.
     """
     constants = {spec.name.encode(): spec for spec in specs}
     return b"".join(
@@ -111,7 +110,7 @@ def with_constants(onnx: bytes, specs: Sequence[TensorSpec]) -> bytes:
 
 
 def with_inputs(onnx: bytes, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """The model with these float32 initialisers as inputs. Raises BundleError for what is no model."""
+    """The model with these float32 initialisers as inputs. Raises BundleError if it is no model."""
     names = {name.encode() for name in shapes}
     parts = []
     for field in fields(onnx):
@@ -129,7 +128,7 @@ def with_inputs(onnx: bytes, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
 
 
 def _input(name: str, shape: tuple[int, ...]) -> bytes:
-    """A ValueInfoProto of float32."""
+    """An encoded ValueInfoProto of float32."""
     sizes = b"".join(delimited_field(1, number_field(1, size)) for size in shape)
     tensor = number_field(1, TYPES["float32"]) + delimited_field(2, sizes)
     return delimited_field(INPUT_NAME, name.encode()) + delimited_field(2, delimited_field(1, tensor))

@@ -1,4 +1,4 @@
-"""One ONNX graph with its weights, ready to run on ONNX Runtime."""
+"""Sessions of ONNX Runtime: made from a checked graph and its weights, bound to the caller's arrays."""
 
 import os
 import time
@@ -21,7 +21,7 @@ from .base import EngineWatch, Inputs, Labels, batches, checked_inputs, checked_
 
 @dataclass(frozen=True)
 class Loaded:
-    """A session and what it was made of; `frozen` is kept alive because the session reads its memory."""
+    """A session and what it was made from; keeps `frozen` alive, because the session reads its memory."""
 
     name: str
     graph: Graph
@@ -30,12 +30,12 @@ class Loaded:
     watch: EngineWatch | None
 
     def run(self, outputs: list[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """The outputs of that name, as new arrays. Raises EngineError."""
+        """The outputs of these names, as new arrays. Raises EngineError."""
         with self._timed(len(inputs["x"])):
             return list(self.session.run(outputs, dict(inputs)))
 
     def run_bound(self, binding: Any, samples: int) -> None:
-        """Runs into the bound outputs. Raises EngineError."""
+        """Runs from bound inputs into bound outputs. Raises EngineError."""
         with self._timed(samples):
             self.session.run_with_iobinding(binding)
 
@@ -50,11 +50,12 @@ class Loaded:
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Threads inside one operator, who is told of loads and runs, and whether the start matters most.
+    """How a session is made.
 
-    quick: only the optimisers that pay in a session of few runs, as in every session of a training graph.
-    optimised: the graph is as an optimiser left it. save_to: a file for the graph as it is optimised, which
-    fits this processor and ONNX Runtime alone.
+    threads: inside one operator. watch: is told of loads and runs. quick: use only the optimisers that pay
+    off in a session of few runs, as every session of a training graph does. optimised: the graph has been
+    optimised already. save_to: a file to write the optimised graph to, which fits this processor and this
+    version of ONNX Runtime only.
     """
 
     threads: int = 1
@@ -65,10 +66,11 @@ class SessionSettings:
 
 
 def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings: SessionSettings) -> Loaded:
-    """A session whose initialisers are the arrays of `frozen`, shared, which must not change any more.
+    """Makes a session whose initialisers share the arrays of `frozen`, which must not change any more.
 
-    No other function makes sessions, so graphs are examined here. Raises BundleError for a graph that holds
-    what is not allowed, EngineError if ONNX Runtime is missing or refuses it, or what the watch raises.
+    No other function makes sessions, so every graph is checked here. Raises BundleError for a graph with
+    anything that is not allowed, EngineError if ONNX Runtime is missing or refuses it, and what the watch
+    raises.
     """
     _check(name, onnx, frozen, settings)
     if settings.watch is not None:
@@ -78,10 +80,10 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
     options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = False  # a third less peak memory at the same speed
-    options.enable_mem_reuse = False  # planning it takes half of the start, and saves no memory here
+    options.enable_mem_reuse = False  # planning takes half of the start, and saves no memory here
     options.log_severity_level = 3
-    options.add_session_config_entry("session.load_model_format", "ONNX")  # it would look at the bytes itself
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # doubles times when busy
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # else it guesses from the bytes
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # slow on a busy machine: x2
     options.add_session_config_entry("session.x64quantprecision", "0" if has_exact_int8() else "1")
     unwanted: list[str] = []
     if holds_float16(graph):  # without folded constants, layout optimisation crashes ONNX Runtime 1.23
@@ -104,7 +106,7 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
 
 
 def _check(name: str, onnx: bytes, frozen: Tensors, settings: SessionSettings) -> None:
-    """Raises BundleError unless the graph is allowed, and takes nothing from outside but `frozen`."""
+    """Raises BundleError unless the graph is allowed, and needs no data from outside but `frozen`."""
     try:
         outside = check_graph(onnx, optimised=settings.optimised)
     except BundleError as error:
@@ -114,7 +116,10 @@ def _check(name: str, onnx: bytes, frozen: Tensors, settings: SessionSettings) -
 
 
 def onnxruntime() -> Any:
-    """The module, imported at the first call; it tells nobody. Raises EngineError if it is missing."""
+    """The module onnxruntime, imported at the first call, with telemetry disabled.
+
+    Raises EngineError if it is missing.
+    """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # 1.31 sends events to its maker, on Linux too
     try:
         import onnxruntime as ort
@@ -134,12 +139,11 @@ def engine_errors(what: str) -> Iterator[None]:
         raise EngineError(f"ONNX Runtime, {what}: {one_line(error)}") from error
 
 
-# FROM onnx_bound: A session whose inputs and outputs are arrays of the caller, read and written where they
-# lie.
-
-
 class Bound:
-    """A session whose trainable inputs are slices of a flat buffer, bound once; `rows`: most of a run."""
+    """A session that reads and writes the caller's arrays in place.
+
+    Its trainable inputs are slices of the flat buffer `params`, bound once. rows: the most samples of a run.
+    """
 
     def __init__(self, manifest: Manifest, rows: int, loaded: Loaded, params: Flat) -> None:
         self.params = params
@@ -158,7 +162,7 @@ class Bound:
             self._binding.bind_ortvalue_output(name, _ortvalue(buffer))
 
     def _batches_of(self, x: Inputs, y: Labels) -> Iterator[slice]:
-        """Binds the samples batch by batch; the caller runs each before it goes on."""
+        """Binds the samples batch by batch; the caller runs each batch before it takes the next."""
         x = checked_inputs(self._manifest, x)
         labels = checked_labels(self._manifest, x, y)
         for part in batches(len(x), self._rows):
@@ -171,18 +175,10 @@ def _ortvalue(array: np.ndarray[Any, Any]) -> Any:
     return onnxruntime().OrtValue.ortvalue_from_numpy(array)
 
 
-# FROM onnx_optimisers: Which of ONNX Runtime's optimisers change a training graph before it runs.
-#
-# Each that changes something has the whole graph resolved again, about 12 ms for a large one: a session of a
-# training graph spends most of its start there. Kept are those that make steps faster
-# (`benchmarks/exports.py`
-# for the start, `benchmarks/engines.py` for the steps): MatMulAddFusion, MatmulTransposeFusion,
-# ConvActivationFusion, TransposeOptimizer.
-
 _WITH_CONSTANTS = (
     "ConstantFolding", "Level1_RuleBasedTransformer", "NchwcTransformer", "ConvAddActivationFusion",
 )  # fmt: skip
-"""Kept where matrices or kernels are frozen: only these can be folded, and laid out for the processor."""
+"""Kept if matrices or kernels are frozen: nothing else can be folded, or laid out for the processor."""
 
 _OTHERS = (
     "AttentionFusion", "BiasDropoutFusion", "BiasGeluFusion", "BiasSkipLayerNormFusion", "BiasSoftmaxFusion",
@@ -198,10 +194,16 @@ _OTHERS = (
     "SimplifiedLayerNormFusion", "SkipLayerNormFusion", "SliceConcatToSpaceToDepthFusion",
     "TransposeOptimizer_CPUExecutionProvider", "WeightBiasQuantization", "WhereDummyDq",
 )  # fmt: skip
-"""Every other name in ONNX Runtime 1.19 to 1.31; it passes over names that it does not have."""
+"""All others of ONNX Runtime 1.19 to 1.31, which ignores names that it does not know."""
 
 
 def left_out(frozen: Tensors) -> list[str]:
-    """Names of the optimisers that a training graph with these frozen tensors does without."""
+    """Names of ONNX Runtime's optimisers to disable for a training graph with these frozen tensors.
+
+    After each optimiser that changes something, ONNX Runtime resolves the whole graph again, about 12 ms for
+    a large one: most of the start of a training graph's session. So only those stay that make steps faster:
+    MatMulAddFusion, MatmulTransposeFusion, ConvActivationFusion, TransposeOptimizer
+    (`benchmarks/exports.py` measures the start, `benchmarks/engines.py` the steps).
+    """
     constants = any(value.ndim > 1 for value in frozen.values())
     return [*_OTHERS, *(() if constants else _WITH_CONSTANTS)]

@@ -1,4 +1,4 @@
-"""A graph with its weights inside: one ONNX file for any other program, written without the `onnx` package.
+"""Writes a graph and its weights as one ONNX file for other programs, without the `onnx` package.
 
 Field numbers are those of onnx.proto: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
@@ -27,10 +27,10 @@ TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16":
 
 
 def whole(bundle: Bundle, weights: Tensors, metadata: Mapping[str, str], graph: str = "forward") -> bytes:
-    """A graph of the bundle with `weights` in it, and `metadata` beside what it had.
+    """A graph of the bundle as an ONNX file, with `weights` inside and `metadata` added.
 
-    Raises BundleError for a graph that is not there, or takes parameters as inputs; TensorError for a weight
-    that is missing.
+    Raises BundleError for an unknown graph, or one with parameters as inputs; TensorError if a weight is
+    missing.
     """
     entry = bundle.entry(graph)
     if entry.trainable:
@@ -39,7 +39,7 @@ def whole(bundle: Bundle, weights: Tensors, metadata: Mapping[str, str], graph: 
 
 
 def described(manifest: Manifest) -> dict[str, str]:
-    """Metadata by which another program can use the file: labels, and how x is made of an input."""
+    """Metadata that another program needs to use the file: labels, preprocessing, meaning of the output."""
     given = manifest.input
     return {
         "name": manifest.name,
@@ -51,7 +51,7 @@ def described(manifest: Manifest) -> dict[str, str]:
 
 
 def joined(model: bytes, values: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """An ONNX model whose initialisers of these names have these values. Raises BundleError."""
+    """The ONNX model with these values for the initialisers of these names. Raises BundleError."""
     parts = []
     for field in fields(model):
         if field.number == MODEL_GRAPH:

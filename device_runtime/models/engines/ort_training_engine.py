@@ -1,4 +1,4 @@
-"""The optional engine: training graphs of onnxruntime-training, which its makers have deprecated.
+"""An optional engine for the package onnxruntime-training, which its makers have deprecated.
 
 That package brings the import name `onnxruntime` and excludes the ordinary one. It runs all graphs of a
 bundle; those named ort-training.SET hold gradient operators that no other build has.
@@ -42,12 +42,12 @@ def available(manifest: Manifest | None = None) -> str:
 
 
 class OrtTrainingModel(OnnxModel):
-    """See `base.DeviceModel`; the graphs that train are ort-training.SET where the bundle has them."""
+    """A bundle on onnxruntime-training; trains with graphs ort-training.SET. See `base.DeviceModel`."""
 
     def trainer(self, tunable: str = "all", objective: str = "train") -> OnnxGradients:
         """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError.
 
-        A set without an ort-training graph has the ordinary training graph.
+        A set without an ort-training graph uses the ordinary training graph.
         """
         if objective != "train":
             raise EngineError(
@@ -61,7 +61,7 @@ class OrtTrainingModel(OnnxModel):
 
 
 def installed_builds() -> dict[str, str]:
-    """The versions of the packages that lie where `import onnxruntime` would find it."""
+    """Versions by name of the packages in the folder from which `import onnxruntime` would load."""
     spec = util.find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         return {}

@@ -1,7 +1,7 @@
-"""Pairs of bytes as GPT-2 has them (Radford et al. 2019; Sennrich et al. 2016): RoBERTa's and OPT's too.
+"""Byte-pair tokenizer of GPT-2, RoBERTa and OPT (Radford et al. 2019; Sennrich et al. 2016).
 
-Text is divided into words with the space before them; the UTF-8 bytes of each are merged, pair by pair, in
-the order in which the pairs were learnt. Every byte is a token, so that nothing is unknown.
+Text is divided into words, each with the space before it. The UTF-8 bytes of a word are merged, pair by pair,
+in the order in which the pairs were learnt. Every byte is a token, so that nothing is unknown.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from functools import lru_cache
 from itertools import pairwise
 
 WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
-"""GPT-2's, for text in which `_kind` has put one ASCII character for each that is none."""
+"""GPT-2's words, in text in which `_kind` has replaced each non-ASCII character by an ASCII one."""
 SPACES = "\t\n\x0b\x0c\r\x85"
 REMEMBERED = 1 << 14  # words whose ids are kept
 LONGEST = 1 << 10
-"""Characters that are merged at once: a longer word, which no language has, is taken in parts."""
+"""Characters that are merged at once; a longer word, which no language has, is cut into parts."""
 
 
 def _symbols() -> tuple[str, ...]:
-    """A printable character for each byte: itself where it is one, else the next from U+0100."""
+    """A printable character for each byte: its own if that is printable, else the next one from U+0100."""
     own = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return tuple(chr(byte if byte in own else next(others)) for byte in range(256))
@@ -31,9 +31,11 @@ SYMBOLS = _symbols()
 
 
 class BytePairs:
-    """vocabulary: id of each token, written in `SYMBOLS`, all of which are in it. ranks: of each pair that is
-    merged, the first learnt first; what a pair makes is in the vocabulary. lead: text that begins with no
-    space gets one.
+    """A byte-pair tokenizer.
+
+    vocabulary: the id of each token, written in `SYMBOLS`; has each symbol, and the result of each merge.
+    ranks: the order of each pair to merge, the first learnt first. lead: text without a leading space gets
+    one.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class BytePairs:
         self._word = lru_cache(maxsize=REMEMBERED)(self._merged)
 
     def ids(self, text: str) -> Iterator[int]:
-        """The id of each token, in order. What is no Unicode (half of a surrogate pair) becomes a "?"."""
+        """The id of each token, in order. Half of a surrogate pair, which is no Unicode, becomes a "?"."""
         for word in words(f" {text}" if self._lead and text[:1] not in ("", " ") else text):
             for begin in range(0, len(word), LONGEST):
                 yield from self._word(word[begin : begin + LONGEST])
@@ -60,7 +62,7 @@ class BytePairs:
 
 
 def words(text: str) -> Iterator[str]:
-    """Runs of letters, of numbers, of what is neither, each with one space before it; other spaces."""
+    """Cuts text into runs of letters, of digits, of others, each with one space before it, and of spaces."""
     plain = text if text.isascii() else "".join(_kind(c) for c in text)
     for found in WORD.finditer(plain):
         yield text[found.start() : found.end()]
@@ -68,7 +70,7 @@ def words(text: str) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _kind(c: str) -> str:
-    """An ASCII character of the same sort: itself, a letter, a number, a space, or a mark."""
+    """An ASCII character of the same class: itself, a letter, a digit, a space, or a mark."""
     if c.isascii():
         return c
     category = unicodedata.category(c)[0]
@@ -76,7 +78,7 @@ def _kind(c: str) -> str:
 
 
 def _joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    """Every such pair made one, from the left."""
+    """Merges every occurrence of the pair, from the left."""
     made: list[str] = []
     for part in parts:
         if made and (made[-1], part) == pair:

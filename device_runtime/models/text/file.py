@@ -1,6 +1,6 @@
-"""`tokenizer.json`, as the `tokenizers` library writes it: what is read of it, and what is refused.
+"""Reads `tokenizer.json` of the `tokenizers` library, and refuses what it cannot reproduce.
 
-A bundle has the part of it that makes ids, and that library makes the same ids of it.
+A bundle keeps the part of the file that determines ids; that library computes the same ids from it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from .byte_pairs import SYMBOLS, BytePairs
 from .word_pieces import Cleaning, WordPieces
 
 Form = Literal["word-pieces/1", "byte-pairs/1"]
-"""How text becomes ids, and the version of that: another way of doing it is another number."""
+"""The tokenizers, each with a version: a change of its ids gets a new number."""
 
 MOST_IDS = 1 << 22
 LONGEST_WORD = 1 << 10  # characters; published files have 100
 
 
 class Tokenizer(Protocol):
-    """Text to ids, without what stands before and behind it."""
+    """Turns text into token ids, without the fixed ids before and after it."""
 
     def ids(self, text: str) -> Iterator[int]:
-        """In order. The name of a special token in a text is text."""
+        """The ids in order. The name of a special token in a text is treated as text."""
 
 
 class Added(msgspec.Struct, frozen=True):
-    """A token beside those that are learnt, as <mask>."""
+    """A token beside the learnt ones, such as <mask>."""
 
     id: int
     content: str
@@ -42,7 +42,7 @@ class Added(msgspec.Struct, frozen=True):
 
 
 class BertNormalizer(msgspec.Struct, frozen=True, tag_field="type"):
-    """As `word_pieces.Cleaning`."""
+    """How text is cleaned, see `word_pieces.Cleaning`; strip_accents: None is the same as `lowercase`."""
 
     clean_text: Literal[True] = True
     handle_chinese_chars: bool = True
@@ -55,7 +55,7 @@ class BertPreTokenizer(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class ByteLevel(msgspec.Struct, frozen=True, tag_field="type"):
-    """Divides as GPT-2. add_prefix_space: text that does not begin with a space gets one."""
+    """Divides as GPT-2 does. add_prefix_space: text without a leading space gets one."""
 
     add_prefix_space: bool = False
     trim_offsets: bool = True
@@ -63,7 +63,7 @@ class ByteLevel(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class WordPiece(msgspec.Struct, frozen=True, tag_field="type"):
-    """Of `WordPieces`."""
+    """The model of `WordPieces`."""
 
     vocab: dict[str, int]
     unk_token: str = "[UNK]"  # noqa: S105
@@ -72,7 +72,7 @@ class WordPiece(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class BPE(msgspec.Struct, frozen=True, tag_field="type"):
-    """Of `BytePairs`; pairs as "a b", as older files have them, or as [a, b]."""
+    """The model of `BytePairs`; pairs are "a b", as in older files, or [a, b]."""
 
     vocab: dict[str, int]
     merges: list[str | tuple[str, str]]
@@ -86,7 +86,7 @@ class BPE(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class TokenizerFile(msgspec.Struct, frozen=True):
-    """Everything else of the file is decided by the bundle: what stands around a text, length, padding."""
+    """The parts of the file that are read; the manifest has the rest: fixed ids, length, padding."""
 
     model: WordPiece | BPE
     normalizer: BertNormalizer | None = None
@@ -96,21 +96,21 @@ class TokenizerFile(msgspec.Struct, frozen=True):
 
     @property
     def form(self) -> Form:
-        """Which of the two."""
+        """The form of its tokenizer."""
         return "byte-pairs/1" if isinstance(self.model, BPE) else "word-pieces/1"
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """The id of each token, the special ones among them."""
+        """The id of each token, including special ones."""
         return {**self.model.vocab, **{token.content: token.id for token in self.added_tokens}}
 
     @property
     def size(self) -> int:
-        """Ids are below this."""
+        """One more than the largest id."""
         return 1 + max(self.vocabulary.values(), default=-1)
 
     def tokenizer(self) -> Tokenizer:
-        """Ready to use. Raises BundleError for parts that do not fit each other."""
+        """Makes the tokenizer. Raises BundleError for parts that do not fit each other."""
         ids = self.vocabulary.values()
         if not ids or min(ids) < 0 or max(ids) >= MOST_IDS:
             raise _refused(f"its ids are not all from 0 to {MOST_IDS - 1}")
@@ -120,7 +120,7 @@ class TokenizerFile(msgspec.Struct, frozen=True):
 
 
 def decode(data: bytes) -> TokenizerFile:
-    """Raises BundleError for what is no such file, or of a kind that is not read."""
+    """Reads the file. Raises BundleError for a damaged file, or a kind of tokenizer that is not supported."""
     try:
         return msgspec.json.decode(data, type=TokenizerFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -129,7 +129,7 @@ def decode(data: bytes) -> TokenizerFile:
 
 
 def encode(file: TokenizerFile) -> bytes:
-    """The same file is the same bytes."""
+    """The file as JSON; equal files give equal bytes."""
     return msgspec.json.encode(file)
 
 

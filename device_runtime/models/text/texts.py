@@ -1,4 +1,4 @@
-"""From texts to the input of a network, as a bundle's manifest says."""
+"""Turns texts into the input of a network, as a bundle's manifest specifies."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from device_runtime.models.bundles.inputs import TextInput
 
 LONGEST = 1 << 16
-"""Characters of a text that are looked at: more than fill the input of any network here."""
+"""Characters of a text that are read; they more than fill the input of any network here."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """`length`: tokens of the input, the fixed ones around a text among them."""
+    """Makes inputs of texts. length: tokens of an input, including the fixed ones around a text."""
 
     spec: TextInput
     tokenizer: Tokenizer
     length: int
 
     def ids(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """(n, length): what stands before, the text as far as there is room, what stands behind, padding.
+        """Token ids (n, length): the fixed ones before, the text cut to fit, the fixed ones after, padding.
 
-        Spaces and ends of lines around a text are no part of it.
+        Whitespace around a text is removed.
         """
         made = np.full((len(texts), self.length), self.spec.padding, np.int64)
         room = self.length - len(self.spec.before) - len(self.spec.after)

@@ -1,6 +1,6 @@
-"""Tokenizers for new bundles: read from published files, or learnt from texts.
+"""Makes tokenizers for new bundles: read from published files, or learnt from texts.
 
-Learning is done by the `tokenizers` library, which comes with `transformers`; no device needs it.
+The `tokenizers` library, which comes with `transformers`, does the learning; no device needs it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SPECIAL: dict[Form, tuple[str, ...]] = {
 }
 """Special tokens in the order of their ids, as BERT's small models and RoBERTa have them."""
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
-"""What a folder may have, the first that is there; merges.txt is beside vocab.json."""
+"""The files looked for in a folder, in this order; merges.txt is beside vocab.json."""
 TABLES = {".tsv": "\t", ".csv": ","}
 
 
 def read(path: Path) -> TokenizerFile:
-    """tokenizer.json, BERT's vocab.txt, GPT-2's vocab.json with merges.txt, or a folder with one of them.
+    """Reads tokenizer.json, BERT's vocab.txt, or GPT-2's vocab.json with merges.txt, or a folder with one.
 
-    Raises ExportError for what is not there, or not read.
+    Raises ExportError if it is missing or not supported.
     """
     found = next((path / name for name in FILES if (path / name).is_file()), None) if path.is_dir() else path
     if found is None:
@@ -70,12 +70,12 @@ def _read(file: Path) -> TokenizerFile:
     data = file.read_bytes()
     try:
         return decode(data)
-    except BundleError:  # older files do not name their parts
+    except BundleError:  # older files lack the types of their parts, which the library adds
         return decode(_library().Tokenizer.from_buffer(data).to_str().encode())
 
 
 def learnt(texts: Iterable[str], form: Form, size: int) -> TokenizerFile:
-    """The tokenizer of at most `size` ids that the texts give, the same for the same texts in any order.
+    """Learns a tokenizer of at most `size` ids; the order of the texts does not matter.
 
     Raises ExportError if tokenizers is not installed, or there are no texts.
     """
@@ -88,7 +88,11 @@ def learnt(texts: Iterable[str], form: Form, size: int) -> TokenizerFile:
 
 
 def _word_pieces(texts: Sequence[str], size: int) -> Any:
-    """Ties are broken by ids: characters that go on a word get theirs first, or they would be by chance."""
+    """Learns word pieces.
+
+    The library breaks ties by ids, and gives random ids to the characters that continue a word. So they get
+    their ids beforehand.
+    """
     library = _library()
     made = library.Tokenizer(library.models.WordPiece(unk_token="[UNK]"))  # noqa: S106
     made.normalizer = library.normalizers.BertNormalizer()
@@ -115,7 +119,7 @@ def _byte_pairs(texts: Sequence[str], size: int) -> Any:
 
 
 def texts_of(file: Path) -> list[str]:
-    """The lines of a .txt; of a .tsv or .csv the cells of the column that has most characters.
+    """The texts of a file: the lines of a .txt, or the column of a .tsv or .csv with most characters.
 
     Raises ExportError.
     """
@@ -130,7 +134,7 @@ def texts_of(file: Path) -> list[str]:
 
 
 def _rows(stream: Iterable[str], separator: str) -> Iterator[list[str]]:
-    """In .tsv quotes are characters."""
+    """The rows that are not empty; in a .tsv, quotes are ordinary characters."""
     if separator == "\t":
         found = csv.reader(stream, delimiter=separator, quoting=csv.QUOTE_NONE)
     else:

@@ -1,7 +1,7 @@
-"""Word pieces as BERT has them (Devlin et al. 2019): words, then the longest pieces that make them up.
+"""Word-piece tokenizer of BERT (Devlin et al. 2019).
 
-Text is cleaned as `BertNormalizer` of the `tokenizers` library does, divided at spaces and punctuation, and
-each word is cut from its beginning into the longest pieces that the vocabulary has.
+Text is cleaned as `BertNormalizer` of the `tokenizers` library does, and divided at spaces and punctuation.
+Each word is cut from its beginning into the longest pieces that the vocabulary has.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ IDEOGRAPHS = (
     (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2B81F),
     (0x2B920, 0x2CEAF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
-"""Each is a word of its own."""
+"""Ranges of characters of which each is a word of its own."""
 
 LETTER, SPACE, MARK, NOTHING = range(4)
 
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What is done to text before it is cut; accents are stripped with case where nothing is said."""
+    """How text is cleaned before it is cut; ideographs_apart: each ideograph becomes a word."""
 
     lowercase: bool
     strip_accents: bool
@@ -33,9 +33,10 @@ class Cleaning:
 
 @dataclass(frozen=True)
 class WordPieces:
-    """`vocabulary`: id of each piece; those that go on a word begin with `joint`.
+    """A word-piece tokenizer.
 
-    A word of more than `longest` characters, or that pieces do not make up, is `unknown`.
+    vocabulary: the id of each piece; those that continue a word begin with `joint`. unknown: the id of a word
+    of more than `longest` characters, or one that has no pieces.
     """
 
     vocabulary: Mapping[str, int]
@@ -75,7 +76,7 @@ def _cleaned(text: str, how: Cleaning) -> str:
 
 
 def _kept(c: str, ideographs_apart: bool) -> str:
-    """The character, a space for one, or nothing."""
+    """The character, with spaces around an ideograph; " " for any space, "" for a control character."""
     kind = _kind(c)
     if kind == SPACE:
         return " "
@@ -95,7 +96,7 @@ def _kind(c: str) -> int:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Divided at spaces, which go, and around each punctuation mark."""
+    """Divides text at spaces, which are dropped, and around each punctuation mark."""
     for part in text.split(" "):
         begin = 0
         for place, c in enumerate(part):

@@ -1,1 +1,1 @@
-"""What training needs beside an engine: optimisers, clipping, heads."""
+"""Optimisers, gradient clipping and softmax heads: training in numpy, beside an engine."""

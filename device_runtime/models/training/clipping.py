@@ -1,4 +1,4 @@
-"""Bounds on gradients: of a step as a whole, and of each sample with noise, for differential privacy."""
+"""Gradient clipping: of a whole step, or of each sample, with noise, for DP-SGD."""
 
 import logging
 from collections.abc import Collection
@@ -25,11 +25,11 @@ def norm(vector: Vector) -> float:
 def clip(grads: Vector, max_norm: float) -> float:
     """Scales `grads` in place to a norm of at most `max_norm`, as torch.nn.utils.clip_grad_norm_ does.
 
-    Gives the norm before. The factor is max_norm / (norm + 1e-6), at most 1.
+    Returns the norm before. The factor is max_norm / (norm + 1e-6), at most 1.
     """
     before = norm(grads)
     factor = max_norm / (before + 1e-6)
-    if not factor >= 1:  # a norm that is no number makes every gradient none, as in torch
+    if not factor >= 1:  # a NaN norm makes every gradient NaN, as in torch
         grads *= np.float32(factor)
     return before
 
@@ -38,9 +38,9 @@ def clip(grads: Vector, max_norm: float) -> float:
 class Privacy:
     """DP-SGD (Abadi et al. 2016, algorithm 1): each sample's gradient clipped to `max_norm`, then noise.
 
-    The noise on the *sum* has standard deviation noise * max_norm for each value; `noise` is what an
-    accountant calls the noise multiplier, sigma. `rng` must be secret, seeded by the operating system and
-    never by a round: whoever can repeat its draws can take the noise off. Raises ValueError for a
+    The noise on the *sum* has standard deviation noise * max_norm for each value; `noise` is the noise
+    multiplier, sigma, of a privacy accountant. `rng` must be secret, seeded by the operating system and
+    never by a round: whoever can repeat its draws can subtract the noise. Raises ValueError for a
     `max_norm` that is not positive and a `noise` below 0.
     """
 
@@ -57,10 +57,10 @@ class Privacy:
 
 @runtime_checkable
 class ClipsSamples(Protocol):
-    """A trainer that has the gradients of many samples in one call."""
+    """A trainer that clips the gradient of each of many samples in one call."""
 
     def clipped_sum(self, x: Inputs, y: Labels, max_norm: float, extras: Tensors = NO_EXTRAS) -> None:
-        """Leaves in `grads` the sum of each sample's gradient, scaled to a norm of at most `max_norm`.
+        """Leaves in `grads` the sum of the samples' gradients, each scaled to a norm of at most `max_norm`.
 
         A sample whose gradient has no finite norm adds nothing. Raises EngineError.
         """
@@ -69,17 +69,17 @@ class ClipsSamples(Protocol):
 class PrivateGradients:
     """A trainer whose gradients are (1 / lot) * (sum_i clip(g_i) + noise); see `engines.base.Gradients`.
 
-    Where the trainer cannot clip samples itself it is run sample by sample, which is exact on any engine and
-    for any network without batch statistics, and needs the memory of a batch of one and one more vector of
-    the model's size.
+    If the trainer cannot clip samples itself, it is run sample by sample. That is exact on any engine and for
+    any network without batch statistics, and needs the memory of a batch of one and one more vector of the
+    model's size.
     """
 
     def __init__(
         self, trainer: Gradients, privacy: Privacy, lot: int, rows: Collection[str] = frozenset()
     ) -> None:
-        """lot: L of algorithm 1, the expected batch. rows: the extras that have one row for each sample.
+        """lot: L of algorithm 1, the expected batch size. rows: the extras with one row for each sample.
 
-        Raises EngineError for a trainer with batch statistics: they mix samples, whatever is clipped.
+        Raises EngineError for a trainer with batch statistics, which mix samples before any clipping.
         """
         if trainer.statistics.specs:
             raise EngineError(
@@ -94,14 +94,17 @@ class PrivateGradients:
         self._at_once = trainer if isinstance(trainer, ClipsSamples) else None
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
-        """Leaves noise alone in `grads` where there are no samples. Gives nan: the loss is not protected."""
+        """Leaves the private gradient in `grads`, which without samples is noise alone.
+
+        Returns nan, because the loss is not protected by the noise.
+        """
         if self._at_once is None or not self._sum_at_once(self._at_once, x, y, extras):
             self._sum_one_by_one(x, y, extras)
         self._add_noise()
         return nan
 
     def _sum_at_once(self, trainer: ClipsSamples, x: Inputs, y: Labels, extras: Tensors) -> bool:
-        """Whether the network could be run so; one that cannot is not tried again."""
+        """Whether the trainer could clip the samples in one call; after a failure it is not tried again."""
         if not len(x):
             return False
         try:
@@ -122,7 +125,7 @@ class PrivateGradients:
             self._add_clipped(self._trainer.grads.vector)
 
     def _add_clipped(self, sample: Vector) -> None:
-        """A sample whose gradient has no finite norm adds nothing: anything else of it would show."""
+        """Adds a sample's clipped gradient; one without a finite norm is left out: it has no bound."""
         length = norm(sample)
         if not isfinite(length):
             return

@@ -1,4 +1,4 @@
-"""Many softmax heads at once, each on its own samples: what SoftmaxHead does to one, in batched products."""
+"""Softmax heads in numpy, one or many at once: training on given features, loss, entropy, accuracy."""
 
 from __future__ import annotations
 
@@ -15,72 +15,17 @@ from device_runtime.models.errors import TensorError
 
 from .optimizer import Optimizer, Sgd
 
-# FROM head: Training the last layer alone, in numpy, on features computed once.
-
+Matrix = NDArray[np.float32]  # (n, columns)
+Heads = NDArray[np.float32]  # (heads, classes, inputs)
 Indices = NDArray[np.integer[Any]]
 
-
-class SoftmaxHead:
-    """logits = features @ weight.T + bias, with its parameters and gradients in flat buffers.
-
-    weight: (classes, width), bias: (classes,) or absent; the names are those of the bundle.
-    """
-
-    def __init__(self, manifest: Manifest, weights: Tensors) -> None:
-        """Copies the head's parameters out of `weights`. Raises TensorError if they do not fit."""
-        self._weight, self._bias = manifest.head.weight, manifest.head.bias
-        classes, width = len(manifest.labels), manifest.head.features
-        specs = [TensorSpec(self._weight, (classes, width))]
-        if self._bias is not None:
-            specs.append(TensorSpec(self._bias, (classes,)))
-        self.params = Flat(specs)
-        self.grads = Flat(specs)
-        self.params.load(weights)
-
-    def logits(self, features: Matrix) -> Matrix:
-        """features (n, width) -> (n, classes)."""
-        weight = self.params.views[self._weight]
-        if features.ndim != 2 or features.shape[1] != weight.shape[1]:
-            raise TensorError(f"features are {features.shape}, expected (n, {weight.shape[1]})")
-        logits: Matrix = features @ weight.T
-        if self._bias is not None:
-            logits += self.params.views[self._bias]
-        return logits
-
-    def loss_and_grads(self, features: Matrix, y: NDArray[Any]) -> float:
-        """Mean cross-entropy in nats; the gradients are left in `grads`. features (n, width), y (n,)."""
-        logs = log_softmax(self.logits(features))
-        rows = np.arange(len(y))
-        loss = -float(logs[rows, y].mean(dtype=np.float64))
-        slope = np.exp(logs)
-        slope[rows, y] -= 1
-        slope /= np.float32(len(y))
-        np.matmul(slope.T, features, out=self.grads.views[self._weight])
-        if self._bias is not None:
-            slope.sum(axis=0, out=self.grads.views[self._bias])
-        return loss
-
-    def train(
-        self, features: Matrix, y: NDArray[Any], batches: Iterable[Indices], optimizer: Optimizer
-    ) -> float:
-        """One step for each batch of indices into `features`; the mean loss over all samples seen."""
-        steps = optimizer.start(self.params.vector)
-        total, seen = 0.0, 0
-        for batch in batches:
-            total += self.loss_and_grads(features[batch], y[batch]) * len(batch)
-            seen += len(batch)
-            steps.step(self.params.vector, self.grads.vector)
-        return total / seen if seen else float("nan")
-
-
-# FROM softmax: Softmax and what is read off it: cross-entropy, entropy, accuracy.
-
-Matrix = NDArray[np.float32]  # (n, classes)
+WINDOW_BYTES = 4 << 20
+"""Bytes of samples that are gathered for the next steps; they fit in a part of the processor's cache."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures over `num_examples` samples; the loss is the mean cross-entropy in nats."""
+    """Accuracy and loss over `num_examples` samples; the loss is the mean cross-entropy in nats."""
 
     eval_acc: float
     eval_loss: float
@@ -88,7 +33,7 @@ class Evaluation:
 
 
 def log_softmax(logits: Matrix) -> Matrix:
-    """Row by row; logits (n, classes), the result is new and of the same dtype."""
+    """The log-softmax of each row; logits (n, classes), the result is a new array of the same dtype."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     result: Matrix = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return result
@@ -116,17 +61,65 @@ def accuracy_and_loss(logits: Matrix, y: NDArray[Any]) -> Evaluation:
     return Evaluation(accuracy, loss, len(y))
 
 
-Heads = NDArray[np.float32]  # (heads, classes, inputs)
+class SoftmaxHead:
+    """The last layer alone, trained on features computed once: logits = features @ weight.T + bias.
 
-WINDOW_BYTES = 4 << 20
-"""Of samples that are gathered for the next steps: a share of a processor's cache."""
+    Its parameters and gradients are in flat buffers, under the bundle's names: weight (classes, width), bias
+    (classes,) or absent.
+    """
+
+    def __init__(self, manifest: Manifest, weights: Tensors) -> None:
+        """Copies the head's parameters out of `weights`. Raises TensorError if they do not fit."""
+        self._weight, self._bias = manifest.head.weight, manifest.head.bias
+        classes, width = len(manifest.labels), manifest.head.features
+        specs = [TensorSpec(self._weight, (classes, width))]
+        if self._bias is not None:
+            specs.append(TensorSpec(self._bias, (classes,)))
+        self.params = Flat(specs)
+        self.grads = Flat(specs)
+        self.params.load(weights)
+
+    def logits(self, features: Matrix) -> Matrix:
+        """Logits (n, classes) of features (n, width). Raises TensorError for another width."""
+        weight = self.params.views[self._weight]
+        if features.ndim != 2 or features.shape[1] != weight.shape[1]:
+            raise TensorError(f"features are {features.shape}, expected (n, {weight.shape[1]})")
+        logits: Matrix = features @ weight.T
+        if self._bias is not None:
+            logits += self.params.views[self._bias]
+        return logits
+
+    def loss_and_grads(self, features: Matrix, y: NDArray[Any]) -> float:
+        """Mean cross-entropy in nats; leaves the gradients in `grads`. features (n, width), y (n,)."""
+        logs = log_softmax(self.logits(features))
+        rows = np.arange(len(y))
+        loss = -float(logs[rows, y].mean(dtype=np.float64))
+        slope = np.exp(logs)
+        slope[rows, y] -= 1
+        slope /= np.float32(len(y))
+        np.matmul(slope.T, features, out=self.grads.views[self._weight])
+        if self._bias is not None:
+            slope.sum(axis=0, out=self.grads.views[self._bias])
+        return loss
+
+    def train(
+        self, features: Matrix, y: NDArray[Any], batches: Iterable[Indices], optimizer: Optimizer
+    ) -> float:
+        """One step for each batch of indices into `features`; returns the mean loss of all samples used."""
+        steps = optimizer.start(self.params.vector)
+        total, seen = 0.0, 0
+        for batch in batches:
+            total += self.loss_and_grads(features[batch], y[batch]) * len(batch)
+            seen += len(batch)
+            steps.step(self.params.vector, self.grads.vector)
+        return total / seen if seen else float("nan")
 
 
 @dataclass(frozen=True)
 class HeadLesson:
-    """What one head learns from: inputs (n, inputs) as `inputs_of` gives them, y (n,), a step for each batch.
+    """The samples of one head, and a step for each batch of indices, of which each has at least one.
 
-    Each batch has at least one index. `counted`: the first step whose loss counts.
+    inputs: (n, inputs), from `inputs_of`. y: (n,). counted: the first step whose loss counts.
     """
 
     inputs: Matrix
@@ -137,14 +130,14 @@ class HeadLesson:
 
 @dataclass(frozen=True)
 class TrainedHeads:
-    """Heads (n, classes, inputs) and the mean loss of each over the samples of the steps that count."""
+    """Heads (n, classes, inputs), and the mean loss of each over the samples of the steps that count."""
 
     heads: Heads
     losses: NDArray[np.float64]
 
 
 def inputs_of(features: Matrix, head: Head) -> Matrix:
-    """The features (n, width), behind them a column of ones where the head has a bias, contiguous."""
+    """The features (n, width), contiguous, followed by a column of ones if the head has a bias."""
     if head.bias is None:
         return np.ascontiguousarray(features, np.float32)
     inputs = np.ones((len(features), features.shape[1] + 1), np.float32)
@@ -153,7 +146,7 @@ def inputs_of(features: Matrix, head: Head) -> Matrix:
 
 
 def joined(weights: Tensors, head: Head) -> Matrix:
-    """Weight and bias of a model as one matrix (classes, inputs)."""
+    """The weight and bias of a model as one matrix (classes, inputs)."""
     if head.bias is None:
         return np.ascontiguousarray(weights[head.weight])
     return np.concatenate([weights[head.weight], weights[head.bias][:, None]], axis=1)
@@ -170,18 +163,19 @@ def split_heads(heads: Heads, head: Head) -> list[dict[str, NDArray[np.float32]]
 def train_heads(
     start: Matrix, lessons: Sequence[HeadLesson], sgd: Sgd, clip_norm: float = 0.0
 ) -> TrainedHeads:
-    """Trains a copy of `start` (classes, inputs) on each lesson; there is at least one.
+    """Trains a copy of `start` (classes, inputs) on each of at least one lesson, all at once.
 
-    clip_norm: the largest norm of a step's gradient; 0: no limit.
-    A head's result does not depend on the others. Values overflow silently where training diverges.
-    Memory: three matrices of the head's size for each lesson, four with momentum, and WINDOW_BYTES.
+    Does for each what SoftmaxHead does for one, in batched products. clip_norm: the largest norm of a step's
+    gradient; 0: no limit. A head's result does not depend on the other heads. Values overflow silently if
+    training diverges. Memory: three matrices of the head's size for each lesson, four with momentum, and
+    WINDOW_BYTES.
     """
     learnt = TrainedHeads(np.empty((len(lessons), *start.shape), np.float32), np.full(len(lessons), np.nan))
     alike: dict[int, list[int]] = {}
     for i, lesson in enumerate(lessons):
         alike.setdefault(_rows(lesson), []).append(i)
     for rows, chosen in alike.items():
-        # Those with most steps first: at any step, the ones still learning are the first few.
+        # Most steps first: then at each step, the heads that still train are the first ones.
         chosen.sort(key=lambda i: -len(lessons[i].batches))
         training = _Training(start, [lessons[i] for i in chosen], sgd, clip_norm, rows)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -191,9 +185,9 @@ def train_heads(
 
 
 def _rows(lesson: HeadLesson) -> int:
-    """To how many rows batches are filled up with no weight: the largest, its first three bits rounded up.
+    """The batch size to which a lesson is padded: its largest batch, rounded up to three significant bits.
 
-    Of the lesson alone, so that no bit of a result depends on the others.
+    It depends on the lesson alone, so that no bit of a result depends on the other lessons.
     """
     longest = max((len(batch) for batch in lesson.batches), default=0)
     unit = 1 << max(0, longest.bit_length() - 3)
@@ -201,7 +195,7 @@ def _rows(lesson: HeadLesson) -> int:
 
 
 class _Training:
-    """One run; rows of the plan that a lesson does not have carry no weight. k heads, s steps, b a batch."""
+    """Trains heads of one padded batch size; padding has weight 0. k: heads, s: steps, b: rows of a batch."""
 
     def __init__(
         self, start: Matrix, lessons: Sequence[HeadLesson], sgd: Sgd, clip_norm: float, rows: int
@@ -234,7 +228,7 @@ class _Training:
         self._counts[k, lesson.counted : steps] = there[lesson.counted :]
 
     def run(self) -> None:
-        """All steps, a window of gathered samples at a time."""
+        """Runs all steps, one window of gathered samples at a time."""
         k, steps, batch = self._rows.shape
         inputs = self.heads.shape[2]
         window = max(1, min(steps, WINDOW_BYTES // max(1, 4 * k * batch * inputs)))
@@ -253,7 +247,7 @@ class _Training:
         return int(np.count_nonzero(self._steps > step))
 
     def _step(self, step: int, x: NDArray[np.float32]) -> None:
-        """x: (k, b, inputs), of the first k heads."""
+        """One step of the first k heads; x: (k, b, inputs)."""
         k, b, _ = x.shape
         heads, sgd = self.heads[:k], self._sgd
         own = (self._which[:k], self._rank[:b], self._labels[:k, step])
@@ -280,7 +274,7 @@ class _Training:
         heads -= np.multiply(moves, np.float32(sgd.lr), out=slopes)
 
     def mean_losses(self) -> NDArray[np.float64]:
-        """(k,), NaN where no step counts."""
+        """The mean loss of each head, (k,); NaN if none of its steps counts."""
         seen = self._counts.sum(axis=(1, 2))
         total = np.sum(self._losses, axis=(1, 2), where=self._counts, dtype=np.float64)
         return np.where(seen > 0, total / np.maximum(seen, 1), np.nan)

@@ -1,4 +1,4 @@
-"""Optimisers on one flat vector, in place: what torch's do, to rounding, without an allocation per step."""
+"""SGD and Adam on one flat vector, in place, as in torch up to rounding; a step allocates nothing."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -11,25 +11,25 @@ from device_runtime.models.engines.blocks import blocks, scratch_for
 
 
 class Steps(Protocol):
-    """One run of an optimiser: its momenta, and nothing of the parameters."""
+    """One run of an optimiser; holds its momenta, but not the parameters."""
 
     def step(self, params: Vector, grads: Vector) -> None:
-        """One step: `params` is changed in place, `grads` is left as it is; both of shape (size,)."""
+        """One step: changes `params` in place, leaves `grads` unchanged; both have shape (size,)."""
 
 
 class Optimizer(Protocol):
-    """Hyperparameters, from which any number of runs may start."""
+    """Hyperparameters of an optimiser, from which any number of runs may start."""
 
     def start(self, params: Vector) -> Steps:
-        """A run over vectors of the shape of `params`, (size,); `params` is not kept."""
+        """Starts a run over vectors of the shape of `params`, (size,); does not keep `params`."""
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """v = momentum * v + g + weight_decay * w;  w -= lr * v: torch's convention, without dampening.
+    """SGD by torch's convention, without dampening: v = momentum * v + g + weight_decay * w;  w -= lr * v.
 
-    A run holds one vector of the model's size if there is momentum. Raises ValueError for lr or
-    weight_decay below 0 and a momentum outside [0, 1).
+    A run holds one vector of the model's size if there is momentum. Raises ValueError for a learning rate or
+    weight_decay below 0, and a momentum outside [0, 1).
     """
 
     lr: float
@@ -49,8 +49,8 @@ class Sgd:
 class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1); `decoupled` weight decay is AdamW's (Loshchilov, Hutter 2019).
 
-    A run holds two vectors of the model's size. Raises ValueError for lr, eps or weight_decay below 0 and
-    betas outside [0, 1).
+    A run holds two vectors of the model's size. Raises ValueError for a learning rate, eps or weight_decay
+    below 0, and betas outside [0, 1).
     """
 
     lr: float = 1e-3
@@ -70,7 +70,7 @@ class Adam:
 
 
 class SgdSteps:
-    """See `Steps`."""
+    """A run of `Sgd`; see `Steps`."""
 
     def __init__(self, sgd: Sgd, params: Vector) -> None:
         self._sgd = sgd
@@ -97,7 +97,10 @@ class SgdSteps:
 
 
 class AdamSteps:
-    """See `Steps`. `mean` and `square` are the moments, not corrected for bias, after `count` steps."""
+    """A run of `Adam`; see `Steps`.
+
+    `mean` and `square` are the moments after `count` steps, not corrected for bias.
+    """
 
     def __init__(self, adam: Adam, params: Vector) -> None:
         self._adam = adam
@@ -112,7 +115,7 @@ class AdamSteps:
             self._move(w, mean, square)
 
     def _decay(self, w: Vector, g: Vector) -> Vector:
-        """The block's gradient with weight decay in it; or `g`, and `w` decayed in place."""
+        """The block's gradient with weight decay added; if decoupled, decays `w` in place and returns `g`."""
         adam = self._adam
         if not adam.weight_decay:
             return g

@@ -1,1 +1,1 @@
-"""Virtual time: who is asked when, and what each device then does."""
+"""Rounds in virtual time: which devices are asked when, and what each of them then does."""

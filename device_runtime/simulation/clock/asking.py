@@ -1,4 +1,4 @@
-"""Which devices are asked, and what each of them then does."""
+"""Draws the devices that are asked for an update, and works out what each of them then does."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .devices import FleetState
 from .timeline import AskSchedule, Luck, Timeline
 
 TRIES = 4
-"""Draws for each device that is wanted before the whole fleet is looked through."""
+"""Random draws for each wanted device before the whole fleet is searched."""
 
 
 @dataclass(frozen=True)
 class Flight:
-    """One device at work: asked in round `round` for an update from that round's base. It has `samples`.
+    """One asked device and its update from the base of round `round`; `samples`: those that it holds.
 
     `strategy` is the form of a kind that it chose; None, and `kind` empty, when it sits out.
     """
@@ -40,9 +40,9 @@ class Flight:
 
 @dataclass(frozen=True)
 class OpenedRound:
-    """Round `round` as it stands at `now`: when it closes, and who was asked when, by name.
+    """The open round at `now`: when it closes, and the round in which each device was asked last, by name.
 
-    `serial` grows when a round opens or is extended: in between nobody is asked twice.
+    `serial` grows when a round opens or is extended: in between no device is asked twice.
     """
 
     round: int
@@ -54,7 +54,7 @@ class OpenedRound:
 
 @dataclass(frozen=True)
 class Stock:
-    """The devices, and what they fetch: the bundles while they wait to be asked, then each round's base."""
+    """The devices and what they fetch: bundles while they wait to be asked, then each round's base."""
 
     devices: FleetState
     bases: Bases
@@ -62,7 +62,7 @@ class Stock:
 
 
 class Asking:
-    """Draws devices with the run's seed; every draw is numbered, so that a run can be repeated."""
+    """Chooses the devices to ask with the run's seed; draws are numbered, so that a run can be repeated."""
 
     def __init__(self, task: Task, stock: Stock, seed: int) -> None:
         self._task, self._seed = task, seed
@@ -72,12 +72,12 @@ class Asking:
         self._serials = np.zeros(len(stock.devices), np.int64)
 
     def ask(self, opening: OpenedRound, count: int) -> list[Flight]:
-        """Offer the round to `count` devices, or to as many as can be asked."""
+        """Offers the round to `count` devices, or to as many as can be asked."""
         rng = self._stream()
         return self._flights(self._choose(opening, count, rng), opening, rng)
 
     def again(self, opening: OpenedRound, device: int) -> list[Flight]:
-        """Offer it to a device that was asked already and is back with nothing, if it can be asked now."""
+        """Offers the round again to a device that lost its update, if it can be asked now."""
         if not self._devices.ready(device, opening.now):
             return []
         return self._flights([device], opening, self._stream())
@@ -87,7 +87,7 @@ class Asking:
         return np.random.Generator(np.random.Philox(key=[self._seed, self._draws]))
 
     def _choose(self, opening: OpenedRound, count: int, rng: np.random.Generator) -> list[int]:
-        """Uniformly among those that are ready and not asked for this round already."""
+        """Draws uniformly among the devices that are ready and were not asked in this round."""
         found: list[int] = []
         seen: set[int] = set()
         total = len(self._devices)
@@ -124,7 +124,7 @@ class Asking:
         lobby_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
         bases, known = self._bases, self._devices.known(device)
         held = known.held
-        if lobby_bytes and number == 1:  # all of them waited for it
+        if lobby_bytes and number == 1:  # devices fetch round 1's base before it opens
             lobby_bytes, held = lobby_bytes + bases.to_fetch(1, MAIN, held), bases.fetched(1, MAIN, held)
         asked = AskSchedule(
             now=opening.now,

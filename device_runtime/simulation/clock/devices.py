@@ -1,4 +1,4 @@
-"""The fleet as it stands at one moment: what each device holds, has learnt, and has left in its battery."""
+"""The state of a simulated fleet: what each device holds, has learnt, and has left in its battery."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NOTHING_LEARNT: Mapping[str, float] = {}
 
 @dataclass
 class AskedDevice:
-    """Of one device that was asked before: its corrections, and what it holds beside its bundles.
+    """The state of a device that was asked before: its corrections, and what it holds beside its bundles.
 
-    `charge_j` is in its battery at `charged_s`, less what it spends on the work that it was then given;
-    `ledger` is what was spent of its samples' privacy; `like` as in Asked.
+    `charge_j` is its battery's charge at `charged_s`, less the energy of the work that it was then given;
+    `ledger` is the privacy spent by its samples; `like` as in AskSchedule.
     """
 
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
@@ -42,18 +42,19 @@ class AskedDevice:
 
 
 class FleetState:
-    """All devices of a run; only those that were asked take more memory than their samples' numbers."""
+    """All devices of a run; those never asked take no memory but for their samples' class counts."""
 
     def __init__(
         self, fleet: Fleet, clients: Clients, manifests: Mapping[str, Manifest], slow: float = 1.0
     ) -> None:
-        """`manifests` by member, the main model's by "". `slow` makes every device so many times slower: a
-        small task then weighs like a large one.
+        """`manifests` by member, the main model's by "".
+
+        `slow` makes every device so many times slower, so that a small task costs it as much as a large one.
         """
         self.fleet = fleet
         self._counts = clients.class_counts(len(manifests[MAIN].labels))
         loads = {member: workload(manifest, ()) for member, manifest in manifests.items()}
-        alone = len(loads) == 1  # nothing is to be decided before its base is fetched
+        alone = len(loads) == 1  # there is no choice of a model before its base is fetched
         self._loads = {m: replace(load, download_bytes=0) if alone else load for m, load in loads.items()}
         self._slow = slow
         self._known: dict[int, AskedDevice] = {}
@@ -66,15 +67,15 @@ class FleetState:
         return [self.fleet.name(device) for device in range(len(self.fleet))]
 
     def samples(self, device: int) -> int:
-        """How many a device has."""
+        """The number of samples of a device."""
         return int(self._counts[device].sum())
 
     def is_new(self, device: int) -> bool:
-        """Whether it was never asked before."""
+        """Whether the device was never asked before."""
         return device not in self._known
 
     def known(self, device: int) -> AskedDevice:
-        """What is known of it; noted from now on."""
+        """The state of the device, which is kept from now on."""
         if device not in self._known:
             battery = self.fleet.battery(device)
             charge = 0.0 if battery is None else battery.start * battery.capacity_j
@@ -82,7 +83,7 @@ class FleetState:
         return self._known[device]
 
     def ready(self, device: int, now: float) -> bool:
-        """Whether it can be asked: available, not at work, with enough in its battery."""
+        """Whether the device can be asked: available, not at work, with enough charge in its battery."""
         if not self.fleet.available(device, now):
             return False
         if self._free_s[device] > now:
@@ -98,15 +99,15 @@ class FleetState:
         return self._free_s <= now
 
     def chances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> list[Luck]:
-        """What is drawn for these devices in one round."""
+        """The random draws for these devices in one round."""
         drawn: Chances = self.fleet.chances(devices, rng)
         columns = (drawn.slowdown, drawn.uplink, drawn.downlink, drawn.crash, drawn.drop, drawn.away_s)
         return [Luck(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def ask(self, device: int, asked: AskSchedule) -> Timeline:
-        """What it does; it is busy until then, has learnt from it, and has spent its battery on it.
+        """Asks a device, returns what it does, and updates its state: busy time, corrections, battery.
 
-        What a device has learnt is not on its disk: one whose process dies begins anew.
+        A device's corrections are not on its disk, so that a crash loses them.
         """
         known = self.known(device)
         profile = self.profile(device, known.corrections)
@@ -136,12 +137,12 @@ class FleetState:
         )
 
     def loads(self, device: int) -> Loads:
-        """What the task takes with each model; of a family as it is before any base is fetched."""
+        """The workload of the task on this device with each model, before any base is fetched."""
         counts = tuple(self._counts[device].tolist())
         return {member: _with_counts(load, counts) for member, load in self._loads.items()}
 
     def _charge(self, device: int, battery: BatterySpec, now: float) -> float:
-        """Joule in its battery, which charges while the device is there."""
+        """The joules in the device's battery, which charges while the device is available."""
         known = self.known(device)
         if not battery.charge_w:
             return known.charge_j
@@ -154,8 +155,9 @@ class FleetState:
 
 
 def _known_of(like: AnyStrategy | None, line: Timeline, asked: AskSchedule) -> AnyStrategy | None:
-    """The form of the latest contribution that was accepted: of one that is late, or of who was not heard for
-    a while and says hello again, nothing is known.
+    """The form of the latest contribution that the aggregator accepted and still knows.
+
+    None after a late contribution, and after a device was offline for a while and says hello again.
     """
     chosen = line.outcome.plan.chosen
     if line.gaps or line.ends_s > asked.closes_s:
@@ -164,8 +166,8 @@ def _known_of(like: AnyStrategy | None, line: Timeline, asked: AskSchedule) -> A
 
 
 def _with_counts(load: Workload, counts: tuple[int, ...]) -> Workload:
-    """dataclasses.replace in a fifth of its time."""
+    """The load with these class counts; takes a fifth of the time of dataclasses.replace."""
     after = object.__new__(Workload)
     after.__dict__.update(load.__dict__, class_counts=counts)
-    after.__dict__.pop("samples", None)  # which it may have counted
+    after.__dict__.pop("samples", None)  # cached by the other load, of its own counts
     return after

@@ -1,7 +1,8 @@
-"""What one asked device does, and when: the device's own choosing and stepping down, on a virtual clock.
+"""The times at which an asked device downloads, computes and uploads, and the fate of its update.
 
-No training happens here. A device is charged the seconds that the cost model predicts for it, times what was
-drawn for this round; what it does with them is decided by `client.training.work`, as on a real device.
+No training happens here. A device is charged the seconds that the cost model predicts for it, times a factor
+drawn for this round; `client.training.work` decides what it does with them, as on a real device. Work may be
+interrupted: by hours in which the device is not available, and by a lost link.
 """
 
 from __future__ import annotations
@@ -19,16 +20,13 @@ from device_runtime.strategies.terms.dp_sgd import PrivacyLedger
 
 from .virtual_worker import UNSPENT, VirtualWorker, barred
 
-# FROM course: When work is done that is interrupted: by hours in which a device is away, by a link that is
-# lost.
-
 MOST_WINDOWS = 100
-"""Spells of availability that one update may be spread over; then the device is given up."""
+"""The most periods of availability that one update may be spread over; then the device is given up."""
 
 
 @dataclass(frozen=True)
 class BusySeconds:
-    """Seconds of an update's three parts. Its work is all of them; a share of it is a share of their sum."""
+    """Seconds of an update's three parts. A share of the work is a share of their sum."""
 
     download_s: float
     compute_s: float
@@ -49,10 +47,11 @@ class BusySeconds:
 
 @dataclass
 class WorkCourse:
-    """One device at work from `now` on. `until(t)` says when it goes away, `back(t)` when it is there again.
+    """Computes when the work of one device is done that begins at `now` and may be interrupted.
 
-    The link is lost after the share `drop` of the work (nan: it is not) and back `away_s` seconds later.
-    `gaps` are the times in which nobody hears of the device, (from, to), in the order in which they begin.
+    `until(t)` says when the device becomes unavailable, `back(t)` when it is available again. The link is
+    lost after the share `drop` of the work (nan: never) and is back `away_s` seconds later. `gaps` are the
+    times (from, to) in which the device cannot be reached, in the order in which they begin.
     """
 
     now: float
@@ -63,7 +62,7 @@ class WorkCourse:
     gaps: list[tuple[float, float]] = field(default_factory=list)
 
     def moment(self, busy: BusySeconds, share: float = 1.0) -> float:
-        """When this share of the work is done; inf: never. Without a link only computing goes on."""
+        """The time at which this share of the work is done; inf: never. Only computing needs no link."""
         done, before = share * busy.all_s, self.drop * busy.all_s
         if isnan(before) or before >= done:
             return self._after(self.now, done)
@@ -81,13 +80,13 @@ class WorkCourse:
         return trained if done <= computed else self._after(max(trained, again), done - computed)
 
     def share_done(self, busy: BusySeconds) -> float:
-        """Of work that is never finished: what was done when the device went for the last time."""
+        """The share of never-finished work that was done when the device left for the last time."""
         *earlier, (left, _) = self.gaps
         worked_s = left - self.now - sum(end - begin for begin, end in earlier)
         return min(1.0, max(0.0, worked_s / busy.all_s))
 
     def _after(self, now: float, seconds: float) -> float:
-        """When so many seconds of work are done, pausing while the device is not available; inf: never."""
+        """The time after `seconds` of work, which pauses while the device is unavailable; inf: never."""
         for _ in range(MOST_WINDOWS):
             left = self.until(now)
             if now + seconds <= left:
@@ -102,7 +101,7 @@ class WorkCourse:
 
 @dataclass(frozen=True)
 class Luck:
-    """What was drawn for one device and round; see `profiles.fleets.scenarios.Chances`."""
+    """The random draws for one device and round; see `profiles.fleets.scenarios.Chances`."""
 
     slowdown: float = 1.0
     uplink: float = 1.0
@@ -113,19 +112,20 @@ class Luck:
 
 
 LUCK = Luck()
-"""As predicted, and nothing happens."""
+"""No slowdown and no incident: all goes as predicted."""
 
 
 @dataclass(frozen=True)
 class AskSchedule:
-    """When a device is asked: `closes_s` is the deadline, `down_bytes` what it must fetch first to train this
-    member of the family, or the main model (""); `latency_s` what each transfer takes beside its bytes.
+    """The circumstances in which a device is asked at `now`; `closes_s` is the deadline.
 
-    `until` and `back` tell of its availability from a moment on: when it ends, and when the next begins.
-    `charge_j` is what its battery holds (inf: it is on mains), `charge_w` what it gains while it works.
-    `lobby_bytes` were fetched while it waited to be asked: they cost energy, and no time of the round.
-    `ledger` is what was spent of its samples' privacy. `like` is the form of the contribution that was
-    accepted last, if the aggregator still knows it.
+    `down_bytes` are the bytes that it must fetch before it trains this member of the family ("": the main
+    model); `latency_s` is what each transfer takes beside its bytes. `until` and `back` say from a moment on
+    when it becomes unavailable, and when it is available again. `charge_j` is the charge of its battery (inf:
+    it is on mains), `charge_w` the watts that charge it while it works. `lobby_bytes` were fetched while it
+    waited to be asked: they cost energy, but no time of the round. `ledger` is the privacy spent so far by
+    its samples. `like` is the form of the contribution that was accepted last, if the aggregator still knows
+    it.
     """
 
     now: float
@@ -145,12 +145,12 @@ class AskSchedule:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`lost` says how no update came of it; None: one arrives. Times are in virtual seconds.
+    """The course of one asked device in virtual seconds; `lost`: why no update arrives, else None.
 
-    `member` is the model that it fetched, all of it if `fetched`; `straggler`: as it is judged by the task.
-    `ends_s`: when it arrives, or is lost, or the device says that it sits out; `back_s`: when the device can
-    be asked again; `gaps`: when nothing can be heard of it, (from, to). What `busy` says, bytes, joules and
-    operations are what was spent.
+    `member` is the model that it fetched, completely if `fetched`; `straggler`: whether it is one for this
+    task. `ends_s`: when the update arrives or is lost, or the device reports that it sits out; `back_s`: when
+    the device can be asked again; `gaps`: when it cannot be reached, (from, to). `busy`, bytes, joules and
+    operations are what was really spent.
     """
 
     outcome: WorkOutcome
@@ -170,12 +170,11 @@ class Timeline:
 
 
 def timeline(profile: DeviceProfile, loads: Loads, asked: AskSchedule) -> Timeline:
-    """What a device of this profile, with the corrections that it has learnt, does. A pure function.
+    """The timeline of an asked device with this profile and its learnt corrections; a pure function.
 
-    Of a family it fetches the model that it would train as things stand, and trains no other then.
-    A process that dies takes its work with it, and so does a battery that runs empty. A link that is lost
-    delays what was trained. A device that is no longer available (off the charger, off the network) goes on
-    when it is again.
+    Of a family it fetches the model that it would choose before the download, and then trains no other. A
+    crash of its process, or an empty battery, loses the work. A lost link delays the update. A device that
+    becomes unavailable (off the charger, off the network) continues when it is available again.
     """
     luck, power = asked.luck, profile.power
     plan = None
@@ -233,7 +232,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskSchedule) -> Timeli
 
 
 def _powered(busy: BusySeconds, power: Power, asked: AskSchedule) -> float:
-    """The share of the work after which the battery is empty, in (0, 1]."""
+    """The share of the work, in (0, 1], that the battery lasts for."""
     if asked.charge_j == inf:
         return 1.0
     left, done = asked.charge_j, 0.0
@@ -252,7 +251,7 @@ def _powered(busy: BusySeconds, power: Power, asked: AskSchedule) -> float:
 
 
 def _part(size: int, spent_s: float, whole_s: float) -> int:
-    """Bytes of a transfer of this size that have gone after `spent_s` of its seconds."""
+    """The bytes of a transfer that were sent after `spent_s` of its seconds."""
     return round(size * _ratio(spent_s, whole_s))
 
 

@@ -1,4 +1,4 @@
-"""A device at work on a virtual clock: it takes the time that the work takes, and makes nothing."""
+"""A worker on a virtual clock: advances the time by what training would take, without training."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from device_runtime.strategies.terms.dp_sgd import PrivacyLedger, round_of, sett
 from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
 
 STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))
-"""The shares of an update after which a device looks at its clock: it sees early that it will be late."""
+"""Shares of an update after which a device checks its clock, so that it notices lateness early."""
 
 
 UNSPENT = PrivacyLedger()
 
 
 class VirtualWorker:
-    """See `client.training.work.Worker`: takes the time that the work takes, and makes nothing.
+    """A `client.training.work.Worker` that takes the time of training on a virtual clock, without training.
 
-    `believed` is the device as it believes itself to be, `slowdown` its seconds over those predicted without
-    what it has learnt.
+    `believed` is the profile that the device plans with; `slowdown` is its real seconds over those predicted
+    without its learnt corrections.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class VirtualWorker:
         slowdown: float,
         ledger: PrivacyLedger = UNSPENT,
     ) -> None:
-        """`ledger`: what was spent of its samples' privacy; it goes on with what its training spends."""
+        """`ledger`: the privacy spent so far by its samples; training adds to it."""
         self.ledger = ledger
         self.loads = loads
         self.peak_bytes = 0
@@ -69,9 +69,9 @@ class VirtualWorker:
         return next(iter(self.loads.values())).samples
 
     def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, TrainedUpdate]:
-        """The form that there was time for; of what came of it, all but the tensors.
+        """The form that there was time for, and its update without tensors.
 
-        Raises OutOfTime when a device would find out that the deadline will be missed.
+        Raises OutOfTime at the time at which a device would notice that it will miss the deadline.
         """
         strategy, load = chosen.strategy, self.loads[chosen.strategy.member]
         if event := round_of(strategy, load.samples):
@@ -94,10 +94,10 @@ class VirtualWorker:
         return form, TrainedUpdate(chosen.kind, {}, load.samples, nan, form.form)
 
     def _hurried(self, strategy: AnyStrategy, seconds: float, run: Run) -> tuple[AnyStrategy, float]:
-        """The form that a device ends with that has no time for all, and the share after which it does.
+        """The form with which a device ends that has no time for the whole update, and the share of its work.
 
-        It sees that at one of its looks at the clock. What is done by then may be worth something; else it
-        goes on to the least that is, if there is time for that. See `strategies.training.local_training`.
+        The device notices this when it checks its clock. If the work so far can be sent, it stops; else it
+        continues to the least work that can, if there is time. See `strategies.training.local_training`.
         """
         began, aim = self.now, 1.0
         for done in STEPS:
@@ -120,7 +120,7 @@ class VirtualWorker:
 
 
 def barred(ledger: PrivacyLedger, strategy: AnyStrategy, samples: int) -> str:
-    """Why a device with this past must not train this form; empty when it may."""
+    """Why the privacy limit forbids a device with this ledger to train this form; empty if it may."""
     dp = settings_of(strategy)
     if dp is None or (event := round_of(strategy, samples)) is None:
         return ""
@@ -132,7 +132,7 @@ def barred(ledger: PrivacyLedger, strategy: AnyStrategy, samples: int) -> str:
 
 
 def _least(strategy: AnyStrategy, done: float) -> float:
-    """The least share of the work, to a hundredth, after which something of it can be sent."""
+    """The least share of the work, to a hundredth, after which it can be sent."""
     if strategy.stopped(0.99) is None:
         return 1.0
     return next(n / 100 for n in range(round(100 * done), 100) if strategy.stopped(n / 100))

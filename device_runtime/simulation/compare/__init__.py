@@ -1,1 +1,1 @@
-"""Runs of one fleet: policies times seeds, each a process of its own, kept in files and resumed from them."""
+"""Comparisons: policies times seeds on one fleet, each run a process with its own files, resumable."""

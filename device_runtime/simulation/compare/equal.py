@@ -1,4 +1,4 @@
-"""Accuracy at equal rounds, time, energy and bytes: of all classes and of some, and paired by seed."""
+"""Accuracy at equal rounds, time, energy and bytes, for all or some classes, and paired by seed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from device_runtime.simulation.scenario import Scenario
 from .figures import ComparisonTerms, Ran, SeedSpread, Summary, spread
 
 LATEST = 5
-"""Evaluations over which an accuracy is averaged that would else hang on one round's draw of devices."""
+"""Evaluations whose accuracies are averaged, because one alone depends on its round's draw of devices."""
 POINTS: tuple[Axis, ...] = ("rounds", "time", "energy", "bytes")
 DROPPED = ("drop", "fedavg")
-"""The two names of rounds without stragglers' updates."""
+"""The two names of the policy that drops stragglers."""
 MOST_NAMED = 20
-"""Classes that are shown one by one."""
+"""The most classes that are shown one by one."""
 MOST_IN_TITLE = 8
 LESS = " − "
 
 
 @dataclass(frozen=True)
 class ClassPart:
-    """Classes that are looked at together; `value` is the share that a round's served model recognises."""
+    """Classes that are evaluated together; `value` is a round's accuracy on them."""
 
     title: str
     value: Callable[[RoundLine], float]
@@ -41,9 +41,9 @@ class ClassPart:
 
 @dataclass(frozen=True)
 class EqualRow:
-    """A policy's accuracy on one part of the classes at each of `POINTS`, 0 to 1.
+    """A policy's accuracy, 0 to 1, on one part of the classes at equal amounts on each axis of `POINTS`.
 
-    With `against`: how much it has more than that policy with the same seed.
+    With `against`: the difference to that policy's accuracy with the same seed.
     """
 
     part: str
@@ -58,9 +58,10 @@ class EqualRow:
 
 @dataclass(frozen=True)
 class Equal:
-    """`by_class` has a part for each class, and is empty where there are more than `MOST_NAMED`.
+    """The rows of a comparison at equal rounds, time, energy and bytes.
 
-    `lacking` names runs that were evaluated and whose folders keep no recall by class.
+    `by_class` has a row for each class, and is empty for more than `MOST_NAMED` classes. `lacking` names runs
+    that were evaluated but whose folders have no recall by class.
     """
 
     rows: tuple[EqualRow, ...] = ()
@@ -68,12 +69,12 @@ class Equal:
     lacking: tuple[str, ...] = ()
 
     def __add__(self, other: Equal) -> Equal:
-        """Of two comparisons, side by side."""
+        """The rows of two comparisons, side by side."""
         return Equal(self.rows + other.rows, self.by_class + other.by_class, self.lacking + other.lacking)
 
 
 def equal(runs: Sequence[Ran], at: ComparisonTerms, scenario: Scenario) -> Equal:
-    """Of the runs of one comparison, at the points of `at`."""
+    """Compares the runs of one comparison at the points of `at`."""
     labels = max((run.info.labels for run in runs), key=len, default=())
     named = [ClassPart(label, SERVED.recall((number,))) for number, label in enumerate(labels)]
     return Equal(
@@ -86,11 +87,11 @@ def equal(runs: Sequence[Ran], at: ComparisonTerms, scenario: Scenario) -> Equal
 
 
 HEADS = {"trained head": TRAINED_HEAD, "closed-form head": CLOSED_FORM_HEAD}
-"""Of one run: the head in closed form is served, and the next base has the trained one."""
+"""The two heads of a run: the closed-form head is served, and the next base has the trained one."""
 
 
 def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[Ran]) -> Iterator[ClassPart]:
-    """Of the served model, and of both heads where runs have a closed-form one."""
+    """The parts of the served model, and those of both heads where runs have a closed-form head."""
     heads = HEADS if any(_has_both(run) for run in runs) else {}
     yield ClassPart("all classes", SERVED.acc)
     yield from (ClassPart(f"all classes, {title}", model.acc) for title, model in heads.items())
@@ -109,7 +110,7 @@ def _has_both(run: Ran) -> bool:
 
 
 def alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> Iterator[ClassPart]:
-    """For each group of the fleet the classes that it alone holds, where the scenario has such."""
+    """Yields the classes that one group of the fleet alone holds, for each group that has some."""
     held = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
     for group, classes in held.items():
         names = ", ".join(labels[number] for number in classes)
@@ -122,11 +123,11 @@ def _keeps_classes(run: Ran) -> bool:
 
 
 Values = Mapping[Axis, Mapping[int, float]]
-"""Of one policy: by point, by seed."""
+"""One policy's figures by axis and seed."""
 
 
 def _rows(part: ClassPart, runs: Sequence[Ran], at: ComparisonTerms) -> Iterator[EqualRow]:
-    """Each policy's, then the differences; nothing where no run knows this part."""
+    """Yields the row of each policy, then the differences; nothing where no run has figures of this part."""
     values = {
         policy: _values(part, runs, policy, at) for policy in dict.fromkeys(r.name.policy for r in runs)
     }
@@ -155,14 +156,14 @@ def _values(part: ClassPart, runs: Sequence[Ran], policy: str, at: ComparisonTer
 
 
 def paired(mine: Mapping[int, float], other: Mapping[int, float]) -> SeedSpread:
-    """The differences of figures by seed."""
+    """The differences between two policies' figures of the same seed."""
     return spread(value - other.get(seed, nan) for seed, value in mine.items())
 
 
 def _pairs(rows: Sequence[EqualRow]) -> Iterator[tuple[str, str]]:
-    """Each policy and its nearest rival at each point; each policy and the one that drops stragglers.
+    """Yields the pairs to compare: the best policy at each point with all others, and each with `DROPPED`.
 
-    The nearest rival is the best of the others. Who was named first stands first, the dropping one last.
+    Of a pair, the policy that was named first comes first, but the one that drops stragglers comes last.
     """
     found: set[frozenset[str]] = set()
     for axis in POINTS:

@@ -1,4 +1,4 @@
-"""What each run came to, and each policy over its seeds: pure functions of what is in the files."""
+"""Figures of finished runs, read from their files, and of each policy over its seeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .run_folder import ASKS, PROBES, Info, Name, info_of, read, rounds_of
 
 @dataclass(frozen=True)
 class Ran:
-    """A finished run, read back. `shown` are the asks of the round that its time line is drawn of."""
+    """A finished run, read from its files. `shown` are the asks of the round in the report's time line."""
 
     name: Name
     info: Info
@@ -50,10 +50,10 @@ class Ran:
 
 @dataclass(frozen=True)
 class ComparisonTerms:
-    """What all runs are compared at: a target accuracy (nan: none), how many devices, a point of each axis.
+    """The terms on which runs are compared: a target accuracy (nan: none), the devices, a point of each axis.
 
-    A point is the least that all runs reached: virtual seconds, rounds, joule, bytes up and down. Energy and
-    bytes of `centralised` do not count: no fleet spent them.
+    A point is the least that all runs reached: virtual seconds, rounds, joules, bytes up and down. Energy and
+    bytes of `centralised` do not count, because no fleet spent them.
     """
 
     at_s: float
@@ -64,15 +64,15 @@ class ComparisonTerms:
     bytes: float = 0.0
 
     def point(self, axis: Axis) -> float:
-        """Where on this axis."""
+        """The point on this axis."""
         return {"rounds": self.rounds, "time": self.at_s, "energy": self.energy_j, "bytes": self.bytes}[axis]
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """One run. Accuracies are of the served model, 0 to 1; nan: not measured, or never reached.
+    """The figures of one run. Accuracies are of the served model, 0 to 1; nan: unknown or never reached.
 
-    `bytes_analytic` is the papers' formula beside what was counted (`bytes_up`, `bytes_down`);
+    `bytes_analytic` is by the papers' formula, beside the counted `bytes_up` and `bytes_down`;
     `forward_passes` is compute in F; `learning_efficiency` per second of local training.
     """
 
@@ -96,7 +96,10 @@ class RunFigures:
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """Over the seeds that have the figure, `n` of `of`; `sd` is the sample's, 0 for one seed."""
+    """Mean and standard deviation of a figure over the seeds that have it, `n` of `of`.
+
+    `sd` is that of the sample, 0 for one seed.
+    """
 
     mean: float
     sd: float
@@ -113,11 +116,11 @@ class SeedSpread:
 
 
 Summary = Mapping[str, SeedSpread]
-"""By the names of `Figures`."""
+"""A policy's figures over its seeds, by the names of `RunFigures`."""
 
 
 def terms(runs: Sequence[Ran], devices: int, target: float | None) -> ComparisonTerms:
-    """Equal time is the earliest end of all runs; the target is by `_reachable` where None is given."""
+    """The terms for these runs: equal time is the earliest end of all; `target` None: by `_reachable`."""
     fleets = [run for run in runs if not run.name.policy.endswith(scenario.CENTRALISED)] or runs
     return ComparisonTerms(
         at_s=min((run.ends_s for run in runs), default=0.0),
@@ -130,13 +133,15 @@ def terms(runs: Sequence[Ran], devices: int, target: float | None) -> Comparison
 
 
 def _least(runs: Sequence[Ran], axis: Axis) -> float:
-    """Of what each run spent in all."""
+    """The least total of any run on this axis."""
     return min((float(spent(run.rounds, axis)[-1]) for run in runs if run.rounds), default=0.0)
 
 
 def _reachable(runs: Sequence[Ran]) -> float:
-    """The accuracy that all runs reach, or half of what the best run learnt beyond chance where one reaches
-    less: the time until chance says nothing. Chance is one class of all. nan where no run beats chance.
+    """The default target: the accuracy that all runs reach, but at least midway from chance to the best.
+
+    The lower bound is there because the time until chance level says nothing. Chance is one divided by the
+    number of classes. nan where no run beats chance.
     """
     reached = [run.curve.best for run in runs if not isnan(run.curve.best)]
     chance = max((1 / len(run.info.labels) for run in runs if run.info.labels), default=0.0)
@@ -145,7 +150,7 @@ def _reachable(runs: Sequence[Ran]) -> float:
 
 
 def figures(run: Ran, at: ComparisonTerms) -> RunFigures:
-    """Of one run."""
+    """The figures of one run."""
     curve, rounds = run.curve, run.rounds
     part = participation(run.tally.counted.values(), at.devices, run.tally.asks)
     trained_s = sum(line.train_time_s for line in rounds)
@@ -170,7 +175,7 @@ def figures(run: Ran, at: ComparisonTerms) -> RunFigures:
 
 
 def _analytic(run: Ran) -> float:
-    """Each kind's updates by the formula, where counted updates are devices * rounds * participation."""
+    """Bytes by the papers' formula, over all kinds: counted updates are devices * rounds * participation."""
     return sum(
         analytic_bytes(run.info.params_sent.get(kind, 0), count, 1, 1.0)
         for kind, count in run.tally.kinds.items()
@@ -178,11 +183,11 @@ def _analytic(run: Ran) -> float:
 
 
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t, 97.5%, of 1 to 10 degrees of freedom."""
+"""The 97.5% quantiles of Student's t for 1 to 10 degrees of freedom."""
 
 
 def t_of_95(freedom: int) -> float:
-    """How many standard errors a two-sided 95% interval reaches; beyond the table to 0.003."""
+    """Standard errors on each side of a 95% interval; beyond the table by a series, to 0.003."""
     if freedom <= len(T_95):
         return T_95[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -190,7 +195,7 @@ def t_of_95(freedom: int) -> float:
 
 
 def spread(values: Iterable[float]) -> SeedSpread:
-    """Of figures of several seeds, some of which may be nan."""
+    """Mean and deviation of the figures of several seeds, some of which may be nan."""
     values = tuple(values)
     known = [value for value in values if not isnan(value)]
     return SeedSpread(
@@ -202,7 +207,7 @@ def spread(values: Iterable[float]) -> SeedSpread:
 
 
 def summarise(runs: Sequence[Ran], at: ComparisonTerms) -> dict[str, Summary]:
-    """By policy, in the order in which they come."""
+    """The figures of each policy over its seeds, in the order of the runs."""
     result: dict[str, Summary] = {}
     for policy in dict.fromkeys(run.name.policy for run in runs):
         mine = [figures(run, at) for run in runs if run.name.policy == policy]
@@ -212,14 +217,8 @@ def summarise(runs: Sequence[Ran], at: ComparisonTerms) -> dict[str, Summary]:
     return result
 
 
-# FROM reading: Finished runs, from their files.
-
-
 def read_run(folder: Path, name: Name, shown: int) -> Ran:
-    """One run, in one pass over its asks; `shown` is the round whose asks are kept.
-
-    Raises SimulationError.
-    """
+    """Reads a run in one pass over its asks; keeps those of round `shown`. Raises SimulationError."""
     kept = _Kept(shown)
     asks = kept.passed(read(folder / f"{ASKS}.jsonl", Ask))
     counts = tally(asks)
@@ -227,19 +226,19 @@ def read_run(folder: Path, name: Name, shown: int) -> Ran:
 
 
 def read_all(plan: ComparisonPlan) -> list[Ran]:
-    """Every run of a comparison. Raises SimulationError when one is not finished."""
+    """Reads every run of a comparison. Raises SimulationError when one is not finished."""
     shown = shown_round(plan)
     return [read_run(plan.of(name), name, shown) for name in plan.names]
 
 
 def shown_round(plan: ComparisonPlan) -> int:
-    """The round that a time line is drawn of: the middle one, when devices know their own speed."""
+    """The round in the report's time line: the middle one, when devices have learnt their own speed."""
     return plan.scenario.task.rounds // 2 + 1
 
 
 @dataclass
 class _Kept:
-    """Lets asks pass, and keeps those of one round."""
+    """Passes asks on, and keeps those of one round."""
 
     round: int
     asks: list[Ask] = field(default_factory=list)
@@ -252,7 +251,7 @@ class _Kept:
 
 
 def _probes(folder: Path) -> tuple[ProbeLine, ...]:
-    """What was seen of local models; nothing where nobody looked. Raises SimulationError."""
+    """The probes of local models; empty where there are none. Raises SimulationError for a damaged file."""
     try:
         return tuple(msgspec.json.Decoder(ProbeLine).decode_lines((folder / PROBES).read_bytes()))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One run of a comparison, in this process: everything is written, and every round is told."""
+"""Does one run of a comparison in this process, and writes its files."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
 
 @dataclass(frozen=True)
 class How:
-    """What trains, and how many rounds local models are looked at in (0: none)."""
+    """The wanted executor, and the number of rounds in which local models are compared (0: none)."""
 
     wish: ExecutorWish
     probed_rounds: int = 3
 
 
 class Together:
-    """Several watches as one, told in this order."""
+    """Several watches as one, called in this order."""
 
     def __init__(self, *watches: RunWatch) -> None:
         self._watches = watches
@@ -60,7 +60,7 @@ def of_policy(scenario: Scenario, policy: str) -> Scenario:
 
 
 def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: RunWatch) -> Info:
-    """Simulate one policy with one seed into `folder`; `told` is told of everything besides.
+    """Simulates one policy with one seed into `folder`; `told` is another watch on the run.
 
     Raises SimulationError, ModelError.
     """
@@ -98,7 +98,7 @@ def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: RunWat
 
 
 def params_sent(scenario: Scenario, world: World) -> dict[str, int]:
-    """The float32 values in an update of each kind that is offered, at most."""
+    """The most float32 values in an update of each kind that is offered."""
     kinds = [kind.strategy for kind in scenario.task.kinds]
     return {kind.name: max(_values(form, world) for form in kind.variants()) for kind in kinds}
 
@@ -110,7 +110,7 @@ def _values(form: AnyStrategy, world: World) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of what the figures may depend on, as far as it is installed."""
+    """The versions of Python, the platform and the installed packages that figures may depend on."""
     found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Which runs a comparison has, where each is kept, and which of them are still to be done."""
+"""Plans a comparison: its runs and their folders, which are missing, and checks before any is started."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SCENARIO, COMPARISON, RUNS = "scenario.json", "comparison.json", "runs"
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """comparison.json: every policy is run with seeds 0 to `seeds` - 1; `command` is what was typed last.
+    """The contents of comparison.json: every policy is run with seeds 0 to `seeds` - 1.
 
-    `target` is the accuracy whose time is measured; None: the one of `figures.terms`. `bundle` is
-    the sha256 of what is learnt; empty where it was not there.
+    `target` is the accuracy whose time is measured; None: the one of `figures.terms`. `command` is the
+    command typed last. `bundle` is the sha256 of the bundle; empty where it was missing.
     """
 
     policies: tuple[str, ...]
@@ -43,7 +43,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """A comparison in its folder. `without`: policies that are left out of its report, and why."""
+    """A comparison and its folder. `without`: policies that are left out of its report, and why."""
 
     scenario: Scenario
     comparison: Comparison
@@ -52,7 +52,7 @@ class ComparisonPlan:
 
     @property
     def names(self) -> tuple[Name, ...]:
-        """Seed by seed, so that what is stopped early has something of every policy."""
+        """All runs, seed by seed, so that a comparison that is stopped early has runs of every policy."""
         seeds = range(self.comparison.seeds)
         return tuple(Name(policy, seed) for seed in seeds for policy in self.comparison.policies)
 
@@ -61,7 +61,7 @@ class ComparisonPlan:
         return self.folder / RUNS / str(name)
 
     def missing(self) -> tuple[Name, ...]:
-        """Runs that are not there and whole."""
+        """The runs that are not finished."""
         prints = {policy: of_policy(self.scenario, policy) for policy in self.comparison.policies}
         return tuple(
             name
@@ -70,14 +70,14 @@ class ComparisonPlan:
         )
 
     def finished(self, why: str) -> ComparisonPlan:
-        """The same without the policies of which a run is missing, because of `why`."""
+        """The plan without the policies of which a run is missing, for the reason `why`."""
         lacking = {name.policy: why for name in self.missing()}
         kept = tuple(policy for policy in self.comparison.policies if policy not in lacking)
         comparison = msgspec.structs.replace(self.comparison, policies=kept)
         return replace(self, comparison=comparison, without=lacking)
 
     def check_folder(self) -> None:
-        """Raises ScenarioError when it is of something else: another scenario, or another bundle there."""
+        """Raises ScenarioError if the folder holds another scenario, another bundle, or something else."""
         there = scenario_in(self.folder)
         if there is not None and there.json() != self.scenario.json():
             raise ScenarioError(
@@ -85,9 +85,9 @@ class ComparisonPlan:
                 "give another --run-dir, or remove it"
             )
         if there is None and self.folder.is_dir() and any(self.folder.iterdir()):
-            raise ScenarioError(f"{self.folder} is no folder of a simulation: give another --run-dir")
+            raise ScenarioError(f"{self.folder} is not the folder of a simulation: give another --run-dir")
         if self.folder.exists() and not self.folder.is_dir():
-            raise ScenarioError(f"{self.folder} is no folder: give another --run-dir")
+            raise ScenarioError(f"{self.folder} is not a folder: give another --run-dir")
         before = comparison_in(self.folder)
         if before and before.bundle and self.comparison.bundle not in ("", before.bundle):
             were, are = before.bundle[:8], self.comparison.bundle[:8]
@@ -97,7 +97,7 @@ class ComparisonPlan:
             )
 
     def save(self) -> None:
-        """Make the folder and say in it what it is. Raises ScenarioError as `check_folder`, OSError."""
+        """Makes the folder and writes scenario and comparison. Raises as `check_folder` does, and OSError."""
         self.check_folder()
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / SCENARIO).write_bytes(msgspec.json.format(self.scenario.json()) + b"\n")
@@ -107,7 +107,7 @@ class ComparisonPlan:
 
 
 def scenario_in(folder: Path) -> Scenario | None:
-    """What is simulated in this folder, if anything. Raises ScenarioError for one that is damaged."""
+    """The scenario of this folder, or None. Raises ScenarioError for a damaged one."""
     try:
         return decode((folder / SCENARIO).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -117,7 +117,7 @@ def scenario_in(folder: Path) -> Scenario | None:
 
 
 def comparison_in(folder: Path) -> Comparison | None:
-    """How it was compared when it was last run, if it was. Raises ScenarioError."""
+    """The comparison of this folder as it was last run, or None. Raises ScenarioError."""
     path = folder / COMPARISON
     try:
         return msgspec.json.decode(path.read_bytes(), type=Comparison)
@@ -128,7 +128,7 @@ def comparison_in(folder: Path) -> Comparison | None:
 
 
 def _differs(old: Scenario, new: Scenario) -> str:
-    """The first setting in which they differ, with both values."""
+    """The first setting in which two scenarios differ, with both values."""
     return _difference(msgspec.to_builtins(old), msgspec.to_builtins(new), "") or "the same settings"
 
 
@@ -147,18 +147,16 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-# FROM ahead: What would go wrong with every run, said before any is started.
-
 LOOKED_AT = 256
-"""Samples, evenly spaced, that are tried on the bundle."""
+"""Samples, evenly spaced, that are checked against the bundle's input."""
 
 
 def check(scenario: Scenario, missing: Sequence[Name], wish: ExecutorWish) -> None:
-    """Opens the bundle, loads the data and divides it as the first of the missing runs will.
+    """Checks for errors that every run would have: opens the bundle, loads the data and divides it.
 
-    What data sets keep in the cache is made here once, and not by each of several processes. Raises what
-    `simulation.run.prepare` raises, ScenarioError for data that does not fit the bundle, ExecutorError, and
-    ScenarioError for a policy whose kinds the bundle cannot do.
+    The data is divided as in the first missing run. This also fills the data cache once, rather than in each
+    of several processes. Raises the errors of `simulation.run.prepare`, ScenarioError for data that does not
+    fit the bundle and for a policy whose kinds the bundle cannot do, and ExecutorError.
     """
     prepared = prepare(scenario, missing[0].seed)
     manifest = prepared.world.bundle.manifest
@@ -173,7 +171,7 @@ def check(scenario: Scenario, missing: Sequence[Name], wish: ExecutorWish) -> No
 
 
 def fit(data: DataSet, manifest: Manifest, source: str) -> None:
-    """Raises ScenarioError, saying what both are, unless the bundle takes such samples and labels."""
+    """Raises ScenarioError, which describes both, unless the bundle takes such samples and labels."""
     few = np.linspace(0, len(data.train_x) - 1, min(LOOKED_AT, len(data.train_x))).astype(np.int64)
     try:
         manifest.input.prepare(data.train_x[few])
@@ -194,7 +192,7 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def bundle_sha256(name_or_path: str) -> str:
-    """Of the bundle's content; empty where there is none: a report can be written again without it."""
+    """The sha256 of the bundle's content; empty if it is missing: reports can be written without it."""
     try:
         return Bundle.open(bundles.find(name_or_path)).sha256
     except (ModelError, OSError):

@@ -1,4 +1,4 @@
-"""How far a comparison is: bars on a terminal, plain lines elsewhere."""
+"""Shows the progress of a comparison: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 EVERY_S = 5.0
 """Seconds between two plain lines."""
 WORKING_EVERY_S = 1.0
-"""Seconds between two signs of life within a round."""
+"""Seconds between two progress messages within a round."""
 
 
 class RoundDone(msgspec.Struct, frozen=True, tag="round"):
-    """A round of a run is over; a line on the standard output of its process. Times are virtual seconds."""
+    """Message of a run's process, a line of its standard output: a round is over. Times are virtual."""
 
     round: int
     closed_s: float
@@ -35,14 +35,14 @@ class RoundDone(msgspec.Struct, frozen=True, tag="round"):
 
 
 class Working(msgspec.Struct, frozen=True, tag="working"):
-    """So many updates of this round are trained by now."""
+    """Message of a run's process: `trained` updates of this round are trained by now."""
 
     round: int
     trained: int
 
 
 class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
-    """Why the run cannot go on, where a log may not be writable."""
+    """Message of a run's process: why the run failed; its log file may not be writable."""
 
     why: str
 
@@ -51,23 +51,23 @@ Message = RoundDone | Working | Trouble
 
 
 class ProgressView(Protocol):
-    """Told how the runs go."""
+    """Shows how the runs progress."""
 
     def moved(self, name: Name, tick: RoundDone) -> None:
-        """A round more."""
+        """A round of a run is over."""
 
     def working(self, name: Name, now: Working) -> None:
-        """Within a round."""
+        """A run is at work within a round."""
 
     def ended(self, name: Name, why: str) -> None:
-        """A run is finished, or, if `why` is not empty, failed."""
+        """A run is finished, or has failed if `why` is not empty."""
 
     def close(self) -> None:
-        """Leave the terminal as it was. May be called twice."""
+        """Restores the terminal. May be called twice."""
 
 
 class RemainingTime:
-    """How long the rest takes, from what was done since the start. `clock` in seconds."""
+    """Estimates the remaining seconds from the steps done since the start. `clock` is in seconds."""
 
     def __init__(self, to_do: int, clock: Callable[[], float]) -> None:
         self._to_do, self._clock, self._began, self._done = to_do, clock, clock(), 0
@@ -76,18 +76,18 @@ class RemainingTime:
         self._done += 1
 
     def spare(self, steps: int) -> None:
-        """So many need not be done: they were done before."""
+        """Takes off `steps` that need not be done: an earlier process did them."""
         self._to_do -= steps
 
     def left_s(self) -> float:
-        """nan before the first step."""
+        """The remaining seconds; nan before the first step."""
         if not self._done:
             return float("nan")
         return (self._clock() - self._began) / self._done * (self._to_do - self._done)
 
 
 Rounds = int | Mapping[Name, int]
-"""How many rounds every run has, or each."""
+"""The rounds of every run, as one number or by run."""
 
 
 def _rounds_of(names: Sequence[Name], rounds: Rounds) -> Mapping[Name, int]:
@@ -95,7 +95,7 @@ def _rounds_of(names: Sequence[Name], rounds: Rounds) -> Mapping[Name, int]:
 
 
 class ProgressLines:
-    """A line for every run that ends, and one for how it goes every few seconds."""
+    """Prints a line for every run that ends, and one on progress every few seconds."""
 
     def __init__(
         self, names: Sequence[Name], rounds: Rounds, out: TextIO, clock: Callable[[], float] = time.monotonic
@@ -136,7 +136,7 @@ class ProgressLines:
 
 
 class Bars:
-    """One bar over all runs, with the time that is left, and one for each run at work."""
+    """Shows a bar for all runs, with the remaining time, and one for each run at work."""
 
     def __init__(self, names: Sequence[Name], rounds: Rounds) -> None:
         from rich import progress
@@ -182,7 +182,7 @@ class Bars:
 
 
 def _brief(tick: RoundDone) -> str:
-    """The same, for a terminal of 80 columns."""
+    """The text of `doing`, shortened for a terminal of 80 columns."""
     accuracy = "" if tick.eval_acc is None else f"{tick.eval_acc:.1%} "
     return f"{accuracy}at {lasting(tick.closed_s)}"
 
@@ -194,14 +194,14 @@ def doing(tick: RoundDone) -> str:
 
 
 def at_work(now: Working) -> str:
-    """How far within a round."""
+    """The progress within a round."""
     return f"{now.trained} update{'s' if now.trained > 1 else ''} trained for round {now.round}"
 
 
 class Teller:
-    """A watch that writes a `Tick` for each round, for the process that started this one.
+    """A watch that writes a `RoundDone` for each round, for the process that started this one.
 
-    Within a long round it writes `Working` now and then.
+    Within a long round it writes `Working` every WORKING_EVERY_S seconds.
     """
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -209,10 +209,10 @@ class Teller:
         self._round, self._trained, self._told = 1, 0, clock()
 
     def asked(self, ask: Ask) -> None:
-        """Too many to be told."""
+        """Ignored: there are too many."""
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
-        self._round = max(self._round, job.round)  # a run that goes on does not begin with round 1
+        self._round = max(self._round, job.round)  # a resumed run does not begin with round 1
         self._trained += 1
         if self._clock() - self._told >= WORKING_EVERY_S:
             self._tell(Working(self._round, self._trained))
@@ -223,7 +223,7 @@ class Teller:
         self._tell(RoundDone(line.round, line.closed_s, accuracy, line.participants))
 
     def fail(self, why: str) -> None:
-        """The last that is told."""
+        """Writes the last message: why the run failed."""
         self._tell(Trouble(why))
 
     def _tell(self, message: Message) -> None:

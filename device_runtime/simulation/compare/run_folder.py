@@ -1,4 +1,4 @@
-"""The folder of one run: who it is, what it wrote, whether it was finished."""
+"""The folder of one run: its identity, its records as JSON lines and CSV, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INFO, ROUNDS, ASKS, PROBES, SERVED, LOG = (
     "run.json", "rounds", "asks", "probes.jsonl", "served.safetensors", "log.txt",
 )  # fmt: skip
 KEPT = (f"{ROUNDS}.jsonl", f"{ROUNDS}.csv", f"{ASKS}.jsonl", f"{ASKS}.csv", PROBES)
-"""What grows with the rounds."""
+"""The files that grow with the rounds."""
 
 
 @dataclass(frozen=True, order=True)
@@ -44,9 +44,10 @@ class Name:
 
 
 class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """run.json. `sha256` is of the scenario under the policy, and the seed; `seconds` of real time.
+    """The contents of run.json.
 
-    `labels` names the classes; `params_sent` says how many float32 values an update of each kind has.
+    `sha256` is the fingerprint of the scenario under the policy, with the seed; `seconds` are of real time.
+    `labels` names the classes; `params_sent` has the float32 values in an update of each kind.
     """
 
     policy: str
@@ -61,14 +62,14 @@ class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def fingerprint(scenario: Scenario, seed: int) -> str:
-    """Equal for runs that give the same bytes."""
+    """A hash of scenario and seed: equal for runs that give the same bytes."""
     return hashlib.sha256(b"%s %d" % (scenario.json(), seed)).hexdigest()
 
 
 class RunFiles:
-    """A watch that writes rounds and asks into `folder`, which is made.
+    """A watch that writes rounds and asks into `folder`, which it makes.
 
-    A stopped run goes on from `checkpoint`; any other that was there goes. `keeper` saves checkpoints.
+    A stopped run resumes from `checkpoint`; files of another run are removed. `keeper` saves checkpoints.
     """
 
     def __init__(self, folder: Path, sha256: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,7 +89,7 @@ class RunFiles:
         self._asks.add(ask)
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
-        """The weights of single devices are not kept."""
+        """Ignored: the weights of single devices are not kept."""
 
     def closed(self, line: RoundLine) -> None:
         self._rounds.add(line)
@@ -97,7 +98,7 @@ class RunFiles:
         self.keeper.save(KEPT)
 
     def finish(self, served: Tensors, info: Info) -> None:
-        """The model, and last of all that this run is finished."""
+        """Writes the served model, and last of all that this run is finished."""
         self.close()
         (self._folder / SERVED).write_bytes(save(dict(served)))
         written = self._folder / f"{INFO}.new"
@@ -112,13 +113,13 @@ class RunFiles:
 
 
 def finished(folder: Path, sha256: str) -> bool:
-    """Whether this very run is there, and whole."""
+    """Whether the folder holds this run (same fingerprint), finished."""
     info = _info(folder)
     return info is not None and info.finished and info.sha256 == sha256
 
 
 def info_of(folder: Path) -> Info:
-    """Raises SimulationError for a run that is not finished."""
+    """The run.json of a finished run. Raises SimulationError for one that is not finished."""
     info = _info(folder)
     if info is None or not info.finished:
         raise SimulationError(f"{folder} holds no finished run")
@@ -126,7 +127,7 @@ def info_of(folder: Path) -> Info:
 
 
 def rounds_of(folder: Path) -> tuple[RoundLine, ...]:
-    """Raises SimulationError."""
+    """The rounds of a run. Raises SimulationError."""
     return tuple(read(folder / f"{ROUNDS}.jsonl", RoundLine))
 
 
@@ -137,16 +138,14 @@ def _info(folder: Path) -> Info | None:
         return None
 
 
-# FROM lines: Records as files: JSON lines and CSV, appended as they come, and read back.
-
 R = TypeVar("R")
 
 
 class RecordWriter(AbstractContextManager["RecordWriter[R]"], Generic[R]):
-    """Writes STEM.jsonl and STEM.csv of one dataclass anew or, with `more`, at their ends.
+    """Writes records of one dataclass to STEM.jsonl and STEM.csv, anew or, with `more`, at their ends.
 
-    nan is null in JSON and empty in CSV. Tuples stand in one cell, joined by spaces. Nothing is surely on
-    disk before `flush` or the end.
+    nan is null in JSON and empty in CSV. Tuples are in one cell, joined by spaces. Records may not be on disk
+    before `flush` or the end.
     """
 
     def __init__(self, folder: Path, stem: str, kind: type[R], more: bool = False) -> None:
@@ -163,7 +162,7 @@ class RecordWriter(AbstractContextManager["RecordWriter[R]"], Generic[R]):
         self._table.writerow([_cell(getattr(record, name)) for name in self._names])
 
     def flush(self) -> None:
-        """Give what was added to the operating system: a process that dies now loses none of it."""
+        """Hands the records to the operating system, so that this process may die without losing any."""
         self._json.flush()
         self._csv.flush()
 
@@ -179,10 +178,10 @@ class RecordWriter(AbstractContextManager["RecordWriter[R]"], Generic[R]):
 
 
 def read(path: Path, kind: type[R]) -> Iterator[R]:
-    """The records of a .jsonl file, one at a time; null is nan where a number is expected.
+    """Yields the records of a .jsonl file; null is nan where a number is expected.
 
-    A last line that a killed run left unfinished is passed over. Raises SimulationError for any other
-    damage, with file and line, and for a file that is not there.
+    Skips an unfinished last line, which a killed run leaves. Raises SimulationError with file and line for
+    any other damage, and for a missing file.
     """
     floats = {field.name for field in fields(kind) if field.type == "float"}  # type: ignore[arg-type]
     decoder = msgspec.json.Decoder(dict[str, Any])
@@ -217,15 +216,16 @@ def _cell(value: object) -> object:
     return "" if value != value else value
 
 
-# FROM going_on: How a run that was stopped goes on: what was learnt, and how long its files were then.
-
 MARK = "going-on.json"
 EVERY_S = 10.0
-"""Seconds of real time between two checkpoints: as much is trained again at most, and one round."""
+"""Seconds of real time between two checkpoints.
+
+A resumed run trains again at most this much, and one round.
+"""
 
 
 class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Beside a checkpoint: of which run it is, after which round and how many seconds; bytes of each file."""
+    """The run, round and seconds that a checkpoint belongs to, and the size of each file at that time."""
 
     sha256: str
     round: int
@@ -235,16 +235,16 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class StoppedRun:
-    """Where a run goes on."""
+    """The state from which a stopped run resumes."""
 
     checkpoint: Checkpoint
     mark: Mark
 
 
 def stopped(folder: Path, sha256: str) -> StoppedRun | None:
-    """What an earlier life of this very run left, if it fits together; what cannot be read is nothing.
+    """The state of this run when it was stopped; None if it is missing, damaged or of another run.
 
-    The files of the run are cut to what they were at the checkpoint.
+    Cuts the files of the run to their sizes at the checkpoint.
     """
     try:
         mark = msgspec.json.decode((folder / MARK).read_bytes(), type=Mark)
@@ -261,16 +261,16 @@ def stopped(folder: Path, sha256: str) -> StoppedRun | None:
 
 
 def forget(folder: Path) -> None:
-    """The run is finished, or begins again."""
+    """Removes the checkpoint of a run that is finished or begins again."""
     for name in (MARK, checkpoint.FILE):
         (folder / name).unlink(missing_ok=True)
 
 
 class CheckpointWriter:
-    """Saves the newest checkpoint now and then, when the files of its round are written."""
+    """Saves the newest checkpoint every EVERY_S seconds, when the files of its round are written."""
 
     def __init__(self, folder: Path, sha256: str, clock: Callable[[], float], before_s: float = 0.0) -> None:
-        """`before_s`: seconds of real time that earlier lives took."""
+        """`before_s`: the real seconds that the run took before it was stopped."""
         self._folder, self._sha256, self._clock = folder, sha256, clock
         self._began = clock() - before_s
         self._saved = clock()
@@ -278,15 +278,15 @@ class CheckpointWriter:
 
     @property
     def seconds(self) -> float:
-        """Of real time, those of earlier lives with them."""
+        """The real seconds of the run, including those before it was stopped."""
         return self._clock() - self._began
 
     def take(self, newest: Checkpoint) -> None:
-        """What the simulation gives after each round."""
+        """Takes the checkpoint that the simulation gives after each round."""
         self._newest = newest
 
     def save(self, names: tuple[str, ...]) -> None:
-        """If it is time: the files of these names hold the newest checkpoint's round, and no more."""
+        """Saves the newest checkpoint if it is time; the named files must end with its round."""
         if self._newest is None or self._clock() - self._saved < EVERY_S:
             return
         self._saved = self._clock()

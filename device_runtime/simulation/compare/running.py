@@ -1,4 +1,8 @@
-"""Runs as processes: the same command, started for one policy and one seed, tells of itself in JSON lines."""
+"""Does the missing runs of a comparison in processes, which report in JSON lines; locks its folder.
+
+Each process is the same command, started for one policy and one seed. It ends with the command that started
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,9 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Children:
-    """How runs are started: `arguments` of the command besides what says which run; `parallel` at a time.
+    """The way to start processes: `parallel` at a time, with `arguments` beside those that name the run.
 
-    `workers` is for how many threads each may take for its sums; `held` are file descriptors that they
-    inherit.
+    `workers` is the number of threads that each may use; `held` are file descriptors that they inherit.
     """
 
     arguments: tuple[str, ...]
@@ -45,7 +48,7 @@ class Children:
 
 @dataclass(frozen=True)
 class RunJob:
-    """One run of a comparison."""
+    """One run of a comparison, to be done in a process."""
 
     plan: ComparisonPlan
     name: Name
@@ -57,22 +60,22 @@ class RunJob:
 
 @dataclass(frozen=True)
 class _Said:
-    """What a process said, or, with neither, that it ended."""
+    """A message of a run's process; None: the process has ended."""
 
     name: Name
     message: Message | None = None
 
 
 def run_all(plan: ComparisonPlan, names: Sequence[Name], children: Children, view: ProgressView) -> None:
-    """Do these runs of one comparison, as `run_jobs` does."""
+    """Does these runs of one comparison, as `run_jobs` does."""
     run_jobs({name: RunJob(plan, name) for name in names}, children, view)
 
 
 def run_jobs(jobs: Mapping[Name, RunJob], children: Children, view: ProgressView) -> None:
-    """Do these runs, of one comparison or of several; the view knows them by the names that they have here.
+    """Does these runs, of one comparison or several; the view gets the names that they have here.
 
-    Those that fail let the others go on; then raises SimulationError with what they said. When this is
-    interrupted the processes end, and what is finished stays.
+    If a run fails the others continue; then SimulationError is raised with its message. If this is
+    interrupted the processes end, and finished runs are kept.
     """
     waiting, failed = list(jobs), []
     troubles: dict[Name, str] = {}
@@ -112,12 +115,12 @@ def _start(
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             [_command(), "simulate", *only, *children.arguments],
-            stdin=subprocess.PIPE,  # nobody writes to it: it ends when this process does, and they with it
+            stdin=subprocess.PIPE,  # never written to: when this process ends it closes, and the child ends
             stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, **threads},
             pass_fds=children.held,
-            start_new_session=True,  # Ctrl-C is for the command, which then ends its processes
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends its children
         )
     threading.Thread(target=_listen, args=(name, process, inbox), daemon=True).start()
     return process
@@ -133,7 +136,7 @@ def _listen(name: Name, process: subprocess.Popen[bytes], inbox: queue.SimpleQue
 
 
 def _verdict(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Why it failed, with what it said last; empty when it did not."""
+    """Why a process failed, from its exit status and the end of its log; empty if it did not fail."""
     code = process.wait()
     if code == 0:
         return ""
@@ -159,19 +162,18 @@ def _command() -> str:
     return str(Path(sys.executable).with_name("device-runtime"))
 
 
-# FROM occupied: One comparison at a time in a folder, and no run that outlives the command that started it.
-
 PATIENCE_S = 3.0
-"""For processes of a command that was killed, which are about to end."""
+"""Seconds to wait for the lock: the processes of a killed command are about to end."""
 POLL_S = 0.05
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def occupied(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[int]:
-    """A lock on the folder, as a file descriptor: it holds until every process that inherits it is gone.
+    """Locks the folder, and gives the lock's file descriptor, to be inherited by the runs' processes.
 
-    Raises ScenarioError when another command has it. On a file system that knows no locks there is none.
+    The lock holds until all processes that inherit it have ended. Raises ScenarioError when another command
+    has it. On a file system without locks there is none.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -199,9 +201,9 @@ def _taken(handle: int) -> bool:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within it the signals that end a process, a closed terminal too, are a KeyboardInterrupt.
+    """Turns the signals that end a process (SIGTERM, SIGHUP) into KeyboardInterrupt.
 
-    What is ignored (nohup) stays so; outside the main thread nothing changes.
+    Signals that are ignored (nohup) stay ignored; outside the main thread nothing changes.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -219,7 +221,7 @@ def interruptible() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """If the standard input is a pipe: end this process as soon as nobody holds its other end any more."""
+    """Ends this process once the other end of its standard input is closed, if that is a pipe."""
     try:
         piped = stat.S_ISFIFO(os.fstat(0).st_mode)
     except OSError:

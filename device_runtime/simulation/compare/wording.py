@@ -1,4 +1,4 @@
-"""Amounts as people read them: a few digits and the unit that fits; a dash for what was not measured."""
+"""Formats amounts for people: a few digits and a fitting unit; a dash for what was not measured."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from device_runtime.aggregator.tasks.task import Task
 
 DASH = "–"
 Units = tuple[tuple[str, float], ...]
-"""Each with its size, the largest first."""
+"""Units with their sizes, the largest first."""
 TIMES: Units = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 BYTES: Units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 JOULE: Units = (("MWh", 3.6e9), ("kWh", 3.6e6), ("kJ", 1e3), ("J", 1.0))
 
 
 def unit_for(amount: float, units: Units) -> tuple[str, float]:
-    """The largest of which the amount has two, or else the smallest."""
+    """The largest unit of which the amount has at least two, or else the smallest."""
     return next((unit for unit in units if abs(amount) >= 2 * unit[1]), units[-1])
 
 
 def lasting(seconds: float) -> str:
-    """5 ms, 48 s, 12 min, 3.4 h, 2.1 days."""
+    """A duration as text: 5 ms, 48 s, 12 min, 3.4 h, 2.1 days."""
     if isnan(seconds):
         return DASH
     if 0 < seconds < 0.1:
@@ -30,7 +30,7 @@ def lasting(seconds: float) -> str:
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """3.14, 31.4, 314, 3140: at least so many digits, and all of the whole number."""
+    """A number with at least `significant` digits, and all of its whole part: 3.14, 31.4, 314, 3140."""
     if isnan(value):
         return DASH
     if value == round(value):
@@ -39,12 +39,12 @@ def digits(value: float, significant: int = 3) -> str:
 
 
 def decimals(value: float, significant: int = 3) -> int:
-    """Places after the point for so many digits."""
+    """The decimal places that show `significant` digits."""
     return max(0, significant - 1 - floor(log10(abs(value)))) if value else 0
 
 
 def asking(task: Task) -> str:
-    """Who is asked, and when a round closes before its deadline."""
+    """A phrase that says which devices are asked, and when a round closes before its deadline."""
     if not task.buffer_size:
         asked = (
             f"{task.devices_per_round:,} devices" if task.devices_per_round else "every device that is there"

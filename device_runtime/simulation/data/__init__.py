@@ -1,4 +1,4 @@
-"""Data sets for simulated fleets: sources by name, and their division among devices."""
+"""Data sets for simulated fleets: loads them by source name and divides them among devices."""
 
 from .dataset import DataSet
 from .loading import among, divide, load

@@ -1,4 +1,4 @@
-"""Arrays as numpy writes them: a .npz file, or a folder of .npy files that are mapped into memory."""
+"""Arrays written by numpy: a .npz file, or a folder of .npy files that are memory-mapped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ LABELS = ("labels", "class_names")
 
 
 def load(spec: DataSpec, seed: int) -> DataSet:
-    """x and y, split here; or x_train, y_train, x_test, y_test. Optional: groups, labels or class_names.
+    """Loads x and y, which are then split, or x_train, y_train, x_test, y_test.
+
+    Optional arrays: groups, and labels or class_names.
 
     Raises DataSetError.
     """
@@ -52,7 +54,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:
-    """Arrays by name; those of a folder stay on disk until they are read. Raises DataSetError."""
+    """Reads arrays by name; those of a folder are memory-mapped. Raises DataSetError."""
     try:
         if path.is_dir():
             return {
@@ -71,14 +73,14 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def integers(values: NDArray[Any], path: Path, name: str) -> NDArray[np.int64]:
-    """As int64 (n,). Raises DataSetError for what is no class numbers."""
+    """Class numbers as int64 (n,). Raises DataSetError for other shapes or dtypes."""
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise DataSetError(f"{path}: {name} is {values.dtype} {values.shape}, expected integers (n,)")
     return values.astype(np.int64)
 
 
 def names(arrays: Arrays, labels: tuple[NDArray[np.int64], ...]) -> tuple[str, ...]:
-    """Of the classes: as stored, or their numbers up to the largest."""
+    """The names of the classes: as stored, or else their numbers up to the largest."""
     for key in LABELS:
         if key in arrays:
             return tuple(str(name) for name in arrays[key].tolist())

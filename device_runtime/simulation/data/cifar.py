@@ -26,7 +26,7 @@ Labels = NDArray[np.int64]
 
 
 def load(spec: DataSpec, seed: int) -> DataSet:
-    """Images uint8 (n, 3, 32, 32); `path` is the folder, or the one around it. Raises DataSetError."""
+    """Loads images uint8 (n, 3, 32, 32); `path` is the data's folder or its parent. Raises DataSetError."""
     return _ten(spec) if spec.source == "cifar10" else _hundred(spec)
 
 
@@ -55,7 +55,7 @@ def _folder(spec: DataSpec, usual: str) -> Path:
 
 
 def _records(file: Path, labels: int) -> tuple[Images, Labels]:
-    """Pixels (n, 3, 32, 32), label bytes (n, labels)."""
+    """Reads a file's pixels (n, 3, 32, 32) and label bytes (n, labels)."""
     data = read(file)
     size = labels + PIXELS
     if not data or len(data) % size:
@@ -65,7 +65,7 @@ def _records(file: Path, labels: int) -> tuple[Images, Labels]:
 
 
 def _names(file: Path, count: int) -> tuple[str, ...]:
-    """One a line; none where the file is missing."""
+    """The names in a file, one a line; none where the file is missing."""
     if not file.is_file():
         return ()
     names = tuple(read(file).decode("utf-8", "replace").split("\n"))

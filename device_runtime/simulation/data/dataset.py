@@ -1,4 +1,4 @@
-"""Samples, labels and groups in memory (or mapped into it), as they were stored."""
+"""A data set in memory (or memory-mapped), and functions that split, limit and check it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SPLIT, SUBSET, GENERIC = 11, 12, 14  # purposes of draws from a run's seed
 
 @dataclass(frozen=True)
 class DataSet:
-    """Raw inputs (n, ...) of any real dtype, possibly memory-mapped; labels int64 (n,).
+    """Training and test samples: raw inputs (n, ...) of any real dtype, labels int64 (n,).
 
-    `labels` names the classes. `groups` int64 (n,) says whose each training sample is (writer, speaker),
-    -1 for nobody's. `vocabulary` of a text has the word of each token id. `generic` are samples that are
-    held out of training.
+    Inputs may be memory-mapped. `labels` names the classes. `groups` int64 (n,) is the natural client
+    (writer, speaker) of each training sample, -1 for none. `vocabulary` of a text has the word of each token
+    id. `generic` are samples that are held out of training.
     """
 
     train_x: NDArray[Any]
@@ -36,7 +36,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Samples:
-    """Data without a split."""
+    """Samples that are not split into training and test."""
 
     x: NDArray[Any]
     y: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Samples:
 
 
 def split(samples: Samples, share: float, seed: int) -> DataSet:
-    """A random `share` of the samples, at least one, is for evaluation.
+    """Splits off a random `share` of the samples, at least one, for evaluation.
 
     Raises DataSetError for fewer than 2 samples.
     """
@@ -60,9 +60,9 @@ def split(samples: Samples, share: float, seed: int) -> DataSet:
 
 
 def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
-    """Only the samples of the classes of `spec`, relabelled 0, 1, .. in that order.
+    """Keeps only the samples of `spec.classes`, relabelled 0, 1, .. in that order.
 
-    Raises DataSetError, naming `where`, for a class that the data has not, or without samples of any.
+    Raises DataSetError, naming `where`, for a class that the data does not have, or if no sample is left.
     """
     if spec.classes is None:
         return data
@@ -84,7 +84,7 @@ def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
 
 
 def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
-    """At most max_train and max_test samples, drawn at random, in their old order."""
+    """Keeps at most max_train and max_test samples, drawn at random, in their old order."""
     rng = np.random.default_rng([seed, SUBSET])
     if spec.max_train is not None and spec.max_train < len(data.train_y):
         kept = np.sort(rng.choice(len(data.train_y), spec.max_train, replace=False))
@@ -97,9 +97,9 @@ def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
 
 
 def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
-    """With generic_samples of its training samples as the generic set, of generic_classes drawn classes.
+    """Moves `generic_samples` training samples, of `generic_classes` drawn classes, to the generic set.
 
-    Raises DataSetError where there are not so many classes or samples.
+    Raises DataSetError where there are fewer classes or samples.
     """
     if not spec.generic_samples:
         return data
@@ -122,7 +122,7 @@ def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
 
 
 def checked(data: DataSet, where: str) -> DataSet:
-    """The same. Raises DataSetError, naming `where`, unless arrays and labels fit each other."""
+    """Returns `data`. Raises DataSetError, naming `where`, unless its arrays and labels fit each other."""
     for name, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):
             raise DataSetError(f"{where}: {name} x is {x.shape} and y {y.shape}, expected one label for each")

@@ -1,4 +1,8 @@
-"""Files of data sets: that they are there, that they are whole, that some may be damaged."""
+"""Finds and reads files of data sets, caches decoded arrays, reports damaged files and progress.
+
+Decoded arrays are kept as .npy files in the user's cache folder and memory-mapped later, because decoding
+takes long.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +23,21 @@ from device_runtime.simulation.errors import DataSetError
 
 from .spec import DataSpec
 
-# FROM cache: What took long to decode is kept as .npy files in the user's cache folder, and mapped into
-# memory later.
-
 log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 
 VERSION = 1
-"""Of the way things are decoded; another one makes everything anew."""
+"""Version of the decoding; a new one makes the cache decode everything again."""
 
 
 def folder() -> Path:
-    """Where it is kept; anything there may be deleted at any time."""
+    """The cache folder; anything in it may be deleted at any time."""
     return Path(platformdirs.user_cache_dir("device-runtime")) / "data"
 
 
 def content_key(files: Iterable[Path], *settings: object) -> str:
-    """Of the files' bytes and of how they are decoded: the same for copies of them, wherever they lie."""
+    """A cache key of the files' bytes and the decoding settings: the same for copies, wherever they lie."""
     digest = hashlib.sha256(repr((VERSION, *settings)).encode())
     for file in files:
         digest.update(file.stat().st_size.to_bytes(8, "little"))
@@ -47,7 +48,10 @@ def content_key(files: Iterable[Path], *settings: object) -> str:
 
 
 def listing_key(files: Iterable[Path], *settings: object) -> str:
-    """Of many files' names, sizes and times of change: reading gigabytes takes as long as decoding them."""
+    """A cache key of many files' paths, sizes and times of change.
+
+    For gigabytes of files: reading their bytes would take as long as decoding them.
+    """
     digest = hashlib.sha256(repr((VERSION, *settings)).encode())
     for file in files:
         about = file.stat()
@@ -56,9 +60,9 @@ def listing_key(files: Iterable[Path], *settings: object) -> str:
 
 
 def kept(key: str, make: Callable[[], Arrays]) -> Arrays:
-    """What was made for this key before, memory-mapped; or else what `make` gives, kept for the next time.
+    """The arrays cached under this key, memory-mapped; or else those of `make`, which are then cached.
 
-    A cache that cannot be written costs a warning, no more.
+    Logs a warning if the cache cannot be written.
     """
     home = folder() / key
     if home.is_dir():
@@ -81,7 +85,7 @@ def _opened(home: Path) -> Arrays:
 
 
 def _save(arrays: Arrays, home: Path) -> None:
-    """All or nothing: the folder appears whole, also when two processes make it at once."""
+    """Writes the arrays so that the folder appears whole, also when two processes make it at once."""
     home.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=home.parent))
     try:
@@ -95,7 +99,7 @@ def _save(arrays: Arrays, home: Path) -> None:
 
 
 def existing(spec: DataSpec) -> Path:
-    """`spec.path`. Raises DataSetError where it is not given or not there."""
+    """The file or folder `spec.path`. Raises DataSetError where it is not given or does not exist."""
     if not spec.path:
         raise DataSetError(f"source {spec.source} needs a path")
     path = Path(spec.path).expanduser()
@@ -105,7 +109,7 @@ def existing(spec: DataSpec) -> Path:
 
 
 def first(folder: Path, wanted: Iterable[str]) -> Path:
-    """The first of the files `wanted` that is in the folder. Raises DataSetError where none is."""
+    """The first of the files `wanted` that the folder has. Raises DataSetError where it has none."""
     wanted = tuple(wanted)
     for name in wanted:
         if (folder / name).is_file():
@@ -114,7 +118,7 @@ def first(folder: Path, wanted: Iterable[str]) -> Path:
 
 
 def read(path: Path) -> bytes:
-    """Raises DataSetError where that is not possible."""
+    """The bytes of a file. Raises DataSetError where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -122,7 +126,7 @@ def read(path: Path) -> bytes:
 
 
 class SkippedFiles:
-    """Counts damaged files, which are left out; names the first few."""
+    """Counts the damaged files of a data set, which are left out, and reports the first few by name."""
 
     def __init__(self, what: str) -> None:
         self._what, self._first, self.count = what, [""] * 0, 0
@@ -133,7 +137,7 @@ class SkippedFiles:
             self._first.append(f"{name} ({' '.join(str(why).split())})")
 
     def report(self, of: int) -> None:
-        """One warning, where something was left out. Raises DataSetError where nothing is left."""
+        """Logs a warning if any of `of` files was left out. Raises DataSetError if all were."""
         if not self.count:
             return
         named = ", ".join(self._first) + (", ..." if self.count > len(self._first) else "")
@@ -142,16 +146,14 @@ class SkippedFiles:
         log.warning("left out %d of %d %s that cannot be read: %s", self.count, of, self._what, named)
 
 
-# FROM progress: Long reading says how far it is, on stderr.
-
 T = TypeVar("T")
 
 EVERY = 500  # items between two lines
-WORTH = 2000  # items that take so long that people want to know
+WORTH = 2000  # items from which on progress is shown
 
 
 def told(items: Sequence[T], what: str) -> Iterator[T]:
-    """The items, and how many of them are done: one moving line on a terminal, else one line at the start."""
+    """Yields the items and shows progress on stderr: a moving line on a terminal, else one line at first."""
     total, moving = len(items), sys.stderr.isatty()
     if total >= WORTH and not moving:
         print(f"reading {total} {what}", file=sys.stderr, flush=True)

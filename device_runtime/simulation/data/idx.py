@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: idx files, packed by gzip or not (LeCun's page; Xiao et al. 2017)."""
+"""MNIST and Fashion-MNIST: idx files, gzipped or not (LeCun's page; Xiao et al. 2017)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LABELS = {
 
 
 def load(spec: DataSpec, seed: int) -> DataSet:
-    """Images uint8 (n, 1, 28, 28) of 0 to 255. Raises DataSetError."""
+    """Loads images uint8 (n, 1, 28, 28) of 0 to 255. Raises DataSetError."""
     folder = existing(spec)
     x, y, test_x, test_y = (
         values(first(folder, _spellings(part, kind, axes)), axes)
@@ -47,8 +47,9 @@ def load(spec: DataSpec, seed: int) -> DataSet:
 
 
 def values(file: Path, axes: int) -> NDArray[np.uint8]:
-    """uint8 of `axes` axes: 0, 0, type, axes; each size as 4 bytes, the highest first; the values.
+    """Reads an idx file of `axes` axes as uint8.
 
+    The file is the bytes 0, 0, type, axes; each size as 4 bytes, the highest first; then the values.
     Raises DataSetError.
     """
     data = read(file)

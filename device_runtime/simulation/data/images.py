@@ -1,4 +1,4 @@
-"""Folders of images: one folder for each class, below train and test (or val), or all in one tree."""
+"""Folders of images, one for each class: below train and test (or val), or in one tree to be split."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def load(spec: DataSpec, seed: int) -> DataSet:
-    """Images uint8 (n, 3, size, size): the largest square in the middle, enlarged or reduced (bilinear).
+    """Loads images uint8 (n, 3, size, size): the largest central square, resized (bilinear).
 
-    Classes are the names of the folders, sorted. Files that are no images are left out and counted.
+    Classes are the names of the folders, sorted. Files that are not images are left out and counted.
     Raises DataSetError.
     """
     root = existing(spec)
@@ -37,7 +37,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
         raise DataSetError(f"{root} has a folder train, but none of {', '.join(TESTS)}")
     labels = _classes(train)
     if strange := sorted(set(_classes(test)) - set(labels)):
-        raise DataSetError(f"{test} has the class {strange[0]!r}, which {train} has not")
+        raise DataSetError(f"{test} has the class {strange[0]!r}, which {train} does not have")
     known, asked = _read(train, labels, spec.size), _read(test, labels, spec.size)
     return DataSet(known["x"], np.asarray(known["y"]), asked["x"], np.asarray(asked["y"]), labels)
 

@@ -1,4 +1,7 @@
-"""JPEG files in one .npz: jpeg_train (all bytes), off_train (n + 1 offsets), y_train; the same of test."""
+"""JPEG images in one .npz file.
+
+Arrays: jpeg_train (all bytes), off_train (n + 1 offsets), y_train, and the same for test.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ Images = NDArray[np.uint8]
 
 
 def load(spec: DataSpec, seed: int) -> DataSet:
-    """Images uint8 (n, 3, height, width), of the size that the first one has; others are left out.
+    """Loads images uint8 (n, 3, height, width); images of another size than the first are left out.
 
-    Decoded once, then kept in the user's cache. Raises DataSetError.
+    They are decoded once and then kept in the user's cache. Raises DataSetError.
     """
     path = existing(spec)
     if not path.is_file():
@@ -54,7 +57,10 @@ def _decoded(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def decoded(files: list[bytes], what: str) -> tuple[Images, NDArray[np.int64]]:
-    """Those that are images, (n, 3, height, width), and their numbers. Raises DataSetError when none is."""
+    """Decodes files to images (n, 3, height, width), and the numbers of the files that could be decoded.
+
+    Raises DataSetError when none could.
+    """
     from PIL import Image
 
     skipped = SkippedFiles(what)

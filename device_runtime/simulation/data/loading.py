@@ -1,4 +1,4 @@
-"""From a spec to samples."""
+"""Loads the data set of a scenario's [data] table and divides it among the fleet's devices."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, cap
 from .dataset import DataSet, checked, held_out, limited, of_classes
 from .spec import OF_TEXTS, SHARES_OFF, SOURCES, DataSpec
 
-# FROM divide: A data set divided among devices as its spec says.
-
 DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
 
 Floats = NDArray[np.float64]
 
 
 def among(data: DataSet, spec: DataSpec, fleet: Fleet) -> Parts:
-    """`divide` by the fleet's seed; what a group of the fleet holds, among the devices of this group.
+    """Divides the data among the devices of a fleet, by the fleet's seed.
 
-    Raises DataSetError, also for what data.groups cannot mean of this data and fleet.
+    With `spec.groups` each group of the fleet gets its own samples, which are divided among its devices.
+    Raises DataSetError, also for groups that do not fit this data and fleet.
     """
     if not spec.groups:
         return divide(data, spec, len(fleet), fleet.seed)
@@ -52,7 +51,7 @@ def among(data: DataSet, spec: DataSpec, fleet: Fleet) -> Parts:
 
 
 def divide(data: DataSet, spec: DataSpec, devices: int, seed: int) -> Parts:
-    """Indices into the training samples for each device, sorted; none is empty, the same for a seed.
+    """Divides the training samples: sorted indices for each device, none empty, the same for a seed.
 
     Raises DataSetError when the samples, classes or groups do not suffice.
     """
@@ -82,14 +81,15 @@ def _divided(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generat
 
 
 def _whole(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generator) -> Parts:
-    """By the partitions whose sizes follow from the data."""
+    """Divides by a partition whose sizes follow from the data."""
     if spec.partition == "dirichlet-by-class":
         return partition.dirichlet_by_class(data.train_y, devices, spec.alpha, rng, spec.min_samples)
     if spec.partition == "shards":
         return partition.shards(data.train_y, devices, spec.classes_per_client, rng)
     if data.groups is None:
         raise DataSetError(
-            f"source {spec.source} does not say whose its samples are: partition natural needs groups"
+            f"samples of source {spec.source} have no groups (writers, speakers): partition natural "
+            "needs them"
         )
     return partition.natural(data.groups, devices, rng, spec.groups_per_client, spec.min_samples)
 
@@ -101,14 +101,14 @@ def _sizes(spec: DataSpec) -> partition.Sizes:
 
 
 def _holders(data: DataSet, spec: DataSpec, fleet: Fleet) -> Ints:
-    """The group of the fleet that holds each training sample, (n,). Raises DataSetError."""
+    """The number of the fleet's group that holds each training sample, (n,). Raises DataSetError."""
     rng = np.random.default_rng([fleet.seed, GROUPS])
     holders = np.empty(len(data.train_y), np.int64)
     unit = np.arange(len(holders))
     if spec.partition == "natural" and data.groups is not None:
         unit = np.where(
             data.groups == NOBODY, unit, -1 - data.groups
-        )  # below 0: a speaker's, which stay together
+        )  # below 0: samples of one speaker, which stay together
     for pool, weights in _claims(data, spec, fleet):
         for samples in (pool[unit[pool] < 0], pool[unit[pool] >= 0]):
             units, which = np.unique(unit[samples], return_inverse=True)
@@ -118,7 +118,7 @@ def _holders(data: DataSet, spec: DataSpec, fleet: Fleet) -> Ints:
 
 
 def _claims(data: DataSet, spec: DataSpec, fleet: Fleet) -> Iterator[tuple[Ints, Floats]]:
-    """Samples (k,) and, as weights (groups,), how they are divided among the groups. Raises DataSetError."""
+    """Yields samples (k,) with the weights (groups,) by which the groups share them. Raises DataSetError."""
     names = tuple(fleet.spec.groups)
     devices = np.bincount(fleet.draws.group, minlength=len(names))
     for name in spec.groups:
@@ -140,12 +140,15 @@ def _claims(data: DataSet, spec: DataSpec, fleet: Fleet) -> Iterator[tuple[Ints,
 
 
 def _keys(data: DataSet, spec: DataSpec) -> Ints:
-    """What groups name, of each training sample, (n,): its class or its speaker. Raises DataSetError."""
+    """The class, or the speaker where groups name speakers, of each training sample, (n,).
+
+    Raises DataSetError for groups that name one that the data does not have.
+    """
     keys, there = data.train_y, np.arange(len(data.labels))
     if spec.by_speaker:
         if data.groups is None:
             raise DataSetError(
-                f"source {spec.source} does not say whose its samples are: data.groups cannot name speakers"
+                f"samples of source {spec.source} have no speakers: data.groups cannot name speakers"
             )
         keys, there = data.groups, np.unique(data.groups[data.groups != NOBODY])
     for name, group in spec.groups.items():
@@ -156,14 +159,14 @@ def _keys(data: DataSet, spec: DataSpec) -> Ints:
 
 
 def _rest(spec: DataSpec, devices: dict[str, int], first: str) -> Floats:
-    """Weights of the groups (groups,) for what none names, such as `first`. Raises DataSetError."""
+    """The groups' weights (groups,) for samples that no group names, such as `first`. Raises DataSetError."""
     given = {name: group.share or 0.0 for name, group in spec.groups.items()}
     shares: Floats = np.array([given.get(name, 0.0) for name in devices])
     others = np.array([0 if name in given else count for name, count in devices.items()])
     left = max(0.0, 1 - float(shares.sum()))
     if left > SHARES_OFF and not others.any():
         expected = f"shares of {1 - left:g} in all, expected 1" if shares.any() else "no group names it"
-        raise DataSetError(f"data.groups: {first} would be held by nobody: {expected}")
+        raise DataSetError(f"data.groups: no device would hold {first}: {expected}")
     return shares + left / max(1, int(others.sum())) * others
 
 
@@ -172,10 +175,11 @@ def _unit(spec: DataSpec) -> str:
 
 
 def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
-    """The samples that `spec` names, of its classes; `seed` draws a split where there is none, what max_*
-    keep, and what is held out as generic. `texts` of the bundle make the ids of sources of texts.
+    """Loads the samples that `spec` names, of its classes.
 
-    Raises DataSetError: what, where, what was expected.
+    `seed` draws the split where the source has none, the samples that max_train and max_test keep, and the
+    generic samples. `texts` of the bundle makes the token ids of sources of text. Raises DataSetError, which
+    says what is wrong, where, and what was expected.
     """
     module = import_module(f".{SOURCES[spec.source]}", __package__)
     written = (texts,) if spec.source in OF_TEXTS else ()

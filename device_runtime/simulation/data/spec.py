@@ -1,4 +1,4 @@
-"""What a scenario says about its data: the [data] table."""
+"""The [data] table of a scenario: which source of samples, and how they are divided among devices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,36 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 NotNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 
 SHARES_OFF = 1e-6
-"""How far from 1 shares may sum up: what is lost in writing thirds as decimals."""
+"""How far the sum of shares may be from 1: rounding of thirds that are written as decimals."""
+
+
+SOURCES = {
+    "digits": "handwritten_digits",
+    "npz": "arrays",
+    "jpeg-npz": "jpegs",
+    "speech-npz": "speech_arrays",
+    "mnist": "idx",
+    "fashion-mnist": "idx",
+    "cifar10": "cifar",
+    "cifar100": "cifar",
+    "speech-commands": "speech_commands",
+    "text": "text",
+    "sst2": "sst2",
+    "images": "images",
+}
+"""The module of this package that reads each source, with `load(spec: DataSpec, seed: int) -> DataSet`.
+
+It is imported when it is needed. A new source is a module with `load`, its test, and one line here.
+"""
+OF_TEXTS = ("text", "sst2")
+"""Sources of text: their `load` also takes the bundle's `Texts`, which makes token ids, or None."""
 
 
 class GroupData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one group of the fleet holds: `classes` or `speakers` by number, or a `share` of what none names.
+    """The samples of one group of the fleet: `classes` or `speakers` by number, or a `share` of the rest.
 
-    Raises ValueError unless exactly one of them is given, each number once.
+    The rest are the samples that no group names. Raises ValueError unless exactly one of the three is given,
+    and for a number that is given twice.
     """
 
     classes: tuple[NotNegativeInt, ...] = ()
@@ -41,38 +64,38 @@ class GroupData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where samples come from and how they are divided; docs/data.md says which field is for what.
+    """The source of samples and their division among devices; docs/data.md describes each field.
 
     Raises ValueError for an unknown source or partition, and for fields that exclude each other.
     """
 
-    source: str = "digits"  # a name in sources.py
+    source: str = "digits"  # a name in SOURCES
     path: str = ""  # folder or file, where the source needs one
     test_path: str = ""  # a second file, for sources of one file each
     test_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2  # of data that comes without a split
     classes: tuple[NotNegativeInt, ...] | None = None  # only samples of these, which become 0, 1, ..
     max_train: Count | None = None  # a random part of the training samples
     max_test: Count | None = None
-    generic_samples: Annotated[int, msgspec.Meta(ge=0)] = 0  # nobody's: held out of the training samples
-    generic_classes: Annotated[int, msgspec.Meta(ge=0)] = 0  # that these are of, drawn by the seed; 0: all
+    generic_samples: Annotated[int, msgspec.Meta(ge=0)] = 0  # held out of training, on no device
+    generic_classes: Annotated[int, msgspec.Meta(ge=0)] = 0  # classes of these, drawn by the seed; 0: all
 
     partition: str = "dirichlet"  # one of PARTITIONS
     alpha: Positive = 0.3  # of dirichlet and dirichlet-by-class
-    classes_per_client: Count = 2  # of classes; shards of each client, of shards
-    groups_per_client: Annotated[int, msgspec.Meta(ge=0)] = 0  # of natural; 0: all groups are given out
+    classes_per_client: Count = 2  # for classes; the shards of each client, for shards
+    groups_per_client: Annotated[int, msgspec.Meta(ge=0)] = 0  # for natural; 0: all groups are given out
     quantity_sigma: NotNegative = 0.0  # log-normal sizes, for iid and dirichlet
     quantity_alpha: NotNegative = 0.0  # sizes by Dirichlet, for iid and dirichlet
     samples_per_client: Count | None = None  # exactly, for iid and dirichlet; at most, for the others
     min_samples: Count = 1
-    reuse: bool = False  # one sample may be with several clients, for iid and dirichlet
-    groups: dict[str, GroupData] = {}  # of the fleet, by name: what their devices hold; others share the rest
+    reuse: bool = False  # several clients may have the same sample, for iid and dirichlet
+    groups: dict[str, GroupData] = {}  # samples of the fleet's groups, by name; other groups share the rest
 
     coarse: bool = False  # cifar100: the 20 superclasses
     size: Count = 32  # images: pixels of a side
     words: tuple[str, ...] = ()  # speech-commands: the classes; () is the usual ten, unknown and silence
     vocabulary: Annotated[int, msgspec.Meta(ge=3)] = 10_000  # text: token ids
     length: Count = 32  # text: tokens of a sample
-    vectors: str = ""  # text: a GloVe file, whose words make the vocabulary
+    vectors: str = ""  # text: a GloVe file; only its words enter the vocabulary
     text_column: str = ""  # text: name or number of the column; "" is the first
     label_column: str = ""  # "" is the last
 
@@ -103,7 +126,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(f"shares of groups are {given}: {total:g} in all, expected 1 at most")
 
     def held_alone(self, fleet: Sequence[str], classes: int) -> dict[str, tuple[int, ...]]:
-        """The classes of which one group of the `fleet` has every sample, by group; none if none is named."""
+        """The classes that only one group of the `fleet` has, by group; empty if no group names classes."""
         alone: dict[str, tuple[int, ...]] = {}
         if len(fleet) < 2 or not any(group.classes for group in self.groups.values()):
             return alone
@@ -119,26 +142,3 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def by_speaker(self) -> bool:
         """Whether groups name speakers."""
         return any(group.speakers for group in self.groups.values())
-
-
-# FROM sources: Every source of data by its name. A new one is a module with `load`, its test, and one line
-# here.
-
-SOURCES = {
-    "digits": "handwritten_digits",
-    "npz": "arrays",
-    "jpeg-npz": "jpegs",
-    "speech-npz": "speech_arrays",
-    "mnist": "idx",
-    "fashion-mnist": "idx",
-    "cifar10": "cifar",
-    "cifar100": "cifar",
-    "speech-commands": "speech_commands",
-    "text": "text",
-    "sst2": "sst2",
-    "images": "images",
-}
-"""The module here whose `load(spec: DataSpec, seed: int) -> DataSet` reads it; imported when asked for."""
-
-OF_TEXTS = ("text", "sst2")
-"""Sources whose `load` takes what makes a bundle's input of texts besides, or None."""

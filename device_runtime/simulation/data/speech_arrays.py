@@ -1,6 +1,7 @@
-"""Speech in one .npz: log-mel uint8 (n, 61, 40), or 16-bit waveforms (n, samples) with their sample_rate.
+"""Speech in one .npz: log-mel uint8 (n, 61, 40), or 16-bit waveforms (n, samples) with sample_rate.
 
-x_train, y_train, speaker_train, the same of test, class_names; speaker_ids names the speakers, "" is nobody.
+Arrays: x_train, y_train, speaker_train, the same for test, class_names; speaker_ids names the speakers, ""
+is no speaker.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from .files import existing
 from .spec import DataSpec
 
 NEEDED = ("x_train", "y_train", "x_test", "y_test")
-PART = 256  # clips in memory as spectra at a time
+PART = 256  # clips that are converted at once
 
 
 def load(spec: DataSpec, seed: int) -> DataSet:
-    """Log-mel features uint8 (n, 1, frames, 40), speakers as groups. Raises DataSetError."""
+    """Loads log-mel features uint8 (n, 1, frames, 40) with speakers as groups. Raises DataSetError."""
     path = existing(spec)
     arrays = read(path)
     if missing := [name for name in NEEDED if name not in arrays]:

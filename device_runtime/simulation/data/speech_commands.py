@@ -1,5 +1,6 @@
-"""Speech Commands as unpacked (Warden 2018, arXiv:1804.03209): WORD/SPEAKER_nohash_N.wav and two lists.
+"""Speech Commands, unpacked (Warden 2018, arXiv:1804.03209): folders of WAV clips and two lists.
 
+Clips are WORD/SPEAKER_nohash_N.wav.
 testing_list.txt names the clips for evaluation; those of validation_list.txt are left out; all others are for
 training. No speaker is in two of the three.
 """
@@ -30,24 +31,27 @@ TWELVE = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go",
 """Ten words, and a tenth as many clips of other words and of silence, as in TensorFlow's example."""
 
 EXTRA_SHARE = 0.1
-TEST_PART = 0.2  # of each noise file: its end, so that no evaluated silence was trained on
-CHOICE = 14  # seed of what is drawn: the same clips in every run, so that their features are kept
+TEST_PART = 0.2  # the last part of each noise file, so that no evaluated silence was trained on
+CHOICE = 14  # seed of the draws: the same clips in every run, so that their cached features are used
 
 Clip = NDArray[np.int16]
 
 
 @dataclass(frozen=True)
 class Recording:
+    """A clip, the number of its class, and its speaker."""
+
     path: Path
     label: int
     speaker: str
 
 
 def load(spec: DataSpec, seed: int) -> DataSet:
-    """Log-mel features uint8 (n, 1, 61, 40), speakers as groups; silence is of nobody. Raises DataSetError.
+    """Loads log-mel features uint8 (n, 1, 61, 40) with speakers as groups; silence has no speaker.
 
     `words` are the classes: words of the data, _unknown_ (drawn from all other words), _silence_ (drawn from
     the background noise). Broken clips are left out and counted. Features are kept in the user's cache.
+    Raises DataSetError.
     """
     root = existing(spec)
     labels = spec.words or TWELVE
@@ -66,7 +70,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
 
 
 def _divided(root: Path) -> tuple[list[Path], list[Path]]:
-    """Clips for training and for evaluation, by the lists."""
+    """The clips for training and for evaluation, by the two lists."""
     tests, validation = (
         set(read(root / f"{name}_list.txt").decode("utf-8", "replace").split())
         for name in ("testing", "validation")
@@ -80,7 +84,7 @@ def _divided(root: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _chosen(clips: Iterable[Path], labels: tuple[str, ...], rng: np.random.Generator) -> list[Recording]:
-    """Clips of the words, then unknown ones: a tenth as many."""
+    """The clips of the words, then a tenth as many unknown ones."""
     numbers = {name: number for number, name in enumerate(labels)}
     clips = tuple(clips)
     known = [path for path in clips if path.parent.name in numbers]
@@ -103,7 +107,7 @@ def _recording(path: Path, label: int) -> Recording:
 
 @dataclass(frozen=True)
 class _Silence:
-    """How many cuts of noise, from which part of the files."""
+    """The number of clips of silence to cut, and whether from the test part of the noise files."""
 
     labels: tuple[str, ...]
     count: int
@@ -137,7 +141,7 @@ def _computed(chosen: list[Recording], noise: list[Path], silence: _Silence) -> 
 
 
 def clip(path: Path) -> Clip:
-    """16-bit mono samples at 16 kHz. Raises Refused, OSError, ValueError."""
+    """Reads a clip of 16-bit mono samples at 16 kHz. Raises Refused, OSError, ValueError."""
     sound = wav.decode(path.read_bytes())
     form = (sound.channels, sound.bits, sound.rate)
     if form != (1, 16, RATE):
@@ -146,12 +150,12 @@ def clip(path: Path) -> Clip:
 
 
 def one_second(samples: Clip) -> Clip:
-    """Cut off, or filled up with zeros behind, at one second."""
+    """Cuts a clip to one second, or pads it with zeros at its end."""
     return one_clip(samples, RATE)
 
 
 def _cuts(noise: list[Path], silence: _Silence) -> Clip:
-    """Seconds of noise at a random place and volume of 0 to 1, (count, 16000)."""
+    """Cuts seconds of noise at random places, with a random volume of 0 to 1, (count, 16000)."""
     rng = np.random.default_rng([CHOICE, 2 + silence.test])
     usable = [part for path in noise if len(part := _part(path, silence.test)) >= RATE]
     if not usable:

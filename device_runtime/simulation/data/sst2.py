@@ -17,13 +17,15 @@ from .files import existing
 from .spec import DataSpec
 
 ENV = "DEVICE_RUNTIME_DATA"
-"""Names the folder where none is given."""
+"""Environment variable with the folder to use when `path` is not given."""
 LABELS = ("negative", "positive")
 
 
 def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
-    """As source text. A folder has one *train.tsv, and *test.tsv or, where that has no labels (as GLUE's),
-    *dev.tsv to evaluate on. Raises DataSetError.
+    """Loads SST-2 as the source `text` does.
+
+    A folder has one *train.tsv, and for evaluation *test.tsv or, where that has no labels (as GLUE's),
+    *dev.tsv. Raises DataSetError.
     """
     if not spec.path:
         spec = msgspec.structs.replace(spec, path=os.environ.get(ENV, ""))

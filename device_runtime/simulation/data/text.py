@@ -1,4 +1,7 @@
-"""Sentences with labels in CSV or TSV files, as token ids."""
+"""Sentences with labels from CSV or TSV files, as token ids; and word vectors for their vocabulary.
+
+Word vectors are read from files such as GloVe's (Pennington et al. 2014): a word and its values in each line.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,18 @@ Row = list[str]
 
 @dataclass(frozen=True)
 class Sentences:
+    """Texts and the name of the label of each."""
+
     texts: tuple[str, ...]
     labels: tuple[str, ...]
 
 
 def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
-    """Token ids int32 (n, length): those that `texts`, a bundle's, makes. Without them, ids of the words of
-    the training samples, and 0 behind.
+    """Loads sentences as token ids int32 (n, length), padded with 0.
 
-    `path` is a file, with `test_path` or to be split; or a folder with one *train file and one *test file.
-    Raises DataSetError.
+    `texts`, of a bundle, makes the ids; without it they number the words of the training samples. `path` is a
+    file, to be split unless `test_path` is given; or a folder with one *train file and one *test file. Raises
+    DataSetError.
     """
     train, test = _files(spec)
     known = sentences(train, spec)
@@ -64,7 +69,7 @@ def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
 
 
 def tokens(text: str) -> list[str]:
-    """Words in lower case, apostrophes within them, and single punctuation marks."""
+    """Splits a text into words in lower case (with apostrophes) and single punctuation marks."""
     return TOKEN.findall(text.lower())
 
 
@@ -81,7 +86,7 @@ def _files(spec: DataSpec) -> tuple[Path, Path | None]:
 
 
 def only(folder: Path, part: str) -> Path:
-    """The one file there whose name ends so. Raises DataSetError."""
+    """The only file *PART.tsv or *PART.csv in the folder. Raises DataSetError."""
     files = [file for ending in DELIMITERS for file in sorted(folder.glob(f"*{part}{ending}"))]
     if len(files) != 1:
         listed = ", ".join(file.name for file in files) or "none"
@@ -90,7 +95,7 @@ def only(folder: Path, part: str) -> Path:
 
 
 def sentences(file: Path, spec: DataSpec) -> Sentences:
-    """The rows of one file. Its first one is a header if columns are named, or if it names the labels.
+    """The rows of one file; the first is a header if the spec names columns, or if it names the labels.
 
     Raises DataSetError.
     """
@@ -131,13 +136,13 @@ def _rows(file: Path) -> list[Row]:
 
 
 def _is_name(first: str, labels: set[str]) -> bool:
-    """Whether the first cell of the labels is a title: a usual one, or the only one that is no number."""
+    """Whether the first cell of the label column is a header: a usual title, or the only non-number."""
     numbers = bool(labels) and all(label.strip().lstrip("-").isdecimal() for label in labels)
     return first.strip().lower() in TITLES or (numbers and not first.strip().lstrip("-").isdecimal())
 
 
 def _column(wanted: str, first: Row, otherwise: int) -> int:
-    """Raises LookupError."""
+    """The number of the wanted column; `otherwise` if none is wanted. Raises LookupError."""
     if not wanted:
         return otherwise
     if wanted.isdecimal():
@@ -150,7 +155,7 @@ def _column(wanted: str, first: Row, otherwise: int) -> int:
 
 
 def _sorted(labels: Iterable[str]) -> tuple[str, ...]:
-    """Each once, numbers in their order."""
+    """The different labels in order, numbers by their value."""
     names = set(labels)
     numeric = all(name.isdecimal() for name in names)
     return tuple(sorted(names, key=lambda name: (int(name), name) if numeric else (0, name)))
@@ -164,7 +169,7 @@ def _numbered(some: Sentences, labels: tuple[str, ...], file: Path) -> NDArray[n
 
 
 def _vocabulary(texts: Iterable[str], spec: DataSpec) -> tuple[str, ...]:
-    """Padding, unknown, then the most frequent words (equally frequent ones by the alphabet)."""
+    """The vocabulary: padding, unknown, then the most frequent words (equally frequent ones by alphabet)."""
     counts = Counter(token for text in texts for token in tokens(text))
     known = words(Path(spec.vectors).expanduser()) if spec.vectors else counts
     ranked = sorted((word for word in counts if word in known), key=lambda word: (-counts[word], word))
@@ -189,12 +194,8 @@ def _ids(texts: Iterable[str], vocabulary: tuple[str, ...], length: int) -> NDAr
     return ids
 
 
-# FROM word_vectors: Word vectors as in the files of GloVe (Pennington et al. 2014): a word and its values
-# in each line.
-
-
 def words(file: Path) -> frozenset[str]:
-    """Those that have a vector. Raises DataSetError."""
+    """The words that have a vector in the file. Raises DataSetError."""
     return frozenset(word for word, _ in _lines(file))
 
 
@@ -222,7 +223,7 @@ def matrix(vocabulary: tuple[str, ...], file: Path) -> NDArray[np.float32]:
 
 
 def _lines(file: Path) -> Iterator[tuple[str, str]]:
-    """Each word and its values; a first line of two counts, as word2vec has it, is left out."""
+    """Yields each word and its values; skips a first line of two counts, as word2vec writes it."""
     try:
         with file.open(encoding="utf-8", errors="replace") as stream:
             for number, line in enumerate(stream):
@@ -237,4 +238,4 @@ def _vector(values: str, word: str, file: Path) -> NDArray[np.float32]:
     try:
         return np.array(values.split(), np.float32)
     except ValueError:
-        raise DataSetError(f"{file}: the vector of {word!r} holds what is no number") from None
+        raise DataSetError(f"{file}: the vector of {word!r} has a value that is not a number") from None

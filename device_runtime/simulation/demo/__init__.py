@@ -1,1 +1,1 @@
-"""The main job on one machine: eight device processes, a real broker, an aggregator, real digits."""
+"""The demo: eight device processes, a real broker and an aggregator on one machine, with real digits."""

@@ -1,9 +1,9 @@
 """Measures whether this machine is fast enough for the demo's devices, before their deadline is set.
 
-A device pretends to be a board by sleeping until the board would have finished. Where the machine is slower
-than the board, as while others compute on it, nobody keeps the deadline that was set for the boards. Then all
-of them pretend to be slower still, and the deadline is longer in the same proportion: what each can send in
-time stays the same.
+A device emulates a board by sleeping until the board would have finished. Where the machine is slower than
+the board, as while others compute on it, no device meets the deadline that was set for the boards. Then all
+of them emulate boards that are slower still, and the deadline is longer in the same proportion, so that each
+device can send the same in time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from device_runtime.models.engines.available import open_model
 WINDOW_S = 1.5
 """Seconds of one measurement."""
 ROOM = 0.75
-"""The share of a deadline that a full update may fill.
+"""The share of a deadline that a full update may take.
 
-The rest is for what a device adds when it plans, and for devices with more samples than others.
+The rest is for the margin that a device plans with, and for devices with more samples than others.
 """
 SCALES = (1.0, 2.0, 4.0, 8.0)
-"""How many times slower still the boards may have to be."""
+"""The factors by which the emulated boards may be slower still."""
 
 Step = Callable[[], object]
 
@@ -40,10 +40,10 @@ class DemoRound:
 
 
 def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: DemoRound) -> float:
-    """By how much slower all of these boards have to pretend to be for this machine to keep up with all at
-    once, as it is now: the first of SCALES, or where none is enough the last.
+    """The factor by which all boards must be slower, so that this machine can emulate all of them at once.
 
-    `boards` are names of profiles, each with how much slower it pretends to be in any case.
+    It is the first of SCALES that is enough for the machine as it is now, or the last if none is. `boards`
+    are names of profiles, each with the factor by which it is slower in any case.
     """
     flops, steps, seconds = BATCH * bundle.manifest.graphs["train.all"].flops, [], []
     for name, slow in boards:
@@ -59,7 +59,7 @@ def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: DemoRound)
 
 
 def in_time(seconds: Sequence[float], stretches: Sequence[float], room_s: float) -> bool:
-    """Whether all boards that need at most `room_s` for a step do so here, where each needs longer."""
+    """Whether all boards that need at most `room_s` for a step still do here, where each is stretched."""
     return all(
         one * stretch <= room_s for one, stretch in zip(seconds, stretches, strict=True) if one <= room_s
     )
@@ -72,14 +72,14 @@ def first_kept_up(keeps_up: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class Paced:
-    """A step that is to take so many seconds."""
+    """A training step that is to take `seconds`, by sleeping after it."""
 
     step: Step
     seconds: float
 
     def stretch(self, window_s: float, on: Time) -> float:
-        """How many times as long its steps take. Sleeps after each until it is to be over."""
-        self.step()  # opens the graph
+        """How many times longer than `seconds` its steps take, measured for `window_s` seconds."""
+        self.step()  # the first step also opens the graph
         began, count = on.clock(), 0
         while on.clock() - began < window_s:
             self.step()
@@ -89,9 +89,9 @@ class Paced:
 
 
 def stretches(steps: Sequence[Paced]) -> list[float]:
-    """How many times as long as it should a step of each takes.
+    """How many times longer than it should a step of each takes.
 
-    All of them work at once, each on a thread: computing on this machine is divided among threads as among
+    All run at once, each on a thread, because this machine divides its cores among threads as among
     processes.
     """
     on = Time(time.monotonic)

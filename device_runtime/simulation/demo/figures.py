@@ -1,4 +1,4 @@
-"""What the demo's runs come to: pure functions from records to figures."""
+"""The figures of the demo's runs, as pure functions of their records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from .runs import DemoRun
 
 @dataclass(frozen=True)
 class Summary:
-    """One policy over all seeds. Accuracies are of the served model; spread is the standard deviation."""
+    """The mean figures of one policy over all seeds.
+
+    Accuracies are of the served model; `spread` is their standard deviation.
+    """
 
     policy: str
     seeds: int
@@ -27,7 +30,7 @@ class Summary:
 
 
 def summarise(policy: str, runs: Iterable[DemoRun]) -> Summary:
-    """The mean over the seeds of this policy's runs."""
+    """Summarises this policy's runs: means over the seeds."""
     mine = [run for run in runs if run.policy == policy]
     final = [run.rounds[-1].eval_acc for run in mine]
     return Summary(
@@ -49,7 +52,7 @@ def recall(policy: str, runs: Iterable[DemoRun], digits: Sequence[int]) -> float
 
 @dataclass(frozen=True)
 class DevicePart:
-    """What one device did in a run: share of the rounds, how often which kind, why nothing richer."""
+    """One device in a run: its share of the rounds, the count of each kind, why it sent nothing richer."""
 
     device: str
     rounds: float
@@ -58,7 +61,7 @@ class DevicePart:
 
 
 def parts(run: DemoRun) -> list[DevicePart]:
-    """Every device of the fleet, those that sent nothing too."""
+    """The parts of all devices of the fleet, including those that sent nothing."""
     result = []
     for member in run.fleet:
         mine = [c for c in run.contributions if c.device == member.name]
@@ -71,7 +74,7 @@ def parts(run: DemoRun) -> list[DevicePart]:
 
 @dataclass(frozen=True)
 class KindCost:
-    """Medians of one kind's contributions; bytes are whole MQTT packets of the device in the round."""
+    """Medians of one kind's contributions; bytes are those of the device's MQTT packets in the round."""
 
     kind: str
     count: int

@@ -1,4 +1,4 @@
-"""The demo's eight devices, which digits they hold, and what its rounds offer them."""
+"""The demo's eight devices, the samples that each holds, and the kinds that its rounds offer."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 SLOW = 20.0
-"""Every board is slowed this much further: a digit weighs 1.6 MFLOP a pass, WRN-16-1 on CIFAR-10 about 50,
-and a full update there has 6 times the samples. So the digits weigh on the boards as a real task would."""
+"""The factor by which every board is slower than real.
+
+A digit takes 1.6 MFLOP a pass, WRN-16-1 on CIFAR-10 about 50, and a full update there has 6 times the
+samples. With this factor the digits load the boards as a real task would.
+"""
 DEADLINE_S = 3.5
 EPOCHS = 5
 SAMPLES = 180
-"""Of a device, on average."""
+"""Samples of a device, on average."""
 
 
 @dataclass(frozen=True)
 class DemoDevice:
-    """A device of the fleet: its name, the shipped profile it pretends to be, its uplink if it is narrow, and
-    the digits of which it has every sample; without any it shares those that are nobody's alone.
+    """A device of the demo's fleet.
 
-    Without a profile it is of the browser's modules, in Node, and as fast as it is here.
+    `profile` is the shipped profile that it emulates; without one it runs the browser's modules in Node, as
+    fast as they are here. `uplink` is in bytes per second, if it is narrow. `digits` are those of which it
+    has every sample; a device without any shares the digits that no device has alone.
     """
 
     name: str
@@ -43,7 +47,7 @@ class DemoDevice:
 
     @property
     def told(self) -> str:
-        """What it is, for tables and plots."""
+        """The profile or JavaScript, for tables and plots."""
         return self.profile or "JavaScript"
 
 
@@ -57,19 +61,21 @@ FLEET = (
     DemoDevice("buoy", "jetson-nano", uplink=300.0, digits=(7,)),
     DemoDevice("pi-zero", "pi-zero-2w", digits=(8, 9)),
 )
-"""Two strong, three middling, three that a plain round would drop: too slow for a full update (jetson,
-pi-zero), too slow and behind a satellite modem of 300 bytes per second (buoy). These three hold digits that
-nobody else has."""
+"""Two strong devices, three medium ones, and three stragglers, which hold digits that no other device has.
+
+The stragglers are too slow for a full update (jetson, pi-zero), or too slow and behind a satellite modem of
+300 bytes per second (buoy).
+"""
 
 
 def beside(javascript: int) -> tuple[DemoDevice, ...]:
-    """The eight, and so many in JavaScript."""
+    """The fleet of eight, with this many devices in JavaScript added."""
     return FLEET + tuple(DemoDevice(f"javascript-{number}") for number in range(1, javascript + 1))
 
 
 @dataclass(frozen=True)
 class Holders:
-    """Digits that devices hold together, and what these are called."""
+    """Digits and the devices that hold them, with a name for these devices."""
 
     name: str
     digits: tuple[int, ...]
@@ -77,7 +83,7 @@ class Holders:
 
 
 def holders(fleet: tuple[DemoDevice, ...]) -> tuple[Holders, ...]:
-    """Who holds which digits: first those who share, then each that has digits alone."""
+    """The holders of all digits: first the devices that share digits, then each that has digits alone."""
     alone = [Holders(one.name, one.digits, (one.name,)) for one in fleet if one.digits]
     own = {digit for one in alone for digit in one.digits}
     others = tuple(one.name for one in fleet if not one.digits)
@@ -97,23 +103,26 @@ MIXED = (
     offered(ClassMeans(head="trained")),
     offered(ZerothOrder(lr=1e-3)),
 )
-"""Few-shot heads are offered from round 2 on, as in FedFSC, and stay out of the base: the served head is made
-of class statistics."""
+"""All kinds, for every device.
+
+Few-shot heads are offered from round 2 on, as in FedFSC, and are not merged into the base: the served head is
+made of class statistics.
+"""
 DROPPED = MIXED[:1]
-"""A plain federated round: whoever cannot send a full update in time is dropped."""
+"""Full updates only, as in a plain federated round: stragglers are dropped."""
 
-
-# FROM samples: Which samples each of the demo's devices holds: the slow ones every sample of digits of
-# their own.
 
 ALPHA = 0.3
+"""Concentration of the Dirichlet division of the shared digits."""
 
 
 def divided(
     y: NDArray[np.int64], fleet: tuple[DemoDevice, ...], rng: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """Indices into the training samples for each member, sorted: all of its own digits, or a part of those
-    that are nobody's alone, by Dirichlet(ALPHA) in equal numbers.
+    """Sorted indices into the training samples for each device.
+
+    A device with digits of its own gets every sample of them. The others share the rest by Dirichlet(ALPHA),
+    in equal numbers.
     """
     shared, *_ = holders(fleet)
     common = np.flatnonzero(np.isin(y, shared.digits))
@@ -122,6 +131,6 @@ def divided(
 
 
 def data_set(split: Split) -> DataSet:
-    """The same samples as the simulator takes them."""
+    """The samples as a data set of the simulator."""
     labels = tuple(str(digit) for digit in range(10))
     return DataSet(split.train.x, split.train.y, split.test.x, split.test.y, labels)

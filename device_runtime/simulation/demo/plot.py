@@ -1,4 +1,4 @@
-"""The demo in one picture: accuracy, recall of each digit, who sent what, in how many bytes."""
+"""Draws the demo in one picture: accuracy, recall of each digit, kinds sent by device, bytes by kind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ POLICIES = (
     ("mixed", "#34495e", "every device, by the richest kind that it can afford"),
     ("dropped", "#b03a2e", "stragglers dropped"),
 )
-"""Their colours are of no kind, so that nobody takes a policy for one."""
+"""Policies with their colours, which no kind of update has, so that the two are not confused."""
 DEVICE_INCHES = 0.4
-"""What one more device adds to the height."""
+"""Inches of height that one more device adds."""
 
 
 def draw(runs: list[DemoRun], path: Path) -> None:
-    """Write the picture as PNG."""
+    """Writes the picture as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -98,7 +98,7 @@ def _bytes(axes: Any, runs: list[DemoRun]) -> None:
 
 
 def _recalls(axes: Any, runs: list[DemoRun]) -> None:
-    """Of each digit after the last round, by policy: the mean, and the range of several seeds."""
+    """Draws the recall of each digit after the last round, by policy: the mean, and the range of seeds."""
     of = holders(runs[0].fleet)
     digits = [digit for one in of for digit in one.digits]
     width = 0.4

@@ -1,4 +1,4 @@
-"""Device processes: the same command that people run on their boards, and Node for those in JavaScript."""
+"""Starts the demo's device processes: the installed command, and Node for devices in JavaScript."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ from device_runtime.simulation.digits import Labelled
 
 from .fleet import SLOW, DemoDevice
 
+WEB = content("web")
+RUNS = WEB / "node" / "run.js"
+NEEDED = (WEB / "vendor" / "ort" / "ort-wasm-simd-threaded.wasm", WEB / "node_modules" / "mqtt")
+FLAGS = ("--liftoff-only",)
+"""WASM is compiled once, quickly: starting takes half the memory and a fraction of the processor time, and
+training steps take longer."""
 STOP_S = 5.0
-"""Seconds that a device gets to leave."""
+"""Seconds that a device has to end by itself."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,16 @@ def device_command() -> str:
 
 
 class FleetProcesses(AbstractContextManager["FleetProcesses"]):
-    """One `device-runtime join` for each member, or `node`; all end with the `with` block, or this process.
+    """A process for each device, `device-runtime join` or `node`, which ends with the `with` block.
 
-    Each has a folder of its own below `folder`: its data, its state and its log.
+    The processes also end with this process. Each has a folder of its own below `folder`, with its data, its
+    state and its log.
     """
 
     def __init__(
         self, fleet: Sequence[PlacedMember], broker_url: str, folder: Path, scale: float = 1.0
     ) -> None:
-        """`scale` as in Setting."""
+        """`scale` as in DemoSetting."""
         self._processes: list[Dependent] = []
         self._logs: list[Path] = []
         for placed in fleet:
@@ -61,14 +68,14 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
             )
 
     def wait(self, timeout_s: float) -> None:
-        """Until all have left by themselves, but no longer than this."""
+        """Waits until all have ended by themselves, but at most `timeout_s` seconds."""
         end = time.monotonic() + timeout_s
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
 
     def failed(self) -> str:
-        """What the first device that gave up said last, and where; empty when none did."""
+        """The last line of the first device that ended, and its log; empty when none has ended."""
         for process, log in zip(self._processes, self._logs, strict=True):
             if process.ended:
                 said = log.read_text("utf-8", "replace").splitlines() or ["nothing"]
@@ -101,23 +108,16 @@ def _arguments(member: DemoDevice, broker_url: str, home: Path, scale: float) ->
         broker_url,
         *mine,
         "--no-keep-model",
-        "--in-process",  # eight on one machine at once, none of which is idle for long
+        "--in-process",  # eight devices on one machine, none of which is idle for long
         *("--as", member.profile, "--slow", str(SLOW * scale), *narrow),
     ]
 
 
-# FROM javascript: Devices in JavaScript: the browser's modules (web/), run by Node.
-
-WEB = content("web")
-RUNS = WEB / "node" / "run.js"
-NEEDED = (WEB / "vendor" / "ort" / "ort-wasm-simd-threaded.wasm", WEB / "node_modules" / "mqtt")
-FLAGS = ("--liftoff-only",)
-"""WASM is compiled once, quickly: half the memory and a fraction of the processor time to begin with; steps
-take longer."""
-
-
 def node_command() -> tuple[str, ...]:
-    """The words that start one, without its options. Raises MissingExtra."""
+    """The command that starts a device in JavaScript (web/, run by Node), without its options.
+
+    Raises MissingExtra.
+    """
     node = shutil.which("node")
     if node is None:
         raise MissingExtra("devices in JavaScript need Node.js 20 or newer: node is not installed")

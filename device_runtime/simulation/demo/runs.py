@@ -1,4 +1,4 @@
-"""One run of the demo: a broker, an aggregator in this process, the devices in theirs."""
+"""One run of the demo: a broker, the aggregator in this process, and each device in its own."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from .processes import FleetProcesses, PlacedMember
 
 BUNDLE = "digits-wrn-10-1"
 START_S = 120.0
-"""Seconds until all devices have measured themselves, where a run is given up that takes much longer."""
+"""Seconds that the devices may take to start and measure themselves, before a run is given up."""
 
 
 @dataclass(frozen=True)
 class DemoSetting:
-    """What the runs to be compared have in common, but for the kinds that are offered.
+    """The setting that all compared runs share; they differ in the kinds that are offered.
 
-    `broker`: "auto", "mosquitto" or "amqtt". `scale`: by how much slower still all devices pretend to be, see
-    `calibration`; `deadline_s` is longer by that already.
+    `broker`: "auto", "mosquitto" or "amqtt". `scale`: the factor by which all emulated devices are slower,
+    see `calibration`; `deadline_s` is already longer by it.
     """
 
     seed: int
@@ -57,13 +57,13 @@ class DemoSetting:
 
     @property
     def most_s(self) -> float:
-        """Seconds that a run may take: what they take to start, and three deadlines for each round."""
+        """Seconds that a run may take: the start of the devices, and three deadlines for each round."""
         return self.scale * START_S + 3 * self.rounds * self.deadline_s
 
 
 @dataclass(frozen=True)
 class DemoPolicy:
-    """What the rounds offer, under a name: "mixed" or "dropped"."""
+    """The kinds that the rounds offer, with a name: "mixed" or "dropped"."""
 
     name: str
     kinds: tuple[KindSettings, ...]
@@ -71,9 +71,7 @@ class DemoPolicy:
 
 @dataclass(frozen=True)
 class DemoRun:
-    """What came of it; `recalls`: after each round, the share of each digit's test samples that is recognised
-    by the served model, (rounds, 10).
-    """
+    """The result of a run; `recalls`: the served model's recalls of digits after each round, (rounds, 10)."""
 
     policy: str
     seed: int
@@ -84,9 +82,9 @@ class DemoRun:
 
 
 class Collected:
-    """An observer that keeps what was closed, and how much of each digit the model of each round recognises.
+    """An observer that keeps the closed rounds, and the recall of each digit after each of them.
 
-    `recall` is told the round.
+    `recall` is called with the round.
     """
 
     def __init__(self, recall: Callable[[int], tuple[float, ...]]) -> None:
@@ -103,7 +101,7 @@ class Collected:
 def perform(
     policy: DemoPolicy, setting: DemoSetting, folder: Path, view: Callable[[str], PeopleView]
 ) -> DemoRun:
-    """All rounds of one policy. `folder` is made; `view` is given the broker's name and address."""
+    """Runs all rounds of one policy. `folder` is made; `view` is given the broker's name and address."""
     folder.mkdir(parents=True)
     split = digits.load(np.random.default_rng(setting.seed))
     evaluation = folder / "evaluation.npz"
@@ -145,7 +143,7 @@ def perform(
 
 
 def _late(setting: DemoSetting, collected: Collected, end: float) -> str:
-    """That a run takes longer than it may; empty while it does not."""
+    """The message for a run that takes longer than it may; empty while it does not."""
     if time.monotonic() < end:
         return ""
     return (
@@ -157,9 +155,9 @@ def _late(setting: DemoSetting, collected: Collected, end: float) -> str:
 
 @contextmanager
 def _abandoned_if(failed: Callable[[], str]) -> Iterator[threading.Event]:
-    """An event that is set as soon as a device has failed: a round would wait for it for ever.
+    """Gives an event that is set once `failed` returns a message, because a round would wait for ever.
 
-    Raises AggregatorError with what it said.
+    At its end it then raises AggregatorError with that message.
     """
     stop, done = threading.Event(), threading.Event()
 
@@ -196,5 +194,5 @@ def _serve(
 
 
 def save(runs: list[DemoRun], path: Path) -> None:
-    """Everything that was measured, one line for each run."""
+    """Writes everything that was measured as JSON, one line for each run."""
     path.write_bytes(b"".join(msgspec.json.encode(run) + b"\n" for run in runs))

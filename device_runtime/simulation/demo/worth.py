@@ -1,4 +1,4 @@
-"""What a device's updates are worth: the demo's mixed rounds without it, simulated on virtual time."""
+"""The accuracy that each device of the demo adds: its mixed rounds, simulated with and without it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .fleet import SLOW, DemoDevice, data_set, divided, holders
 from .runs import BUNDLE, DemoPolicy, DemoSetting
 
 JAVASCRIPT = "phone-high"
-"""The profile of a device in JavaScript, which has none, in a simulation."""
+"""The profile that a device in JavaScript, which has none, is simulated with."""
 
 MOST_S = 300.0
 """Seconds for the simulated runs of one seed; a quiet machine of two cores takes about a tenth."""
@@ -37,7 +37,7 @@ MOST_S = 300.0
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """Of the model that the last round serves: accuracy, and the recall of each digit."""
+    """Accuracy and recall of each digit of the model that the last round serves."""
 
     accuracy: float
     recalls: tuple[float, ...]
@@ -49,8 +49,9 @@ class DemoOutcome:
 
 @dataclass(frozen=True)
 class Worth:
-    """What is lost without a device, from 0 to 1, mean over the seeds: of accuracy, and of the mean recall of
-    the digits that it holds.
+    """The loss without a device, from 0 to 1, mean over the seeds.
+
+    Of accuracy, and of the mean recall of the digits that it holds.
     """
 
     device: str
@@ -62,10 +63,10 @@ class Worth:
 def worths(
     policy: DemoPolicy, settings: Sequence[DemoSetting], most_s: float = MOST_S
 ) -> tuple[float, list[Worth]]:
-    """The simulated accuracy with all devices, mean over the settings, which differ in their seeds; and what
-    each device adds to it that holds digits alone, and the first of those that share the others.
+    """The simulated accuracy with all devices, mean over the settings' seeds, and the worth of devices.
 
-    Raises concurrent.futures.TimeoutError where that takes more than `most_s` for each setting.
+    The devices are those that hold digits alone, and the first of those that share the other digits. Raises
+    concurrent.futures.TimeoutError where the runs take more than `most_s` for each setting.
     """
     left_out = [(of.members[0], of.digits) for of in holders(settings[0].fleet)]
     whole = [(setting, "") for setting in settings]
@@ -111,7 +112,7 @@ class _Last:
 
 
 def _simulated(policy: DemoPolicy, setting: DemoSetting, without: str, stop: threading.Event) -> DemoOutcome:
-    """The run's last round, without the member of this name ("": with all)."""
+    """Simulates a run without the device of this name ("": with all); the outcome of its last round."""
     last = _Last(stop)
     simulate(prepared(policy, setting, without), watch=last)
     if last.line is None:
@@ -120,7 +121,7 @@ def _simulated(policy: DemoPolicy, setting: DemoSetting, without: str, stop: thr
 
 
 def prepared(policy: DemoPolicy, setting: DemoSetting, without: str = "") -> Prepared:
-    """The demo's run of this policy for the simulator: the same samples on the same devices, but for one."""
+    """The demo's run for the simulator: the same samples on the same devices, but for `without`."""
     split = digits.load(np.random.default_rng(setting.seed))
     parts = divided(split.train.y, setting.fleet, np.random.default_rng([setting.seed, 1]))
     held = {one.name: part for one, part in zip(setting.fleet, parts, strict=True) if one.name != without}

@@ -1,1 +1,1 @@
-"""Who does the training of simulated devices: the plain way, and faster ones that give the same."""
+"""Executors train simulated devices: one by one, in batches, in processes, or on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""The batched executor: many devices' training in a few large products, where it is known to be the same."""
+"""The batched executor: trains the heads or whole networks of many devices in a few large products."""
 
 from __future__ import annotations
 
@@ -38,24 +38,25 @@ CACHE_BYTES = 256 << 20
 
 
 class BatchedWay(Protocol):
-    """Trains jobs of one strategy from one base together, `together` of them at most."""
+    """A method that trains up to `together` jobs of one strategy from one base at once."""
 
     together: int
 
     def takes(self, strategy: AnyStrategy) -> bool:
-        """Whether it does jobs of this strategy."""
+        """Whether it can train jobs of this strategy."""
 
     def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
-        """In order; each as if it were alone. Raises ModelError."""
+        """Trains the jobs, each as if it were alone; results are in their order. Raises ModelError."""
 
     def close(self) -> None:
-        """Gives memory back. May be called twice."""
+        """Frees memory. May be called twice."""
 
 
 class Batched:
-    """See `Executor`. Heads are trained on features that are kept while the extractor stays the same, whole
-    networks by one call of torch for a step of all, where that is the engine. Class statistics are of the
-    features that are kept.
+    """The batched executor.
+
+    Heads are trained on cached features, which hold while the extractor stays the same. On engine torch whole
+    networks are trained by one call for a step of all devices. Class statistics use the cached features.
 
     Results are those of the plain executor to rounding. Jobs that gain nothing, those of smaller models or
     with samples held out, and devices without samples go to `fallback`, which is closed with this one.
@@ -64,8 +65,9 @@ class Batched:
     def __init__(
         self, world: World, fallback: Executor, cache_bytes: int = CACHE_BYTES, networks: bool | None = None
     ) -> None:
-        """`cache_bytes`: of features that are kept, about. `networks`: whether whole networks are trained
-        together on engine torch; by a rule where it is None.
+        """`cache_bytes`: the approximate size of the feature cache.
+
+        `networks`: whether whole networks are trained together on engine torch; None: decided by a rule.
         """
         self.name = f"batched, {fallback.name}"
         self._world, self._fallback = world, fallback
@@ -99,7 +101,7 @@ class Batched:
         self._fallback.close()
 
     def _trained(self, way: BatchedWay, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
-        """Of one strategy from one base, in order, with the class statistics that it asks for."""
+        """Trains jobs of one strategy from one base, with the class statistics that it asks for."""
         results = way.train(base, jobs)
         if wished(jobs[0].strategy) is None:
             return results
@@ -123,7 +125,7 @@ def _alike(job: TrainingJob, other: TrainingJob) -> bool:
 
 
 def _with_statistics(made: Result, job: TrainingJob, known: HeadSamples, manifest: Manifest) -> Result:
-    """As `class_statistics.train` makes them, and draws for them."""
+    """Adds class statistics to a result, with the same draws as `class_statistics.train`."""
     if isinstance(made, FailedJob):
         return made
     strategy, run = job.strategy, run_of(job)
@@ -139,15 +141,16 @@ def _with_statistics(made: Result, job: TrainingJob, known: HeadSamples, manifes
     return whole
 
 
-# FROM batched_heads: Heads of many devices trained at once, and class sums, both on features that are kept.
-
 TOGETHER_BYTES = 1 << 20
-"""Of heads that are trained at once; more would leave a processor's cache and gain nothing."""
+"""Bytes of heads that are trained at once; more would not fit a processor's cache and gain nothing."""
 LEAST_TOGETHER = 8
 
 
 class BatchedHeads:
-    """Jobs of kinds that train the head alone, or need features alone."""
+    """Trains the heads of many devices at once, or sums their features, from cached features.
+
+    For kinds that train only the head, or need only features (class sums).
+    """
 
     def __init__(self, world: World, features: Features) -> None:
         self._manifest = world.bundle.manifest
@@ -157,13 +160,13 @@ class BatchedHeads:
         self.together = max(LEAST_TOGETHER, TOGETHER_BYTES // size)
 
     def takes(self, strategy: AnyStrategy) -> bool:
-        """Whether jobs of this kind are done here, from what the kind says of itself."""
+        """Whether the kind trains only the head or takes features, by its own interface."""
         if isinstance(strategy, TakesFeatures):
             return True
         return isinstance(strategy, TrainsHead) and strategy.trains_head(self._manifest)
 
     def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
-        """Of one strategy from one base, in order. Raises as `Features.of` does."""
+        """Trains jobs of one strategy from one base, in order. Raises as `Features.of` does."""
         strategy = jobs[0].strategy
         known = self._features.of(base, [job.device for job in jobs])
         if isinstance(strategy, TakesFeatures):
@@ -205,20 +208,17 @@ def _checked(made: TrainedUpdate, manifest: Manifest, strategy: AnyStrategy) -> 
     return made
 
 
-# FROM batched_features: What heads learn from: features of devices' samples, kept while the extractor stays
-# the same.
-
 READ_TOGETHER = 4096
 """Samples that are read and prepared at once."""
 BATCH, SMALL_BATCH = 128, 32
 """Samples of one pass: on engine torch the first takes two thirds of the time of the second."""
 BATCH_BYTES = 256 << 20
-"""Of activations, up to which it is the first."""
+"""Bytes of activations up to which a pass has BATCH samples, else SMALL_BATCH."""
 
 
 @dataclass(frozen=True)
 class HeadSamples:
-    """A device's samples: inputs of its head float32 (n, inputs), labels int64 (n,)."""
+    """A device's samples as its head sees them: inputs float32 (n, inputs), labels int64 (n,)."""
 
     inputs: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -229,7 +229,10 @@ class HeadSamples:
 
 
 class Features:
-    """Of at most about `most_bytes`; the devices longest unused are forgotten first."""
+    """A cache of devices' features, valid while the extractor stays the same.
+
+    It takes about `most_bytes` at most; the devices longest unused are dropped first.
+    """
 
     def __init__(self, world: World, most_bytes: int) -> None:
         self._world, self._most = world, most_bytes
@@ -242,7 +245,10 @@ class Features:
         self._bytes = 0
 
     def of(self, base: Tensors, devices: Sequence[int]) -> list[HeadSamples]:
-        """In the order of `devices`; not to be written to. Raises TensorError, EngineError, BundleError."""
+        """The samples of each device, in the order of `devices`; read-only.
+
+        Raises TensorError, EngineError, BundleError.
+        """
         self._adopt(base)
         found = {device: self._known[device] for device in devices if device in self._known}
         for device in found:
@@ -253,7 +259,7 @@ class Features:
         return [found[device] for device in devices]
 
     def forget(self) -> None:
-        """Gives all memory back; the next use computes anew."""
+        """Empties the cache and unloads the model; the next use computes again."""
         self._known.clear()
         self._bytes = 0
         if "_model" in self.__dict__:
@@ -261,7 +267,7 @@ class Features:
 
     @cached_property
     def _model(self) -> DeviceModel:
-        """Made when it is needed: it may take more memory than all else."""
+        """The model, opened when it is first needed: it may take more memory than all else."""
         forward = self._world.bundle.manifest.graphs["forward"]
         batch = BATCH if forward.activation_bytes(BATCH) <= BATCH_BYTES else SMALL_BATCH
         return open_model(self._world.bundle, self._world.engine, batch=batch)
@@ -276,7 +282,7 @@ class Features:
         self._extractor = {name: base[name] for name in self._names}
 
     def _computed(self, devices: Sequence[int]) -> Iterator[tuple[int, HeadSamples]]:
-        """Each device's by itself, as the plain executor computes them: nothing beside it changes a bit."""
+        """Computes each device's features by itself, so that they are bit for bit the plain executor's."""
         clients, given = self._world.clients, self._world.bundle.manifest.input
         for group in _groups(devices, [len(clients.indices(device)) for device in devices]):
             rows = [clients.indices(device) for device in group]
@@ -297,7 +303,7 @@ class Features:
 
     @cached_property
     def _given_through(self) -> bool:
-        """Whether a network that has nothing but its head hands it the input as it is, tried on one batch."""
+        """Whether the network is only a head that takes the input unchanged, tested on one batch."""
         manifest = self._world.bundle.manifest
         if (
             self._names
@@ -314,7 +320,7 @@ def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def _groups(devices: Sequence[int], samples: Sequence[int]) -> Iterator[list[int]]:
-    """Devices in order, in groups of about READ_TOGETHER samples."""
+    """Divides the devices, in order, into groups of about READ_TOGETHER samples."""
     group: list[int] = []
     together = 0
     for device, count in zip(devices, samples, strict=True):

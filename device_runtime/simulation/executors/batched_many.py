@@ -1,4 +1,4 @@
-"""Whole networks of many devices trained at once by torch, where the network is small or a GPU is there."""
+"""Trains whole networks of many devices at once with torch, if the network is small or there is a GPU."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from device_runtime.models.torch_engine.engine import TorchModel
 
 TOGETHER = 32
-"""Networks on a CPU; on a GPU as many as MEMORY_BYTES hold."""
+"""Networks that are trained at once on a CPU; on a GPU as many as fit MEMORY_BYTES."""
 MEMORY_BYTES = 4 << 30
 
 
 class BatchedNetworks:
-    """Jobs of kinds that train by cross-entropy alone, on engine torch."""
+    """Trains jobs of kinds whose only loss is cross-entropy, on engine torch."""
 
     def __init__(self, world: World, pays: bool | None = None) -> None:
-        """`pays`: whether it is worth it, instead of the rule."""
+        """`pays`: whether batched training is worth it; None: decided by a rule."""
         self._world, self._pays = world, pays
         self._manifest = world.bundle.manifest
         self._model: TorchModel | None = None
@@ -39,7 +39,10 @@ class BatchedNetworks:
         self.together = TOGETHER if world.engine.device == "cpu" else self._fitting()
 
     def takes(self, strategy: AnyStrategy) -> bool:
-        """From what the kind plans for one sample. Raises EngineError for an engine that is not here."""
+        """Whether it can train the kind, by the kind's plan for one sample.
+
+        Raises EngineError for an engine that is not installed.
+        """
         if self._pays is False or not isinstance(strategy, Plans) or not self._on_torch():
             return False
         given = self._manifest.input
@@ -55,7 +58,7 @@ class BatchedNetworks:
         return bool(self._pays or pays(self._manifest, plan.tunable, on_cpu))
 
     def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
-        """Of one strategy from one base, in order. Raises EngineError, TensorError."""
+        """Trains jobs of one strategy from one base, in order. Raises EngineError, TensorError."""
         from device_runtime.models.torch_engine.many import CopyLesson, train_many
 
         model = self._opened()
@@ -100,7 +103,7 @@ class BatchedNetworks:
         return self._model
 
     def _fitting(self) -> int:
-        """Copies whose weights, gradients and activations of 64 samples fit the memory."""
+        """The number of copies whose weights, gradients and activations of 64 samples fit MEMORY_BYTES."""
         graph = self._manifest.graphs["forward"]
         size = 16 * sum(prod(spec.shape) for spec in self._manifest.stored())
         return max(1, MEMORY_BYTES // (size + 3 * graph.activation_bytes(64)))

@@ -1,4 +1,4 @@
-"""One simulated device's training, and how it is done plainly: by the device's own code."""
+"""Training jobs of simulated devices, the Executor interface, and the plain executor."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from device_runtime.strategies.training.device_half import NOTHING, Run, Trained
 
 @dataclass(frozen=True)
 class World:
-    """What every executor has: the bundle, those of its family by name, each device's samples, the engine to
-    train on.
-    """
+    """The input of every executor: the bundle, its family by name, the devices' samples, the engine."""
 
     bundle: Bundle
     clients: Clients
@@ -35,13 +33,13 @@ class World:
 
     @property
     def bundles(self) -> dict[str, Bundle]:
-        """All of them; the main one is ""."""
+        """All bundles by member; the main one is ""."""
         return {"": self.bundle, **self.family}
 
     def of(self, member: str) -> Bundle:
-        """The bundle of a member of the family, or the main one ("").
+        """The bundle of a member of the family; "" is the main one.
 
-        Raises ExecutorError for a member that is not there.
+        Raises ExecutorError for an unknown member.
         """
         if not member:
             return self.bundle
@@ -52,21 +50,21 @@ class World:
 
 
 def base_key(number: int, member: str = "") -> str:
-    """Names what round `number` distributes: the base of the main model, or that of a member."""
+    """The key of the base that round `number` distributes: of the main model, or of a member."""
     return f"{number}/{member}" if member else f"{number}"
 
 
 def aside_key(number: int) -> str:
-    """Names what round `number` sends beside the bases; no member has this name."""
+    """The key of the tensors that round `number` sends beside the bases; no member has this name."""
     return f"{number}//aside"
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Device number `device`, called `name`, trains `strategy` from the base model that `base` names.
+    """Device number `device`, called `name`, trains `strategy` from the base model with key `base`.
 
-    `seed` is the round's, shared by its devices. `memory` is what the device kept of this kind; `aside` names
-    what was sent beside the base, and is empty where nothing was. `rare` as in Run.
+    `seed` is the round's, shared by its devices. `memory` is the device's strategy state of this kind.
+    `aside` is the key of the tensors sent beside the base, empty where there are none. `rare` as in Run.
     """
 
     device: int
@@ -80,13 +78,13 @@ class TrainingJob:
 
     @property
     def round(self) -> int:
-        """That distributed its base."""
+        """The round that distributed the job's base."""
         return int(self.base.partition("/")[0])
 
 
 @dataclass(frozen=True)
 class FailedJob:
-    """A job whose training diverged: what a device would have found out by itself."""
+    """A job whose training diverged, which a real device would notice itself."""
 
     why: str
 
@@ -95,27 +93,27 @@ Result = TrainedUpdate | FailedJob
 
 
 class Executor(Protocol):
-    """Trains many devices. Equal jobs give equal results, whatever else is run beside them."""
+    """Trains many devices. Equal jobs give equal results, whatever other jobs run beside them."""
 
     @property
     def name(self) -> str:
-        """As on the command line, with what it works with: "processes (2)"."""
+        """The name on the command line, with the number of workers: "processes (2)"."""
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
-        """The result of each job, in the order of `jobs`; `bases` has all that their `base` and `aside` name.
+        """Yields the result of each job, in the order of `jobs`; `bases` has their `base` and `aside`.
 
-        The tensors of a result are valid until the next one is asked for; its memory is the caller's own.
-        Raises ModelError for a bundle that cannot do a job, ExecutorError when the workers are gone.
+        The tensors of a result are valid until the next result is asked for; the caller owns its memory.
+        Raises ModelError for a bundle that cannot do a job, ExecutorError when the workers have died.
         """
 
     def close(self) -> None:
-        """Lets go of workers and memory. May be called twice."""
+        """Ends the workers and frees memory. May be called twice."""
 
 
 def train(model: DeviceModel, world: World, job: TrainingJob, aside: Tensors = NOTHING) -> Result:
-    """One job by the device's own code; `model`, its strategy's member, holds its base already.
+    """Does one job by the device's own code; `model`, of the strategy's member, holds the job's base already.
 
-    The deadline was judged before.
+    Whether it meets the deadline was decided before.
     """
     data = world.clients.local(job.device, model.manifest.input)
     try:
@@ -127,7 +125,7 @@ def train(model: DeviceModel, world: World, job: TrainingJob, aside: Tensors = N
 
 
 def run_of(job: TrainingJob, aside: Tensors = NOTHING) -> Run:
-    """What a job's strategy trains by; its noise is its own, and the same whenever the job is done."""
+    """The `Run` of a job; its noise depends on the job alone, so a repeated job draws the same."""
 
     def noise() -> np.random.Generator:
         digest = hashlib.sha256(f"{job.seed}:{job.name}:{job.strategy.name}:noise".encode()).digest()
@@ -146,11 +144,8 @@ def run_of(job: TrainingJob, aside: Tensors = NOTHING) -> Run:
     )
 
 
-# FROM plain: The plain executor: one device after another, in this process.
-
-
 class PlainExecutor:
-    """See `Executor`. What the others are held equal to."""
+    """Trains one device after another in this process; the reference for all other executors."""
 
     name = "plain"
 
@@ -167,7 +162,10 @@ class PlainExecutor:
             yield _own(train(model, self._world, job, aside))
 
     def _holding(self, member: str, base: Tensors) -> DeviceModel:
-        """Only what is new is loaded: a tensor that no round has changed is the same array."""
+        """The member's model with this base; loads only new tensors.
+
+        A tensor that no round has changed is the same array.
+        """
         if member not in self._models:
             self._models[member] = open_model(self._world.of(member), self._world.engine)
         model, known = self._models[member], self._loaded.get(member, NOTHING)
@@ -182,7 +180,7 @@ class PlainExecutor:
 
 
 def _own(result: Result) -> Result:
-    """With a memory that no engine changes later."""
+    """The result with a copy of its memory, which no engine changes later."""
     if isinstance(result, FailedJob) or result.memory is None:
         return result
     return replace(result, memory={name: value.copy() for name, value in result.memory.items()})

@@ -1,4 +1,4 @@
-"""How jobs, base models and results lie in bytes: MessagePack and aligned tensors, nothing pickled."""
+"""Binary encoding of jobs, base models and replies: MessagePack and aligned tensors, nothing pickled."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from device_runtime.strategies.training.device_half import TrainedUpdate
 from .job import FailedJob, Result, TrainingJob, World
 
 Layout = tuple[TensorSpec, ...]
-"""Tensors as they lie one after another; see `places`."""
+"""The specs of tensors that are stored one after another; see `places`."""
 
 
 class PackedJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `Job` whose strategy is number `strategy` among the kinds that are packed beside it.
+    """A `TrainingJob` whose strategy is number `strategy` of the kinds packed with it.
 
-    Its memory lies elsewhere, as number `memory` of the layouts says; -1: there is none.
+    Its memory is stored separately, in layout number `memory`; -1: it has none.
     """
 
     device: int
@@ -44,14 +44,14 @@ class PackedJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True):
-    """Jobs; each different strategy once, as it stands in an offer, and each different layout of memory."""
+    """Packed jobs, with each different strategy once, as in an offer, and each different memory layout."""
 
     jobs: tuple[PackedJob, ...]
     kinds: tuple[Kind, ...]
     layouts: tuple[Layout, ...]
 
     def layout(self, job: PackedJob) -> Layout:
-        """Of its memory."""
+        """The layout of a job's memory."""
         return self.layouts[job.memory] if job.memory >= 0 else ()
 
 
@@ -59,11 +59,11 @@ pack = msgspec.msgpack.Encoder().encode
 
 
 def pack_jobs(jobs: Sequence[TrainingJob]) -> Packed:
-    """The jobs without their memory, and what they point to.
+    """Packs the jobs without their memory.
 
-    Raises ExecutorError for a strategy that another process would not read as the same.
+    Raises ExecutorError for a strategy that another process would not read back as the same.
     """
-    numbers: dict[int, int] = {}  # by identity of the strategy, which the jobs keep alive
+    numbers: dict[int, int] = {}  # by id of the strategy, which the jobs keep alive
     kinds: dict[tuple[str, bytes], int] = {}
     layouts: dict[Layout, int] = {}
     packed = []
@@ -81,7 +81,7 @@ def pack_jobs(jobs: Sequence[TrainingJob]) -> Packed:
 
 
 def unpack_job(packed: PackedJob, strategy: AnyStrategy, memory: Tensors) -> TrainingJob:
-    """With the strategy of the kind that it points to, and its memory."""
+    """The job, with the strategy of its kind number and its memory."""
     return TrainingJob(
         packed.device, packed.name, strategy, packed.seed, packed.base, memory, packed.aside, packed.rare
     )
@@ -93,7 +93,7 @@ def size_of(specs: Iterable[TensorSpec]) -> int:
 
 
 def places(specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, int]]:
-    """Each tensor with the byte that it begins at."""
+    """Yields each tensor with the byte that it begins at."""
     start = 0
     for spec in specs:
         yield spec, start
@@ -101,7 +101,7 @@ def places(specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, int]]:
 
 
 def views(buffer: Any, specs: Iterable[TensorSpec], start: int = 0) -> dict[str, NDArray[Any]]:
-    """The tensors that lie in `buffer` from byte `start` on; they share its memory."""
+    """The tensors stored in `buffer` from byte `start` on; they share its memory."""
     return {
         spec.name: np.frombuffer(buffer, spec.dtype, spec.size, start + place).reshape(spec.shape)
         if spec.size
@@ -111,7 +111,7 @@ def views(buffer: Any, specs: Iterable[TensorSpec], start: int = 0) -> dict[str,
 
 
 def specs_of(tensors: Tensors) -> Layout:
-    """As they are, in their order."""
+    """The specs of these tensors, in their order."""
     return tuple(TensorSpec(name, value.shape, value.dtype.name) for name, value in tensors.items())
 
 
@@ -141,13 +141,10 @@ def _padded(spec: TensorSpec) -> int:
     return size + -size % ALIGNMENT
 
 
-# FROM replies: What workers answer: how a job ended, and how its result and its memory lie.
-
-
 class TrainedReply(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """A contribution without its tensors, which lie elsewhere in the order of their names and `shapes`.
+    """A contribution without its tensors, which are stored separately, in the order of `shapes`.
 
-    `memory` says how its memory lies; None: there is none.
+    `memory` is the layout of its memory; None: it has none.
     """
 
     job: int
@@ -160,7 +157,7 @@ class TrainedReply(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class DivergedReply(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """See `Failed`."""
+    """A job that ended as `FailedJob`."""
 
     job: int
     why: str
@@ -186,12 +183,12 @@ read_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def broke(job: int, error: Exception) -> Broke:
-    """What is told of an exception in a worker; -1 for one that came before any job."""
+    """The reply for an exception in a worker; job -1: it was raised before any job."""
     return Broke(job, type(error).__name__, one_line(error), traceback.format_exc())
 
 
 def headline(job: int, result: Result) -> TrainedReply | DivergedReply:
-    """The reply that goes with the tensors of a result, and with its memory."""
+    """The reply that accompanies the tensors and the memory of a result."""
     if isinstance(result, FailedJob):
         return DivergedReply(job, result.why)
     return TrainedReply(
@@ -206,24 +203,25 @@ def headline(job: int, result: Result) -> TrainedReply | DivergedReply:
 
 
 class Expected:
-    """What contributions consist of, found out once for each strategy of a run."""
+    """The tensors that contributions consist of, computed once for each strategy of a run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._known: dict[int, tuple[AnyStrategy, dict[str, TensorSpec]]] = {}
 
     def specs(self, strategy: AnyStrategy) -> Mapping[str, TensorSpec]:
-        """By name. Raises ModelError where the bundle has no such tensors, ExecutorError without a bundle."""
-        if id(strategy) not in self._known:  # kept beside it, so that its identity stays its own
+        """The tensors' specs by name.
+
+        Raises ModelError where the bundle has no such tensors, ExecutorError for an unknown bundle.
+        """
+        if id(strategy) not in self._known:  # the strategy is kept too, so that its id is not reused
             manifest = self._world.of(strategy.member).manifest
             specs = {spec.name: spec for spec in class_statistics.expected(strategy, manifest)}
             self._known[id(strategy)] = strategy, specs
         return self._known[id(strategy)][1]
 
     def size(self, strategy: AnyStrategy) -> int:
-        """Bytes of a contribution's tensors, at most; 0 where the bundle cannot have any, which training will
-        say.
-        """
+        """The most bytes of a contribution's tensors; 0 if the bundle cannot have any (training says so)."""
         try:
             return size_of(self.specs(strategy).values())
         except ModelError:
@@ -232,9 +230,9 @@ class Expected:
     def result(
         self, reply: Reply, strategy: AnyStrategy, buffer: Any, start: int = 0, memory: Any = b""
     ) -> Result:
-        """The result whose tensors lie in `buffer`, and its memory in `memory`; it shares theirs.
+        """The result with its tensors in `buffer` and its memory in `memory`, neither of which is copied.
 
-        Raises what broke.
+        Raises the error that a `Broke` reply tells of.
         """
         if isinstance(reply, TrainedReply):
             specs = self.specs(strategy)
@@ -248,8 +246,8 @@ class Expected:
 
 
 def error_of(broke: Broke) -> Exception:
-    """A ModelError as it was raised; anything else as an ExecutorError that says what it was."""
+    """The worker's error: a ModelError of the same type, or else an ExecutorError with its text."""
     known = getattr(model_errors, broke.error, None)
     if isinstance(known, type) and issubclass(known, ModelError):
         return known(broke.text)
-    return ExecutorError(f"a worker gave up: {broke.error}: {broke.text}")
+    return ExecutorError(f"a worker failed: {broke.error}: {broke.text}")

@@ -1,4 +1,4 @@
-"""The executor of processes: workers of one thread each, on the cores of this machine."""
+"""The executor that trains in worker processes of one thread each, on the cores of this machine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MOST_DEATHS = 3
 
 
 class Processes:
-    """See `Executor`. Workers take jobs by themselves, as far ahead of the caller as results have room.
+    """The executor of worker processes, which take jobs by themselves while there is room for results.
 
-    The samples are memory-mapped, base models and results lie once in shared memory. A worker that dies is
-    replaced and its job done again. Workers end with `close`, with this process, and when it is killed.
+    The samples are memory-mapped; base models and results are in shared memory once. A worker that dies is
+    replaced and its job is done again. Workers end with `close`, with this process, and when it is killed.
     """
 
     def __init__(self, world: World, workers: int | None = None) -> None:
-        """As many workers as usable cores, unless said. Clients that were opened from files are used there.
+        """`workers`: as many as usable cores if None. Clients that were opened from files are not copied.
 
         Raises EngineError, BundleError, and ExecutorError for workers that cannot be started.
         """
@@ -63,7 +63,7 @@ class Processes:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the workers that have said theirs."""
+        """The process ids of the workers that have sent theirs."""
         return tuple(filter(None, self._crew.pids.values()))
 
     def _start(self, count: int) -> None:
@@ -98,7 +98,7 @@ class Processes:
             self._going = None
 
     def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Running:
-        """Lays out the jobs, of which none may be taken yet. Waits for what an abandoned run left at work."""
+        """Writes a wave of jobs, none of which may be taken yet; waits for jobs left by an abandoned run."""
         self._check_open()
         if self._going is not None:
             raise ExecutorError("a run is going on; its results must be taken first")
@@ -114,11 +114,11 @@ class Processes:
             self._board.begin(len(jobs), len(text))
         self._going, self._opened = going, 0
         if going.slot_bytes >= LARGE_BYTES:
-            give_back()  # what merging the last round has left
+            give_back()  # memory that merging the last round has left
         return going
 
     def _open(self, going: Running, first: int) -> None:
-        """All jobs before `first` are done; as many from there on may be taken as results have room."""
+        """Lets workers take as many jobs as results have room for; all jobs before `first` are done."""
         end = min(first + going.slots, len(going.jobs))
         if end > self._opened:
             for number in range(self._opened, end):
@@ -131,7 +131,7 @@ class Processes:
             raise ExecutorError("the executor is closed")
 
     def _results(self, size: int) -> mmap.mmap:
-        """Where the results of a wave lie; mapped again only when it has grown."""
+        """The memory of a wave's results, mapped again only when it has grown."""
         if self._mapped is None or len(self._mapped) < size:
             self._crew.results.grow(max(size, 1))
             self._mapped = self._crew.results.view(max(size, 1))
@@ -149,7 +149,7 @@ class Processes:
                     self._going.heard[heard.reply.job] = heard
 
     def _replace(self, worker: int) -> None:
-        """A worker is gone: its job is free again, and another is started in its place."""
+        """Replaces a worker that died, and frees its job."""
         how, going = self._crew.dismiss(worker), self._going
         lost = self._board.give_back(worker)
         blamed = lost[-1] if lost else -1
@@ -160,34 +160,33 @@ class Processes:
             self._board.stop()
         self._crew.hire(worker)
         if going is not None and hopeless:
-            work = _work(going.jobs, blamed)
+            work = _job_text(going.jobs, blamed)
             raise ExecutorError(f"{work} ended {MOST_DEATHS} workers; the last: {how}")
 
 
 def _let_go(buffer: mmap.mmap, start: int, size: int) -> None:
-    """Of a result that was used: its pages stay where they are shared, and are no more this process' own."""
+    """Unmaps a used result from this process; its pages stay in shared memory."""
     if size >= LARGE_BYTES and hasattr(mmap, "MADV_DONTNEED"):
         buffer.madvise(mmap.MADV_DONTNEED, start, size)
 
 
-def _work(jobs: Sequence[TrainingJob], number: int) -> str:
+def _job_text(jobs: Sequence[TrainingJob], number: int) -> str:
     if number < 0:
         return "starting"
     return f"{jobs[number].strategy.name} for {jobs[number].name} (seed {jobs[number].seed})"
 
 
-# FROM processes_wave: One wave of jobs as its parent sees it: how it is laid out, and what was heard of it.
-
 RESULTS_BYTES = 32 << 20
-"""Of results that wait for their turn, about; at least two of each worker may wait."""
+"""Approximate bytes of results that may wait for their turn; at least two of each worker may."""
 MOST_SLOTS = 1024
 
 
 @dataclass(frozen=True)
 class Running:
-    """A wave: its jobs, what results consist of, what was heard of them, and who died over which.
+    """The state of one wave of jobs in the parent process.
 
-    Result i lies in slot i % slots, of `slot_bytes`; what the device of job i kept, in one of `memory_bytes`.
+    Result i is in slot i % slots, of `slot_bytes`; the memory of job i in that slot of the memories, of
+    `memory_bytes`. `heard`: the replies by job; `deaths`: the workers that died on each job.
     """
 
     jobs: Sequence[TrainingJob]
@@ -200,14 +199,14 @@ class Running:
     deaths: Counter[int] = field(default_factory=Counter)
 
     def remember(self, number: int, memories: SharedMemory) -> None:
-        """Puts what the device of a job kept where its worker looks for it."""
+        """Writes a job's memory (its device's strategy state) to its slot, where its worker reads it."""
         start = number % self.slots * self.memory_bytes
         for spec, place in packing.places(self.packed.layout(self.packed.jobs[number])):
             memories.write(self.jobs[number].memory[spec.name], start + place)
 
 
 def planned(world: World, jobs: Sequence[TrainingJob], workers: int) -> Running:
-    """With room for results as they come. Raises ExecutorError, ModelError."""
+    """Plans a wave, with as many slots as there is room for results. Raises ExecutorError, ModelError."""
     expected, packed = Expected(world), packing.pack_jobs(jobs)
     size = max(expected.size(job.strategy) for job in jobs)
     slot = size + -size % mmap.PAGESIZE
@@ -218,7 +217,7 @@ def planned(world: World, jobs: Sequence[TrainingJob], workers: int) -> Running:
 
 
 def contents(world: World, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> dict[str, Content]:
-    """What the jobs name of `bases`."""
+    """The tensors of `bases` that the jobs use, by key."""
     members = {job.base: job.strategy.member for job in jobs}
     models = {key: Content(bases[key], world.of(member).manifest.stored()) for key, member in members.items()}
     asides = {job.aside for job in jobs if job.aside}

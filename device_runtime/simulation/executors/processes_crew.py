@@ -1,4 +1,8 @@
-"""The worker processes of one executor: started, listened to, replaced, and ended whatever happens."""
+"""The worker processes of an executor and the base models in the memory that they share.
+
+Workers are started, listened to and replaced, and they end however this process ends. Of each base model
+there is one copy for all workers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,11 @@ SHARED = ("board", "wave", "bases", "results", "memories")
 
 @dataclass
 class WorkerProcess:
-    """One process, and the pipe to it. `pid` is 0 until it is ready; a copy is no child of ours."""
+    """A worker process and the pipe to it.
+
+    `pid` is 0 until the worker is ready. `process` is None for a copy of another worker, which is not a child
+    of this process.
+    """
 
     link: Connection
     process: subprocess.Popen[bytes] | None
@@ -44,7 +52,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a worker said, with the memory that its reply tells of; `reply` is None when it is gone."""
+    """A message of a worker, with the memory of its result; `reply` is None when the worker has died."""
 
     worker: int
     reply: Reply | None
@@ -52,10 +60,10 @@ class Heard:
 
 
 class Crew:
-    """Workers by number, the memory they share with this process, and the clients' folder."""
+    """The pool of workers by number, the memory that they share with this process, the clients' folder."""
 
     def __init__(self, world: World) -> None:
-        """Saves the clients, unless they lie in files. Raises EngineError where there is no such engine."""
+        """Saves the clients, unless they are in files already. Raises EngineError for a missing engine."""
         on_torch = engine_choice(world.bundle, world.engine.engine).name == "torch"
         self._copied = on_torch and world.engine.device == "cpu"
         saved = saved_in(world.clients)
@@ -71,7 +79,7 @@ class Crew:
             world.clients.save(self.folder)
 
     def hire(self, *numbers: int) -> None:
-        """Starts workers of these numbers, each of which will say when it is ready."""
+        """Starts workers with these numbers; each sends WorkerOpened when it is ready."""
         pipes = {number: Pipe() for number in numbers}
         orders = [self._order(number, theirs.fileno()) for number, (_, theirs) in pipes.items()]
         started = [orders] if self._copied else [[order] for order in orders]
@@ -95,17 +103,17 @@ class Crew:
         )
 
     def wake(self, workers: list[int]) -> None:
-        """To look at the board. One that is gone is found out by `listen`."""
+        """Tells workers to look at the board; `listen` notices those that have died."""
         for number in workers:
             with suppress(OSError):
                 self._workers[number].link.send_bytes(b"")
 
     def listen(self) -> list[Heard]:
-        """Waits for one message at least."""
+        """Waits for at least one message and returns those that are there."""
         return [self._hear(key.data) for key, _ in self._selector.select()]
 
     def dismiss(self, number: int) -> str:
-        """Lets go of a worker that is gone; gives how it ended."""
+        """Removes a worker that has died, and returns how it ended."""
         worker = self._workers.pop(number)
         self._selector.unregister(worker.link)
         worker.link.close()
@@ -120,7 +128,7 @@ class Crew:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process of each worker."""
+        """The process id of each worker."""
         return {number: worker.pid for number, worker in list(self._workers.items())}
 
     def close(self) -> None:
@@ -149,18 +157,18 @@ class Crew:
         except (EOFError, OSError):
             return Heard(number, None)
         except msgspec.DecodeError as error:
-            raise ExecutorError(f"worker {number} says what no worker says: {error}") from None
+            raise ExecutorError(f"worker {number} sent a message that cannot be read: {error}") from None
 
 
 def saved_in(clients: Clients) -> Path | None:
-    """The folder that clients were opened from, memory-mapped; None for those that lie in memory alone."""
+    """The folder that memory-mapped clients were opened from; None for clients in memory."""
     files = [Path(a.filename or "") for a in (clients.x, clients.order) if isinstance(a, np.memmap)]
     found = len(files) == 2 and [file.name for file in files] == ["x.npy", "order.npy"]
     return files[0].parent if found and files[0].parent == files[1].parent else None
 
 
 def _signal(worker: WorkerProcess, number: signal.Signals) -> None:
-    """To a worker that is there yet: whoever has ended has closed the pipe."""
+    """Sends a signal to a worker that still runs; one that has ended has closed its pipe."""
     if worker.process is not None:
         worker.process.send_signal(number)
     elif worker.pid and not _ended(worker, 0):
@@ -169,7 +177,7 @@ def _signal(worker: WorkerProcess, number: signal.Signals) -> None:
 
 
 def _ended(worker: WorkerProcess, seconds: float) -> bool:
-    """Whether it has closed the pipe, or does so within this time."""
+    """Whether the worker closes its pipe within this time, or has done so."""
     try:
         while worker.link.poll(seconds):
             worker.link.recv_bytes()
@@ -179,7 +187,7 @@ def _ended(worker: WorkerProcess, seconds: float) -> bool:
 
 
 def _wait(worker: WorkerProcess) -> None:
-    """Until it has ended, which it is made to when it takes too long."""
+    """Waits until the worker has ended, and kills it after END_S seconds."""
     if not _ended(worker, END_S):
         _signal(worker, signal.SIGKILL)
     worker.link.close()
@@ -187,13 +195,9 @@ def _wait(worker: WorkerProcess) -> None:
         worker.process.wait()
 
 
-# FROM processes_bases: Base models in shared memory: one copy of each for all workers, and only what is new
-# is written.
-
-
 @dataclass(frozen=True)
 class Content:
-    """A base model, or what is sent beside one, and what it must consist of."""
+    """The tensors of a base model, or those sent beside one, and the layout that they must have."""
 
     tensors: Tensors
     layout: Layout
@@ -201,7 +205,7 @@ class Content:
 
 @dataclass(frozen=True, eq=False)
 class _Slot:
-    """`room` bytes of shared memory from `start` on; what lies there, and the version of each tensor."""
+    """`room` bytes of shared memory from `start` on, their content, and the version of each tensor."""
 
     start: int
     room: int
@@ -214,7 +218,7 @@ class _Slot:
 
 
 class BasesInMemory:
-    """Where base models lie in shared memory. What is there already is not written again."""
+    """Base models in shared memory; tensors that are there already are not written again."""
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
@@ -222,7 +226,7 @@ class BasesInMemory:
         self._versions = 0
 
     def places(self, contents: Mapping[str, Content]) -> dict[str, BasePlace]:
-        """Of each, by the same keys. Raises TensorError for one that is not whole."""
+        """Writes the contents and returns the place of each, by key. Raises TensorError if tensors lack."""
         held = {id(slot.content.tensors): slot for slot in self._slots}
         found = {key: held[id(new.tensors)] for key, new in contents.items() if id(new.tensors) in held}
         for key in sorted(contents.keys() - found.keys()):
@@ -230,7 +234,7 @@ class BasesInMemory:
         return {key: slot.place for key, slot in found.items()}
 
     def _put(self, new: Content, taken: Iterable[_Slot]) -> _Slot:
-        """Where a tensor is the same array as in another slot, its version is the same."""
+        """Writes `new` to a slot. A tensor that is the same array as in another slot has the same version."""
         check(new.tensors, new.layout)
         names = [spec.name for spec in new.layout]
         known = {
@@ -241,8 +245,8 @@ class BasesInMemory:
         fresh = iter(range(self._versions + 1, self._versions + 1 + len(names)))
         versions = tuple(known.get(id(new.tensors[name])) or next(fresh) for name in names)
         self._versions += len(names)
-        old = self._spare(new.layout, {id(slot) for slot in taken})
-        slot = _Slot(old.start, old.room, new, versions) if old else self._beyond(new, versions)
+        old = self._free_slot(new.layout, {id(slot) for slot in taken})
+        slot = _Slot(old.start, old.room, new, versions) if old else self._new_slot(new, versions)
         kept = old is not None and old.content.layout == new.layout
         before = old.versions if old is not None and kept else (0,) * len(names)
         for (spec, place), was, version in zip(packing.places(new.layout), before, versions, strict=True):
@@ -251,15 +255,15 @@ class BasesInMemory:
         self._slots = [*(one for one in self._slots if one is not old), slot]
         return slot
 
-    def _spare(self, layout: Layout, taken: set[int]) -> _Slot | None:
-        """A slot that is not needed now: best with tensors of the same shapes, else a small one."""
+    def _free_slot(self, layout: Layout, taken: set[int]) -> _Slot | None:
+        """A slot that is not in use: with the same layout if possible, else the smallest that fits."""
         free = [slot for slot in self._slots if id(slot) not in taken]
         alike = next((slot for slot in free if slot.content.layout == layout), None)
         size = packing.size_of(layout)
         return alike or min((slot for slot in free if slot.room >= size), key=lambda s: s.room, default=None)
 
-    def _beyond(self, new: Content, versions: tuple[int, ...]) -> _Slot:
-        """In new memory, after all others."""
+    def _new_slot(self, new: Content, versions: tuple[int, ...]) -> _Slot:
+        """A new slot, after all others."""
         start = max((slot.start + slot.room for slot in self._slots), default=0)
         room = packing.size_of(new.layout)
         self._shared.grow(start + room)

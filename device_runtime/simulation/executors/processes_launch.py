@@ -1,4 +1,4 @@
-"""How worker processes are started: each on its own, or several as copies of one that has imported torch."""
+"""Starts worker processes: each on its own, or several as copies (forks) of one that imported torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VEC
 
 
 class LaunchOrder(msgspec.Struct, frozen=True):
-    """What a worker is started with. File descriptors are inherited; `clients` is what `Clients.save` wrote,
-    `bundle` and `family` are paths.
+    """The arguments of a worker.
 
-    `made` says that the clients' folder is the parent's own, to be removed when it is gone.
+    File descriptors are inherited; `clients` is the folder that `Clients.save` wrote; `bundle` and `family`
+    are paths. `made`: the parent made the clients' folder, and the workers remove it if the parent dies.
     """
 
     number: int
@@ -43,7 +43,7 @@ class LaunchOrder(msgspec.Struct, frozen=True):
 
 
 def launch(orders: Sequence[LaunchOrder]) -> subprocess.Popen[bytes]:
-    """A new process that is the first of these workers, and sees to the others; all are deaf to Ctrl-C."""
+    """Starts a process that becomes the first of these workers and starts the others; all ignore Ctrl-C."""
     first = orders[0]
     board = (first.board, first.wave, first.bases, first.results, first.memories)
     shared = (*board, *(order.link for order in orders))
@@ -59,16 +59,16 @@ def launch(orders: Sequence[LaunchOrder]) -> subprocess.Popen[bytes]:
 
 
 def divided(orders: Sequence[LaunchOrder]) -> LaunchOrder:
-    """In the launched process: copies it for every order but one, and gives each copy its own.
+    """In the launched process: forks it for every order but one, and returns the order of each copy.
 
-    Copies share the memory of what is imported already: 150 MB of torch. A process with several threads is
-    not copied, because a copy has but one of them: the others' workers are launched each by itself.
+    Copies share the memory of imported modules: 150 MB for torch. A process with several threads is not
+    forked, because the copy would have only one of them; the other workers are then launched one by one.
     """
     mine, *others = orders
     gc.collect()
     gc.freeze()
     if others:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that end leave nothing to be waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that end leave no zombies
     for order in others:
         if own_threads() > 1:
             launch([order])
@@ -82,7 +82,10 @@ def divided(orders: Sequence[LaunchOrder]) -> LaunchOrder:
 
 
 def own_threads() -> int:
-    """Of this process, those of libraries too, where the system tells (Linux); elsewhere 2, to be careful."""
+    """The threads of this process, with those of libraries, where the system tells (Linux); elsewhere 2.
+
+    2 is the careful answer: the process is then not forked.
+    """
     try:
         return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
@@ -91,7 +94,7 @@ def own_threads() -> int:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal: one that is started here is deaf to it, this one is not."""
+    """Blocks Ctrl-C for processes started within, because it reaches every process of a terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Memory that processes share without a name: nothing of it is left behind, however they end."""
+"""Shared memory of processes, of which nothing is left however they end, and the board of jobs in it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 WAVE_JOBS = 1 << 16
-"""Jobs that are laid out at once; more are done in several waves."""
+"""The most jobs of one wave; more are done in several waves."""
 MOST_WORKERS = 1 << 10
-FREE, DONE = -1, 0  # else 1 and more: the worker that has it, counted from 1
+FREE, DONE = -1, 0  # otherwise the number of the worker that has the job, counted from 1
 _WAVE, _SIZE, _FIRST, _END = range(4)
 _WAITING = 64
 _OWNERS = _WAITING + MOST_WORKERS
 
 
 class SharedMemory:
-    """A file without a name, in memory where the system has such (Linux), that workers inherit.
+    """An unnamed file that workers inherit, in memory where the system can do that (Linux).
 
     It takes only the memory that was written to.
     """
@@ -38,12 +38,12 @@ class SharedMemory:
             return cls(os.dup(file.fileno()))
 
     def grow(self, size: int) -> None:
-        """To at least `size` bytes."""
+        """Grows to at least `size` bytes."""
         if os.fstat(self.fd).st_size < size:
             os.ftruncate(self.fd, size)
 
     def write(self, data: Any, start: int) -> None:
-        """Bytes, or those of an array, at byte `start`; the writer's own memory does not grow."""
+        """Writes bytes, or those of an array, at byte `start`; this process's own memory does not grow."""
         flat: Any = data if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         left = memoryview(flat)
         while len(left):
@@ -55,7 +55,7 @@ class SharedMemory:
         return os.pread(self.fd, size, 0)
 
     def view(self, size: int) -> mmap.mmap:
-        """The first `size` bytes, at least one, read-only; let go of when nothing refers to it any more."""
+        """Maps the first `size` bytes, at least one, read-only; unmapped when nothing refers to them."""
         return mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def close(self) -> None:
@@ -65,9 +65,10 @@ class SharedMemory:
 
 
 class JobBoard:
-    """Who does which job of a wave. Workers take jobs by themselves, so none waits for the parent.
+    """The jobs of a wave and the workers that have them, in shared memory.
 
-    Jobs may be taken from `first` up to `end`. A lock that dies with its holder guards every taking.
+    Workers take jobs by themselves, so none waits for the parent. Jobs may be taken from `first` up to `end`.
+    A lock guards this; it is released when its holder dies.
     """
 
     def __init__(self, shared: SharedMemory) -> None:
@@ -79,12 +80,12 @@ class JobBoard:
         self._waiting = self._cells[_WAITING:_OWNERS]
 
     def begin(self, jobs: int, size: int) -> None:
-        """A new wave, described by `size` bytes, of which no job may be taken yet. By the parent, locked."""
+        """Begins a wave that `size` bytes describe, without jobs to take yet. For the parent, locked."""
         self._owners[:jobs] = FREE
         self._cells[_WAVE : _END + 1] = self._cells[_WAVE] + 1, size, 0, 0
 
     def open(self, first: int, end: int) -> list[int]:
-        """Jobs from `first` up to `end` may be taken; gives the workers to be woken. By the parent."""
+        """Lets workers take jobs from `first` up to `end`; returns the workers to wake. For the parent."""
         with self.locked():
             self._cells[_FIRST], self._cells[_END] = first, end
             free = np.count_nonzero(self._owners[first:end] == FREE)
@@ -93,12 +94,12 @@ class JobBoard:
         return woken
 
     def stop(self) -> None:
-        """No further job may be taken. By the parent."""
+        """Lets workers take no further job. For the parent."""
         with self.locked():
             self._cells[_FIRST : _END + 1] = 0
 
     def take(self, worker: int) -> int | None:
-        """The next job, which is now this worker's; None: wait to be woken. By a worker, locked."""
+        """Takes the next job for this worker; None: wait to be woken. For a worker, locked."""
         first, end = int(self._cells[_FIRST]), int(self._cells[_END])
         free = self._owners[first:end] == FREE
         at = int(free.argmax()) if end > first else 0
@@ -109,11 +110,11 @@ class JobBoard:
         return first + at
 
     def done(self, job: int) -> None:
-        """By the parent, when it has the reply."""
+        """Marks a job as done. For the parent, when it has the reply."""
         self._owners[job] = DONE
 
     def give_back(self, worker: int) -> list[int]:
-        """The jobs that a worker that is gone had taken and not done, now free again. By the parent."""
+        """Frees and returns the jobs that a dead worker had taken and not done. For the parent."""
         with self.locked():
             lost = self.taken(worker)
             self._owners[lost] = FREE
@@ -121,18 +122,18 @@ class JobBoard:
         return lost
 
     def taken(self, worker: int | None = None) -> list[int]:
-        """Jobs of the wave that a worker, or any, has taken and not done."""
+        """The jobs of the wave that this worker (None: any) has taken and not done."""
         owners = self._owners
         return [int(job) for job in np.flatnonzero(owners > 0 if worker is None else owners == worker + 1)]
 
     @property
     def wave(self) -> tuple[int, int]:
-        """The wave's number, and how many bytes describe it. Locked."""
+        """The wave's number, and the bytes that describe it. Locked."""
         return int(self._cells[_WAVE]), int(self._cells[_SIZE])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Held by one process at a time, and by none that has ended."""
+        """The board's lock, held by one process at a time; it is released when the process ends."""
         fcntl.lockf(self._shared.fd, fcntl.LOCK_EX)
         try:
             yield

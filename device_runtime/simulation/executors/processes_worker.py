@@ -1,4 +1,4 @@
-"""A worker process: opens its world, takes jobs from the board, leaves results in shared memory."""
+"""A worker process: takes training jobs from the board and writes results to shared memory."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from .processes_launch import LaunchOrder, divided
 from .processes_memory import JobBoard, SharedMemory
 
 TOUCHED_BYTES = 8 << 20
-"""Of mapped samples that are kept in a worker's memory; they stay in the system's page cache."""
+"""Bytes of memory-mapped samples that stay in a worker's memory; others stay in the page cache."""
 
 
 class BasePlace(msgspec.Struct, frozen=True, array_like=True):
-    """The byte that a base model begins at, and of each of its tensors a number that is its content's."""
+    """The byte that a base model begins at, and a version for each tensor, which changes with its content."""
 
     start: int
     versions: tuple[int, ...]
@@ -50,8 +50,10 @@ class BasePlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wave(msgspec.Struct, frozen=True, array_like=True):
-    """Jobs, and where things lie: result i in slot i % slots, of `slot_bytes`; base b at `bases[b]`; what the
-    device of job i kept in slot i % slots of the memories, of `memory_bytes`.
+    """A wave of jobs, and where their data is.
+
+    Result i is in slot i % slots, of `slot_bytes`; base b at `bases[b]`; the memory of job i in slot i %
+    slots of the memories, of `memory_bytes`.
     """
 
     packed: Packed
@@ -62,12 +64,12 @@ class Wave(msgspec.Struct, frozen=True, array_like=True):
 
 
 def main(text: str) -> None:
-    """The whole life of a worker; `text` has an Order in JSON, or several: then some are done by copies."""
+    """Runs a worker; `text` has its LaunchOrder in JSON, or several, of which copies do the others."""
     orders = msgspec.json.decode(text, type=tuple[LaunchOrder, ...])
     if len(orders) > 1:
         importlib.import_module("device_runtime.models.torch_engine.engine")
     order = divided(orders)
-    end_when_alone(order.link, partial(_tidied, order))
+    end_when_alone(order.link, partial(_remove_clients, order))
     with suppress(EOFError, ConnectionError), Connection(order.link) as link:
         try:
             worker = SimulationWorker(order)
@@ -83,25 +85,25 @@ def main(text: str) -> None:
             else:
                 for part in worker.do(job):
                     link.send_bytes(part)
-    _tidied(order)  # the parent is gone: it ends its workers by a signal
+    _remove_clients(order)  # only if the parent died: else it ends its workers by a signal
 
 
-def _tidied(order: LaunchOrder) -> None:
-    """Removes what the parent, which is gone, would have removed."""
+def _remove_clients(order: LaunchOrder) -> None:
+    """Removes the clients' folder in place of the parent, which has ended."""
     if order.made:
         shutil.rmtree(order.clients, ignore_errors=True)
 
 
 @dataclass
 class LoadedModel:
-    """A model on its engine, and the versions of the tensors that it has loaded."""
+    """A model, and the versions of the tensors that it has loaded."""
 
     model: DeviceModel
     loaded: tuple[int, ...] = ()
 
 
 class SimulationWorker:
-    """One engine for each model of the family that it is asked for, and what it has loaded."""
+    """Does jobs of the board, with one engine for each model of the family that they use."""
 
     def __init__(self, order: LaunchOrder) -> None:
         """Raises BundleError, EngineError, OSError."""
@@ -118,7 +120,7 @@ class SimulationWorker:
         self._strategies: dict[int, AnyStrategy] = {}
 
     def take(self) -> int | None:
-        """The next job's number. Learns of a new wave."""
+        """Takes the next job and returns its number; reads a new wave first."""
         text = b""
         with self._board.locked():
             number, size = self._board.wave
@@ -131,7 +133,7 @@ class SimulationWorker:
         return job
 
     def do(self, number: int) -> Iterator[Any]:
-        """One job of the wave, the tensors of its result in its slot: its reply, then its memory if any."""
+        """Does a job of the wave and writes its tensors; yields its reply, then its memory if any."""
         packed = self._wave.packed.jobs[number]
         try:
             strategy = self._strategy(packed.strategy)
@@ -153,7 +155,10 @@ class SimulationWorker:
         return self._strategies[number]
 
     def _holding(self, member: str, base: BasePlace) -> DeviceModel:
-        """Only what is new is loaded; what was loaded of it before an error is loaded again."""
+        """The member's model with this base; loads only tensors of a new version.
+
+        After an error all tensors are loaded again.
+        """
         if member not in self._models:
             self._models[member] = LoadedModel(open_model(self._world.of(member), self._world.engine))
         opened = self._models[member]
@@ -188,16 +193,16 @@ class SimulationWorker:
             self._results.write(result.tensors[spec.name], start + place)
 
     def _forget(self, device: int) -> None:
-        """Samples that were read count as this process' memory until it says that it is done with them."""
+        """Unmaps samples now and then: those that were read count as memory of this process until then."""
         x: Any = self._world.clients.x
         self._touched += len(self._world.clients.indices(device)) * (x.nbytes // max(len(x), 1))
         if self._touched > TOUCHED_BYTES:
             self._touched = 0
-            _let_go(x)
+            _drop_pages(x)
 
 
-def _let_go(x: Any) -> None:
-    """Pages of a memory-mapped array; the next reader finds them again in the page cache."""
+def _drop_pages(x: Any) -> None:
+    """Drops the pages of a memory-mapped array; the next reader finds them in the page cache."""
     mapped = getattr(x, "_mmap", None)
     if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)

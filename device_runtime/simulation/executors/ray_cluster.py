@@ -1,4 +1,8 @@
-"""Ray, imported only when it is asked for; its actors as workers that may be anywhere, and may go."""
+"""Workers on a Ray cluster: actors on any node, which may disappear at any time.
+
+Ray is imported only when it is asked for. Only bytes, numbers and numpy arrays pass between this process and
+the actors.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +33,21 @@ from .job import FailedJob, World, train
 from .packing import Layout, PackedJob, Reply, read_reply
 from .processes_memory import SharedMemory
 
-# FROM ray_actor: A worker on a node of a Ray cluster. Bytes, numbers and numpy arrays come in and go out,
-# nothing else.
-
 Bytes = NDArray[np.uint8]
 NOTHING: Bytes = np.empty(0, np.uint8)
 
 
 class RayWorld(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker opens: an engine for the bundle, and the names of the bundles beside it."""
+    """The opening message of a worker: the engine, and the names of the family's other bundles."""
 
     engine: EngineWish
     family: tuple[str, ...]
 
 
 class Errand(msgspec.Struct, frozen=True, array_like=True):
-    """A job by itself: its number in the run, and its kind of update. `base` is a key of its content.
+    """A single job for a worker: its number in the run, its kind of update, and the key of its base.
 
-    `memory` and `aside` say how these lie.
+    `memory` and `aside` are the layouts of these tensors.
     """
 
     number: int
@@ -58,14 +59,17 @@ class Errand(msgspec.Struct, frozen=True, array_like=True):
 
 
 Answer = tuple[bytes, Bytes, Bytes]
-"""A reply, the tensors of its result, and its memory."""
+"""A worker's answer: the reply, the tensors of the result, and its memory."""
 
 
 class RayWorker:
-    """One engine on one core for each model of the family, and the base model that it has loaded."""
+    """A Ray actor on one core, with an engine for each model of the family that its jobs use."""
 
     def open(self, text: bytes, *arrays: NDArray[Any]) -> bytes:
-        """An Opening, the four arrays of Clients, and the bundles' zips; gives Ready or Broke."""
+        """Opens a RayWorld, the four arrays of Clients, and the zipped bundles.
+
+        Returns WorkerOpened or Broke, packed.
+        """
         try:
             opening = msgspec.msgpack.decode(text, type=RayWorld)
             self._shared: list[SharedMemory] = []
@@ -80,7 +84,7 @@ class RayWorker:
         return packing.pack(packing.WorkerOpened(os.getpid()))
 
     def do(self, text: bytes, base: Bytes, memory: Bytes, aside: Bytes) -> Answer:
-        """An Errand, and what its job begins with."""
+        """Does an Errand, given its base, memory and tensors beside the base."""
         errand = msgspec.msgpack.decode(text, type=Errand)
         try:
             strategy = self._strategy(errand.kind)
@@ -107,7 +111,7 @@ class RayWorker:
         return self._models[member]
 
     def _opened(self, bundle: Bytes) -> Bundle:
-        """Where nothing of it is left when this process is killed, if the system has such a place."""
+        """Opens a zipped bundle, in memory where possible, so that no file is left if this is killed."""
         if hasattr(os, "memfd_create"):
             shared = SharedMemory.make()
             self._shared.append(shared)
@@ -124,13 +128,13 @@ class RayWorker:
 
 
 START_S = 120.0
-"""Seconds of waiting for a first worker, after which it is said that there is none."""
+"""Seconds to wait for an answer of any worker, before a cluster without a ready worker is an error."""
 
 
 def import_ray() -> Any:
-    """Ray, which then tells nobody that it is used. Raises ExecutorError where it is not installed."""
+    """Imports Ray, without its usage reports. Raises ExecutorError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change to come
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a future change
     try:
         import ray
     except ImportError as error:
@@ -141,7 +145,7 @@ def import_ray() -> Any:
 
 @dataclass(frozen=True)
 class Returned:
-    """What came back from a worker; `reply` is None where it, or the answer on its way, was lost: `why`."""
+    """An answer from a worker; `reply` is None where the worker or the answer was lost, as `why` says."""
 
     worker: int
     ticket: int
@@ -152,7 +156,7 @@ class Returned:
 
 
 class Cluster:
-    """Workers by number, at home on the cores of a cluster; and what each is at."""
+    """The workers of a Ray cluster by number, one a core, and the answers that each still owes."""
 
     def __init__(self, world: World, address: str | None, cores: int | None) -> None:
         """Joins the cluster at `address`, or starts one on this machine. Raises ExecutorError."""
@@ -172,12 +176,12 @@ class Cluster:
         self._numbers = 0
 
     def cores(self) -> int:
-        """Of all nodes that are alive."""
+        """The cores of all nodes that are alive."""
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
         return int(sum(node["Resources"].get("CPU", 0) for node in nodes))
 
     def hire(self) -> int:
-        """Asks for a worker, which answers with ticket -1 when it is there: when a core is free somewhere."""
+        """Asks for a worker; it answers with ticket -1 when a core is free and it has started."""
         self._numbers += 1
         placed = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         actor = self._actors[self._numbers] = self.ray.remote(RayWorker).options(**placed).remote()
@@ -185,22 +189,22 @@ class Cluster:
         return self._numbers
 
     def send(self, worker: int, ticket: int, errand: Errand, *given: Any) -> None:
-        """One more errand for a worker; `given` are base, memory, aside, or what `ray.put` gave."""
+        """Sends a worker an errand; `given` are base, memory and aside, as arrays or `ray.put` references."""
         answer = self._actors[worker].do.remote(msgspec.msgpack.encode(errand), *given)
         self._flying[answer] = worker, ticket
 
     def next(self) -> list[Returned]:
-        """What has come back; waits for one, but not for ever: nothing after START_S seconds."""
+        """Waits for an answer and returns what came; empty after START_S seconds without any."""
         came, _ = self.ray.wait(list(self._flying), num_returns=1, timeout=START_S)
         return [self._returned(ref) for ref in came]
 
     def dismiss(self, worker: int) -> None:
-        """Lets go of a worker that is gone, or as good as."""
+        """Removes a worker that has died or does not answer."""
         with suppress(Exception):
             self.ray.kill(self._actors.pop(worker))
 
     def close(self) -> None:
-        """Ends the workers, and the cluster where it was started here."""
+        """Ends the workers, and the cluster if it was started here."""
         actors = list(self._actors.values())
         self._actors.clear()
         self._flying.clear()
@@ -217,7 +221,7 @@ class Cluster:
         try:
             answer = self.ray.get(ref)
         except errors.RayTaskError as error:
-            raise ExecutorError(f"a Ray worker gave up: {one_line(error.cause or error)}") from error
+            raise ExecutorError(f"a Ray worker failed: {one_line(error.cause or error)}") from error
         except errors.RayError as error:
             return Returned(worker, ticket, None, NOTHING, NOTHING, one_line(error))
         text, tensors, memory = (answer, NOTHING, NOTHING) if ticket < 0 else answer

@@ -1,4 +1,4 @@
-"""The executor of a Ray cluster: workers on all of its nodes, any of which may go in mid-round."""
+"""The executor that trains on a Ray cluster, whose nodes may disappear during a round."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .processes import contents
 from .ray_cluster import NOTHING, Cluster, Errand, Returned
 
 AHEAD = 4
-"""Results of each worker that may wait for their turn, in the cluster's object store."""
+"""Results for each worker that may wait for their turn, in the cluster's object store."""
 MOST_LOSSES = 4
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Tensors in the object store, and how they lie; the key is their content's."""
+    """Tensors in the object store, a key that stands for their content, and their layout."""
 
     tensors: Tensors
     key: int
@@ -38,7 +38,7 @@ _NONE = _Stored({}, 0, (), NOTHING)
 
 @dataclass(frozen=True)
 class _Running:
-    """A run: what is to be done yet (a heap of numbers), what has come, and what was lost how often.
+    """The state of a run: the jobs still to do (a heap of numbers), the answers, and the losses of each job.
 
     `ticket` is that of its first job.
     """
@@ -52,16 +52,16 @@ class _Running:
 
 
 class RayExecutor:
-    """See `Executor`. Samples and base models lie once on each node, in its object store.
+    """The executor of a Ray cluster. Each node has the samples and base models once, in its object store.
 
-    The job of a worker that is gone is done again by another; in its place a new one is asked for, which
-    comes when a core is free anywhere. Nodes that join are used from the next run on.
+    Another worker repeats the job of a worker that was lost. A new worker is asked for in its place, which
+    starts when a core is free on any node. Nodes that join are used from the next run on.
     """
 
     def __init__(self, world: World, address: str | None = None, workers: int | None = None) -> None:
-        """The cluster at `address` ("host:port", or "auto" for the one of this machine), or one of its own.
+        """`address`: "host:port", or "auto" for this machine's cluster; None starts one of its own.
 
-        Raises ExecutorError without Ray or cluster, and what `Plain` does.
+        Raises ExecutorError without Ray or a cluster, and the errors of `PlainExecutor`.
         """
         if workers is not None and workers < 1:
             raise ExecutorError(f"workers is {workers}, expected at least 1")
@@ -109,10 +109,10 @@ class RayExecutor:
             before = len(self._load)
             self._listen()
             if len(self._load) == before:
-                return  # others have the cores; those that are there begin
+                return  # others have the cores; the workers that are ready begin
 
     def _hire(self) -> None:
-        """As many as were asked for, or as the cluster has cores now."""
+        """Asks for workers up to the wanted number, or up to the cluster's present cores."""
         wanted = self._asked or max(1, self._cluster.cores())
         for _ in range(wanted - len(self._load) - len(self._coming)):
             self._coming.add(self._cluster.hire())
@@ -130,7 +130,7 @@ class RayExecutor:
         return self._going
 
     def _put(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> None:
-        """Into the object store what the jobs name of it and is not there."""
+        """Puts the tensors that the jobs use into the object store, unless they are there."""
         kept: dict[str, _Stored] = {}
         for key, content in contents(self._world, bases, jobs).items():
             tensors, layout = content.tensors, content.layout
@@ -145,7 +145,10 @@ class RayExecutor:
         self._stored = kept
 
     def _feed(self, going: _Running, first: int) -> None:
-        """Jobs for workers that have little to do: one at work and one beside it; the last one at a time."""
+        """Sends jobs to the least busy workers.
+
+        Each has one at work and one queued; the last jobs are sent one to each.
+        """
         end = first + AHEAD * max(1, len(self._load))
         while self._load and going.waiting and going.waiting[0] < end:
             worker, errands = min(self._load.items(), key=lambda item: item[1])
@@ -179,14 +182,14 @@ class RayExecutor:
         if returned.reply is None:
             self._gone(returned.worker)
         if going is None or returned.ticket < going.ticket:
-            return  # of a run that was left early
+            return  # an answer for a run that was abandoned
         if returned.reply is not None:
             going.came[returned.ticket - going.ticket] = returned
         else:
             self._again(going, returned.ticket - going.ticket, returned.why)
 
     def _arrived(self, returned: Returned) -> None:
-        """A new worker: ready, or what is wrong with it."""
+        """Takes a new worker that is ready; raises the error of one that failed."""
         self._coming.discard(returned.worker)
         if isinstance(returned.reply, Broke):
             raise packing.error_of(returned.reply)

@@ -1,1 +1,1 @@
-"""What the papers measure, as pure functions of records, features and logits."""
+"""The measures of the papers, as pure functions of records, features and logits."""

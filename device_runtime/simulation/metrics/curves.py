@@ -1,4 +1,4 @@
-"""Accuracy as a step function of rounds, time, energy or bytes: a model is served until the next is."""
+"""Accuracy as a step function of rounds, time, energy or bytes: each model is served until the next."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Axis = Literal["rounds", "time", "energy", "bytes"]
 
 @dataclass(frozen=True)
 class Curve:
-    """`value[i]` holds from `at[i]` (ascending) until `at[i + 1]`; float64 (n,) both."""
+    """A step function: `value[i]` holds from `at[i]` (ascending) until `at[i + 1]`; both float64 (n,)."""
 
     at: NDArray[np.float64]
     value: NDArray[np.float64]
 
     def when(self, at: float, values: int = 1) -> float:
-        """The value at this point of the axis, or the mean of the latest `values`; nan before the first."""
+        """The value at this point of the axis, or the mean of the last `values` values; nan before any."""
         known = int(np.searchsorted(self.at, at, side="right"))
         return float(self.value[max(0, known - values) : known].mean()) if known else nan
 
     def reaches(self, target: float) -> float:
-        """The first point at which the value is the target or more; nan when it never is."""
+        """The first point with a value of at least `target`; nan if there is none."""
         reached = np.flatnonzero(self.value >= target)
         return float(self.at[reached[0]]) if reached.size else nan
 
@@ -42,13 +42,13 @@ class Curve:
         return float(self.value.max()) if self.value.size else nan
 
     def smoothed(self, values: int) -> Curve:
-        """Each value is the mean of the latest so many."""
+        """The curve of moving means: each value is the mean of the last `values` values."""
         ends = range(1, len(self.value) + 1)
         means = [self.value[max(0, end - values) : end].mean() for end in ends]
         return Curve(self.at, np.array(means, np.float64))
 
     def sampled(self, grid: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The values at ascending points, (len(grid),); nan before the first known and after the last."""
+        """The values at ascending points, (len(grid),); nan before the first point and after the last."""
         known = np.searchsorted(self.at, grid, side="right")
         inside = (known > 0) & (grid <= self.at[-1] if self.at.size else False)
         return np.where(inside, self.value[np.maximum(known, 1) - 1] if self.value.size else nan, nan)
@@ -56,10 +56,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Model:
-    """One of the models of a round.
+    """One of the models of a round: reads its accuracies from the round's record.
 
-    `acc` is the share of all test samples that it recognises, `by_class` of those of each class; nan and ()
-    where it was not evaluated.
+    `acc` is its accuracy on all test samples, `by_class` the recall of each class; nan and () where it was
+    not evaluated.
     """
 
     acc: Callable[[RoundLine], float]
@@ -68,7 +68,7 @@ class Model:
     def recall(
         self, classes: Sequence[int], fold: Callable[[Iterable[float]], float] = mean
     ) -> Callable[[RoundLine], float]:
-        """Of these classes, as far as they have test samples; each weighs the same."""
+        """Reads the recall of these classes, each weighing the same; classes without samples are left out."""
 
         def value(line: RoundLine) -> float:
             kept = self.by_class(line)
@@ -80,24 +80,27 @@ class Model:
 
 SERVED = Model(lambda line: line.eval_acc, lambda line: line.eval_acc_by_class)
 TRAINED_HEAD = Model(lambda line: line.base_eval_acc, lambda line: line.base_eval_acc_by_class)
-"""The next base."""
+"""The next base model."""
 CLOSED_FORM_HEAD = Model(
     lambda line: line.closed_form_eval_acc, lambda line: line.closed_form_eval_acc_by_class
 )
-"""Also in rounds in which the trained head is served, since the evaluation data say that it is better."""
+"""The model with the closed-form head, also in rounds that serve the trained head because it is better."""
 
 
 def accuracy(
     rounds: Sequence[RoundLine], axis: Axis = "time", value: Callable[[RoundLine], float] = SERVED.acc
 ) -> Curve:
-    """Of the served model, at the end of each round where `value` is known: over what was spent on `axis`."""
+    """The accuracy `value` over what was spent on `axis`, for each round that has it."""
     values = np.array([value(line) for line in rounds], np.float64)
     known = ~np.isnan(values)
     return Curve(spent(rounds, axis)[known], values[known])
 
 
 def spent(rounds: Sequence[RoundLine], axis: Axis) -> NDArray[np.float64]:
-    """At the end of each round, (rounds,): its number; virtual seconds; joule; or bytes up and down."""
+    """The axis at the end of each round, (rounds,): its number, virtual seconds, joules, or bytes both ways.
+
+    Energy and bytes are totals since the start of the run.
+    """
     if axis == "rounds":
         return np.array([line.round for line in rounds], np.float64)
     if axis == "time":

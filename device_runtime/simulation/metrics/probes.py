@@ -1,4 +1,8 @@
-"""Local models of chosen rounds on one probe set: CKA per level, and heat maps of their predictions."""
+"""Compares local models on one probe set: linear CKA of features, and predictions by class.
+
+CKA is that of Kornblith et al. 2019 (arXiv:1905.00414): how alike two models' features of the same samples
+are. The heat maps of predictions are those of thesis 002, figure 4.4.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,16 @@ from device_runtime.simulation.records import Ask, RoundLine
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 SAMPLES = 256
-"""Of the test part, evenly spaced, that models are probed with."""
+"""Number of test samples, evenly spaced, that models are probed with."""
 MODELS = 10
-"""Local models of one round that are compared: 45 pairs."""
+"""Local models that are compared in one round: 45 pairs."""
 
 
 class Heat(msgspec.Struct, frozen=True):
-    """What the first device that sent this kind says of each class; matrix[true][said] is a mean logit."""
+    """The predictions of one local model for each kind: that of the first device that sent it.
+
+    matrix[true class][predicted class] is a mean logit.
+    """
 
     kind: str
     device: str
@@ -34,7 +41,7 @@ class Heat(msgspec.Struct, frozen=True):
 
 
 class ProbeLine(msgspec.Struct, frozen=True):
-    """One probed round: `cka` by level, a matrix over `devices`; `means` are those over pairs."""
+    """One probed round: `cka` is a matrix over `devices` for each level, `means` its mean over pairs."""
 
     round: int
     devices: tuple[str, ...] = ()
@@ -45,21 +52,21 @@ class ProbeLine(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ProbeSet:
-    """Prepared inputs (n, *input) and labels int64 (n,)."""
+    """The samples that models are probed with: prepared inputs (n, *input), labels int64 (n,)."""
 
     x: NDArray[Any]
     y: NDArray[np.int64]
 
     @classmethod
     def of(cls, data: DataSet, model: DeviceModel) -> ProbeSet:
-        """SAMPLES of the test part, or all where there are fewer."""
+        """Takes SAMPLES samples of the test part, or all if there are fewer."""
         every = np.linspace(0, len(data.test_y) - 1, min(SAMPLES, len(data.test_y))).astype(np.int64)
         return cls(model.manifest.input.prepare(data.test_x[every]), data.test_y[every])
 
 
 @dataclass(frozen=True)
 class ProbedRounds:
-    """Which are probed, and which comes first: a run that goes on does not begin with round 1."""
+    """The rounds to probe, and the first round of this process: a resumed run does not begin with round 1."""
 
     probed: frozenset[int]
     first: int = 1
@@ -73,18 +80,18 @@ def spread_rounds(rounds: int, count: int) -> frozenset[int]:
 
 @dataclass
 class _Gathered:
-    """Of one round: by device, the Gram matrix of its features at each level."""
+    """The data of one round: Gram matrices of features by device and level, heat maps by kind."""
 
     grams: dict[str, dict[str, NDArray[np.float64]]] = field(default_factory=dict)
     heat: dict[str, Heat] = field(default_factory=dict)
 
 
 class Probes:
-    """A watch over local models: those whose update changes more than the head are compared.
+    """A watch that compares the local models of a round whose update changes more than the head.
 
-    A local model is the base that the device had, with the tensors that it sent; `over` tells of the bases.
-    Kinds that send no weights (scalars, class statistics) have none; smaller models of a family are passed
-    over.
+    A local model is the base that the device had, with the tensors that it sent; the executor wrapped by
+    `over` gives the bases. Kinds that send no weights (scalars, class statistics) have no local model;
+    smaller models of a family are left out.
     """
 
     def __init__(
@@ -99,18 +106,18 @@ class Probes:
         self._gathered = _Gathered()
 
     def over(self, executor: Executor) -> Executor:
-        """The same executor, listened to."""
+        """Wraps the executor, so that the probes know the bases of its jobs."""
         return _Listened(executor, self)
 
     def based_on(self, bases: Mapping[str, Tensors]) -> None:
-        """The bases of the jobs that come next."""
+        """Sets the bases of the next jobs."""
         self._bases = bases
 
     def asked(self, ask: Ask) -> None:
-        """Says nothing of models."""
+        """Ignored: an ask has no model."""
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
-        """Reads the update while it is valid."""
+        """Probes the local model of this update, whose tensors are valid during the call only."""
         base = self._bases.get(job.base)
         if self._round not in self._rounds or base is None or job.strategy.member:
             return
@@ -133,7 +140,7 @@ class Probes:
             }
 
     def closed(self, line: RoundLine) -> None:
-        """Compare what was gathered in this round, and tell it."""
+        """Compares the models that were gathered in this round, and reports them."""
         gathered, self._gathered, self._round = self._gathered, _Gathered(), line.round + 1
         if not gathered.heat:
             return
@@ -154,7 +161,7 @@ class Probes:
 
 
 class _Listened:
-    """An executor that tells which bases it is given."""
+    """An executor that passes the bases of its jobs to the probes."""
 
     def __init__(self, executor: Executor, probes: Probes) -> None:
         self._executor, self._probes = executor, probes
@@ -179,16 +186,15 @@ def _number(value: float) -> float | None:
     return None if value != value else round(value, 5)
 
 
-# FROM cka: Linear CKA: how alike two models see the same samples (Kornblith et al. 2019, arXiv:1905.00414).
-
 Features = NDArray[np.floating[Any]]  # (n, ...): one row for each sample, in the same order in every model
 
 
 def linear_cka(x: Features, y: Features) -> float:
-    """From 0 (nothing in common) to 1 (equal but for rotation, scale and shift); nan for constant features.
+    """Linear CKA of two models' features: 0 nothing in common, 1 equal but for rotation, scale and shift.
 
-    x (n, ...), y (n, ...): the same n samples, any widths. Section 3, equation 5; in the space of features
-    where these are fewer than samples, in that of samples where they are wider. Raises SimulationError.
+    x (n, ...), y (n, ...): the same n samples, any widths. Kornblith et al. 2019, section 3, equation 5;
+    computed in the space of features where these are fewer than samples, else in that of samples. nan for
+    constant features. Raises SimulationError for different numbers of samples.
     """
     x, y = _centred(x), _centred(y)
     if len(x) != len(y):
@@ -199,14 +205,14 @@ def linear_cka(x: Features, y: Features) -> float:
 
 
 def gram(features: Features) -> NDArray[np.float64]:
-    """All that CKA needs of one model, however wide its features are: (n, n), centred."""
+    """The centred Gram matrix (n, n) of features: all that CKA needs of one model, whatever its width."""
     centred = _centred(features)
     result: NDArray[np.float64] = centred @ centred.T
     return result
 
 
 def pairwise_cka(grams: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Of every two models, (models, models), 1 on the diagonal: thesis 002, figures 6.7 and 6.8."""
+    """CKA of every two models, (models, models), 1 on the diagonal: thesis 002, figures 6.7 and 6.8."""
     result = np.eye(len(grams))
     for i, j in combinations(range(len(grams)), 2):
         result[i, j] = result[j, i] = _alike(grams[i], grams[j])
@@ -214,7 +220,10 @@ def pairwise_cka(grams: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 def mean_over_pairs(similarity: NDArray[np.float64]) -> float:
-    """Of a symmetric (models, models) matrix without its diagonal: figure 6.9. nan for fewer than two."""
+    """The mean of a symmetric (models, models) matrix without its diagonal: thesis 002, figure 6.9.
+
+    nan for fewer than two models.
+    """
     above = similarity[np.triu_indices(len(similarity), 1)]
     return float(above.mean()) if above.size else float("nan")
 
@@ -237,14 +246,11 @@ def _ratio(both: float, left: float, right: float) -> float:
     return both / (left * right) ** 0.5 if left and right else float("nan")
 
 
-# FROM predictions: What a model says of each class: accuracy by class, and the heat maps of thesis 002,
-# figure 4.4.
-
 Matrix = NDArray[np.floating[Any]]
 
 
 def accuracy_by_class(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(classes,): the share of each class that is recognised; nan for a class without samples.
+    """The recall of each class, (classes,); nan for a class without samples.
 
     logits (n, classes), y (n,). Ties go to the lower class.
     """
@@ -254,10 +260,10 @@ def accuracy_by_class(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float6
 
 
 def mean_logits(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(classes, classes): row = true class, column = the mean logit that it is given for each class.
+    """Mean logits, (classes, classes): row = true class, column = the class that the logit is for.
 
-    nan for a class without samples. A model biased to its own classes shows stripes, one that is not a
-    diagonal (figure 4.4).
+    nan for a class without samples. A model that is biased to its own classes shows stripes; one that is not
+    shows a diagonal (thesis 002, figure 4.4).
     """
     classes = logits.shape[1]
     sums = np.zeros((classes, classes))
@@ -266,7 +272,7 @@ def mean_logits(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def predicted_shares(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(classes, classes): row = true class, column = the share of it that is taken for each class."""
+    """The confusion matrix in shares, (classes, classes): row = true class, column = predicted class."""
     classes = logits.shape[1]
     counts = np.zeros((classes, classes))
     np.add.at(counts, (y, logits.argmax(axis=1)), 1.0)

@@ -1,4 +1,7 @@
-"""What the asks of a run add up to, in one pass over them: ten million lines need no memory of their own."""
+"""Totals of a run's asks, participation and fairness, and the papers' formulas of cost.
+
+Asks are counted in one pass, so that ten million lines need no memory of their own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from device_runtime.simulation.records import Ask
 
 @dataclass(frozen=True)
 class BusyDevice:
-    """One device's updates, whatever became of them: how many, and the seconds from download to upload."""
+    """The number of updates that one device worked on, and their total seconds from download to upload."""
 
     group: str
     asks: int
@@ -21,11 +24,11 @@ class BusyDevice:
 
 @dataclass(frozen=True)
 class Tally:
-    """`counted`: by device, how often its update counted; devices that were asked and never counted have 0.
+    """Totals of the asks of a run.
 
+    `counted`: by device, how often its update counted; 0 for devices that were asked and never counted.
     `outcomes`: asks by (group, outcome), where the outcome is the kind that counted, or else the fate.
-    `kinds`: counted updates by kind. `busy`: by device that did not always
-    sit out.
+    `kinds`: counted updates by kind. `busy`: by device, without those that always sat out.
     """
 
     asks: int
@@ -36,12 +39,12 @@ class Tally:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """In alphabetical order."""
+        """The groups of the fleet, in alphabetical order."""
         return tuple(sorted({group for group, _ in self.outcomes}))
 
 
 def tally(asks: Iterable[Ask]) -> Tally:
-    """One pass."""
+    """Counts the asks in one pass."""
     number = 0
     counted: Counter[str] = Counter()
     outcomes: Counter[tuple[str, str]] = Counter()
@@ -63,15 +66,13 @@ def tally(asks: Iterable[Ask]) -> Tally:
     return Tally(number, dict(counted), dict(outcomes), dict(+kinds), busy)
 
 
-# FROM participation: Who took part: pure functions of how often each device's update counted.
-
-
 @dataclass(frozen=True)
 class Participation:
-    """`devices`: the share of the fleet that ever counted. `asks`: the share of asks that counted.
+    """The participation of a fleet in a run.
 
-    `fairness`: Jain's index of counted updates over the whole fleet, devices never asked too: 1 when all
-    counted equally often, k/n when k of n did and the others never.
+    `devices`: the share of the fleet whose update ever counted. `asks`: the share of asks that counted.
+    `fairness`: Jain's index of counted updates over the whole fleet, with devices that were never asked: 1
+    when all counted equally often, k/n when k of n did and the others never.
     """
 
     devices: float
@@ -80,7 +81,10 @@ class Participation:
 
 
 def participation(counts: Iterable[int], devices: int, asks: int) -> Participation:
-    """`counts`: how often each device that was asked counted; `devices`: of the fleet; `asks`: in all."""
+    """Participation in a run.
+
+    `counts`: how often each device that was asked counted; `devices`: those of the fleet; `asks`: all asks.
+    """
     counts = tuple(counts)
     return Participation(
         devices=sum(count > 0 for count in counts) / devices if devices else nan,
@@ -90,20 +94,17 @@ def participation(counts: Iterable[int], devices: int, asks: int) -> Participati
 
 
 def jain(counts: Iterable[float], among: int) -> float:
-    """(sum x)^2 / (n * sum x^2) over n = `among`, of which those not in `counts` have 0 (Jain et al. 1984).
+    """Jain's fairness index (sum x)^2 / (n * sum x^2) over n = `among` devices (Jain et al. 1984).
 
-    nan when nobody has anything.
+    Devices that are not in `counts` have 0. nan when all have 0.
     """
     counts = tuple(counts)
     squares = sum(count * count for count in counts)
     return sum(counts) ** 2 / (among * squares) if squares else nan
 
 
-# FROM efficiency: What learning cost, as the papers count it.
-
-
 def learning_efficiency(best_accuracy: float, train_seconds: float) -> float:
-    """Best test accuracy (0 to 1) by the seconds of local training of all participants together, per second.
+    """Learning efficiency: best test accuracy (0 to 1) per second of local training of all participants.
 
     Thesis 002, section 6.5 (figures 6.12 and 6.15). nan when nobody trained.
     """
@@ -111,8 +112,9 @@ def learning_efficiency(best_accuracy: float, train_seconds: float) -> float:
 
 
 def analytic_bytes(params_sent: int, devices: int, rounds: int, participation: float) -> float:
-    """Both ways, float32: 2 * params_sent * 4 * K * R * participation (thesis 000, A.1.1, equations 8 and 9).
+    """Bytes both ways by the papers' formula: 2 * params_sent * 4 * K * R * participation.
 
-    It takes what comes down to be as large as what goes up, and knows no headers, hashes or retries.
+    Thesis 000, A.1.1, equations 8 and 9; K devices, R rounds, float32. The formula takes downloads to be as
+    large as uploads, and leaves out headers, hashes and retries.
     """
     return 2.0 * params_sent * 4 * devices * rounds * participation

@@ -1,6 +1,7 @@
-"""Dividing a labelled data set among devices: every function gives, for each device, sorted indices int64.
+"""Divides a labelled data set among devices: IID, Dirichlet, shards, few classes, or natural clients.
 
-All draws come from the generator that is passed in. No sample is given out twice, unless asked for.
+Every function returns sorted indices int64 for each device. All draws come from the generator that is passed
+in. No sample is given to two devices, unless `reuse` asks for it.
 """
 
 from .methods import Sizes, apportioned, classes, dirichlet, dirichlet_by_class, iid, natural, shards

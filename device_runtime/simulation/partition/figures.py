@@ -1,4 +1,4 @@
-"""How uneven a partition is, in numbers."""
+"""Measures of how uneven a partition is, and their tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PartitionShape:
-    """Of a partition into k devices; `counts` (k, classes) are the samples of each class on each device.
+    """Measures of a partition into k devices.
 
-    `sizes` (k,): samples. `classes` (k,): classes that are there at all. `effective` (k,): the exponential of
-    the entropy of a device's label distribution, its number of equally frequent classes. `distance` (k,):
-    total variation between a device's label distribution and that of all samples given out, 0 (alike) to 1;
-    twice this is what Zhao et al. 2018 (arXiv:1806.00582) call the earth mover's distance. `groups` (k,):
-    the group of the fleet that each device is of; empty where these have nothing to do with the data.
+    `counts` (k, classes): the samples of each class on each device; `samples`: those of the whole data set.
+    `sizes` (k,): the samples of each device. `classes` (k,): the classes of which it has any. `effective`
+    (k,): its effective number of classes, the exponential of the entropy of its label distribution.
+    `distance` (k,): total variation between its label distribution and that of all samples given out, 0
+    (alike) to 1; twice this is what Zhao et al. 2018 (arXiv:1806.00582) call the earth mover's distance.
+    `groups` (k,): its group of the fleet; empty where groups have nothing to do with the data.
     """
 
     counts: Ints
@@ -33,11 +34,11 @@ class PartitionShape:
 
 
 NAMED = 12
-"""Classes that a row of the table names at most."""
+"""The most classes that a row of the table names."""
 
 
 def shape(y: Ints, parts: Sequence[Ints], labels: int, groups: Sequence[str] = ()) -> PartitionShape:
-    """Of labels `y` (n,) from 0 to labels - 1, divided into `parts`, none of which is empty; see Shape."""
+    """Measures the division of labels `y` (n,), from 0 to labels - 1, into `parts`, none of them empty."""
     sizes = np.array([len(part) for part in parts], np.int64)
     owners = np.repeat(np.arange(len(parts)), sizes)
     cells = owners * labels + y[np.concatenate(parts)]
@@ -52,7 +53,7 @@ def shape(y: Ints, parts: Sequence[Ints], labels: int, groups: Sequence[str] = (
 
 
 def table(about: PartitionShape) -> list[tuple[str, ...]]:
-    """Rows of: what, least, median, most, mean."""
+    """Table rows of: measure, least, median, most, mean."""
     rows = (
         ("samples of a client", about.sizes, "{:g}"),
         ("classes of a client", about.classes, "{:g}"),
@@ -66,7 +67,7 @@ def table(about: PartitionShape) -> list[tuple[str, ...]]:
 
 
 def by_group(about: PartitionShape, labels: Sequence[str]) -> list[tuple[str, ...]]:
-    """Rows of: group, its clients, their samples, their classes."""
+    """Table rows of: group, its clients, their samples, their classes."""
     rows: list[tuple[str, ...]] = []
     for name in sorted(set(about.groups)):
         counts = about.counts[[group == name for group in about.groups]]

@@ -1,4 +1,8 @@
-"""IID and Dirichlet: each device draws from a mixture of the classes."""
+"""The methods that divide samples among devices, and how they draw the sizes of the parts.
+
+First the sizes, then the methods by class mixture (IID, Dirichlet), by class (shards, exactly n classes) and
+by natural client (writer, speaker, sender), then the functions that deal out single samples.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,27 @@ from numpy.typing import NDArray
 
 from device_runtime.simulation.errors import DataSetError
 
-# FROM quantity: How many samples each device gets.
+log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Parts = list[Ints]
+"""The sorted indices of each device's samples."""
+
+LAST_RESORT = 1e-9
+"""The least probability of every class in a mixture: it is drawn when no other class has samples left."""
+NOBODY = -1
+"""The group of samples that belong to no natural client, such as clips of silence."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is asked for: equal sizes, or skewed ones.
+    """The wanted sizes of the devices' parts: equal or skewed.
 
-    `each`: samples of a device (its mean, if skewed); None divides all samples. `sigma`: sizes are
+    `each`: samples of a device (the mean, if skewed); None divides all samples. `sigma`: sizes are
     log-normal with this standard deviation of their logarithm. `alpha`: sizes are a draw of Dirichlet(alpha)
     over the devices (Li et al. 2022, "NIID-Bench", arXiv:2102.02079, section IV-D). 0 is no skew. `least`:
-    what every device has at least. `reuse`: one sample may be with several devices.
+    the least samples of any device. `reuse`: several devices may have the same sample.
     """
 
     each: int | None = None
@@ -33,7 +45,7 @@ class Sizes:
     reuse: bool = False
 
     def draw(self, samples: int, devices: int, rng: np.random.Generator) -> Ints:
-        """The size of each device, (devices,). Equal sizes leave the remainder of a division unused.
+        """Draws the size of each device's part, (devices,). Equal sizes leave the remainder unused.
 
         Raises DataSetError when there are too few samples.
         """
@@ -53,11 +65,12 @@ class Sizes:
             weights = rng.dirichlet(np.full(devices, self.alpha))
         elif total // devices > samples:
             raise DataSetError(
-                f"samples_per_client is {self.each}, the data has {samples}: no device has a sample twice"
+                f"samples_per_client is {self.each}, the data has {samples}: a device cannot have a "
+                "sample twice"
             )
         else:
             return np.full(devices, total // devices, np.int64)
-        # what one device can hold at most is all samples, which only a reuse could exceed
+        # No device can hold more than all samples; only with reuse could it be given more.
         return np.minimum(apportioned(weights, total, self.least), samples)
 
 
@@ -65,7 +78,7 @@ EQUAL = Sizes()
 
 
 def apportioned(weights: NDArray[np.float64], total: int, least: int = 0) -> Ints:
-    """Whole numbers that sum to `total`: `least` each, the rest by weight (largest remainders)."""
+    """Divides `total` into whole numbers: `least` each, the rest by weight (largest remainders)."""
     exact = weights / weights.sum() * (total - least * len(weights))
     whole: Ints = np.floor(exact).astype(np.int64)
     missing = total - least * len(weights) - int(whole.sum())
@@ -74,14 +87,8 @@ def apportioned(weights: NDArray[np.float64], total: int, least: int = 0) -> Int
     return whole
 
 
-Floats = NDArray[np.float64]
-
-LAST_RESORT = 1e-9
-"""Probability that every class has at least: drawn when nothing else is left."""
-
-
 def iid(samples: int, devices: int, rng: np.random.Generator, wanted: Sizes = EQUAL) -> Parts:
-    """A random division of `samples` samples. Raises DataSetError when they are too few."""
+    """Divides `samples` samples at random. Raises DataSetError when they are too few."""
     sizes = wanted.draw(samples, devices, rng)
     return dealt(np.zeros(samples, np.int64), sizes[:, None], rng, wanted.reuse)
 
@@ -93,7 +100,7 @@ def dirichlet(
     rng: np.random.Generator,
     wanted: Sizes = EQUAL,
 ) -> Parts:
-    """Equally many for each device (or as `wanted`), classes mixed by a draw of Dirichlet(alpha).
+    """Gives each device a class mixture drawn from Dirichlet(alpha), and equally many samples (or `wanted`).
 
     As in Hsu et al. 2019 (arXiv:1909.06335), section 3.1: each device draws its own class mixture and then
     its samples without replacement; a class that has run out is left out of the mixture. The remainder of
@@ -110,11 +117,11 @@ def dirichlet(
 def dirichlet_by_class(
     y: NDArray[np.integer], devices: int, alpha: float, rng: np.random.Generator, least: int = 1
 ) -> Parts:
-    """Each class is divided among the devices by a draw of Dirichlet(alpha): sizes differ as well.
+    """Divides each class among the devices by a draw of Dirichlet(alpha), so that sizes differ as well.
 
-    Li et al. 2022 ("NIID-Bench", arXiv:2102.02079, section IV-B; Yurochkin et al. 2019). They draw again
+    Li et al. 2022 ("NIID-Bench", arXiv:2102.02079, section IV-B; Yurochkin et al. 2019). They repeat the draw
     until every device has enough, which does not end for many devices; here a device with fewer than `least`
-    is given single samples by those who have most. All samples are used; len(y) >= devices * least.
+    is given single samples of the devices that have most. All samples are used; len(y) >= devices * least.
     """
     codes = _codes(y)
     pools = np.bincount(codes)
@@ -131,10 +138,10 @@ def _codes(y: NDArray[np.integer]) -> Ints:
 
 
 def _drawn(mixtures: Floats, sizes: Ints, pools: Ints, rng: np.random.Generator, reuse: bool) -> Ints:
-    """Samples of each class for each device, (devices, classes), within the pools, (classes,).
+    """Draws the samples of each class for each device, (devices, classes), within the pools, (classes,).
 
-    Draws of a class that has none left are made again among the others: the same distribution as drawing
-    one by one. With `reuse` each device finds the pools full.
+    Draws of a class that has none left are repeated among the other classes, which is the same distribution
+    as drawing one by one. With `reuse` the pools are full again for each device.
     """
     counts: Ints = rng.multinomial(sizes, mixtures)
     left = pools.copy()
@@ -156,11 +163,8 @@ def _within(taken: Ints, left: Ints, mixture: Floats, rng: np.random.Generator) 
     return taken
 
 
-# FROM shards: Few classes for each device: shards of sorted samples, or exactly n classes.
-
-
 def shards(y: NDArray[np.integer], devices: int, each: int, rng: np.random.Generator) -> Parts:
-    """`each` shards for every device, of samples sorted by class (McMahan et al. 2017, section 3).
+    """Gives every device `each` shards of the samples sorted by class (McMahan et al. 2017, section 3).
 
     All shards are equally large; the remainder, drawn at random, stays unused. A shard across the border of
     two classes has both. Raises DataSetError when a shard would be empty.
@@ -177,11 +181,12 @@ def shards(y: NDArray[np.integer], devices: int, each: int, rng: np.random.Gener
 def classes(
     y: NDArray[np.integer], devices: int, each: int, rng: np.random.Generator, most: int | None = None
 ) -> Parts:
-    """Exactly `each` classes for every device, every class with as many devices as any other (within one).
+    """Gives every device exactly `each` classes, and every class to equally many devices (within one).
 
-    As in Shi's thesis, table 6.3, and "#C = k" of Li et al. 2022 (arXiv:2102.02079, section IV-B): who has a
-    class shares it equally; the remainder stays unused. With `most`, a device keeps no more than that, in
-    equal parts of its classes. Raises DataSetError when a device would be without one of its classes.
+    As in Shi's thesis, table 6.3, and "#C = k" of Li et al. 2022 (arXiv:2102.02079, section IV-B): devices
+    share a class equally; the remainder stays unused. With `most`, a device keeps at most that many samples,
+    in equal parts of its classes. Raises DataSetError when a device would have no sample of one of its
+    classes.
     """
     codes = np.unique(y, return_inverse=True)[1].astype(np.int64)
     pools = np.bincount(codes)
@@ -201,7 +206,7 @@ def classes(
 
 
 def _holdings(devices: int, labels: int, each: int, rng: np.random.Generator) -> Ints:
-    """Which classes each device has, 0 or 1, (devices, labels): always those that were given out least."""
+    """The classes of each device, 0 or 1, (devices, labels): always those that were given out least."""
     holds = np.zeros((devices, labels), np.int64)
     given = np.zeros(labels)
     ties = rng.random((devices, labels))
@@ -212,20 +217,13 @@ def _holdings(devices: int, labels: int, each: int, rng: np.random.Generator) ->
     return holds
 
 
-# FROM natural: Natural clients: by who wrote, spoke or sent.
-
-log = logging.getLogger(__name__)
-
-NOBODY = -1
-"""Group of samples that are of nobody, such as clips of silence."""
-
-
 def natural(groups: Ints, devices: int, rng: np.random.Generator, each: int = 0, least: int = 1) -> Parts:
-    """Whole groups for each device, in random order; samples of nobody are dealt to all devices.
+    """Gives each device whole groups in random order; samples of NOBODY are dealt to all devices.
 
-    groups: of each sample, (n,). `each`: groups of a device; the others stay unused. 0 gives out all groups,
-    so that devices have equally many (within one). Groups of fewer than `least` samples are left out.
-    Raises DataSetError when there are too few groups.
+    A group is a natural client: a writer, speaker or sender. groups: that of each sample, (n,). `each`: the
+    groups of a device, the others stay unused; 0 gives out all groups, equally many to each device (within
+    one). Groups of fewer than `least` samples are left out. Raises DataSetError when there are too few
+    groups.
     """
     names, members = np.unique(groups[groups != NOBODY], return_counts=True)
     enough = rng.permutation(names[members >= least])
@@ -236,7 +234,7 @@ def natural(groups: Ints, devices: int, rng: np.random.Generator, each: int = 0,
             "fewer devices, or another partition"
         )
     given = enough[:needed] if each else enough
-    _say(len(names), len(enough), len(given), devices)
+    _log_use(len(names), len(enough), len(given), devices)
     owner_of = dict(zip(given.tolist(), (np.arange(len(given)) % devices).tolist(), strict=True))
     known, inverse = np.unique(groups, return_inverse=True)
     owners = np.array([owner_of.get(name, NOBODY) for name in known.tolist()], np.int64)[inverse]
@@ -246,24 +244,20 @@ def natural(groups: Ints, devices: int, rng: np.random.Generator, each: int = 0,
     return grouped(kept, owners[kept], devices)
 
 
-def _say(every: int, enough: int, given: int, devices: int) -> None:
+def _log_use(every: int, enough: int, given: int, devices: int) -> None:
     if given > devices:
         log.info("%d groups for %d devices: %.3g each", given, devices, given / devices)
     if given < every:
         log.info("%d of %d groups stay unused, %d of them too small", every - given, every, every - enough)
 
 
-# FROM dealing: From how many samples of each class a device gets to which ones.
-
-Parts = list[Ints]
-
-
 def dealt(codes: Ints, counts: Ints, rng: np.random.Generator, reuse: bool = False) -> Parts:
-    """Samples of class c, shuffled, go to device k counts[k, c] at a time.
+    """Gives device k counts[k, c] random samples of class c.
 
-    codes: class of each sample, (n,), from 0; counts: (devices, classes). Without `reuse` no class may be
-    asked for more than it has. With it, a class that does not suffice for the next device is shuffled and
-    dealt again from the start, so that no device has a sample twice; no count may exceed its class.
+    codes: class of each sample, (n,), from 0; counts: (devices, classes). Without `reuse` the counts of a
+    class must not exceed its samples. With it, a class that does not suffice for the next device is shuffled
+    and dealt again from the start, so that no device has a sample twice; no single count may exceed its
+    class.
     """
     shuffled = rng.permutation(len(codes))
     by_class = shuffled[np.argsort(codes[shuffled], kind="stable")].astype(np.int64)
@@ -281,7 +275,7 @@ def dealt(codes: Ints, counts: Ints, rng: np.random.Generator, reuse: bool = Fal
 
 
 def grouped(indices: Ints, owners: Ints, devices: int) -> Parts:
-    """Each device's indices, sorted; owners[i] has indices[i]."""
+    """Each device's indices, sorted; indices[i] belongs to device owners[i]."""
     order = np.lexsort((indices, owners))
     ends = np.cumsum(np.bincount(owners, minlength=devices)).tolist()
     every = indices[order]
@@ -289,7 +283,7 @@ def grouped(indices: Ints, owners: Ints, devices: int) -> Parts:
 
 
 def _again(wanted: Ints, size: int) -> tuple[Ints, int]:
-    """Where each device's samples begin in a pool that is repeated, none across a seam; how many repeats."""
+    """The start of each device's samples in a repeated pool, none across a seam; and the repeats."""
     ends = np.cumsum(wanted)
     begins = ends - wanted
     first, rounds = 0, 0
@@ -301,7 +295,7 @@ def _again(wanted: Ints, size: int) -> tuple[Ints, int]:
 
 
 def repaired(counts: Ints, least: int) -> Ints:
-    """counts (devices, classes) with `least` samples for all, given one by one by those who have most."""
+    """counts (devices, classes) with at least `least` samples each, moved from the devices that have most."""
     counts = counts.copy()
     totals = counts.sum(1)
     rich = [(-int(total), device) for device, total in enumerate(totals) if total > least]
@@ -318,7 +312,7 @@ def repaired(counts: Ints, least: int) -> Ints:
 
 
 def capped(parts: Parts, most: int | None, rng: np.random.Generator) -> Parts:
-    """At most this many of each device's samples, drawn at random."""
+    """Keeps at most `most` of each device's samples, drawn at random."""
     if most is None:
         return parts
     return [p if len(p) <= most else np.sort(rng.choice(p, most, replace=False)) for p in parts]

@@ -1,4 +1,4 @@
-"""A partition as one picture: every client where they are few, distributions where they are many."""
+"""Draws a partition: each client where they are few, distributions where they are many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOK = {
 
 
 def draw(about: PartitionShape, labels: Sequence[str], title: str, path: Path) -> None:
-    """Write it as PNG."""
+    """Writes the picture as PNG."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -67,7 +67,7 @@ def _each_client(figure: Any, about: PartitionShape, labels: Sequence[str]) -> N
 
 
 def _groups(about: PartitionShape) -> list[tuple[str, str, NDArray[np.bool_]]]:
-    """Name, colour and clients, bool (k,), of each group of the fleet; all clients where there is none."""
+    """Name, colour and clients, bool (k,), of each group of the fleet; one of all clients without groups."""
     groups = np.array(about.groups or [""] * len(about.sizes))
     names = sorted(set(about.groups)) or [""]
     return [(name, OF_GROUPS[n % len(OF_GROUPS)], groups == name) for n, name in enumerate(names)]
@@ -79,7 +79,7 @@ def _legend(axes: Any, about: PartitionShape) -> None:
 
 
 def _bubbles(axes: Any, counts: NDArray[np.int64], colours: NDArray[Any]) -> None:
-    """Areas are numbers of samples, colours those of the clients, (k,)."""
+    """Draws a bubble for each client and class: its area is the samples; `colours` (k,) by client."""
     client, label = np.nonzero(counts)
     room = min(1.0, 22 / max(len(counts), 1))  # bubbles of neighbours do not hide each other
     areas = counts[client, label] / counts.max() * LARGEST * room
@@ -115,7 +115,7 @@ def _distributions(figure: Any, about: PartitionShape, labels: Sequence[str]) ->
 
 
 def _sizes(axes: Any, sizes: NDArray[np.int64]) -> None:
-    """Bins of whole numbers, widening where the largest client is far from the smallest."""
+    """A histogram of sizes in whole numbers, on a log scale where the largest is far from the smallest."""
     low, high = int(sizes.min()), int(sizes.max())
     bins: Any
     if high > 20 * low:
@@ -142,7 +142,7 @@ def _histogram(axes: Any, values: NDArray[Any], bins: Any, name: str) -> None:
 
 
 def _used(axes: Any, about: PartitionShape, labels: Sequence[str]) -> None:
-    """What the clients hold of each class, together."""
+    """Draws the samples of each class that all clients hold together."""
     below = np.zeros(len(labels))
     for name, colour, members in _groups(about):
         held = about.counts[members].sum(0)
@@ -158,5 +158,5 @@ def _used(axes: Any, about: PartitionShape, labels: Sequence[str]) -> None:
 
 
 def _turned(labels: Sequence[str]) -> dict[str, Any]:
-    """Long names stand at an angle and end at their tick."""
+    """Turns long names by an angle, so that they end at their tick."""
     return {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if max(map(len, labels)) > 3 else {}

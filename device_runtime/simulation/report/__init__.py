@@ -1,1 +1,1 @@
-"""What a comparison came to: a table, plots, and one page that opens without a server."""
+"""The report of a comparison: a table, plots, and one page that opens without a server."""

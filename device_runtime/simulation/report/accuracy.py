@@ -1,4 +1,4 @@
-"""Accuracy over virtual time, over bytes, over energy; and by class."""
+"""Draws accuracy over virtual time, bytes and energy, and the accuracy of each class."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_PANELS = 4
 
 
 def over_time(compared: Compared) -> Drawing | None:
-    """None where nothing was evaluated."""
+    """Draws accuracy over virtual time; None where nothing was evaluated."""
     if not _evaluated(compared):
         return None
     figure, axes = panels(1, 1, 4.3)
@@ -39,7 +39,7 @@ def over_time(compared: Compared) -> Drawing | None:
 
 
 def over_costs(compared: Compared) -> Drawing | None:
-    """Over what it took: bytes and joules. None where nothing was evaluated."""
+    """Draws accuracy over bytes and over joules; None where nothing was evaluated."""
     if not _evaluated(compared):
         return None
     figure, axes = panels(1, 2, 3.7, sharey=True)
@@ -55,7 +55,10 @@ def over_costs(compared: Compared) -> Drawing | None:
 
 
 def of_groups(compared: Compared) -> Drawing | None:
-    """Over virtual time, a panel for each of the first groups; None where none holds classes alone."""
+    """Draws the recall of classes that one group alone holds, over virtual time, in a panel for each group.
+
+    None where no group holds classes alone.
+    """
     parts = tuple(alone(compared.plan.scenario, compared.labels))[:MOST_PANELS]
     if not parts or not any(_known(compared.runs, "time", part.value) for part in parts):
         return None
@@ -73,7 +76,7 @@ def of_groups(compared: Compared) -> Drawing | None:
 
 
 def by_class(compared: Compared) -> Drawing | None:
-    """Of the last model; None where it was not evaluated."""
+    """Draws the recall of each class by the last model; None where it was not evaluated."""
     figure, axes = panels(1, 1, 3.6)
     on = axes[0, 0]
     classes = len(compared.labels)
@@ -113,7 +116,7 @@ def _evaluated(compared: Compared) -> bool:
 def _curves(
     on: Any, compared: Compared, axis: Axis, units: Units, value: Callable[[RoundLine], float] = SERVED.acc
 ) -> tuple[str, float]:
-    """Draw every policy's, as far as all of its seeds went; the unit of the axis and its size."""
+    """Draws every policy's curve as far as all of its seeds went; returns the axis's unit and its size."""
     by_policy = {policy: _known(compared.of(policy), axis, value) for policy in compared.policies}
     most = max((_end(curves) for curves in by_policy.values() if curves), default=1.0)
     unit, size = unit_for(most, units)
@@ -125,7 +128,7 @@ def _curves(
 
 
 def _legend(figure: Any, on: Any) -> None:
-    """Below everything, where no curve runs."""
+    """Puts the legend below everything, where it covers no curve."""
     figure.legend(*on.get_legend_handles_labels(), loc="outside lower center", ncols=5, handlelength=2.6)
 
 
@@ -134,7 +137,7 @@ def _known(runs: Sequence[Ran], axis: Axis, value: Callable[[RoundLine], float])
 
 
 def _curve(on: Any, policy: str, curves: Sequence[Curve], size: float) -> None:
-    """The mean and the band where all seeds are known; where they have no place in common, each by itself."""
+    """Draws the mean and band of all seeds where all are known; if they do not overlap, each by itself."""
     look = stroke(policy)
     line = {"color": look.colour, "linestyle": look.dashes}
     if _apart(curves):
@@ -157,7 +160,7 @@ def _curve(on: Any, policy: str, curves: Sequence[Curve], size: float) -> None:
 
 
 def _end(curves: Sequence[Curve]) -> float:
-    """How far a policy is drawn: as far as all of its seeds went."""
+    """Where the curve of a policy ends: as far as all of its seeds went."""
     ends = [float(curve.at[-1]) for curve in curves]
     return max(ends) if _apart(curves) else min(ends)
 
@@ -168,7 +171,7 @@ def _apart(curves: Sequence[Curve]) -> bool:
 
 
 def _marked(on: Any, text: str, *, x: float | None = None, y: float | None = None) -> None:
-    """A dotted line across, named outside the axes, where no curve can run through the name."""
+    """Draws a dotted line across, with its name outside the axes, where no curve crosses it."""
     if x is not None:
         on.axvline(x, color=MUTED, linewidth=1, linestyle=":")
         place = {"xy": (x, 1.0), "xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
@@ -179,7 +182,7 @@ def _marked(on: Any, text: str, *, x: float | None = None, y: float | None = Non
 
 
 def _by_class(on: Any, policy: str, rows: NDArray[np.float64], offset: float) -> None:
-    """rows: (seeds, classes), 0 to 1."""
+    """Draws the recall of each class; rows: (seeds, classes), 0 to 1."""
     look, percent = stroke(policy), 100 * rows
     if rows.shape[1] > MOST_NAMED:
         on.plot(
@@ -199,7 +202,7 @@ def _by_class(on: Any, policy: str, rows: NDArray[np.float64], offset: float) ->
 
 
 def _last(run: Ran) -> tuple[float, ...]:
-    """By class, of the last round that was evaluated."""
+    """The recall of each class in the last round that was evaluated."""
     return next((line.eval_acc_by_class for line in reversed(run.rounds) if line.eval_acc_by_class), ())
 
 

@@ -1,4 +1,8 @@
-"""Figures of one look, as PNG and as SVG that follows the page's theme."""
+"""The common look of all figures (colours, fonts, PNG and themed SVG), and the data that they draw.
+
+Each kind of update has one colour in every picture, of those of Okabe and Ito (2008), which people with any
+colour vision can tell apart. Policies differ in their dashes too.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,9 @@ from device_runtime.simulation.compare.figures import (
 )
 from device_runtime.simulation.compare.plan import ComparisonPlan
 
-# FROM palette: The colours of everything that is drawn, so that one thing has one colour in every picture.
-#
-# Kinds of update have those of Okabe and Ito (2008), which people with any colour vision tell apart; policies
-# differ in their dashes too. The first five constants stand for what a page shows otherwise in the dark.
-
 INK, MUTED, FAINT, PAPER, STRONG = "#1b2430", "#5b6673", "#d3d9e0", "#fdfdfe", "#22313f"
 THEMED = {INK: "ink", MUTED: "muted", FAINT: "faint", PAPER: "paper", STRONG: "strong"}
-"""The style sheet's names of those that change with the theme."""
+"""The colours that change in a dark theme, with their names in the style sheet."""
 
 KINDS = {
     "full": "#0072b2",
@@ -46,18 +45,18 @@ FATES = {
     "sat out": FAINT,
     "unheard": FAINT,
 }
-"""What became of those whose update did not count, darker the worse."""
+"""Colours of asks whose update did not count; a worse fate is darker."""
 SPARE = (
     "#7f6bb0", "#8c6d1f", "#4f9d69", "#d1495b", "#3d7ea6", "#a05195", "#c98a4b", "#5f7c3a", "#8a5a44",
     "#2f9e9e", "#b0508f", "#6c5ce7", "#9b870c",
 )  # fmt: skip
-"""For kinds and policies that have none of their own."""
+"""Colours for kinds and policies without one of their own."""
 MARKERS = ("^", "v", "<", ">", "p", "h", "*", "P")
 
 
 @dataclass(frozen=True)
 class Stroke:
-    """How a policy is drawn. `dashes` as matplotlib takes them."""
+    """The line style of a policy; `dashes` as matplotlib takes them."""
 
     colour: str
     dashes: tuple[int, tuple[float, ...]]
@@ -80,18 +79,21 @@ _POLICIES = {
 
 
 def kind_colour(kind: str) -> str:
-    """The same in every picture; of an outcome that is no kind, that of the fate."""
+    """The colour of a kind, or of a fate, in every picture."""
     return KINDS.get(kind) or FATES.get(kind) or SPARE[crc32(kind.encode()) % len(SPARE)]
 
 
 def stroke(policy: str) -> Stroke:
-    """A policy of one kind alone has the kind's colour; of many some share one, and have other markers."""
+    """The line style of a policy.
+
+    A policy named after a kind has the kind's colour. Other policies may share a colour, with other markers.
+    """
     marker = MARKERS[crc32(policy.encode()) // len(SPARE) % len(MARKERS)]
     return _POLICIES.get(policy) or Stroke(kind_colour(policy), (0, (1.5, 1.5)), marker)
 
 
 def outcomes(found: set[str]) -> list[str]:
-    """In the order in which they are stacked: kinds, the richest first, then fates, the mildest first."""
+    """The outcomes in stacking order: kinds, the richest first, then fates, the mildest first."""
     kinds = [kind for kind in KINDS if kind in found]
     others = sorted(found - KINDS.keys() - FATES.keys())
     fates = [
@@ -101,7 +103,7 @@ def outcomes(found: set[str]) -> list[str]:
 
 
 WIDTH = 9.0
-"""Inches: what a page of text shows at its natural size."""
+"""Width of a figure in inches, which fits a page of text at its natural size."""
 DPI = 144
 
 LOOK = {
@@ -136,7 +138,7 @@ LOOK = {
 
 @contextmanager
 def look() -> Iterator[None]:
-    """Within it every figure has this look. Figures are made, not shown: no display is needed."""
+    """Gives every figure made within it this look. Figures go to files, so no display is needed."""
     import matplotlib
 
     with matplotlib.rc_context(LOOK):
@@ -152,14 +154,14 @@ def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Any,
 
 
 def png(picture: Drawing, path: Path) -> None:
-    """With its title, light."""
+    """Writes a PNG in light colours, with the title."""
     picture.figure.suptitle(picture.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     picture.figure.savefig(path, format="png", dpi=DPI)
     picture.figure.suptitle("")
 
 
 def svg(picture: Drawing) -> str:
-    """One <svg> element without a title; colours of the theme are variables of the style sheet."""
+    """One <svg> element without the title; themed colours are variables of the style sheet."""
     import matplotlib
 
     out = io.BytesIO()
@@ -174,19 +176,16 @@ def svg(picture: Drawing) -> str:
 
 
 def _named_apart(text: str, name: str) -> str:
-    """Ids of several drawings on one page must not be the same."""
-    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)  # equal images share one, which nobody uses
+    """Prefixes all ids with the drawing's name, because ids must be unique on a page."""
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)  # equal images share an id, which is unused
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
     return text.replace("url(#", f"url(#{name}-")
 
 
-# FROM compared: What pictures and pages are made of: a comparison whose runs are all finished.
-
-
 @dataclass(frozen=True)
 class Compared:
-    """Read back from the files; `summary` by policy."""
+    """A comparison whose runs are all finished, read from its files; `summary` by policy."""
 
     plan: ComparisonPlan
     runs: tuple[Ran, ...]
@@ -204,13 +203,13 @@ class Compared:
         return self.runs[0].info.labels
 
     def of(self, policy: str) -> list[Ran]:
-        """Its runs, by seed."""
+        """The runs of a policy, by seed."""
         return [run for run in self.runs if run.name.policy == policy]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing: the stem of its files, its title, what it shows, matplotlib's figure without the title."""
+    """A drawing: the stem of its files, its title, its caption, and matplotlib's figure without the title."""
 
     name: str
     title: str
@@ -219,7 +218,7 @@ class Drawing:
 
 
 def compared(plan: ComparisonPlan) -> Compared:
-    """Raises SimulationError when a run is not finished, or its files are damaged."""
+    """Reads a comparison. Raises SimulationError when a run is not finished, or its files are damaged."""
     runs = tuple(read_all(plan))
     at = terms(runs, plan.scenario.devices, plan.comparison.target)
     return Compared(plan, runs, at, summarise(runs, at), equal(runs, at, plan.scenario))

@@ -1,4 +1,4 @@
-"""How far local models drift apart, and what they say of classes: thesis 002, figures 6.7-6.9 and 4.4."""
+"""Draws how far local models drift apart and what they predict: thesis 002, figures 6.7-6.9 and 4.4."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from device_runtime.simulation.metrics.probes import Heat, ProbeLine
 from .canvas import Compared, Drawing, panels, stroke
 
 MAP = "cividis"
-"""Even steps for any colour vision."""
+"""A colour map with even steps for any colour vision."""
 MOST_KINDS = 4
 MOST_VECTORS = 30
-"""Classes up to which a heat map is drawn cell by cell."""
+"""The most classes of a heat map that is drawn as vectors, cell by cell; larger ones are rasterized."""
 
 
 def drift(compared: Compared) -> Drawing | None:
-    """Mean CKA over pairs by round, a panel for each level. None where no two models were compared."""
+    """Draws the mean CKA over pairs by round, in a panel for each level; None if no models were compared."""
     levels = _levels(compared)
     if not levels:
         return None
@@ -41,7 +41,7 @@ def drift(compared: Compared) -> Drawing | None:
 
 
 def similarity(compared: Compared) -> Drawing | None:
-    """CKA of every pair in the last probed round of each policy's first seed."""
+    """Draws the CKA of every pair of models in the last probed round of each policy's first seed."""
     lines = {policy: line for policy in compared.policies if (line := _last_compared(compared.of(policy)[0]))}
     if not lines:
         return None
@@ -62,7 +62,7 @@ def similarity(compared: Compared) -> Drawing | None:
 
 
 def said(compared: Compared) -> Drawing | None:
-    """Mean logits of one local model of each kind: stripes are a bias to its own classes."""
+    """Draws the mean logits of one local model of each kind: stripes are a bias to its own classes."""
     heats = _heats(compared)
     if not heats:
         return None
@@ -118,7 +118,7 @@ def _last_compared(run: Ran) -> ProbeLine | None:
 
 
 def _heats(compared: Compared) -> list[Heat]:
-    """One of each kind, of the middle probed round of whichever policy has the most kinds."""
+    """The heat maps of the middle probed round, of the policy that has the most kinds."""
     probes = [compared.of(policy)[0].probes for policy in compared.policies]
     middle = [lines[len(lines) // 2] for lines in probes if lines]
     best = max(middle, key=lambda line: len(line.heat), default=None)
@@ -130,7 +130,7 @@ def _matrix(rows: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
 
 
 def _floor(line: ProbeLine) -> float:
-    """A tenth below which nothing lies."""
+    """The lowest CKA, rounded down to a tenth, at most 0.9."""
     least = min(float(np.nanmin(_matrix(matrix))) for matrix in line.cka.values())
     return float(np.floor(10 * min(least, 0.9)) / 10)
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file: no server, no network, light and dark, readable on a phone."""
+"""Renders the report as one HTML file without server or network, for light and dark, wide and narrow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .canvas import Compared, Drawing
 
 
 def page(compared: Compared, pictures: Sequence[Drawing]) -> str:
-    """The whole file."""
+    """The whole HTML file."""
     mine = compared.plan.scenario
     return _asset("page.html").format(
         title=escape(f"{mine.name}: {', '.join(compared.policies)}"),
@@ -40,7 +40,7 @@ def _asset(name: str) -> str:
 
 
 def _lead(compared: Compared) -> str:
-    """What was run and what came of it, in two sentences; then what each policy is."""
+    """The lead: what was run and its result, in two sentences; then the meaning of each policy."""
     mine, task = compared.plan.scenario, compared.plan.scenario.task
     text = (
         f"{mine.devices:,} devices of fleet {mine.fleet.name} learn {mine.data.source} "
@@ -67,7 +67,7 @@ def _lead(compared: Compared) -> str:
 
 
 def _interval(compared: Compared, policy: str, other: str) -> str:
-    """Of the mean difference in accuracy at equal time, by seed."""
+    """The 95% interval of the mean difference in accuracy at equal time, by seed."""
     at = compared.terms.at_s
     mine, others = ({run.name.seed: run.curve.when(at) for run in compared.of(p)} for p in (policy, other))
     ends = paired(mine, others).interval
@@ -124,7 +124,7 @@ def _settings(compared: Compared) -> str:
 
 
 def _list(settings: Mapping[str, object]) -> str:
-    """Without what is empty."""
+    """Settings as an HTML list, without those that are empty."""
     kept = {name: value for name, value in settings.items() if value not in (None, "", [], {}, ())}
     return "<dl>" + "".join(f"<dt>{escape(n)}</dt><dd>{_value(v)}</dd>" for n, v in kept.items()) + "</dl>"
 

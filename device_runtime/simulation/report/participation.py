@@ -1,4 +1,4 @@
-"""Who took part and how, by group of the fleet; how long devices were busy."""
+"""Draws how the fleet's groups took part, and how long their devices were busy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .canvas import MUTED, PAPER, Compared, Drawing, kind_colour, outcomes, pane
 
 MOST_TICKS = 10
 MOST_DOTS = 60
-"""Devices of a group that are drawn one by one."""
+"""The most devices of a group that are drawn one by one."""
 
 
 def who_took_part(compared: Compared) -> Drawing:
-    """What became of the asks of each group, stacked to 100%: kinds that counted, then what did not."""
+    """Draws the outcomes of each group's asks, stacked to 100%: kinds that counted, then other fates."""
     columns = min(2, len(compared.policies))
     rows = ceil(len(compared.policies) / columns)
     groups = _groups(compared)
@@ -43,7 +43,7 @@ def who_took_part(compared: Compared) -> Drawing:
 
 
 def busy_times(compared: Compared) -> Drawing:
-    """Mean seconds of a device per ask, by group, on a log scale, against the deadline."""
+    """Draws each device's mean seconds per ask, by group, on a log scale, with the deadline."""
     from matplotlib.ticker import FixedLocator, NullFormatter
 
     groups, policies = _groups(compared), compared.policies
@@ -75,7 +75,7 @@ def busy_times(compared: Compared) -> Drawing:
 
 
 def _ticks(limits: tuple[float, float]) -> list[float]:
-    """Seconds, minutes, hours and days that are whole, as many as can be read."""
+    """Ticks at whole seconds, minutes, hours and days, at most about MOST_TICKS."""
     low, high = limits
     fine = [n * 10.0**power for power in range(-4, 1) for n in (1, 2, 5)] + [10.0, 20.0]
     coarse = [
@@ -99,7 +99,7 @@ def _ticks(limits: tuple[float, float]) -> list[float]:
 
 
 def _groups(compared: Compared) -> list[str]:
-    """The quickest first."""
+    """The groups, the fastest first."""
     tallies = [run.tally for run in compared.runs]
     names = sorted({group for tally in tallies for group in tally.groups})
     return sorted(names, key=lambda group: float(np.median(_of_group(tallies, group) or [np.inf])))

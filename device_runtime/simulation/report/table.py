@@ -1,4 +1,4 @@
-"""The table of a comparison: which figures, in which units, as text, as HTML, as CSV."""
+"""The tables of a comparison, as text, HTML and CSV: figures by policy, equal terms, single classes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ PERCENT: Units = (("%", 0.01),)
 PLAIN: Units = (("", 1.0),)
 PER_HOUR: Units = (("%/h", 0.01 / 3600),)
 POINTS: Units = (("points", 0.01),)
-"""Percentage points, which the title of a table names: cells have a sign in place of the unit."""
+"""Percentage points: cells have a sign in place of the unit, which the table's title names."""
 PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row: the field of `Figures`, its title and meaning. `best`: 1 the highest, -1 the lowest, 0 none."""
+    """A row of the table: a field of `RunFigures`, its title and its meaning.
+
+    `best`: 1 if the highest value is the best, -1 if the lowest is, 0 if none is.
+    """
 
     field: str
     title: str
@@ -48,7 +51,7 @@ class TableRow:
 
 
 def learnt(at: ComparisonTerms) -> tuple[TableRow, ...]:
-    """How well, how soon, by whom."""
+    """The rows on what was learnt: accuracy, time, participation."""
     target = DASH if isnan(at.target) else f"{at.target:.1%}"
     equal = f"accuracy at {lasting(at.at_s)}"
     earliest = "of the served model at equal virtual time: the earliest end of all runs"
@@ -67,7 +70,7 @@ def learnt(at: ComparisonTerms) -> tuple[TableRow, ...]:
 
 
 def spent() -> tuple[TableRow, ...]:
-    """What it took."""
+    """The rows on what it cost: time, bytes, energy, compute."""
     formula = "2 x parameters sent x 4 for each update that counted (Bernier 2024, A.1)"
     passes = "in F: one forward pass of one sample (Bernier 2024, A.1)"
     wasted = "by devices whose update did not count"
@@ -84,7 +87,7 @@ def spent() -> tuple[TableRow, ...]:
 
 
 def text(summary: Mapping[str, Summary], at: ComparisonTerms, wide: int | None = None) -> str:
-    """Measures down, policies across; mean ± standard deviation over the seeds."""
+    """The table as text: measures down, policies across; mean ± standard deviation over the seeds."""
     rows: list[Sequence[str]] = [("", *summary)]
     for measure in (*learnt(at), *spent()):
         unit = _unit(measure, summary)
@@ -93,9 +96,9 @@ def text(summary: Mapping[str, Summary], at: ComparisonTerms, wide: int | None =
 
 
 def fitted(rows: Sequence[Sequence[str]], wide: int | None = None, left: int = 1) -> str:
-    """A table whose first row is the head, and whose first `left` columns say what a row is.
+    """A text table; the first row is the head, and the first `left` columns name the rows.
 
-    In several tables of as many columns as fit in `wide` characters each, if they do not fit in one.
+    Columns that do not fit in `wide` characters go into further tables below.
     """
     heads = rows[0]
     for count in range(len(heads) - left, 0, -1):
@@ -112,7 +115,10 @@ def _table(rows: Sequence[Sequence[str]], left: int) -> str:
 
 
 def as_csv(summary: Mapping[str, Summary]) -> str:
-    """A line for each policy and figure, in plain units (shares, seconds, bytes, joules); empty: unknown."""
+    """CSV with a line for each policy and figure, in plain units (shares, seconds, bytes, joules).
+
+    Unknown values are empty.
+    """
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(("policy", "figure", "mean", "sd", "seeds", "of"))
@@ -124,7 +130,7 @@ def as_csv(summary: Mapping[str, Summary]) -> str:
 
 
 def as_html(summary: Mapping[str, Summary], measures: Sequence[TableRow]) -> str:
-    """Policies down, measures across, sortable; the best of each measure is marked."""
+    """The table as sortable HTML: policies down, measures across; the best of each measure is marked."""
     rows = []
     for policy, figures in summary.items():
         cells = "".join(_cell(figures[m.field], _unit(m, summary), _best(m, summary)) for m in measures)
@@ -137,9 +143,9 @@ def as_html(summary: Mapping[str, Summary], measures: Sequence[TableRow]) -> str
 
 
 def worded(each: SeedSpread, unit: tuple[str, float]) -> str:
-    """Mean and standard deviation in this unit; how many seeds have the figure, where not all do.
+    """A figure as text: mean ± standard deviation in this unit, and the number of seeds if some lack it.
 
-    Of a difference in points the 95% interval in place of the deviation.
+    A difference in points has its 95% interval in place of the deviation.
     """
     if isnan(each.mean):
         return DASH
@@ -167,7 +173,7 @@ def interval(each: SeedSpread, size: float, places: int) -> str:
 
 
 def _unit(measure: TableRow, summary: Mapping[str, Summary]) -> tuple[str, float]:
-    """One for all policies, so that they can be compared at a glance."""
+    """One unit for all policies, so that they can be compared at a glance."""
     known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
     return unit_for(max(known, default=0.0), measure.units)
 
@@ -187,15 +193,12 @@ def _colour(policy: str) -> str:
 
 
 def _best(measure: TableRow, summary: Mapping[str, Summary]) -> float:
-    """The value to mark; nan where none is better, or there is nothing to choose from."""
+    """The value to mark as the best; nan where none is better, or the measure has no best."""
     known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
     if not measure.best or len(known) < 2 or min(known) == max(known):
         return float("nan")
     return max(known) if measure.best > 0 else min(known)
 
-
-# FROM equal_table: Tables of accuracy at equal rounds, time, energy and bytes, of differences by seed, and
-# of each class.
 
 MEAN = f"mean of the last {LATEST} evaluations"
 PAIRED = "differences of these by seed, in percentage points: mean and 95% interval (Student's t)"
@@ -203,7 +206,7 @@ PAIRED = "differences of these by seed, in percentage points: mean and 95% inter
 
 @dataclass(frozen=True)
 class _Table:
-    """Policies, or pairs of them, down; measures across; one such for each part of the classes."""
+    """A table of policies (or pairs of them) down and measures across, for each part of the classes."""
 
     title: str
     parts: Mapping[str, Mapping[str, Summary]]
@@ -211,7 +214,7 @@ class _Table:
 
 
 def equal_text(equal: Equal, at: ComparisonTerms, wide: int | None = None) -> str:
-    """One below the other: accuracies, differences, classes, and which runs keep no recalls."""
+    """The tables at equal terms as text: accuracies, differences, classes, and runs without recalls."""
     blocks = []
     for table in _tables(equal, at):
         lines = [
@@ -231,7 +234,7 @@ def equal_text(equal: Equal, at: ComparisonTerms, wide: int | None = None) -> st
 
 
 def equal_html(equal: Equal, at: ComparisonTerms) -> str:
-    """The same; each table can be sorted."""
+    """The tables at equal terms as sortable HTML."""
     blocks = []
     for table in filter(None, (*_tables(equal, at), _by_class(equal, at))):
         blocks.append(f"<h3>{escape(table.title[0].upper() + table.title[1:])}</h3>")
@@ -242,7 +245,7 @@ def equal_html(equal: Equal, at: ComparisonTerms) -> str:
 
 
 def equal_csv(equal: Equal) -> str:
-    """Lines below those of `table.as_csv`; a difference is of the policy POLICY - OTHER."""
+    """CSV lines that go below those of `as_csv`; a difference has the policy "POLICY - OTHER"."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     for kind, rows in (("", equal.rows), ("class ", equal.by_class)):
@@ -278,7 +281,7 @@ def _tables(equal: Equal, at: ComparisonTerms) -> Iterator[_Table]:
 
 
 def _by_class(equal: Equal, at: ComparisonTerms) -> _Table | None:
-    """Its only part has no name; classes are the measures. None where classes are not told one by one."""
+    """The table of single classes, which are its measures; None where classes are not shown one by one."""
     if not equal.by_class:
         return None
     policies: dict[str, dict[str, SeedSpread]] = defaultdict(dict)

@@ -1,4 +1,4 @@
-"""One round, device by device: download, computing, upload, against the deadline, and what came of it."""
+"""Draws the time line of one round: each device's download, computing and upload, and its outcome."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from device_runtime.simulation.records import Ask, RoundLine
 from .canvas import FATES, INK, KINDS, MUTED, PAPER, STRONG, Compared, Drawing, kind_colour, panels
 
 MOST_DEVICES = 20
-"""Drawn of one round, from the quickest to the slowest."""
+"""The most devices that are drawn, evenly from the fastest to the slowest."""
 PAST = 1.7
-"""The axis ends at most at so many deadlines; what lasts longer is said in words."""
+"""The axis ends at most at this many deadlines; longer times are written as text."""
 NEAR = 0.3
-"""A deadline of which less than this was needed is not on the axis, but said in words."""
+"""If the longest update takes less than this share of the deadline, the deadline is written as text."""
 DOWN, UP = "#b4bec8", "#6b7682"
 SIGNS = {"counted": "o", "late": "X", "refused": "X", "crashed": "X", "dropped out": "X", "unheard": "X"}
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """What one panel shows: a round, its devices, and where the axis ends, in seconds since it opened."""
+    """One panel: a round, the asks to draw, and the deadline in seconds since the round opened."""
 
     line: RoundLine
     asks: tuple[Ask, ...]
@@ -40,7 +40,7 @@ class _Shown:
 
 
 def one_round(compared: Compared) -> Drawing | None:
-    """Of the first two policies' first seed. None when nobody was asked in that round."""
+    """Draws a round of the first seed of the first two policies; None if no device was asked in it."""
     deadline_s = compared.plan.scenario.task.round_deadline_s
     shown: dict[str, _Shown] = {}
     for policy in compared.policies[:2]:
@@ -89,7 +89,7 @@ def _panel(on: Any, policy: str, shown: _Shown, end: float) -> None:
 
 
 def _bar(on: Any, row: int, ask: Ask, within: tuple[float, float]) -> None:
-    """`within`: when the round opened, and where the axis ends."""
+    """Draws the bar of one ask; `within`: when the round opened, and where the axis ends."""
     opened_s, end = within
     at, ended = ask.asked_s - opened_s, ask.ended_s - opened_s
     phases = (

@@ -1,4 +1,4 @@
-"""Everything a comparison ends with: the table, the plots, the page."""
+"""Writes the report of a comparison (table, plots, page), and compares finished ones side by side."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ PICTURES: tuple[Callable[[Compared], Drawing | None], ...] = (
     local_models.similarity,
     local_models.said,
 )
-"""In the order of the page."""
+"""The drawings, in the order of the page."""
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """What was written, and what there is to say of it."""
+    """The files of a written report, and its figures as text and JSON."""
 
     compared: Compared
     page: Path
     plots: tuple[Path, ...]
 
     def text(self, wide: int | None = None) -> str:
-        """The table, in parts one below the other where it is wider than this, and where the rest lies."""
+        """The tables, in parts if wider than `wide` characters, and the places of the page and plots."""
         mine = self.compared
         return (
             f"\n{table.text(mine.summary, mine.terms, wide)}\n\n"
@@ -58,7 +58,7 @@ class WrittenReport:
         )
 
     def json(self) -> str:
-        """The same figures in plain units; null where not known."""
+        """The figures in plain units; null where unknown."""
         mine = self.compared
         whole = {
             "report": str(self.page),
@@ -74,7 +74,7 @@ class WrittenReport:
 
 
 def write(plan: ComparisonPlan) -> WrittenReport:
-    """Into the plan's folder: report.html, summary.csv, summary.json, plots/*.png.
+    """Writes report.html, summary.csv, summary.json and plots/*.png into the plan's folder.
 
     Raises SimulationError when a run is not finished.
     """
@@ -98,12 +98,12 @@ def write(plan: ComparisonPlan) -> WrittenReport:
     return report
 
 
-# FROM side_by_side: Comparisons that are there already, from their folders, in one table.
-
-
 @dataclass(frozen=True)
 class SideBySide:
-    """`summary` by policy, or by folder/policy where there are several; `unfinished` are left out of it."""
+    """Finished comparisons in one table.
+
+    `summary` by policy, or by folder/policy for several folders; `unfinished` policies are left out of it.
+    """
 
     terms: ComparisonTerms
     summary: dict[str, Summary]
@@ -133,9 +133,9 @@ class SideBySide:
 
 
 def side_by_side(folders: Sequence[Path]) -> SideBySide:
-    """At terms that hold for all of them: equal time is the earliest end of all runs.
+    """Compares the finished policies of several folders on common terms: the earliest end of all runs, etc.
 
-    Raises ScenarioError for a folder of something else, and where nothing is finished.
+    Raises ScenarioError for a folder that is not of a simulation, and where nothing is finished.
     """
     plans = {_named(folder, folders): _plan(folder) for folder in folders}
     whole = {name: plan.finished("it is not finished") for name, plan in plans.items()}
@@ -154,7 +154,7 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
 
 
 def _named(folder: Path, among: Sequence[Path]) -> str:
-    """What stands before its policies."""
+    """The prefix for the policies of a folder."""
     if len(among) == 1:
         return ""
     alike = [other for other in among if other.resolve().name == folder.resolve().name]
@@ -164,7 +164,7 @@ def _named(folder: Path, among: Sequence[Path]) -> str:
 def _plan(folder: Path) -> ComparisonPlan:
     mine, comparison = scenario_in(folder), comparison_in(folder)
     if mine is None or comparison is None:
-        raise ScenarioError(f"{folder} is no folder of a simulation")
+        raise ScenarioError(f"{folder} is not the folder of a simulation")
     return ComparisonPlan(mine, comparison, folder)
 
 

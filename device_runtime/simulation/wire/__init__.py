@@ -1,1 +1,1 @@
-"""The real agents and the real aggregator on simulated links, in virtual time: a yardstick."""
+"""Real device agents and the real aggregator on simulated links: a reference for the fast simulation."""

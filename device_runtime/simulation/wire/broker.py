@@ -1,4 +1,4 @@
-"""An MQTT broker without sockets: routes, keeps what is retained, speaks the last will of who vanishes."""
+"""An MQTT broker without sockets: topic filters, retained messages, last wills, and a log of packets."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from device_runtime.broker.wire.link_events import Received, Will
 from device_runtime.simulation.clock.director import Agenda
 
 GRACE = 1.5
-"""Keep-alive periods of silence after which a broker takes a client for gone (MQTT 3.1.1, 3.1.2.10)."""
+"""Keep-alive periods of silence after which a broker takes a client for lost (MQTT 3.1.1, 3.1.2.10)."""
+AGGREGATOR = "aggregator"
+"""The aggregator's name as a client: no device's topics are below it."""
+checksum = zlib.crc32
 
 
 class Client(Protocol):
-    """The far end of a session."""
+    """The client of a session."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """Of topics that it subscribes to."""
+        """The topic filters that it subscribes to."""
 
     @property
     def will(self) -> Will | None: ...
 
     def carry(self, message: Received, connection: int) -> None:
-        """Take a message towards the client, if this connection lasts so long."""
+        """Delivers a message to the client, if this connection lasts until then."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class _Session:
 
 
 class Broker:
-    """What is published is routed at once; the way to it and from it takes time, and is the link's.
+    """Routes messages at once; the time to and from the broker is that of the links.
 
-    Sessions are clean: what a client misses while it is away is not kept for it.
+    Sessions are clean: messages are not kept for a client that is offline.
     """
 
     def __init__(self, agenda: Agenda, keepalive_s: float = 30.0) -> None:
@@ -53,7 +56,10 @@ class Broker:
         self._subscriptions = Subscriptions()
 
     def open(self, client: Client, connection: int) -> None:
-        """A client is here: it gets what is retained. An older session of its name ends with its will."""
+        """Connects a client, which gets the retained messages.
+
+        An older session of the same name ends, and its last will is published.
+        """
         before = self._sessions.get(client.name)
         if before is not None:
             self._vanished(before)
@@ -64,7 +70,7 @@ class Broker:
                 client.carry(Received(topic, payload, retain=True), connection)
 
     def silent(self, client: Client, connection: int) -> None:
-        """Nothing will come over this connection any more; the broker finds out after GRACE keep-alives."""
+        """Marks a connection as lost, which the broker notices after GRACE keep-alives."""
 
         def expired() -> None:
             session = self._sessions.get(client.name)
@@ -74,13 +80,13 @@ class Broker:
         self.agenda.at(self.agenda.now + GRACE * self._keepalive_s, expired)
 
     def leave(self, client: Client) -> None:
-        """The client says goodbye: its will is forgotten."""
+        """Disconnects a client properly, so that its last will is not published."""
         if client.name in self._sessions and self._sessions[client.name].client is client:
             del self._sessions[client.name]
             self._subscriptions.remove(client.name)
 
     def publish(self, message: Will) -> None:
-        """Has arrived here: goes to all who want it now, and is kept where it is to be retained."""
+        """Routes an arrived message to its subscribers, and keeps it if it is to be retained."""
         if message.retain:
             if message.payload:
                 self.retained[message.topic] = message.payload
@@ -96,11 +102,11 @@ class Broker:
             self.publish(session.client.will)
 
 
-# FROM subscriptions: Who gets what: MQTT topic filters, looked up without trying every subscriber's.
-
-
 class Subscriptions:
-    """Filters of clients, by name; `+` and `#` as in MQTT 3.1.1, section 4.7."""
+    """The topic filters of clients, by name; `+` and `#` as in MQTT 3.1.1, section 4.7.
+
+    Filters without wildcards, or with only `/#` at the end, are found without trying every subscriber's.
+    """
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[str, ...]] = {}
@@ -108,7 +114,7 @@ class Subscriptions:
         self._patterns: dict[tuple[str, str], None] = {}
 
     def add(self, client: str, filters: tuple[str, ...]) -> None:
-        """In place of what this client had before."""
+        """Replaces the filters of this client."""
         self.remove(client)
         self._of[client] = filters
         for wanted in filters:
@@ -127,29 +133,23 @@ class Subscriptions:
         return any(topic_matches_sub(wanted, topic) for wanted in self._of.get(client, ()))
 
     def of(self, topic: str) -> tuple[str, ...]:
-        """The clients that get this topic, each once, by name."""
+        """The clients that get this topic, each once, sorted by name."""
         found = {client for wanted in _literal(topic) for client in self._exact.get(wanted, ())}
         found.update(client for wanted, client in self._patterns if topic_matches_sub(wanted, topic))
         return tuple(sorted(found))
 
 
 def _literal(topic: str) -> Iterator[str]:
-    """The filters without `+` that match: the topic itself, and each level above it with `#`."""
+    """Yields the filters without `+` that match: the topic itself, and each level above it with `/#`."""
     yield topic
     parts = topic.split("/")
     for levels in range(1, len(parts) + 1):
         yield "/".join(parts[:levels]) + "/#"
 
 
-# FROM log: Every message that went over the simulated wire, and when it was at the other end.
-
-AGGREGATOR = "aggregator"
-"""The aggregator's name as a client: no device's topics are below it."""
-
-
 @dataclass(frozen=True)
 class PassedPacket:
-    """One PUBLISH packet, of `size` bytes, that arrived: `up` at the broker, else at the client.
+    """One PUBLISH packet of `size` bytes that arrived at `at_s`: `up` at the broker, else at the client.
 
     `checksum` is the payload's CRC-32.
     """
@@ -163,7 +163,7 @@ class PassedPacket:
 
 
 class Log:
-    """In the order of arrival."""
+    """All PUBLISH packets of a run, in the order of arrival."""
 
     def __init__(self) -> None:
         self.passed: list[PassedPacket] = []
@@ -172,9 +172,6 @@ class Log:
         self.passed.append(passed)
 
     def bytes_of(self, client: str) -> tuple[int, int]:
-        """Up and down of one client, whole packets."""
+        """Bytes up and down of one client, in whole packets."""
         mine = [passed for passed in self.passed if passed.client == client]
         return sum(p.size for p in mine if p.up), sum(p.size for p in mine if not p.up)
-
-
-checksum = zlib.crc32

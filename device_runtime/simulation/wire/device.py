@@ -1,4 +1,4 @@
-"""One virtual device: a real agent in each of its lives, on a clock of its own."""
+"""Runs one real device agent on a virtual clock, through crashes, restarts and lost links."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .broker import Broker, Log
 from .link import Ends, LinkCapacity, VirtualLink, Who
 
 POLL_S = 0.5
-"""Virtual seconds between looks at what is due on a device that waits for something."""
+"""Virtual seconds between two steps of a device that waits for something."""
 BOOTS = 1
-"""Purpose of the draws that name the lives of a device."""
+"""Purpose of the random draws that name a device's boots."""
 
 
 class Died(Exception):
@@ -31,7 +31,7 @@ class Died(Exception):
 
 
 class DeviceTime:
-    """The agenda's time between steps; within one, ahead of it by what the device has computed."""
+    """A device's clock: the agenda's time, plus within a step the seconds that the device has computed."""
 
     def __init__(self, agenda: Agenda) -> None:
         self.dies_s = inf
@@ -42,14 +42,14 @@ class DeviceTime:
         return self._agenda.now + self._ahead_s
 
     def sleep(self, seconds: float) -> None:
-        """Raises Died when the device does not live so long."""
+        """Advances the clock. Raises Died if the device loses power before then."""
         self._ahead_s += seconds
         if self.clock() > self.dies_s:
             raise Died
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """What is done in here takes time; afterwards it is the agenda's again."""
+        """Lets computing advance the clock; afterwards the clock is the agenda's again."""
         try:
             yield
         finally:
@@ -58,9 +58,9 @@ class DeviceTime:
 
 @dataclass(frozen=True)
 class PlacedDevice:
-    """A device where it is: its samples (an .npz as `join --data` takes), its folder, its way to the broker.
+    """A device with its samples (an .npz as `join --data` takes), its folder and its link to the broker.
 
-    `number` and the run's `seed` make its draws its own.
+    `number`, with the run's `seed`, seeds its draws.
     """
 
     name: str
@@ -72,7 +72,7 @@ class PlacedDevice:
 
 
 class VirtualDevice:
-    """See `start`, `crash`, `lose`; otherwise it goes by itself, by the broker's agenda."""
+    """A device that runs by the broker's agenda; `crash`, `lose` and others inject faults."""
 
     def __init__(self, placed: PlacedDevice, broker: Broker, log: Log, seed: int) -> None:
         self.placed = placed
@@ -87,7 +87,7 @@ class VirtualDevice:
         self._deaths: list[float] = []
 
     def start(self) -> None:
-        """A (new) life of the process, on the folder of the ones before."""
+        """Starts the device's process, or starts it again on the same folder."""
         self._time.dies_s = min((at_s for at_s in self._deaths if at_s > self._agenda.now), default=inf)
         placed = self.placed
         placed.folder.mkdir(parents=True, exist_ok=True)
@@ -105,24 +105,24 @@ class VirtualDevice:
             self.link.connect()
 
     def dies_at(self, at_s: float) -> None:
-        """Known before `start`, because a step is done at once that ends only later."""
+        """Announces a crash, before `start`: a long step is computed at once, and must know that it fails."""
         self._deaths.append(at_s)
 
     def crash(self) -> None:
-        """No power: what is not on its disk is lost."""
+        """Takes the device's power: what is not on its disk is lost."""
         self._agent = None
         self._busy_s = 0.0
         if self.link:
             self.link.cut()
 
     def lose(self) -> None:
-        """No network."""
+        """Takes the device off the network."""
         self._off = True
         if self.link:
             self.link.lose()
 
     def regain(self) -> None:
-        """The network is back."""
+        """Puts the device back on the network."""
         self._off = False
         if self.link and self._agent:
             self.link.connect()
@@ -133,7 +133,7 @@ class VirtualDevice:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Step until there is nothing to do now, or the device is busy computing."""
+        """Steps the agent until it has nothing to do now, or is busy computing."""
         if self._agent is None or self._agenda.now < self._busy_s:
             return
         try:
@@ -151,7 +151,7 @@ class VirtualDevice:
             self._agenda.at(self._agenda.now + POLL_S, self._poll)
 
     def _step(self, agent: Agent) -> bool:
-        """Whether to step again at this moment."""
+        """Steps the agent once; returns whether to step again at this moment."""
         with self._time.step():
             came = agent.step()
             self._busy_s = self._time.clock()

@@ -1,4 +1,4 @@
-"""The real aggregator in virtual time: its service, told of events and of the clock."""
+"""Runs the real aggregator's service in virtual time, on a simulated link."""
 
 from __future__ import annotations
 
@@ -23,44 +23,45 @@ from .broker import AGGREGATOR, Broker, Log
 from .link import Ends, LinkCapacity, VirtualLink, Who
 
 POLL_S = 0.25
-"""Virtual seconds between looks at what is due, while blocks are on their way."""
+"""Virtual seconds between two ticks of the service, while blocks are in transit."""
 
 
 @dataclass
 class Outlet:
-    """What the service publishes, until it has done all that it does at one moment.
+    """Holds back the messages that the service publishes at one moment, to send them in a fixed order.
 
-    Then it goes out device by device between two words to all: a set of devices has no order of its own.
+    Between two messages to all devices they are sorted by device, because the service's sets of devices have
+    no order of their own.
     """
 
     told: list[tuple[int, str, str, bytes, bool]] = field(default_factory=list)
     asked: bool = False
     """Whether blocks were asked for."""
-    _words: int = 0
+    _broadcasts: int = 0
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
         try:
             address = topics.parse(topic)
-        except TopicError:  # a word to all
-            self._words += 2
-            self.told.append((self._words - 1, "", topic, payload, retain))
+        except TopicError:  # a message to all devices
+            self._broadcasts += 2
+            self.told.append((self._broadcasts - 1, "", topic, payload, retain))
             return True
         self.asked = self.asked or address.leaf == "get"
-        self.told.append((self._words, address.device, topic, payload, retain))
+        self.told.append((self._broadcasts, address.device, topic, payload, retain))
         return True
 
     def flush(self, publish: Callable[[str, bytes, bool], bool]) -> None:
-        told, self.told, self._words = self.told, [], 0
+        told, self.told, self._broadcasts = self.told, [], 0
         for _, _, topic, payload, retain in sorted(told, key=lambda one: one[:2]):
             publish(topic, payload, retain)
 
 
 class Host:
-    """The service of one task on one run folder, in each of its lives."""
+    """The service of one task on one run folder, through kills and restarts."""
 
     def __init__(self, task: Task, folder: Path, broker: Broker, log: Log) -> None:
         self.told: list[tuple[float, Happening]] = []
-        """What the service told, and when."""
+        """The reports of the service, each with its virtual seconds."""
         self._task, self._folder, self._broker, self._log = task, folder, broker, log
         self._agenda = broker.agenda
         self._outlet = Outlet()
@@ -76,14 +77,14 @@ class Host:
 
     @property
     def where(self) -> str:
-        """For people."""
+        """The state of the run, for error messages."""
         if self._service is None:
             return "the aggregator is down"
         state = self._service.state
         return f"round {state.round}, {state.phase}, {len(state.online)} devices online"
 
     def start(self) -> None:
-        """A (new) life. Raises what Service raises."""
+        """Starts the service, or starts it again after `kill`. Raises the errors of Service."""
         self._outlet = Outlet()
         self._due_s = inf
         clock = lambda: self._agenda.now  # noqa: E731
@@ -96,14 +97,14 @@ class Host:
         self._link.connect()
 
     def kill(self) -> None:
-        """Only what is in its folder is left."""
+        """Kills the service: only its folder is left."""
         if self._service and self._link:
             self._service.close()
             self._link.cut()
         self._service = None
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Closes the service, which releases the folder."""
         if self._service:
             self._service.close()
 
@@ -136,7 +137,7 @@ class Host:
             self._agenda.at(due_s, self._tick)
 
     def _poll_for(self, seconds: float) -> None:
-        """What may be late is looked for so long."""
+        """Ticks the service every POLL_S for the next `seconds`, for what may be overdue."""
         self._polls_until = max(self._polls_until, self._agenda.now + seconds)
         if not self._polls:
             self._polls = True

@@ -1,4 +1,4 @@
-"""A client's link to the broker in virtual time: bytes per second and latency each way, QoS 1, losses."""
+"""A client's simulated link to the broker: bytes per second and latency each way, QoS 1, losses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
 from .broker import Broker, Log, PassedPacket, checksum
 
 OPENING_TRIPS = 3
-"""Ways there and back until a client is subscribed: TCP, CONNECT, SUBSCRIBE."""
+"""Round trips until a client is subscribed: TCP, CONNECT, SUBSCRIBE."""
 
 
 @dataclass(frozen=True)
 class LinkCapacity:
-    """What a client's packets pass: bytes per second each way, and the seconds that each way takes."""
+    """A link's bandwidth in bytes per second each way, and its latency in seconds each way."""
 
     up: float = inf
     down: float = inf
@@ -27,9 +27,9 @@ class LinkCapacity:
 
 @dataclass(frozen=True)
 class Ends:
-    """What the link is to its client: where events go, what time it is there, how many messages may wait.
+    """The client's end of a link: the receiver of events, its clock, and the limit of waiting messages.
 
-    `clock` may be ahead of the agenda, of a device at work; what is published leaves at that time.
+    The `clock` of a device at work may be ahead of the agenda; its messages then leave at that time.
     """
 
     deliver: Callable[[Event], None]
@@ -39,7 +39,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Who:
-    """A client as the broker knows it; its link sends `greeting` before anything else, at each connection."""
+    """A client as the broker knows it; its link sends `greeting` first at each connection."""
 
     name: str
     filters: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Who:
 
 
 class VirtualLink:
-    """As `broker.wire.link.Link` is to its client. One packet at a time is on the line in each direction.
+    """A simulated `broker.wire.link.Link`, with one packet at a time in each direction.
 
     A message that the broker has not acknowledged when the connection is lost is sent again on the next.
     """
@@ -86,7 +86,7 @@ class VirtualLink:
     # The client's side.
 
     def connect(self) -> None:
-        """Takes OPENING_TRIPS; then what waits is sent."""
+        """Connects, which takes OPENING_TRIPS; then sends the waiting messages."""
         self._down = False
         self._agenda.at(self._agenda.now + 2 * OPENING_TRIPS * self.line.latency_s, self._opened)
 
@@ -110,7 +110,7 @@ class VirtualLink:
         return sum(topic in ("", message.topic) for message in self._waiting.values())
 
     def close(self, farewell: Will) -> None:
-        """Say this and leave: there is no last will. What waits for its acknowledgement is forgotten."""
+        """Sends this message and disconnects without a last will; unacknowledged messages are dropped."""
         self._waiting.clear()
         if not self.connected:
             self._gone = True
@@ -119,7 +119,7 @@ class VirtualLink:
         self._agenda.at(self._free_s["up"] + self.line.latency_s, lambda: self._broker.leave(self))
 
     def lose(self) -> None:
-        """The line is down; the client knows at once, the broker only when keep-alives are missing."""
+        """Loses the connection; the client knows at once, the broker only when keep-alives are missing."""
         self._down = True
         if not self.connected:
             return
@@ -129,15 +129,15 @@ class VirtualLink:
             self._ends.deliver(Disconnected("the line is down"))
 
     def cut(self) -> None:
-        """The client is no more: nothing that waits here will ever be sent."""
+        """Ends the link with its client's process: waiting messages are lost."""
         self._gone = True
         self._waiting.clear()
         self.lose()
 
-    # What is on the line.
+    # Packets on the link.
 
     def carry(self, message: Received, connection: int) -> None:
-        """See `broker.Client`."""
+        """Delivers a message to the client; see `broker.Client`."""
 
         def came() -> None:
             if connection == self._connection:
@@ -185,7 +185,7 @@ class VirtualLink:
         self._agenda.at(self._passes("up", message.topic, message.payload), came)
 
     def _passes(self, way: str, topic: str, payload: bytes) -> float:
-        """When a packet that is handed over now is at the other end."""
+        """When a packet that is sent now arrives at the other end."""
         rate = self.line.up if way == "up" else self.line.down
         begins = max(self._agenda.now, self._free_s[way])
         self._free_s[way] = begins + packet_bytes(topic, payload) / rate
@@ -197,5 +197,5 @@ class VirtualLink:
 
 
 def _lasts(message: Will) -> bool:
-    """Whether a client keeps it until it is acknowledged."""
+    """Whether a client keeps the message until it is acknowledged (QoS above 0)."""
     return qos_of(message.topic, message.payload) > 0

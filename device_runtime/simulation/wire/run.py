@@ -1,4 +1,8 @@
-"""A whole run on the simulated wire, from the first hello to the last receipt."""
+"""A whole run on a simulated network, from the first hello to the last receipt, with injected faults.
+
+The devices and the aggregator are the real ones; links, broker and time are simulated. `perform` runs a
+scenario this way that `simulation.run` runs in fast virtual time.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +46,18 @@ from .device import PlacedDevice, VirtualDevice
 from .host import Host
 from .link import LinkCapacity
 
-# FROM faults: What goes wrong, and when: in virtual seconds since the run began.
+log = logging.getLogger(__name__)
+
+RUNS = 2
+"""Purpose of the random draw that names the run."""
+MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder with a drawn name is made in it
+"""A folder in memory: devices and the aggregator write files as durably as real ones, without a disk."""
 
 
 @dataclass(frozen=True)
 class _Fault:
+    """A fault from `at_s` to `back_s`, in virtual seconds since the run began. Raises ScenarioError."""
+
     at_s: float
     back_s: float = inf
 
@@ -59,32 +70,24 @@ class _Fault:
 
 @dataclass(frozen=True)
 class Crash(_Fault):
-    """A device loses power; from `back_s` on a new life of its process goes on with what is on its disk."""
+    """A device loses power; from `back_s` on a new process continues with what is on its disk."""
 
     device: str = ""
 
 
 @dataclass(frozen=True)
 class LinkLost(_Fault):
-    """A device is off the network until `back_s`; it goes on computing."""
+    """A device is off the network until `back_s`; it continues to compute."""
 
     device: str = ""
 
 
 @dataclass(frozen=True)
 class AggregatorKilled(_Fault):
-    """The aggregator dies; at `back_s` it is started again on its run folder."""
+    """The aggregator's process is killed; at `back_s` it is started again on its run folder."""
 
 
 Fault = Crash | LinkLost | AggregatorKilled
-
-
-log = logging.getLogger(__name__)
-
-RUNS = 2
-"""Purpose of the draw that names the run."""
-MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder with a drawn name is made in it
-"""Where files cost no disk: each device and the aggregator keep theirs as durably as real ones do."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,10 @@ class WireMember:
 
 @dataclass(frozen=True)
 class WireCourse:
-    """`seed` names the lives of all that takes part; the task has its own. `until_s`: virtual seconds."""
+    """The course of a run: its faults, and the virtual seconds `until_s` by which it must end.
+
+    `seed` draws the names of the run and of the devices' boots; the task has a seed of its own.
+    """
 
     seed: int = 0
     faults: tuple[Fault, ...] = ()
@@ -113,7 +119,7 @@ class WireCourse:
 
 @dataclass(frozen=True)
 class WireResult:
-    """What came of it. `told` is what the aggregator told, with the virtual seconds at which it did."""
+    """The result of a run: the served weights, and `told`, the aggregator's reports with virtual seconds."""
 
     weights: Tensors
     told: tuple[tuple[float, Happening], ...]
@@ -126,7 +132,7 @@ class WireResult:
 
     @property
     def contributions(self) -> tuple[tuple[float, ContributionRecord], ...]:
-        """Those that counted, each with the moment at which it did."""
+        """The contributions that counted, each with its time in virtual seconds."""
         return tuple((at_s, what.record) for at_s, what in self.told if isinstance(what, Contributed))
 
     @property
@@ -135,11 +141,11 @@ class WireResult:
 
 
 def run_on_wire(task: Task, fleet: Sequence[WireMember], course: WireCourse | None = None) -> WireResult:
-    """Until the task is done. Single-threaded; equal arguments give equal messages and weights.
+    """Runs the task to its end. Single-threaded; equal arguments give equal messages and weights.
 
-    Raises SimulationError when nothing can happen any more or `until_s` has come before the end,
-    ScenarioError for faults of devices that are not there, TopicError for names that cannot stand in a
-    topic; what Service and Agent raise.
+    Raises SimulationError when nothing more can happen or `until_s` passes before the end, ScenarioError for
+    faults of unknown devices, TopicError for names that are not valid in a topic, and the errors of Service
+    and Agent.
     """
     course = course or WireCourse()
     where = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
@@ -152,7 +158,7 @@ class _Run:
         self._course, self._folder = course, folder
         self._agenda, self._log = Agenda(), Log()
         broker = Broker(self._agenda, course.keepalive_s)
-        _found(task, folder / "run", course.seed)
+        _make_run_folder(task, folder / "run", course.seed)
         self._host = Host(task, folder / "run", broker, self._log)
         self._devices = {
             member.name: VirtualDevice(self._placed(number, member), broker, self._log, course.seed)
@@ -163,7 +169,7 @@ class _Run:
 
     def through(self) -> WireResult:
         for fault in self._course.faults:
-            self._put_down(fault)
+            self._schedule(fault)
         self._host.start()
         for device in self._devices.values():
             device.start()
@@ -189,7 +195,7 @@ class _Run:
         folder = self._folder / "devices" / member.name
         return PlacedDevice(member.name, number, member.profile, data, folder, line)
 
-    def _put_down(self, fault: Fault) -> None:
+    def _schedule(self, fault: Fault) -> None:
         match fault:
             case AggregatorKilled():
                 begins, ends = self._host.kill, self._host.start
@@ -210,8 +216,8 @@ class _Run:
         return self._devices[name]
 
 
-def _found(task: Task, folder: Path, seed: int) -> None:
-    """The run folder, with a name for the run that the seed gives: it stands in every message."""
+def _make_run_folder(task: Task, folder: Path, seed: int) -> None:
+    """Makes the run folder, with a run name drawn by the seed, because it is part of every message."""
     name = np.random.default_rng([seed, RUNS]).bytes(4).hex()
     store = Store(folder)
     try:
@@ -220,9 +226,6 @@ def _found(task: Task, folder: Path, seed: int) -> None:
         store.found(Identity(task.json(), name, b"".join(shas)))
     finally:
         store.close()
-
-
-# FROM scenario: A scenario on the simulated wire, as `simulation.run` has it in fast virtual time.
 
 
 def members(prepared: Prepared) -> list[WireMember]:
@@ -240,10 +243,10 @@ def members(prepared: Prepared) -> list[WireMember]:
 
 
 def perform(prepared: Prepared, course: WireCourse | None = None) -> WireResult:
-    """All rounds; the first waits for all devices. What `course` names goes wrong, and nothing else.
+    """Runs all rounds of a scenario with the faults of `course`; the first round waits for all devices.
 
-    What the fleet draws anew in each round (jitter, crashes, hours of the day) has no part in this.
-    Raises as `run_on_wire` does.
+    The fleet's random draws of each round (jitter, crashes, hours of the day) are left out. Raises as
+    `run_on_wire` does.
     """
     scenario = prepared.scenario
     task = msgspec.structs.replace(scenario.task, seed=prepared.seed, min_devices=scenario.devices)

@@ -1,4 +1,4 @@
-"""What the parts of a codec are."""
+"""The building blocks of codecs: deflate, changes of the base, 16-bit and 8-bit numbers, byte planes."""
 
 from __future__ import annotations
 
@@ -12,59 +12,60 @@ from numpy.typing import NDArray
 from device_runtime.models.errors import TensorError
 
 Parts = Mapping[str, NDArray[Any]]
-"""The arrays that stand for one tensor on the wire: the main one by "", others by a short name."""
+"""The arrays that stand for one tensor on the wire: the main one is named "", others have a short name."""
 
 MAIN = ""
 
 
 class CodecError(ValueError):
-    """A word that names no codec. The message says what was expected."""
+    """Raised for a word that names no codec. The message says what was expected."""
 
 
 class Numbers(Protocol):
-    """A shorter way to write float32 numbers, with a loss. Equal numbers give equal bits everywhere."""
+    """A lossy, shorter encoding of float32 numbers. Equal numbers give equal bits on every machine."""
 
     name: str
     beside: tuple[str, ...]
-    """The parts beside the main one."""
+    """The names of the parts beside the main one."""
 
     def write(self, values: NDArray[np.float32]) -> Parts | None:
-        """`values`, finite, at least one; None where they cannot be written, or nothing is gained by it."""
+        """Encode `values`, finite, at least one; None if that is impossible or saves nothing."""
 
     def read(self, parts: Parts, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """What was written, as near as it is kept; not finite where the parts are not what `write` makes.
+        """The numbers of these parts, rounded; they may be not finite if `write` did not make the parts.
 
         Raises TensorError for parts of other names, shapes or dtypes.
         """
 
     def size(self, values: int) -> float:
-        """Bytes of so many numbers, in one tensor, before anything packs them."""
+        """Bytes of `values` numbers in one tensor, before packing."""
 
 
 class Packing(Protocol):
-    """Fewer bytes for the same bytes."""
+    """Lossless compression of bytes."""
 
     name: str
 
     def pack(self, data: bytes) -> bytes:
-        """The same content in fewer bytes, if there is anything to gain."""
+        """Compress `data`."""
 
     def unpack(self, data: bytes, most: int) -> bytes:
-        """What was packed. Raises TensorError for what was not, and as soon as over `most` bytes come."""
+        """The packed bytes. Raises TensorError for other data, and as soon as there are more than `most`."""
 
     def most(self, size: int) -> int:
-        """How many bytes the packing of `size` bytes may have."""
+        """The most bytes that packing `size` bytes may give."""
 
-
-# FROM deflate: Deflate (RFC 1951, in zlib's frame), from the standard library.
-#
-# Zstandard packs these updates no better (docs/wire.md has the figures), and its library is 24 MB.
 
 LEVEL = 6
+"""zlib's compression level."""
 
 
 class Deflate:
-    """Packs bytes. Versions of zlib may give other bytes for the same; all of them unpack to the same."""
+    """Deflate (RFC 1951, in zlib's frame), from the standard library.
+
+    Versions of zlib may pack the same data into different bytes; all of these unpack to the same data.
+    Zstandard packs these updates no better (docs/wire.md has the figures), and its library is 24 MB.
+    """
 
     name = "deflate"
 
@@ -72,7 +73,7 @@ class Deflate:
         return zlib.compress(data, LEVEL)
 
     def unpack(self, data: bytes, most: int) -> bytes:
-        """Never more than `most` + 1 bytes are made, whatever `data` says."""
+        """As `Packing.unpack`. Never makes more than `most` + 1 bytes, whatever `data` is."""
         stream = zlib.decompressobj()
         try:
             unpacked = stream.decompress(data, most + 1)
@@ -90,19 +91,19 @@ class Deflate:
         return size + (size >> 12) + (size >> 14) + (size >> 25) + 13
 
 
-# FROM delta: Changes of the base in place of values.
-#
-# Before lossy numbers it is the difference: rounding loses as much less as it is smaller than the value.
-# Alone
-# it is exact: the distance of the two float32 numbers in steps from one representable number to the next of
-# the
-# same sign, whose high bytes are nearly all zero.
+# Delta: changes of the base in place of values. Before lossy numbers it is the plain difference (`chain`),
+# which rounding harms less because it is smaller than the value. Alone it is exact, as `write` has it.
 
 NAME = "delta"
 
 
 def write(values: NDArray[np.float32], base: NDArray[np.float32]) -> Parts:
-    """Exactly: the difference of the bit patterns, modulo 2**32, with its sign as the lowest bit."""
+    """Encode the change of `values` from `base` exactly, as bytes that are nearly all zero.
+
+    It is the difference of the bit patterns, modulo 2**32, with its sign as the lowest bit: the distance of
+    two float32 numbers of the same sign in steps from one representable number to the next, whose high bytes
+    are nearly all zero.
+    """
     with np.errstate(over="ignore"):
         steps = (_bits(values) - _bits(base)).view(np.int32)
     folded: NDArray[np.int32] = (steps << 1) ^ (steps >> 31)
@@ -110,7 +111,7 @@ def write(values: NDArray[np.float32], base: NDArray[np.float32]) -> Parts:
 
 
 def read(parts: Parts, base: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The very values. Raises TensorError for parts that `write` does not make."""
+    """The exact values that `write` encoded. Raises TensorError for parts that it does not make."""
     folded = joined(parts[MAIN], "uint32", base.shape)
     with np.errstate(over="ignore"):
         steps = (folded >> np.uint32(1)) ^ (np.uint32(0) - (folded & np.uint32(1)))
@@ -119,16 +120,16 @@ def read(parts: Parts, base: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """(size,): numpy 1 makes a shifted scalar an int64, and of an array without axes too."""
+    """The bit patterns, flat (size,), as numpy 1 turns a shifted scalar or array without axes into int64."""
     bits: NDArray[np.uint32] = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     return bits
 
 
-# FROM half: Numbers of 16 bits: IEEE 754 binary16, rounded to the nearest, ties to even.
-
-
 class Half:
-    """11 bits of precision from 6e-5 to 65504. Smaller numbers lose bits, larger ones cannot be written."""
+    """16-bit numbers: IEEE 754 binary16, rounded to the nearest, ties to even.
+
+    11 bits of precision from 6e-5 to 65504. Smaller numbers lose bits; larger ones cannot be written.
+    """
 
     name = "half"
     beside: tuple[str, ...] = ()
@@ -146,19 +147,20 @@ class Half:
         return 2.0 * values
 
 
-# FROM int8: Numbers of 8 bits: -127 to 127 times a float32 scale that BLOCK neighbours share.
-
 BLOCK = 256
-"""Numbers with one scale: 1.6% more bytes."""
+"""Numbers that share one scale, which adds 1.6% of bytes."""
 LEAST = 32
-"""With fewer numbers the name of the scales takes more bytes than is gained."""
+"""Fewest numbers to encode: with fewer, the name of the scales takes more bytes than is saved."""
 SCALES = "scales"
 TINY = np.finfo(np.float32).tiny
-"""A smaller scale could be flushed to zero by some processors, and not by others: all its numbers are 0."""
+"""The smallest scale; numbers of a smaller one become 0, because only some processors flush it to zero."""
 
 
 class Int8:
-    """The largest number of a block becomes 127; none is off by more than half a scale. Ties go to even."""
+    """8-bit numbers: -127 to 127 times a float32 scale that BLOCK neighbours share.
+
+    The largest number of a block becomes 127; the error is at most half a scale. Ties go to even.
+    """
 
     name = "int8"
     beside: tuple[str, ...] = (SCALES,)
@@ -191,17 +193,17 @@ class Int8:
 
 
 def _rows(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(blocks, BLOCK), the last one filled up with zeros."""
+    """The numbers in rows (blocks, BLOCK), the last one filled up with zeros."""
     rows = np.zeros((-(-values.size // BLOCK), BLOCK), np.float32)
     rows.reshape(-1)[: values.size] = values.reshape(-1)
     return rows
 
 
-# FROM planes: Numbers byte by byte: first all lowest bytes, last all highest, which are alike and pack well.
-
-
 def split(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Of shape (bytes of a number, *shape), the lowest first on every machine."""
+    """The numbers as byte planes, uint8 (bytes of a number, *shape), the lowest bytes first on every machine.
+
+    High bytes are alike, so they pack well side by side.
+    """
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
     width = values.dtype.itemsize
     return np.ascontiguousarray(little.reshape(-1).view(np.uint8).reshape(-1, width).T).reshape(
@@ -210,7 +212,7 @@ def split(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def joined(planes: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """The numbers, of a dtype of fixed width and this shape. Raises TensorError for other planes."""
+    """The numbers of byte planes, in this dtype and shape. Raises TensorError for other planes."""
     width = np.dtype(dtype).itemsize
     if planes.dtype != np.uint8 or planes.shape != (width, *shape):
         raise TensorError(f"is {planes.dtype} {planes.shape}, expected uint8 {(width, *shape)}")

@@ -1,1 +1,1 @@
-"""Zeroth-order directions, and steps along them."""
+"""Random directions of zeroth-order training, and steps along them."""

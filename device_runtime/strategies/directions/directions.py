@@ -1,7 +1,8 @@
-"""Random directions that are the same bits everywhere: a protocol, not a library's random stream.
+"""Random directions that are the same bits on every device, by a protocol that is defined here.
 
-All are made of the words of Philox4x64-10 as defined by Salmon et al. 2011 (Random123), 64 bits each, with
-the counter in its first word: word j of direction p under seed s is
+No library's random stream is part of the protocol. All directions are made of the 64-bit words of
+Philox4x64-10 as defined by Salmon et al. 2011 (Random123), with the counter in its first word: word j of
+direction p under seed s is
 
     word j mod 4 of Philox4x64-10(counter = j // 4 + 1, key = (s, p))
 
@@ -33,30 +34,30 @@ Elements = NDArray[np.float32]
 GENERATOR = "philox4x64-popcount/1"
 RADEMACHER = "philox4x64-rademacher/1"
 BLOCK = 1 << 15
-"""Elements generated at a time, which stay in the cache; a whole number of counters of any generator."""
+"""Elements generated at a time, which fit in the cache; a whole number of counters of any generator."""
 
 _WORDS_OF_A_COUNTER = 4
 
 
 class UnknownGenerator(ValueError):
-    """A log or an offer names a generator that this version does not have."""
+    """Raised if a log or an offer names a generator that this version does not have."""
 
 
 @dataclass(frozen=True)
 class Generator:
-    """How words become elements, `per_word` of each: `elements` takes uint64 (n,), gives (n * per_word,)."""
+    """How random words become elements: `elements` takes words uint64 (n,) and gives (n * per_word,)."""
 
     per_word: int
     elements: Callable[[Words], Elements]
 
     @property
     def per_counter(self) -> int:
-        """Elements of one counter: a direction can be entered at multiples of it."""
+        """Elements of one counter: generation can start at multiples of it."""
         return self.per_word * _WORDS_OF_A_COUNTER
 
 
 def check_generator(name: str) -> None:
-    """Raises UnknownGenerator unless it is one that this version has."""
+    """Raises UnknownGenerator unless this version has a generator of this name."""
     if name not in GENERATORS:
         known = ", ".join(repr(known) for known in GENERATORS)
         raise UnknownGenerator(f"directions from {name!r}; this version has {known}: update it")
@@ -65,7 +66,7 @@ def check_generator(name: str) -> None:
 def direction(seed: int, index: int, start: int, size: int, generator: str = GENERATOR) -> Elements:
     """Elements start .. start + size of direction `index` under `seed`, float32 (size,).
 
-    0 <= seed < 2**64; `start` is at a whole counter. Raises UnknownGenerator, ValueError for another start.
+    0 <= seed < 2**64. Raises UnknownGenerator, and ValueError unless `start` is at a whole counter.
     """
     check_generator(generator)
     made = GENERATORS[generator]
@@ -88,14 +89,14 @@ def blocks(seed: int, index: int, size: int, generator: str = GENERATOR) -> Iter
 
 
 class _Stream(threading.local):
-    """A bit generator of each thread, set to any place: a new one would ask the system for entropy first."""
+    """One bit generator for each thread, set to any place: a new one would ask the system for entropy."""
 
     def __init__(self) -> None:
         self._philox = np.random.Philox(0)
         self._state: Any = dict(self._philox.state)
 
     def words(self, key: tuple[int, int], counter: int, size: int) -> Words:
-        """`size` words after `counter`."""
+        """`size` words under `key`, from `counter` on, uint64 (size,)."""
         place = {"counter": np.array([counter, 0, 0, 0], np.uint64), "key": np.array(key, np.uint64)}
         self._state |= {"state": place, "buffer_pos": _WORDS_OF_A_COUNTER}
         self._philox.state = self._state
@@ -107,7 +108,7 @@ _stream = _Stream()
 
 
 def _popcount_in_words(words: Words) -> Words:
-    """Set bits of each word, where numpy has no bitwise_count (before 2.0)."""
+    """The number of set bits in each word; for numpy before 2.0, which has no bitwise_count."""
     ones, twos, fours = (np.uint64(m) for m in (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F))
     high = words >> np.uint64(1)
     high &= ones

@@ -1,4 +1,4 @@
-"""Scalars of a round as they are summed: by the round whose directions they are along."""
+"""The running mean of a round's zeroth-order scalars, separately for late ones of each earlier round."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from device_runtime.strategies.training.device_half import Late
 
 Scalars = NDArray[np.float64]
 Chain: TypeAlias = "tuple[()] | tuple[float, Chain]"
-"""Numbers, the latest first: adding one costs the same however many there are."""
+"""A linked list of numbers, the latest first: adding one takes the same time however many there are."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Scalars float64 (num_z,) along the directions of a round; `share` is their part of all the weight."""
+    """Mean scalars float64 (num_z,) along the directions of round `of`; `share`: their share of all weight."""
 
     of: Late
     scalars: Scalars
@@ -28,11 +28,10 @@ class Mean:
 
 @dataclass(frozen=True)
 class MeanScalars:
-    """Weighted sum float64 (num_z,) of the projected gradients, and their weight; beside it those of earlier
-    rounds, which are along other directions.
+    """The weighted sum float64 (num_z,) of projected gradients, and their weight.
 
-    `squares`: the mean square of each device's scalars, the latest first, each with those before it; None
-    where nobody asks for their median.
+    late: the same for earlier rounds, whose scalars are along other directions. squares: the mean square of
+    each device's scalars, the latest first; None if `median` is not needed.
     """
 
     sums: Scalars
@@ -42,12 +41,12 @@ class MeanScalars:
 
     @classmethod
     def empty(cls, num_z: int, squares: bool = False) -> MeanScalars:
-        """`squares`: whether `median` will be asked for."""
+        """The state without scalars; `squares`: whether `median` will be needed."""
         return cls(np.zeros(num_z), squares=() if squares else None)
 
     @property
     def whole(self) -> float:
-        """The weight of all, those of earlier rounds too; `weight` is of what came in time."""
+        """The weight of all scalars, late ones included; `weight` is of those in time."""
         return self.weight + sum(each.weight for each in self.late.values())
 
     def add(self, projected: Scalars, weight: float, late: Late | None) -> MeanScalars:
@@ -63,7 +62,7 @@ class MeanScalars:
 
     @property
     def median(self) -> float:
-        """The mean square of the median device's scalars, of two the smaller one; infinite where unknown."""
+        """The median over devices of the mean square of their scalars, of two the smaller; inf if unknown."""
         found, rest = list[float](), self.squares
         while rest:
             square, rest = rest
@@ -71,7 +70,7 @@ class MeanScalars:
         return sorted(found)[(len(found) - 1) // 2] if found else inf
 
     def means(self, now: Late) -> Iterator[Mean]:
-        """Of each round that has any, the earliest first and `now` last."""
+        """The mean of each round that has scalars, the earliest first and `now` last."""
         for of, mean in [*sorted(self.late.items(), key=lambda each: each[0].round), (now, self)]:
             if mean.weight:
                 yield Mean(of, mean.sums / mean.weight, mean.weight / self.whole)

@@ -1,4 +1,4 @@
-"""What is applied along directions: weights are perturbed, and the steps of a log are taken again."""
+"""Perturbs weights along directions, and replays the steps of a step log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from device_runtime.profiles.machine import usable_cores
 from . import directions
 
 WORTH_THREADS = 1 << 26
-"""Elements of directions: fewer are generated before threads have started and shared them out."""
+"""Fewest direction elements for which starting threads is worth its time."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Along:
     generator: str = directions.GENERATOR
 
     def part(self, begin: int, size: int) -> directions.Elements:
-        """The direction alone, from element `begin`, float32 (size,). Raises UnknownGenerator."""
+        """The unscaled direction from element `begin` on, float32 (size,). Raises UnknownGenerator."""
         return directions.direction(self.seed, self.index, begin, size, self.generator)
 
 
 def perturb(params: Flat, base: Tensors, along: Along) -> None:
-    """params <- base + scale * z in float32, straight from the base: nothing is ever undone.
+    """params <- base + scale * z in float32, always from the base, so that no perturbation is undone.
 
-    `base` holds every tensor of `params`. Where scale * z is exact, as it is for signs, a weight is rounded
-    once. Block by block, in one pass over memory. Raises UnknownGenerator.
+    `base` holds every tensor of `params`. If scale * z is exact, as for signs, a weight is rounded once.
+    Works block by block, in one pass over memory. Raises UnknownGenerator.
     """
     scale = np.float32(along.scale)
     for begin in range(0, len(params.vector), directions.BLOCK):
@@ -62,12 +62,12 @@ def move(vector: Vector, along: Sequence[Along]) -> None:
 def replay(
     weights: Tensors, steps: Iterable[Step], manifest: Manifest, threads: int | None = None
 ) -> dict[str, NDArray[Any]]:
-    """The weights after these steps: what the aggregator does, and every device that catches up.
+    """The weights after these steps, as the aggregator takes them and every device that catches up.
 
-    In float64, one rounding to float32 a weight and step, so that all who replay hold the same bits, whatever
-    the threads (by default one for each core that this process may use). The tensors that moved are views of
-    one new buffer. Raises UnknownGenerator, BundleError for an unknown tunable set, TensorError for a step
-    that is none.
+    Computed in float64, with one rounding to float32 for each weight and step, so that all get the same bits,
+    with any number of threads (by default one for each core that this process may use). The tensors that
+    moved are views of one new buffer. Raises UnknownGenerator, BundleError for an unknown tunable set, and
+    TensorError for an invalid step.
     """
     current = dict(weights)
     for tunable, together in groupby(steps, key=lambda step: step.tunable):
@@ -80,7 +80,7 @@ def replay(
 
 
 def along_step(step: Step) -> tuple[Along, ...]:
-    """What a step moves the weights along. Raises UnknownGenerator, TensorError for a step that is none."""
+    """The scaled directions of a step. Raises UnknownGenerator, and TensorError for an invalid step."""
     directions.check_generator(step.generator)
     if not step.scalars or not 0 <= step.seed < 2**64:
         raise TensorError(f"step of round {step.round}: {len(step.scalars)} scalars, seed {step.seed}")
@@ -92,9 +92,9 @@ def along_step(step: Step) -> tuple[Along, ...]:
 
 
 def take(vector: Vector, moves: Sequence[Sequence[Along]], threads: int | None) -> None:
-    """Every move in turn, each rounded once: a block through all of them, then the next block.
+    """Apply every move in turn, each rounded once: all moves to one block, then the next block.
 
-    `threads`: None for one a core, where there is enough to share out. Raises UnknownGenerator.
+    threads: None for one on each core, if there is enough work for them. Raises UnknownGenerator.
     """
     begins = range(0, len(vector), directions.BLOCK)
     if len(vector) * sum(map(len, moves)) < WORTH_THREADS:

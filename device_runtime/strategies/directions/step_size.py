@@ -1,4 +1,4 @@
-"""How far a zeroth-order step goes: by its rate alone, or by the size of the weights and of past scalars."""
+"""The length of zeroth-order steps: absolute, or relative to the weights and to past scalars."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 
 Sizing = Literal["absolute", "relative"]
 SMALLEST = 2.0**-10
-"""The unit of weights that are all 0, or nearly (Adafactor's 1e-3, Shazeer and Stern 2018, section 8)."""
+"""The smallest unit, for weights that are nearly 0 (Adafactor's 1e-3, Shazeer and Stern 2018, section 8)."""
 GRID, MOST = 32, 127
 """A relative scalar is an integer from -MOST to MOST, in parts of the usual scalar: one byte in the log."""
 
 
 def unit(weights: Tensors, specs: Iterable[TensorSpec], sizing: Sizing) -> float:
-    """What `eps` and `lr` are counted in: 1, or the root mean square of these tensors as a power of two.
+    """The unit of `eps` and `lr`: 1, or the root mean square of these tensors, rounded to a power of two.
 
-    So that it seldom changes from round to round, and those who differ in a last bit have the same.
+    A power of two seldom changes from round to round, and is the same for devices that differ in a last bit.
     """
     if sizing == "absolute":
         return 1.0
@@ -37,12 +37,13 @@ def unit(weights: Tensors, specs: Iterable[TensorSpec], sizing: Sizing) -> float
 
 @dataclass(frozen=True)
 class Moment:
-    """The mean square of all scalars so far, the latest weighing most: one number for the whole model.
+    """The decaying mean square of all scalars so far: one number for the whole model.
 
-    `total` is beta * total + (1 - beta) * mean(g^2), `weight` the same of 1 (Adam's second moment, Kingma and
-    Ba 2015, as a scalar). A jump counts as MOST / GRID times the usual, which is how far it is gone. In the
-    first round the usual is that of the round's median device, and the second round bounds the first in the
-    same way: one lie would else leave thousands of rounds without a step.
+    `total` is beta * total + (1 - beta) * mean(g^2), and `weight` the same of 1 (Adam's second moment, Kingma
+    and Ba 2015, as a scalar). A sudden jump counts as at most MOST / GRID times the usual scalar, which is
+    the longest step taken. In the first round the usual scalar is that of the median device, and the second
+    round bounds the first in the same way: otherwise one false value would leave thousands of rounds without
+    a step.
     """
 
     total: float = 0.0
@@ -50,13 +51,13 @@ class Moment:
 
     @classmethod
     def of(cls, memory: Tensors) -> Moment:
-        """What `kept` gave, or none yet."""
+        """The moment that `kept` wrote; the initial one if there is none."""
         return cls(*memory["moment"].tolist()) if "moment" in memory else cls()
 
     def after(self, square: float, beta: float, median: float = inf) -> Moment:
-        """With the mean square of one more round; of a jump, no more than what the step goes by.
+        """The moment after one more round with this mean square, bounded as a step is.
 
-        `median`: the mean square of the round's median device, which counts as the usual where none is known.
+        median: the mean square of the round's median device, which bounds the first round.
         """
         jump, total = (MOST / GRID) ** 2, self.total
         square = min(square, (self.usual**2 or median) * jump)
@@ -66,15 +67,16 @@ class Moment:
 
     @property
     def usual(self) -> float:
-        """The root of the mean square; 0 where every scalar was."""
+        """The root mean square of scalars so far; 0 if there are none, or all were 0."""
         return sqrt(self.total / self.weight) if self.weight else 0.0
 
     def kept(self) -> dict[str, NDArray[np.float64]]:
+        """As tensors, to keep until the next round; read by `of`."""
         return {"moment": np.array([self.total, self.weight])}
 
 
 def relative(scalars: NDArray[np.float64], usual: float) -> NDArray[np.float64]:
-    """The scalars in parts of the usual one, rounded to GRIDths and held within MOST of them."""
+    """The scalars divided by the usual one, times GRID, rounded to integers and clipped to +-MOST."""
     if not usual:
         return np.zeros_like(scalars)
-    return np.clip(np.rint(scalars / usual * GRID), -MOST, MOST) + 0.0  # no -0, which is no integer
+    return np.clip(np.rint(scalars / usual * GRID), -MOST, MOST) + 0.0  # turns -0.0 into 0.0

@@ -1,1 +1,1 @@
-"""From the updates of one round to one model."""
+"""Merges the updates of a round into one model."""

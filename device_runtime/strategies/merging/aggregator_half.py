@@ -1,4 +1,4 @@
-"""What an aggregator's half of an update is given, and what it does to the model."""
+"""Inputs and outputs of the aggregator's half of a kind of update."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ ALONE: Mapping[str, Tensors] = MappingProxyType({})
 
 
 class ServerTools(Protocol):
-    """What only an aggregator has: the models of the task, on an engine, and its generic data."""
+    """What a kind may use on the aggregator to train there: the task's models, and its generic set."""
 
     @property
     def generic(self) -> LocalData | None:
-        """Prepared samples that are nobody's own (thesis 002, 5.3 and 5.5); None where there are none."""
+        """Prepared samples that belong to no device (thesis 002, 5.3 and 5.5); None if there are none."""
 
     def model(self, member: str = "") -> DeviceModel:
-        """The main model, or that member of the family, opened once: load weights before each use.
+        """The main model, or a member of the family, on an engine. Raises ModelError.
 
-        Raises ModelError.
+        It is opened once and shared: load weights before each use.
         """
 
     def manifest(self, member: str = "") -> Manifest:
-        """Of the same. Raises KeyError for a member that the task does not have."""
+        """The manifest of that model. Raises KeyError for a member that the task does not have."""
 
 
 @dataclass(frozen=True)
 class RoundModel:
-    """On the aggregator: the model that was distributed in a round, and the round's seed.
+    """The model that was distributed in a round, and the round's number and seed.
 
-    `family` has the weights of the smaller models that were distributed beside it, by their names; `memory`
-    what this kind kept here after an earlier round.
+    family: the weights of the smaller models that were distributed beside it, by name. memory: what this kind
+    kept on the aggregator after an earlier round. tools: None where the aggregator has no engine.
     """
 
     manifest: Manifest
@@ -54,15 +54,19 @@ class RoundModel:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one kind's contributions of a round do to the model; `merge` joins the effects of all kinds.
+    """The effect of one kind's contributions on the model; `merge` joins the effects of all kinds.
 
-    `mean` is averaged per tensor with the other kinds' by weight, and what the server optimiser then steps
-    towards. `steps` are taken along known directions, beside it. `assigned` is put into the base as it is.
-    `refine` is called with the base that all of this made, and gives the tensors to put in their place.
-    `served` replaces tensors of the *distributed* model to give the served one; so does `served_mean`, joined
-    over all kinds that have one. `family` has what becomes of smaller models, `teach` makes that of the next
-    base, when nothing changes it any more. `memory` is kept here for the kind's next round, `aside` sent to
-    its devices beside the next base; None: what was there stays.
+    mean: averaged with the other kinds' by tensor and weight; the server optimiser steps towards the result.
+    steps: zeroth-order steps, taken after that.
+    served: replaces tensors of the *distributed* model to give the served one.
+    served_mean: as `served`, averaged over all kinds that have one.
+    num_examples: samples behind the effect.
+    assigned: tensors that are put into the base as they are.
+    refine: called with the base that all of the above made; gives tensors to replace in it.
+    family: the next bases of smaller models.
+    teach: as `family`, made from the next base once it is final.
+    memory: kept on the aggregator for the kind's next round; None: what was kept stays.
+    aside: sent to the kind's devices beside the next base; None: what was sent stays.
     """
 
     mean: TensorMean | None = None
@@ -80,10 +84,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class Carried:
-    """What a round hands to the next beside the base model.
+    """The state that a round hands to the next beside the base model.
 
-    `family` has the base of each smaller model, `memory` what each kind keeps on the aggregator (and the
-    server optimiser, under its own name), `aside` what devices are sent beside the base.
+    family: the base of each smaller model. memory: what each kind keeps on the aggregator, by name; the
+    server optimiser and other parts of merging have names of their own. aside: tensors sent to devices beside
+    the base.
     """
 
     family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)

@@ -1,4 +1,4 @@
-"""The updates of one round, folded one by one: nothing is held but what each kind sums up."""
+"""Folds the updates of a round one by one, and merges them; only sums are held in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from .server_optimizer import ServerOptimizer
 
 
 class Folding:
-    """From contributions to the next base. Give them in a fixed order: sums then have the same bits."""
+    """Turns a round's contributions into the next base.
+
+    Add contributions in a fixed order, so that sums have the same bits.
+    """
 
     def __init__(
         self,
@@ -29,7 +32,7 @@ class Folding:
         carried: Carried = NOTHING_CARRIED,
         optimizer: ServerOptimizer = FEDAVG,
     ) -> None:
-        """`kinds` by name, in the order of preference; `carried` came from the round before."""
+        """`kinds` is by name, in the order of preference; `carried` is from the round before."""
         self._kinds, self._model, self._carried, self._optimizer = kinds, model, carried, optimizer
         self._models = {
             name: replace(model, family=carried.family, memory=carried.memory.get(name, NOTHING))
@@ -44,9 +47,9 @@ class Folding:
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
     def parted(self, contribution: TrainedUpdate) -> tuple[TrainedUpdate, Statistics | None]:
-        """Splits a contribution into its update, for `add`, and its class statistics, for `pool`.
+        """Split a contribution into its update, for `add`, and its class statistics, for `pool`.
 
-        The statistics are scaled to all samples that they stand for.
+        The statistics are scaled to all samples and rounds that they stand for; None if it has none.
         """
         if self._statistics is None:
             return contribution, None
@@ -61,32 +64,33 @@ class Folding:
         return rest, found if times == 1 else found.standing_for(times)
 
     def pool(self, statistics: Statistics | None, late: Late | None) -> None:
-        """One device's more; None: it has sent none. `late` is that of its contribution."""
+        """Add one device's class statistics, if it sent any; `late` is that of its contribution."""
         if self._statistics is not None and statistics is not None:
             self._statistics.add(statistics, late)
 
     def add(self, contribution: TrainedUpdate, weight: float) -> None:
-        """One more, which then may be forgotten; `weight` is more than 0."""
+        """Add one update with a weight of more than 0; it is not held afterwards."""
         kind = contribution.kind
         with np.errstate(over="ignore", invalid="ignore"):
             self._states[kind] = self._kinds[kind].fold(self._states[kind], contribution, weight)
 
     def trained(self, contribution: TrainedUpdate) -> tuple[str, Tensors]:
-        """The member of the family that an update is of, the main model's by "", and its base here."""
+        """The member of the family that an update trained ("": the main model), and that member's base."""
         member = formed(self._kinds[contribution.kind], contribution.form).member
         return member, self._carried.family[member] if member else self._model.weights
 
     def strategy(self, kind: str) -> AnyStrategy:
-        """Of an offered kind, by its name."""
+        """The offered kind of this name."""
         return self._kinds[kind]
 
     def counted(self, contribution: TrainedUpdate) -> float:
-        """As how many samples an update counts, by its kind."""
+        """The update's weight in the mean, in samples, as its kind says."""
         return self._kinds[contribution.kind].counted(contribution)
 
     def merged(self) -> tuple[Merged, str]:
-        """What all of them make, and what was odd about it; all stays as it was where that is not finite, or
-        a kind cannot go on with what it got.
+        """The result of the round, and a note for people about anything unusual.
+
+        If the result is not finite, or a kind cannot go on with its updates, everything stays as it was.
         """
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -97,7 +101,7 @@ class Folding:
             return unchanged, f"{error}: the base stays as it was"
 
     def _merged(self) -> tuple[Merged, str]:
-        """Raises TensorError."""
+        """As `merged`, but raises TensorError."""
         effects = {
             name: kind.finish(self._states[name], self._models[name]) for name, kind in self._kinds.items()
         }
@@ -107,9 +111,10 @@ class Folding:
         return self._derived(merged), odd
 
     def _pooled(self, merged: Merged) -> tuple[Merged, str]:
-        """With the closed-form head as what is served, where the round's kinds send class statistics.
+        """Serve the closed-form head if the round's kinds send class statistics; a note, as `merged`.
 
-        Where devices hold samples out, it goes beside the next base, which is served if they find it better.
+        If devices hold samples out, the head is also sent to them beside the next base, and the base is
+        served with its trained head if that is better on those samples.
         """
         if self._statistics is None:
             return merged, ""
@@ -125,7 +130,7 @@ class Folding:
         return replace(merged, served=merged.base if why else served), why
 
     def _derived(self, merged: Merged) -> Merged:
-        """With the bases of members that are parts of the main model."""
+        """Add the bases of members that are parts of the main model."""
         bases = derived(self._kinds.values(), merged.base, self._model)
         if not bases:
             return merged

@@ -1,4 +1,7 @@
-"""One round, many kinds of update, one global model (ALGORITHMS, section 10: ours)."""
+"""Merges the updates of one round, of all kinds, into the next global model.
+
+How several kinds share a round is ours.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,16 @@ from .tensor_mean import TensorMean
 NOTHING_CARRIED = Carried()
 FEDAVG = ServerOptimizer()
 OPTIMIZER = "server-optimizer"
-"""Whose memory the optimiser's moments are, beside those of the kinds."""
+"""The key of the optimiser's moments in `Carried.memory`, beside the names of the kinds."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What a round made. `base` is distributed next, `served` is evaluated and deployed.
+    """The result of a round: `base` is distributed next, `served` is evaluated and deployed.
 
-    When nothing but `steps` changed the base, devices may replay them instead of fetching it. `carried` goes
-    to the next round. `closed_form` is the model with the closed-form head, served or not; empty for none.
+    `replayable`: only `steps` changed the base, so devices may replay them instead of fetching it. `carried`
+    goes to the next round. `closed_form` is the model with the closed-form head, served or not; empty for
+    none.
     """
 
     base: Tensors
@@ -49,15 +53,18 @@ def merge(
     carried: Carried = NOTHING_CARRIED,
     mixed: bool = False,
 ) -> Merged:
-    """Join the effects of all kinds, by name in the order of preference.
+    """Join the effects of all kinds; `kinds` is by name, in the order of preference.
 
-    Tensors are averaged over those who trained them, by weight, across kinds; a tensor that nobody trained
-    stays. In `mixed` rounds few samples move it by less (`few_samples`). `optimizer` steps towards that mean.
-    Zeroth-order steps are then taken beside it, scaled by the share of samples behind them among all that
-    move the base (1 when only they came). What is assigned is
-    put in, and each kind's refinement is made of the result, in order; of a base that is not finite nothing
-    is made, nor does it teach. The served model is the distributed one with the tensors that the most
-    preferred kind says to serve, or else the new base. Raises TensorError where a kind cannot go on.
+    1. Each tensor is averaged across kinds over the devices that trained it, by weight; a tensor that no
+       device trained stays. In `mixed` rounds few samples move it by less (`stepped`).
+    2. `optimizer` steps towards that mean.
+    3. Zeroth-order steps follow, scaled by their share of the samples behind all that moves the base (1 if
+       there is nothing else).
+    4. Assigned tensors are set, then each kind refines the result, in order.
+
+    A base that is not finite is neither refined nor used to teach smaller models. The served model is the
+    distributed one with the tensors that the most preferred kind serves; without any, it is the new base.
+    Raises TensorError where a kind cannot go on.
     """
     effects = tuple(kinds.values())
     joined = TensorMean()
@@ -94,7 +101,7 @@ def merge(
 
 
 def _served(effects: Sequence[Effect]) -> Tensors:
-    """What the most preferred kind puts into the served model; a mean is over all kinds that have one."""
+    """The tensors that the most preferred kind serves; a mean is over all kinds that have one."""
     for effect in effects:
         if effect.served:
             return effect.served
@@ -107,7 +114,7 @@ def _served(effects: Sequence[Effect]) -> Tensors:
 def _carried(
     before: Carried, kinds: Mapping[str, Effect], own: Mapping[str, Tensors], base: Tensors
 ) -> Carried:
-    """What was there stays, where no kind has anything new; `own`: memory of the merging itself."""
+    """The state for the next round: as `before`, updated by the kinds; `own` is memory of merging itself."""
     family, memory, aside = dict(before.family), dict(before.memory), dict(before.aside)
     sound = any(effect.teach is not None for effect in kinds.values()) and finite(base)
     memory |= {name: kept for name, kept in own.items() if kept}
@@ -123,8 +130,10 @@ def _carried(
 def brought_forward(
     update: TrainedUpdate, late: Late, now: int, base: Callable[[int], Tensors]
 ) -> TrainedUpdate:
-    """A late update as one of round `now`: its tensors as `rebased`, and marked, which what is no tensor of
-    the base goes by (scalars along the directions of their own round). `base`: what a round distributed.
+    """A late update, made to count in round `now`: its tensors are `rebased`, and `late` is set on it.
+
+    Content that is no tensor of the base is not moved; kinds read `late` for it, as for scalars along the
+    directions of their own round. `base` gives the weights that a round distributed.
     """
     here, late = base(now), replace(late, base=partial(base, late.round))
     if not here.keys() & update.tensors.keys():
@@ -133,12 +142,12 @@ def brought_forward(
 
 
 def rebased(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> Tensors:
-    """A late update as one of the round it counts in: its change, scaled, made to that base.
+    """A late update, rebased onto the round in which it counts: its change, scaled, is added to that base.
 
     `made_for` and `now` are the bases of the two rounds. A float tensor of the update that both have in the
     same shape becomes now + share * (update - made_for), float32 (FedBuff, Nguyen et al. 2022, algorithm 1;
     share is its s(tau)). Running statistics of a normalisation are no sum of changes: they go `share` of the
-    way from now to the update, so that no variance becomes negative. All others are unchanged.
+    way from now to the update, so that no variance becomes negative. All other tensors are unchanged.
     """
     after = dict(update)
     for name, value in update.items():
@@ -152,34 +161,28 @@ def rebased(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> T
     return after
 
 
-# FROM few_samples: A round that brings few samples moves the base by less.
-#
-# With n the weight behind a tensor in a round and nbar its running mean, over the last rounds that trained
-# it:
-#
-#     w <- w + min(1, n / nbar) (mean - w)
-#
-# The mean alone makes as long a step from five stragglers of one class as from a whole cohort, and in mixed
-# rounds the weight varies much by which devices were drawn, and which are late: a base was spoilt by a
-# round in
-# which no device had trained all of it. A mean by weights that do not add up to 1 in each round, but do so
-# over
-# rounds, is that of Li et al. 2020 (On the convergence of FedAvg on non-IID data); that no step becomes
-# longer
-# is ours.
-
 MEMORY = "few-samples"
-"""Whose memory the running means are, beside those of the kinds."""
+"""The key of the running mean weights in `Carried.memory`, beside the names of the kinds."""
 WINDOW = 10
-"""Rounds that the running mean looks back on, about."""
+"""About how many rounds the running mean weight looks back on."""
 
 
 def stepped(
     base: Tensors, joined: TensorMean, memory: Tensors
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """What the mean makes of the base's tensors, and the memory for the next round.
+    """The base's tensors after a step towards the mean that is shorter in a round of few samples; the memory.
 
-    Memory: nbar and the rounds behind it, float64 (2,), by the name of the tensor.
+    With n the weight behind a tensor in this round and nbar its running mean over the last rounds that
+    trained it:
+
+        w <- w + min(1, n / nbar) (mean - w)
+
+    The mean alone steps as far for five stragglers of one class as for a whole cohort. In mixed rounds the
+    weight varies much, by which devices were drawn and which are late; without this, one round in which no
+    device had trained all of the base spoilt it. Li et al. 2020 (On the convergence of FedAvg on non-IID
+    data) average with weights that add up to 1 over rounds, not in each; that no step becomes longer is ours.
+
+    Memory for the next round: nbar and the rounds behind it, float64 (2,), by the name of the tensor.
     """
     means, kept = joined.mean(), dict(memory)
     for name, mean in means.items():

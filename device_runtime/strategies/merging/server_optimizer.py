@@ -1,4 +1,4 @@
-"""What the aggregator does with a round's mean: FedAvgM, FedAdagrad, FedAdam, FedYogi, or nothing (FedAvg).
+"""Server optimizers: FedAvg, FedAvgM, FedAdagrad, FedAdam and FedYogi step from the base to the mean.
 
 Reddi et al. 2021 (Adaptive Federated Optimization), algorithm 2; Hsu et al. 2019, section 4.3 (FedAvgM).
 """
@@ -18,7 +18,7 @@ from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.settings import Setting
 
 STATISTICS = (".running_mean", ".running_var")
-"""How names of tensors end that are estimates of a normalisation, not parameters."""
+"""Name endings of tensors that are running statistics of a normalisation, not parameters."""
 
 Name = Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 
@@ -29,20 +29,23 @@ USUAL_LR: Mapping[Name, float] = {
     "fedadam": 0.01,
     "fedyogi": 0.01,
 }
-"""For networks from random weights. Pre-trained ones want less: thesis 000 (A.2) tries 0.001 to 0.000001."""
+"""Default learning rates, for networks with random initial weights.
+
+Pre-trained networks need smaller rates: thesis 000 (A.2) tries 0.001 to 0.000001.
+"""
 
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """A step from the base along delta, the mean of what devices trained less the base.
+    """A step from the base along delta: the mean of the updates minus the base.
 
-    fedavg: w += lr delta, the mean itself where lr is 1.
+    fedavg: w += lr delta; with lr 1, the mean itself.
     fedavgm: m = momentum m + delta, w += lr m.
-    The others: m = beta1 m + (1 - beta1) delta, w += lr m / (sqrt(v) + tau), with v from tau^2 on and no
-    correction of bias; fedadam: v = beta2 v + (1 - beta2) delta^2, fedyogi: v -= (1 - beta2) delta^2
+    The others: m = beta1 m + (1 - beta1) delta, w += lr m / (sqrt(v) + tau), where v starts at tau^2, without
+    bias correction; fedadam: v = beta2 v + (1 - beta2) delta^2, fedyogi: v -= (1 - beta2) delta^2
     sign(v - delta^2), fedadagrad: v += delta^2, without betas.
-    lr: None is the one in USUAL_LR. Defaults: Reddi et al., appendix D.1; momentum: Hsu et al., section 4.3.
-    Raises ValueError for lr or tau of 0 or less, betas and momentum outside [0, 1), another name.
+    lr: None: the default in USUAL_LR. Defaults: Reddi et al., appendix D.1; momentum: Hsu et al., section
+    4.3. Raises ValueError for lr or tau of 0 or less, betas and momentum outside [0, 1), another name.
     """
 
     name: Annotated[Name, Setting("Server optimiser; fedavg takes the mean itself.", "fedadam")] = "fedavg"
@@ -72,17 +75,17 @@ class ServerOptimizer:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """What it keeps of every trained tensor: of m and v."""
+        """Which of the moments m and v it keeps for every trained tensor."""
         return {"fedavg": (), "fedavgm": ("m",), "fedadagrad": ("v",)}.get(self.name, ("m", "v"))
 
     def step(
         self, base: Tensors, mean: Tensors, memory: Tensors
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """The tensors of `mean`, stepped to from `base`, and the memory for the next round.
+        """The tensors of `mean` after a step from `base` towards it, and the memory for the next round.
 
-        Memory: m/NAME and v/NAME float32, of the shape of NAME; what is not in `mean` keeps its own. Running
-        statistics, integers and what the base does not have are set to the mean. Nothing given is changed.
-        Raises ValueError where shapes differ.
+        Memory: m/NAME and v/NAME float32, of the shape of NAME; moments of tensors not in `mean` stay.
+        Running statistics, integers and tensors that the base does not have are set to the mean. Arguments
+        are not changed. Raises ValueError if shapes differ.
         """
         after, kept = dict(mean), dict(memory)
         if self.name == "fedavg" and self.rate == 1:
@@ -96,7 +99,7 @@ class ServerOptimizer:
         return after, kept
 
     def _moment(self, which: str, name: str, value: NDArray[Any], memory: Tensors) -> Vector:
-        """A copy of what is kept, or where it starts."""
+        """A copy of a kept moment, or its initial value."""
         key = f"{which}/{name}"
         if key in memory:
             return _copy(key, memory[key], value.shape)
@@ -104,7 +107,7 @@ class ServerOptimizer:
         return start
 
     def _move(self, weights: Vector, mean: Vector, moments: Mapping[str, Vector]) -> None:
-        """One tensor, a block at a time: `weights` and `moments` are changed in place."""
+        """Step one tensor, a block at a time; `weights` and `moments` are changed in place."""
         scratch = np.empty((2, min(weights.size, BLOCK)), np.float32)
         flat = [vector.reshape(-1) for vector in (weights, mean, *moments.values())]
         for w, target, *held in blocks(*flat):
@@ -114,7 +117,7 @@ class ServerOptimizer:
             np.add(w, change, out=w)
 
     def _change(self, delta: Vector, moments: Mapping[str, Vector], room: Vector) -> Vector:
-        """What a block of weights moves by, in `delta`'s place or `room`'s."""
+        """The step of a block of weights, written over `delta`; `room` is scratch memory."""
         along = delta
         if "v" in moments:
             self._square(delta, moments["v"], room)
@@ -133,7 +136,7 @@ class ServerOptimizer:
         return change
 
     def _square(self, delta: Vector, v: Vector, room: Vector) -> None:
-        """The second moment of a block."""
+        """Update the second moment of a block in place."""
         np.multiply(delta, delta, out=room)
         if self.name == "fedyogi":
             room *= np.sign(room - v) * np.float32(1 - self.beta2)
@@ -144,7 +147,7 @@ class ServerOptimizer:
 
 
 def _copy(name: str, value: NDArray[Any], shape: tuple[int, ...]) -> Vector:
-    """float32, contiguous. Raises ValueError unless `value` has this shape."""
+    """A contiguous float32 copy. Raises ValueError unless `value` has this shape."""
     if value.shape != shape:
         raise ValueError(f"{name} is {value.shape}, its mean is {shape}")
     return np.array(value, np.float32, order="C")

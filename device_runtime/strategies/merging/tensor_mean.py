@@ -1,4 +1,4 @@
-"""The running weighted mean of named tensors, each over those who trained it."""
+"""The running weighted mean of named tensors, each over the devices that trained it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from device_runtime.models.engines.blocks import BLOCK, blocks
 
 @dataclass(frozen=True)
 class PartialWeights:
-    """Of a tensor that some gave a part of: the weight of each element beside that of whole tensors, float64.
+    """The weight of each element of a tensor that some updates have only a part of, float64.
 
-    `base` has the elements that nobody gave; it is not copied.
+    Weights of whole tensors are not included. `base` has the values of elements that no update has; it is not
+    copied.
     """
 
     base: NDArray[Any]
@@ -26,9 +27,9 @@ class PartialWeights:
 
 @dataclass(frozen=True)
 class TensorMean:
-    """Weighted sums in float64 and the weight of each tensor. Each `add` returns the state to go on with.
+    """Weighted sums in float64, and the weight of each tensor. Each `add` returns the new state.
 
-    `parts` is of those tensors that somebody gave a part of.
+    `parts` has the tensors that some updates have only a part of.
     """
 
     sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -36,7 +37,7 @@ class TensorMean:
     parts: dict[str, PartialWeights] = field(default_factory=dict)
 
     def add(self, tensors: Tensors, weight: float) -> TensorMean:
-        """The mean with one more member; the sums are updated in place. Raises ValueError for weight <= 0."""
+        """The mean with one more update; the sums are changed in place. Raises ValueError for weight <= 0."""
         _check(weight)
         for name, value in tensors.items():
             if name in self.sums:
@@ -48,9 +49,9 @@ class TensorMean:
         return self
 
     def add_leading(self, tensors: Tensors, weight: float, base: Tensors) -> TensorMean:
-        """As `add`, of tensors that are the leading part, or the whole, of those of `base`.
+        """As `add`, for tensors that are the leading part, or the whole, of those of `base`.
 
-        Each element is averaged over those who gave it, and is that of `base` where nobody did. Raises
+        Each element is averaged over the updates that have it, and is that of `base` if none has. Raises
         ValueError for weight <= 0 or a tensor that is no part of the base's.
         """
         _check(weight)
@@ -67,7 +68,7 @@ class TensorMean:
         return self
 
     def _partial(self, name: str, base: NDArray[Any]) -> tuple[NDArray[np.float64], PartialWeights]:
-        """Sums and parts of a tensor, made where there are none."""
+        """The sums and element weights of a tensor, created on first use."""
         if name not in self.sums:
             self.sums[name], self.weights[name] = np.zeros(base.shape), 0.0
         if name not in self.parts:
@@ -75,7 +76,7 @@ class TensorMean:
         return self.sums[name], self.parts[name]
 
     def join(self, other: TensorMean) -> TensorMean:
-        """The mean over the members of both."""
+        """The mean over the updates of both; neither is changed."""
         joined = TensorMean({name: total.copy() for name, total in self.sums.items()}, dict(self.weights))
         for name, total in other.sums.items():
             if name in joined.sums:
@@ -108,11 +109,11 @@ class TensorMean:
 
     @property
     def most(self) -> float:
-        """The weight behind the element that most of it is behind; 0 where nothing was added."""
+        """The largest weight behind any element; 0 if nothing was added."""
         return max(map(self.behind, self.weights), default=0.0)
 
     def behind(self, name: str) -> float:
-        """The weight behind that element of a tensor that most of it is behind."""
+        """The largest weight behind any element of one tensor."""
         parts = self.parts.get(name)
         return self.weights[name] + (float(parts.weights.max(initial=0.0)) if parts else 0.0)
 
@@ -123,7 +124,7 @@ def _check(weight: float) -> None:
 
 
 def _add_scaled(total: NDArray[np.float64], value: NDArray[Any], weight: float) -> None:
-    """total += weight * value, each product and sum rounded in float64; total: contiguous, made here."""
+    """total += weight * value, each product and sum rounded in float64; `total` is contiguous."""
     if value.shape != total.shape:
         raise ValueError(f"a tensor is {value.shape}, the ones before it were {total.shape}")
     if value.size <= BLOCK:

@@ -1,8 +1,17 @@
-"""The coordinate-wise median (Yin et al. 2018, Byzantine-robust distributed learning, definition 1).
+"""Robust rules for each value of the model by itself: median, trimmed mean, value clipping.
 
-Each value of the model becomes the median over the devices: with fewer liars than honest devices it lies
-between the values of honest ones, however large a lie is. The weighted one lies between the values of honest
-devices as long as the liars have less than half of the weight.
+Median (Yin et al. 2018, Byzantine-robust distributed learning, definition 1): with fewer lying devices than
+honest ones it lies between the values of honest devices, however large a false value is. The weighted median
+does so as long as lying devices have less than half of the weight.
+
+Trimmed mean (same paper, definition 2): the largest and the smallest values are left out, a share `trim` at
+either end; the rest is averaged. It withstands as many lying devices as are left out at one end.
+
+Value clipping (one step of Huber 1964): each value is held within a bound around the median. The spread of a
+value is its median distance from the median over the devices, times 1.4826: a normal distribution's standard
+deviation. The mean of values held within `factor` spreads is nearly as exact as the plain mean when all are
+honest, and a lying device moves it by at most `factor` spreads. With a stated bound, values are held within
+that bound of where they started.
 """
 
 from __future__ import annotations
@@ -21,11 +30,13 @@ from .spool import Spool
 PIECE = 1 << 18
 """Values that are sorted at a time."""
 ROUNDING = 1e-12
-"""Relative: a sum of weights that is this near to half of all of it is half."""
+"""Relative tolerance within which a sum of weights counts as half of their total."""
+NORMAL = 1.4826
+"""A normal's standard deviation by its median absolute deviation."""
 
 
 def median(values: Vector) -> Vector:
-    """float32 (devices, values) -> (values,); of an even number the mean of the two in the middle."""
+    """The median: float32 (devices, values) -> (values,); for an even number, the mean of the middle two."""
     half, odd = divmod(len(values), 2)
     if odd:
         middle: Vector = np.partition(values, half, axis=0)[half]
@@ -36,10 +47,11 @@ def median(values: Vector) -> Vector:
 
 
 def weighted_median(values: Vector, weights: Sequence[float]) -> Vector:
-    """float32 (devices, values) -> (values,): where half of the weight (devices,) lies below and half above.
+    """The weighted median: float32 (devices, values) -> (values,); `weights` (devices,).
 
-    Where a value has exactly half of it at or below itself, the mean of that and the next. A piece of the
-    values at a time: sorting holds 24 bytes beside each.
+    Half of the weight lies below it and half above. If exactly half of the weight lies at or below a value,
+    it is the mean of that value and the next. Works on PIECE values at a time: sorting holds 24 bytes beside
+    each.
     """
     step = max(1, PIECE // len(values))
     parts = (values[:, begin : begin + step] for begin in range(0, values.shape[1], step))
@@ -59,60 +71,40 @@ def _weighted(values: Vector, weights: NDArray[np.float64]) -> Vector:
     return mean
 
 
-# FROM trimmed_mean: The coordinate-wise trimmed mean (Yin et al. 2018, Byzantine-robust distributed
-# learning, definition 2).
-#
-# Of each value the largest and the smallest are left out, a share `trim` at either end; the rest is averaged.
-# It stands as many liars as are left out at one end.
-
-
 def trimmed(devices: int, share: float) -> int:
-    """How many values are left out at either end: at least this share, as long as one is left."""
+    """How many values are left out at either end: at least this share, but one value always remains."""
     return min(ceil(share * devices - 1e-9), (devices - 1) // 2)
 
 
 def trimmed_mean(values: Vector, share: float) -> Vector:
-    """float32 (devices, values) -> (values,), averaged in float64 in the order of size."""
+    """The trimmed mean: float32 (devices, values) -> (values,), summed in float64, the smallest first."""
     cut = trimmed(len(values), share)
     ordered = np.sort(values, axis=0)
     mean: Vector = ordered[cut : len(values) - cut].mean(axis=0, dtype=np.float64).astype(np.float32)
     return mean
 
 
-# FROM value_clip: Clipping value by value: each is held within a bound of where the others are (Huber 1964,
-# in one step).
-#
-# The middle of a value is its median over the devices, its spread the median distance from that, times
-# 1.4826:
-# a normal's standard deviation. Of values held within `factor` spreads the mean is nearly as exact as that of
-# all where nobody lies, and a liar moves it by no more than `factor` spreads. With a bound that is stated,
-# values are held within that of where they started.
-
-NORMAL = 1.4826
-"""A normal's standard deviation by its median absolute deviation."""
-
-
 @dataclass(frozen=True)
 class Bounds:
-    """Values are held to `middle` +- `reach`; both float32 (values,)."""
+    """The range `middle` +- `reach` that values are clipped to; both float32 (values,)."""
 
     middle: Vector
     reach: Vector
 
     def hold(self, values: Vector) -> Vector:
-        """float32 (values,), held."""
+        """The values clipped, float32 (values,)."""
         held: Vector = np.clip(values, self.middle - self.reach, self.middle + self.reach)
         return held
 
     def is_far(self, values: Vector, times: float) -> bool:
-        """Whether half of the values or more are further off than so many times the reach."""
+        """Whether half of the values or more are further from `middle` than `times` the reach."""
         if not values.size:
             return False
         return bool(np.mean(np.abs(values - self.middle) > times * self.reach) >= 0.5)
 
 
 def bounds_in(spool: Spool, fixed: float | None, factor: float) -> Bounds:
-    """Of every value: `fixed` about its start, or `factor` spreads about its median."""
+    """The bounds of every value: `fixed` around its start, or `factor` spreads around its median."""
     if fixed is not None:
         return Bounds(spool.starts, np.full_like(spool.starts, fixed))
     middle, reach = np.empty_like(spool.starts), np.empty_like(spool.starts)
@@ -123,8 +115,8 @@ def bounds_in(spool: Spool, fixed: float | None, factor: float) -> Bounds:
 
 
 def bounds(values: Vector, factor: float) -> Bounds:
-    """`factor` spreads about the median of values (devices, values)."""
+    """The bounds `factor` spreads around the median of values (devices, values)."""
     middle = median(values)
-    with np.errstate(over="ignore"):  # of lies that are further apart than a float32 can be
+    with np.errstate(over="ignore"):  # false values can be further apart than a float32 holds
         reach: Vector = median(np.abs(values - middle)) * np.float32(factor * NORMAL)
     return Bounds(middle, reach)

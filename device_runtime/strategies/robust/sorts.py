@@ -1,4 +1,12 @@
-"""Which updates of a round are of one sort, and can be compared with each other."""
+"""Groups a round's updates into comparable sorts, and bounds sorts that are too small to compare.
+
+Nothing tells a false update from a true one in a sort of fewer than three devices (`settings.FEW`), but its
+length can be seen. Such an update is shortened to three times the median length of the round's updates of all
+sorts, one for each device (its latest), and to the length of the base. In a round of fewer than three devices
+only the base bounds it. Scalars of absolute size are held to those whose step is as long as the base;
+relative ones are bounded by `directions.step_size`. A class mean is held to three times the median length of
+all class means of the round.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +28,12 @@ from .settings import FEW
 from .spool import Spool, SpooledUpdate, Start, signature, start_in
 
 FROM_ZERO = {ZerothOrder.name: frozenset({"g"}), ClassMeans.name: frozenset({by_class.MEANS})}
-"""Tensors that are no change of the base, by kind: they are compared as they are."""
+"""By kind, the tensors that are no change of the base: they are compared as they are."""
 
 
 @dataclass(frozen=True)
 class Sorted:
-    """An update as it is compared with others: with those of the same `sort`, from `start`."""
+    """An update to be compared with others of the same `sort`, by its change from `start`."""
 
     sort: Hashable
     update: TrainedUpdate
@@ -33,8 +41,9 @@ class Sorted:
 
 
 def sorted_out(contribution: TrainedUpdate, member: str, base: Tensors) -> Sorted:
-    """By kind, the member of the family that it is of, and its tensors; scalars also by the round whose
-    directions they are along. `base` is the member's.
+    """A contribution with its sort: its kind, the member of the family, and the names and shapes of tensors.
+
+    For scalars, the round whose directions they are along too. `base` is the member's.
     """
     kind = contribution.kind
     update = by_class.as_means(contribution) if kind == ClassMeans.name else contribution
@@ -43,48 +52,35 @@ def sorted_out(contribution: TrainedUpdate, member: str, base: Tensors) -> Sorte
     return Sorted((kind, member, along, signature(update.tensors, start)), update, start)
 
 
-# FROM named: Devices in a note for people: a few by name, and how many more.
-
 MOST = 4
+"""Devices that a note names; of more it says how many."""
 
 
 def named(devices: Sequence[str], kind: str) -> str:
-    """And what they sent."""
+    """Devices for a note that people read: a few names, how many more, and the kind they sent."""
     more = f" and {len(devices) - MOST} more" if len(devices) > MOST else ""
     return f"{', '.join(devices[:MOST])}{more} ({kind})"
 
 
 def of(rows: Sequence[SpooledUpdate]) -> str:
-    """Whose these are."""
+    """The devices of these updates, as `named`."""
     return named([row.device for row in rows], rows[0].told.kind)
 
 
-# FROM few: Bounds for updates of a sort that is too small to compare: of fewer than three devices.
-#
-# What such an update says cannot be told from a lie, but its length can be seen. It is shortened to three
-# times
-# the median length of the round's updates of all sorts, one for each device (its latest), and to the length
-# of
-# the base. In a round of fewer than three devices only the base bounds it. Scalars of absolute size are
-# held to
-# those whose step is as long as the base; relative ones are bounded by `directions.step_size`. A class mean
-# is
-# held to three times the median length of all class means of the round.
-
 TIMES = 3.0
-"""Times the median length."""
+"""The bound on lengths, in multiples of the median length."""
 LEAST = 1.0
-"""The length of a base of zeros, from which nothing could be learnt else."""
+"""The smallest length of a base: a base of zeros could not learn anything otherwise."""
 
 
 def length_of_base(base: Tensors) -> float:
-    """Euclidean, over all tensors."""
+    """The Euclidean norm over all tensors, at least LEAST."""
     squares = (float(np.square(value.astype(np.float64)).sum()) for value in base.values())
     return max(LEAST, sqrt(sum(squares)))
 
 
 def usual_length(spools: Iterable[Spool]) -> float:
-    """The median length of changes of the base over the round's devices; infinite with too few devices."""
+    """The median length of changes of the base over the round's devices; infinite for fewer than FEW."""
     latest: dict[str, tuple[float, float]] = {}
     for spool in spools:
         for row, length in zip(spool.rows, norms(spool), strict=True):
@@ -95,7 +91,7 @@ def usual_length(spools: Iterable[Spool]) -> float:
 
 
 def shorten(spool: Spool, bound: float) -> str:
-    """Shorten updates that are longer than `bound`. Returns what was done, empty where nothing was."""
+    """Shorten updates that are longer than `bound`. Returns a note for people, empty if there were none."""
     lengths, far = norms(spool), list[SpooledUpdate]()
     for row, length in zip(spool.rows, lengths, strict=True):
         if length > bound:
@@ -105,8 +101,10 @@ def shorten(spool: Spool, bound: float) -> str:
 
 
 def scalar_bound(kind: ZerothOrder, base_length: float, values: int) -> float:
-    """The length of scalars whose step is as long as the base of so many `values`: lr |g| sqrt(values) / n,
-    as random directions of n scalars are at right angles.
+    """The length |g| of scalars whose step is as long as the base; infinite for relative sizing.
+
+    The step of n scalars on `values` weights is lr |g| sqrt(values) / n long, because random directions are
+    nearly at right angles.
     """
     if kind.sizing == "relative":
         return inf
@@ -114,7 +112,7 @@ def scalar_bound(kind: ZerothOrder, base_length: float, values: int) -> float:
 
 
 def shorten_class_means(spool: Spool) -> str:
-    """Shorten the means of classes that fewer than three devices have. Returns as `shorten`."""
+    """Shorten the means of classes that fewer than FEW devices have. Returns a note, as `shorten`."""
     classes = by_class.classes(spool)
     lengths = [
         length_of(spool.values(row, within.start, within.stop)) for within, rows in classes for row in rows
@@ -134,5 +132,5 @@ def shorten_class_means(spool: Spool) -> str:
 
 
 def is_change(spool: Spool) -> bool:
-    """Whether its updates are changes of the base."""
+    """Whether the updates of this sort are changes of the base."""
     return spool.rows[0].told.kind not in (ZerothOrder.name, ClassMeans.name)

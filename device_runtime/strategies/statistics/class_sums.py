@@ -1,4 +1,4 @@
-"""Sums of features by class, and the rows in which class means are sent."""
+"""Sums of features by class, the rows in which class means are sent, and a projection of wide features."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from device_runtime.models.errors import TensorError
 from device_runtime.strategies.directions.directions import RADEMACHER, direction, words
 
 ROW = np.dtype([("label", "<u2"), ("count", "<u4"), ("scale", "<f4")])
-"""How a row begins, before the mean."""
+"""The header of a row, before the mean."""
 NUMBERS: Mapping[str, np.dtype[Any]] = {"int8": np.dtype("i1"), "float16": np.dtype("<f2")}
 """The dtype of a mean's numbers, by the setting `numbers`."""
 STEP: Mapping[int, float] = {1: 1 / 254, 2: 2.0**-11}
-"""Largest error of rounding, relative to the largest number of the mean, by bytes a number."""
+"""Largest rounding error, relative to the largest number of the mean, by bytes of a number."""
 MOST_NORM = 1e4
-"""No class mean of features is believed to be longer."""
+"""The largest Euclidean norm of a class mean that the aggregator accepts."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +32,24 @@ class ClassSums:
     counts: NDArray[Any]
 
     def times(self, scale: NDArray[Any]) -> ClassSums:
-        """Of features that are so many times as large."""
+        """The sums of features multiplied by `scale` (width,)."""
         return replace(self, sums=self.sums * scale)
 
     def weighted(self, by: float) -> ClassSums:
-        """The same means, counted so many times."""
+        """The same means, with counts multiplied by `by`."""
         return ClassSums(by * self.sums, by * self.counts)
 
     def recounted(self, counts: NDArray[Any]) -> ClassSums:
-        """The same means with these counts, 0 where there were none."""
+        """The same means with these counts; sums stay 0 for a class that has no samples."""
         return ClassSums(self.sums * (counts / np.maximum(1.0, self.counts))[:, None], counts)
 
     def at_least(self, count: int) -> ClassSums:
-        """Without the classes that have fewer samples."""
+        """Without the classes that have fewer than `count` samples."""
         enough = self.counts >= count
         return ClassSums(self.sums * enough[:, None], self.counts * enough)
 
     def means(self) -> NDArray[np.float32]:
-        """Of the classes in `present`, float32 (present, width)."""
+        """The means of the classes in `present`, float32 (present, width)."""
         present = self.present
         means: NDArray[np.float32] = (self.sums[present] / self.counts[present, None]).astype(np.float32)
         return means
@@ -58,27 +58,28 @@ class ClassSums:
         return ClassSums(self.sums + other.sums, self.counts + other.counts)
 
     def beside(self, kept: Tensors) -> ClassSums:
-        """Together with what `kept` gave, if anything was."""
+        """Added to sums that `kept` wrote; `kept` may be empty."""
         return self + ClassSums(kept["sums"], kept["counts"]) if kept else self
 
     def kept(self) -> Tensors:
+        """As tensors, to keep until the next round; read by `beside`."""
         return {"sums": self.sums, "counts": self.counts}
 
     @property
     def present(self) -> NDArray[np.int64]:
-        """The classes that somebody has."""
+        """The labels of classes that have samples."""
         return np.flatnonzero(self.counts)
 
 
 def of_features(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:
-    """Sum the features (n, width) of each class, in float64."""
+    """The sums of features (n, width) by class, in float64."""
     sums = np.zeros((labels, features.shape[1]))
     np.add.at(sums, y, features.astype(np.float64))
     return ClassSums(sums, np.bincount(y, minlength=labels).astype(np.int64))
 
 
 def short(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Rows relative to the largest number of each, as float16 or int8; and that number.
+    """Rows relative to the largest number of each, as float16 or int8; and that number, float32 (rows,).
 
     Raises TensorError for a number that is not finite.
     """
@@ -93,7 +94,7 @@ def short(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any], NDArra
 
 
 def long(values: NDArray[Any], largest: NDArray[np.float32]) -> NDArray[np.float64]:
-    """What `short` has written."""
+    """The rows that `short` has written, up to rounding."""
     relative = values.astype(np.float64) / (127 if values.dtype == np.int8 else 1)
     return relative * largest.astype(np.float64)[:, None]
 
@@ -109,8 +110,10 @@ def spec_of_rows(name: str, labels: int, width: int, numbers: str) -> TensorSpec
 
 
 def write_rows(sums: ClassSums, numbers: str) -> NDArray[np.uint8]:
-    """uint8 (present, row_bytes): for each class that has a count its label, count and largest number, all
-    little-endian, and its mean relative to that. Raises TensorError for a number that is not finite.
+    """One row for each class that has samples, uint8 (present, row_bytes).
+
+    A row is the label, the count and the largest number, all little-endian (`ROW`), then the mean relative to
+    that number. Raises TensorError for a number that is not finite.
     """
     present = sums.present
     means, scales = short(sums.sums[present] / sums.counts[present, None], numbers)
@@ -123,7 +126,7 @@ def write_rows(sums: ClassSums, numbers: str) -> NDArray[np.uint8]:
 
 
 def read_rows(rows: NDArray[np.uint8], labels: int, width: int) -> ClassSums:
-    """What the rows say; `doubt_rows` has passed them."""
+    """The sums that rows stand for; the rows must have passed `doubt_rows`."""
     begin, means, scales = _parts(rows, width)
     known = ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
     known.counts[begin["label"]] = begin["count"]
@@ -132,7 +135,7 @@ def read_rows(rows: NDArray[np.uint8], labels: int, width: int) -> ClassSums:
 
 
 def doubt_rows(rows: NDArray[np.uint8], labels: int, width: int, smallest: int) -> str:
-    """Why rows of the right shape are not believed, with values; empty when they are."""
+    """Why rows of the right shape are rejected, with values; empty if they are accepted."""
     begin, means, scales = _parts(rows, width)
     present, counts = begin["label"].astype(np.int64), begin["count"].astype(np.int64)
     if (np.diff(present) <= 0).any() or (present >= labels).any():
@@ -149,32 +152,30 @@ def doubt_rows(rows: NDArray[np.uint8], labels: int, width: int, smallest: int) 
 
 
 def step_of(rows: NDArray[np.uint8], width: int) -> float:
-    """`STEP` of these rows."""
+    """The largest rounding error of these rows, relative to the largest number of each (`STEP`)."""
     return STEP[(rows.shape[1] - ROW.itemsize) // width]
 
 
 def _parts(rows: NDArray[np.uint8], width: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
-    """How rows begin, their means as they were sent, and the largest number of each."""
+    """The headers of rows, their means as sent, and the largest number of each."""
     begin = np.ascontiguousarray(rows[:, : ROW.itemsize]).view(ROW).reshape(len(rows))
     means = np.ascontiguousarray(rows[:, ROW.itemsize :])
     dtype = next(one for one in NUMBERS.values() if one.itemsize * width == means.shape[1])
     return begin, means.view(dtype).reshape(len(rows), width), begin["scale"].astype(np.float32)
 
 
-# FROM projection: A fixed random projection of features: each is added, with a random sign, to one of fewer
-# sums.
-#
-# With d features and k sums every sum has d / k features, rounded up or down. Products keep their value in
-# the
-# mean (feature hashing: Weinberger et al. 2009), and it costs one addition a feature. Order and signs are
-# drawn from the words of `directions`, which are the same bits everywhere.
-
 Number = TypeVar("Number", bound=np.floating[Any])
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Of `width` features onto `size`; nothing is changed where they are no more than that."""
+    """A fixed random projection R of `width` features onto at most `most`: feature hashing.
+
+    Each feature is added, with a random sign, to one of `size` sums; of d features and k sums, every sum has
+    d / k features, rounded up or down. Inner products keep their value in the mean (Weinberger et al. 2009),
+    and it costs one addition a feature. Order and signs are drawn from `seed` by the words of `directions`,
+    which are the same bits everywhere. `most` features or fewer are left as they are.
+    """
 
     width: int
     most: int
@@ -182,10 +183,12 @@ class Projection:
 
     @property
     def size(self) -> int:
+        """How many features there are after projecting."""
         return min(self.width, self.most)
 
     @property
     def changes(self) -> bool:
+        """Whether there are more than `most` features."""
         return self.width > self.most
 
     def project(self, features: NDArray[Number]) -> NDArray[Number]:
@@ -198,7 +201,7 @@ class Projection:
         return sums
 
     def back(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """W R': weights (n, size) of projected features -> (n, width), of the features themselves."""
+        """W R': weights (n, size) for projected features -> (n, width), for the features themselves."""
         if not self.changes:
             return weights
         whole = np.empty((len(weights), self.width))
@@ -207,7 +210,7 @@ class Projection:
         return whole
 
     def _parts(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Features that go to sums 0, 1, and so on, and their signs."""
+        """Groups of up to `size` features, of which the i-th goes to sum i, and their signs."""
         order, signs = self._drawn
         for begin in range(0, self.width, self.size):
             part = order[begin : begin + self.size]
@@ -221,5 +224,5 @@ class Projection:
 
 @lru_cache(maxsize=16)
 def projection(width: int, most: int, seed: int) -> Projection:
-    """Kept: drawing takes longer than projecting."""
+    """A `Projection`, cached because drawing it takes longer than projecting."""
     return Projection(width, most, seed)

@@ -1,1 +1,1 @@
-"""Terms that are added to the loss of local training."""
+"""Terms added to the loss of local training, and differential privacy of its steps."""

@@ -1,7 +1,8 @@
-"""What private training spends, by a library's accountant: Google's dp-accounting.
+"""Privacy accounting of DP-SGD, with Google's library dp-accounting.
 
 Rényi divergences (Mironov 2017) of Gaussian noise on Poisson samples (Mironov, Talwar, Zhang 2019), of data
-sets that differ in one sample. The library is the extra `dp_sgd`, imported when it is first needed.
+sets that differ in one sample. The library is in the extra `privacy`, and is imported when it is first
+needed.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from typing import Any
 from device_runtime.strategies import settings as ranges
 
 ORDERS = (*(1.5 + i / 4 for i in range(10)), *range(4, 64), 80, 128, 256, 512, 1024, 2048, 4096)
-"""Of the Rényi divergences: quarters where the best one lies at epsilon 5, high ones for a small epsilon."""
+"""Orders of the Rényi divergences: quarters where the best one lies at epsilon 5, high ones for small epsilon."""
 
 FINENESS = 10_000
-"""Noise multipliers are rounded up to parts of 1 over this: what is written down is what was drawn."""
+"""Noise multipliers are rounded up to multiples of 1 / FINENESS, so that the recorded value is exact."""
 
 
 class PrivacyError(Exception):
-    """Nothing private may be done, and why. Training has not begun."""
+    """Raised before training begins if it cannot be private; the message says why."""
 
 
 class PrivacyUnavailable(PrivacyError):
-    """The accountant is not installed."""
+    """Raised if the accounting library is not installed."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """(epsilon, delta) that must not be exceeded: both at most, whatever a sample is used for."""
+    """The (epsilon, delta) that all uses of a sample together must not exceed."""
 
     epsilon: float
     delta: float
@@ -47,7 +48,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Spent:
-    """Steps of DP-SGD with one noise multiplier and one sampling rate in (0, 1], made in `rounds` rounds."""
+    """Steps of DP-SGD in `rounds` rounds, with one noise multiplier and one sampling rate in (0, 1]."""
 
     noise: float
     sampling_rate: float
@@ -63,19 +64,19 @@ class Spent:
 
 
 def check_budget(epsilon: float, delta: float) -> None:
-    """Raises ValueError for what is none."""
+    """Raises ValueError unless epsilon > 0 and 0 < delta < 1."""
     ranges.positive(epsilon=epsilon, delta=delta)
     if delta >= 1:
         raise ValueError(f"delta is {delta}, expected less than 1")
 
 
 def spent(events: Iterable[Spent], delta: float) -> float:
-    """Epsilon at `delta` of all of these together, 0.0 of none. Raises PrivacyUnavailable."""
+    """The epsilon at `delta` of all events together, 0.0 without any. Raises PrivacyUnavailable."""
     return _epsilon(joined(events), delta)
 
 
 def joined(events: Iterable[Spent]) -> tuple[Spent, ...]:
-    """The same, with one event for each setting, in order: equal spendings are then equal."""
+    """The events joined to one for each noise and sampling rate, in order, so that equal totals compare equal."""
     counts: Counter[tuple[float, float]] = Counter()
     rounds: Counter[tuple[float, float]] = Counter()
     for event in events:
@@ -87,9 +88,9 @@ def joined(events: Iterable[Spent]) -> tuple[Spent, ...]:
 
 @lru_cache(maxsize=1024)
 def least_noise(limit: Limit, rate: float, count: int) -> float:
-    """The multiplier with which `count` steps at this sampling rate stay within the limit, rounded up.
+    """The least noise multiplier with which `count` steps at this sampling rate stay within the limit.
 
-    Raises PrivacyUnavailable, and ValueError where no noise would be enough.
+    Rounded up. Raises PrivacyUnavailable, and ValueError if no noise is enough.
     """
     accounting = _accounting()
 
@@ -123,12 +124,12 @@ def _event(accounting: Any, noise: float, rate: float, count: int) -> Any:
 
 
 def _accounting() -> Any:
-    """The library. Raises PrivacyUnavailable."""
+    """The accounting library. Raises PrivacyUnavailable."""
     try:
-        import dp_accounting  # seconds, and 80 MB of memory: only for those who train privately
+        import dp_accounting  # takes seconds and 80 MB of memory: only private training imports it
     except ImportError as error:
         raise PrivacyUnavailable(
             f"private training needs an accountant ({error}): pip install 'device-runtime[privacy]'"
         ) from None
-    logging.getLogger("absl").setLevel(logging.ERROR)  # else it warns of each order that it leaves out
+    logging.getLogger("absl").setLevel(logging.ERROR)  # otherwise it warns of each order that it leaves out
     return dp_accounting

@@ -1,7 +1,7 @@
-"""Differential privacy of local training: what a task asks, and what was spent on the same samples.
+"""DP-SGD: settings of private local training, and a ledger of the privacy that samples have spent.
 
-DP-SGD in every local step, on the tuned parameters alone (paper 003, section IV-D; Abadi et al. 2016,
-algorithm 1). What is protected is one sample of one device, against whoever sees what the device sends.
+Every local step is private, on the tuned parameters alone (paper 003, section IV-D; Abadi et al. 2016,
+algorithm 1). It protects one sample of one device against anyone who sees what the device sends.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .accountant import Limit, PrivacyError, Spent, joined, least_noise, spent
 
 
 class BudgetExceeded(PrivacyError):
-    """Training would spend more of the samples' privacy than is allowed."""
+    """Raised if training would spend more of the samples' privacy than is allowed."""
 
 
 @dataclass(frozen=True)
 class DpSgd:
-    """What a task asks of private training. `rounds` rounds of one device spend its epsilon at its delta.
+    """A task's settings of private training: `rounds` rounds of one device spend epsilon at delta.
 
-    max_norm: of each sample's gradient. epsilon 5 and delta 1e-3 are paper 003's (section IV-D).
-    Raises ValueError for what is no budget.
+    max_norm: largest norm of each sample's gradient. epsilon 5 and delta 1e-3 are paper 003's (section IV-D).
+    Raises ValueError for values outside the limits.
     """
 
     epsilon: Annotated[float, Setting("Privacy budget of `rounds` rounds.", example=3.0, more_than=0)] = 5.0
@@ -50,22 +50,22 @@ class DpSgd:
         return Limit(self.epsilon, self.delta)
 
     def privacy(self, samples: int, batch: int, epochs: int, rng: np.random.Generator) -> Privacy:
-        """What a plan of local training takes; `rng` is secret (`Run.noise`). Raises PrivacyUnavailable."""
+        """The privacy of a plan of local training; `rng` is secret (`Run.noise`). Raises PrivacyUnavailable."""
         return Privacy(self.max_norm, noise_multiplier(self, samples, batch, epochs), rng)
 
     def round(self, samples: int, batch: int, epochs: int) -> Spent:
-        """What one round of such training spends. Raises PrivacyUnavailable."""
+        """The privacy that one round of such training spends. Raises PrivacyUnavailable."""
         noise = noise_multiplier(self, samples, batch, epochs)
         return Spent(noise, sampling_rate(samples, batch), steps(samples, batch, epochs))
 
 
 @runtime_checkable
 class MayBePrivate(Protocol):
-    """A kind of update that trains privately where `dp` is set, on all of the local samples."""
+    """A kind of update that, if `dp` is set, trains privately on all local samples."""
 
     @property
     def dp(self) -> DpSgd | None:
-        """None for training without protection."""
+        """The settings of private training; None: training is not private."""
 
     @property
     def batch(self) -> int:
@@ -73,17 +73,17 @@ class MayBePrivate(Protocol):
 
     @property
     def epochs(self) -> int:
-        """Of one round."""
+        """Local epochs of one round."""
 
 
 def settings_of(strategy: object) -> DpSgd | None:
-    """How this kind protects what it sends; None where it does not."""
-    dp = getattr(strategy, "dp", None)  # asked of every device and kind: a protocol's isinstance takes 80 us
+    """The kind's settings of private training; None if it is not private."""
+    dp = getattr(strategy, "dp", None)  # not isinstance(MayBePrivate): 80 us, for every device and kind
     return dp if isinstance(dp, DpSgd) else None
 
 
 def round_of(strategy: object, samples: int) -> Spent | None:
-    """What a round of this kind on so many samples spends; None for one that is not private.
+    """The privacy that a round of this kind on `samples` samples spends; None if it is not private.
 
     Raises PrivacyUnavailable.
     """
@@ -93,7 +93,7 @@ def round_of(strategy: object, samples: int) -> Spent | None:
 
 
 def steps(samples: int, batch: int, epochs: int) -> int:
-    """Of one round: ceil(samples / batch) an epoch."""
+    """Steps of one round: ceil(samples / batch) an epoch."""
     return -(-samples // batch) * epochs
 
 
@@ -103,16 +103,16 @@ def sampling_rate(samples: int, batch: int) -> float:
 
 
 def noise_multiplier(dp: DpSgd, samples: int, batch: int, epochs: int) -> float:
-    """The least noise with which `dp.rounds` rounds stay within its epsilon, rounded up.
+    """The least noise multiplier with which `dp.rounds` rounds stay within epsilon, rounded up.
 
-    Raises PrivacyUnavailable, and ValueError where no noise would be enough.
+    Raises PrivacyUnavailable, and ValueError if no noise is enough.
     """
     return least_noise(dp.limit, sampling_rate(samples, batch), dp.rounds * steps(samples, batch, epochs))
 
 
 @dataclass(frozen=True)
 class PrivacyLedger:
-    """What was spent on the same samples. Equal settings are joined, so that equal spendings are equal."""
+    """The privacy spent on the same samples; equal settings are joined, so that equal totals compare equal."""
 
     events: tuple[Spent, ...] = ()
 
@@ -121,15 +121,15 @@ class PrivacyLedger:
         return sum(event.rounds for event in self.events)
 
     def epsilon(self, delta: float) -> float:
-        """See `spent`."""
+        """The epsilon spent at `delta`. Raises PrivacyUnavailable."""
         return spent(self.events, delta)
 
     def after(self, event: Spent) -> PrivacyLedger:
-        """This and one more."""
+        """The ledger with one more event."""
         return PrivacyLedger(joined((*self.events, event)))
 
     def check(self, event: Spent, limit: Limit) -> None:
-        """Raises BudgetExceeded where `event` would go beyond the limit, PrivacyUnavailable."""
+        """Raises BudgetExceeded if `event` would exceed the limit, and PrivacyUnavailable."""
         there = self.after(event).epsilon(limit.delta)
         if not there <= limit.epsilon:
             raise BudgetExceeded(

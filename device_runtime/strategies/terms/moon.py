@@ -1,4 +1,7 @@
-"""MOON: the features that a local model's are compared with (Li et al. 2021, section 3.3)."""
+"""MOON: the features that the contrastive term compares a local model's with.
+
+Li et al. 2021, section 3.3.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from device_runtime.strategies.training.device_half import LocalData
 
 @dataclass(frozen=True)
 class Contrast:
-    """Of the samples at `indices`, each once, in this order: float32 (len(indices), width).
+    """The fixed inputs of MOON's term: features of the samples at `indices`, float32 (len(indices), width).
 
-    z_glob by the base, z_prev by what this device trained last. Both models stay as they are while a device
-    trains, so that each sample passes through them once a round.
+    z_glob is by the base, z_prev by the model that this device trained last. Neither model changes while the
+    device trains, so each sample passes through them once a round.
     """
 
     z_glob: NDArray[np.float32]
@@ -28,7 +31,7 @@ class Contrast:
     tau: float
 
     def extras(self, batch: NDArray[np.int64]) -> Tensors:
-        """What the graphs `moon.SET` take for these samples beside x and y (equations 3 and 4)."""
+        """The inputs of graph moon.SET for these samples, beside x and y (equations 3 and 4)."""
         rows = self._rows[batch]
         return {
             "z_glob": self.z_glob[rows],
@@ -39,7 +42,7 @@ class Contrast:
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
-        """Where the sample of each index is."""
+        """The row of each sample index in z_glob and z_prev."""
         rows = np.zeros(self.indices.max(initial=0) + 1, np.int64)
         rows[self.indices] = np.arange(len(self.indices))
         return rows
@@ -48,11 +51,11 @@ class Contrast:
 def features(
     model: DeviceModel, data: LocalData, indices: NDArray[np.int64], previous: Tensors
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """z_glob and z_prev (n, width) of the samples at `indices`; `model` holds the base, and does so again.
+    """z_glob and z_prev (n, width) of the samples at `indices`; `model` holds the base, also afterwards.
 
-    `previous` has what this device trained last, of a model whose other tensors are the base's. Where there
-    is nothing yet z_prev is z_glob: the term is then a constant, and the step that of cross-entropy (what the
-    first round compares with is not in the paper). Raises TensorError for tensors of another model.
+    `previous` has the tensors that this device trained last; all others are the base's. If it is empty,
+    z_prev is z_glob: the term is then constant, and the step is that of cross-entropy (the paper does not say
+    what the first round compares with). Raises TensorError for tensors of another model.
     """
     x = data.x[indices]
     z_glob = model.features(x)

@@ -1,4 +1,4 @@
-"""Terms that pull weights back to an anchor; they are added to the gradient, whatever the optimiser."""
+"""Proximal terms: add the gradient of a squared distance from an anchor, for any optimiser."""
 
 from dataclasses import dataclass
 
@@ -20,20 +20,21 @@ class Proximal:
     anchor: Tensors
 
     def start(self, params: Flat) -> "ProximalPull":
-        """This term for these parameters. Raises TensorError for an anchor that is none of them."""
+        """The term for these parameters. Raises TensorError for an anchor that is not among them."""
         return ProximalPull(self, params)
 
 
 def fscprox(mu: float, classifier: Tensors) -> Proximal:
-    """mu * ||theta - theta_fs||^2, on the classifier alone (thesis 002, eq. 4.3): no half, so weight 2 mu.
+    """The term mu * ||theta - theta_fs||^2 on the classifier alone (thesis 002, eq. 4.3).
 
-    classifier: the head's tensors, few-shot learnt for FSCProx, those of the base model for baseProx.
+    It has no factor 1/2, so the weight is 2 mu. classifier: the head's tensors; few-shot trained for FSCProx,
+    those of the base model for baseProx.
     """
     return Proximal(2 * mu, classifier)
 
 
 class ProximalPull:
-    """One term of one run; allocates one block, and nothing per step."""
+    """A proximal term during one training; allocates one block, and nothing in a step."""
 
     def __init__(self, term: Proximal, params: Flat) -> None:
         self._weight = np.float32(term.weight)

@@ -1,1 +1,1 @@
-"""The device's half of kinds of update: local training and what it needs."""
+"""Local training and all else that the device's halves of kinds of update share."""

@@ -1,4 +1,4 @@
-"""The samples that stand for many: principal components, k-means, the sample nearest to each centroid."""
+"""Picks representative samples: principal components, k-means, the sample nearest to each centroid."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Points = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MOST_ROUNDS = 300
-"""Of assigning and averaging; more are seen only where rounding moves points to and fro."""
+"""The most k-means iterations; more occur only if rounding moves points to and fro."""
 COLUMNS = 2048
-"""Columns of a wide matrix that are held in float64 at once."""
+"""Columns of a wide matrix that are in memory in float64 at once."""
 TINY = 1e-12
-"""Of the mean square of the points: what two that are nearer than that differ in is rounding."""
+"""Square distance below which two points differ by rounding alone, relative to the points' mean square."""
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """Centroids (k, d), and which of them each point belongs to (n,). None is without points."""
+    """Centroids (k, d), and the index of the centroid of each point (n,). Every centroid has a point."""
 
     centroids: Points
     labels: Indices
@@ -30,10 +30,10 @@ class Clusters:
 def representatives(
     x: NDArray[np.float32], components: int, clusters: int, rng: np.random.Generator
 ) -> Indices:
-    """Indices of the rows of x (n, d) that stand for all, in rising order (thesis 002, section 6.2).
+    """Indices of the representative rows of x (n, d), in rising order (thesis 002, section 6.2).
 
-    Of each cluster of the principal components the one nearest to its centroid. All rows where there are no
-    more than clusters, fewer than clusters where there are not so many different ones.
+    They are the rows nearest to the centroids of clusters of the principal components. With n <= clusters all
+    rows are returned; if fewer rows than clusters are different, fewer are returned.
     """
     if len(x) <= clusters:
         return np.arange(len(x))
@@ -42,10 +42,11 @@ def representatives(
 
 
 def principal(x: NDArray[np.float32], components: int) -> Points:
-    """x (n, d), centred, along its `components` directions of greatest variance, the greatest first.
+    """The principal components of x (n, d), centred: float64 (n, min(components, n, d)).
 
-    Shape (n, min(components, n, d)); the sign of each column is arbitrary (Jolliffe 2002). By eigenvectors of
-    the smaller of the two products of x with itself; of a wide x only COLUMNS are held in float64.
+    The component of greatest variance comes first; the sign of each column is arbitrary (Jolliffe 2002). They
+    come from eigenvectors of the smaller of the two products of x with itself; of a wide x only COLUMNS
+    columns are in float64 at once.
     """
     n, d = x.shape
     if d < n:
@@ -73,10 +74,10 @@ def kmeans(x: Points, clusters: int, rng: np.random.Generator) -> Clusters:
 
 
 def seeds(x: Points, clusters: int, rng: np.random.Generator) -> Points:
-    """Points of x, each drawn with a chance in proportion to its square distance from those before.
+    """Initial centroids by k-means++: points drawn in proportion to their square distance from earlier ones.
 
-    Of 2 + log(clusters) that are drawn, the one that leaves the least distance, as section 5 of the paper
-    advises. Fewer than `clusters` where no other points are left.
+    For each, 2 + log(clusters) points are drawn, and the one that leaves the least distance is taken, as
+    section 5 of the paper advises. Fewer than `clusters` are returned if no different points are left.
     """
     tries = 2 + int(np.log(clusters))
     chosen = [x[rng.integers(len(x))]]
@@ -94,10 +95,10 @@ def seeds(x: Points, clusters: int, rng: np.random.Generator) -> Points:
 
 
 def lloyd(x: Points, centroids: Points) -> Clusters:
-    """Assign each point to its nearest centroid, average, until no point moves (thesis 002, 6.2.1).
+    """Lloyd's algorithm: assign each point to its nearest centroid, average, until no point moves.
 
-    No more centroids than points. Of two as near the first is taken; one that has no points left takes the
-    point that is farthest from its own.
+    Needs at least as many points as centroids. Of two equally near centroids the first is taken; a centroid
+    without points takes the point that is farthest from its own centroid (thesis 002, 6.2.1).
     """
     centroids = centroids.copy()
     labels = np.full(len(x), -1)
@@ -114,7 +115,7 @@ def lloyd(x: Points, centroids: Points) -> Clusters:
 
 
 def _fill_empty(labels: Indices, apart: Points, clusters: int) -> None:
-    """In place, so that every cluster has a point; there are as many points as clusters, or more."""
+    """Change labels in place so that every cluster has a point; needs at least as many points as clusters."""
     own = apart[np.arange(len(labels)), labels]
     for k in range(clusters):
         if not (labels == k).any():
@@ -124,7 +125,7 @@ def _fill_empty(labels: Indices, apart: Points, clusters: int) -> None:
 
 
 def nearest(x: Points, clusters: Clusters) -> Indices:
-    """Of each cluster the index of its point that is nearest to the centroid, the first of several (k,)."""
+    """The index of the point nearest to each centroid (k,), among the points of its cluster."""
     found = []
     for k, centroid in enumerate(clusters.centroids):
         members = np.flatnonzero(clusters.labels == k)
@@ -133,14 +134,14 @@ def nearest(x: Points, clusters: Clusters) -> Indices:
 
 
 def _squares(x: Points, point: Points) -> Points:
-    """Square distances (n,). Differences first: equal points are at 0 exactly."""
+    """Square distances (n,) from `point`; from differences, so that equal points are at exactly 0."""
     difference = x - point
     squares: Points = np.einsum("ij,ij->i", difference, difference)
     return squares
 
 
 def flops(n: int, d: int, components: int, clusters: int) -> float:
-    """About what `representatives` takes of n rows of d values; of Lloyd's rounds 20 are assumed."""
+    """About how many flops `representatives` takes for n rows of d values, with 20 k-means iterations."""
     if n <= clusters:
         return 0.0
     small = min(n, d)

@@ -1,4 +1,4 @@
-"""What a device's half of an update is given, and what it sends."""
+"""Inputs and outputs of the device's half of a kind of update."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from device_runtime.models.data.local_data import LocalData as LocalData
 
 NOTHING: Tensors = MappingProxyType({})
 MOST_LOSS = 1e6
-"""No mean loss is above this: training has diverged."""
+"""The largest mean loss that is accepted; above it, training has diverged."""
 
 
 class OutOfTime(Exception):
-    """The device's own clock says that this update cannot be finished before its deadline.
+    """Raised when the device's own clock shows that an update cannot be finished before its deadline.
 
-    `whole_s` is how many seconds all of the work would have taken, as far as is seen.
+    `whole_s` estimates how many seconds all of the work would have taken.
     """
 
     def __init__(self, text: str, whole_s: float) -> None:
@@ -31,13 +31,14 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One device's work in one round. `seed` is the round's, shared by all; times are in seconds.
+    """The context of one device's work in one round; times are in seconds.
 
-    `round` is the round's number, `rare` the labels that the offer says few samples are known of, fewest
-    first. `memory` is what this kind kept on this device when it last trained in this run; `aside` what the
-    aggregator sent for it beside the base. `noise` gives the randomness of private training, which nobody
-    may repeat: the operating system's, but in a simulation. `clock` stands still while the work does; `lost`
-    is how long it has, of what there was until the deadline.
+    seed: the round's, shared by all devices. round: the round's number. rare: labels of which the aggregator
+    knows few samples, as the offer says, the rarest first. memory: what this kind kept on this device when it
+    last trained in this run. aside: tensors that the aggregator sent for it beside the base. noise: gives the
+    randomness of private training, which must not be repeatable: the operating system's, except in a
+    simulation. clock: stands still while the work is paused. lost: gives how long the work has been paused,
+    out of the time until `deadline`.
     """
 
     seed: int
@@ -58,15 +59,15 @@ class Run:
         return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
     def drawn(self, most: int, samples: int) -> NDArray[np.int64] | None:
-        """Indices of `most` of a device's samples, drawn evenly by `rng`; None: of all, there are no more."""
+        """Indices of `most` of a device's `samples`, drawn evenly by `rng`; None: all, there are no more."""
         return self.rng().permutation(samples)[:most] if most < samples else None
 
     def pace(self, began: float, done: float, of: float = 1.0) -> None:
-        """Report `done`, the share of the work that is finished (0 to 1), that began at clock time `began`.
+        """Report the share `done` (0 to 1) of work that began at clock time `began`.
 
-        Raises OutOfTime when the deadline has passed, or as soon as the rest is seen to miss it: a first
-        tenth, which may have been slow to start, must miss it by three times. It tells of all that was
-        planned, of which the work is the share `of`.
+        Raises OutOfTime when the deadline has passed, or as soon as the rest is projected to miss it. During
+        the first tenth, which may have been slow to start, the projection is divided by three. This work is
+        the share `of` of all that was planned; the error's `whole_s` is for all.
         """
         self.progress(done)
         elapsed = self.clock() - began
@@ -79,9 +80,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Late:
-    """That an update was made for an earlier round: its number and seed, and the share of its change that
-    counts in this one. `times`: how many rounds it stands for; `base` gives what that round distributed, {}
-    where it is not known.
+    """Marks an update that was made for an earlier round, with that round's number and seed.
+
+    share: the part of its change that counts in this round. times: how many rounds it stands for. base: gives
+    the weights that its round distributed; {} if they are not known.
     """
 
     round: int
@@ -93,12 +95,12 @@ class Late:
 
 @dataclass(frozen=True)
 class TrainedUpdate:
-    """What a device sends back. `train_loss` is the mean over what it trained on; nan where nothing was.
+    """A contribution, as a device's half returns it and the aggregator's half folds it.
 
-    `form` is that of the strategy that made it, by which `fold` knows the member of the family. `memory` is
-    not sent: the device keeps it for the next time that it trains this kind, in place of what it kept before
-    (None: that stays). `device` and `late` are set on the aggregator; tensors of a late one that the base has
-    were moved to this round's.
+    train_loss: the mean over the samples trained on; nan if there was no training. form: the form of the kind
+    that made it, by which `fold` knows the member of the family. memory: not sent; the device keeps it for
+    the next time that it trains this kind, in place of what it kept before (None: that stays). device, late:
+    set on the aggregator; tensors of a late update that the base has are rebased onto this round's base.
     """
 
     kind: str

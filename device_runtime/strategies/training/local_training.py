@@ -1,4 +1,8 @@
-"""Local epochs of mini-batches on a tunable set: what all kinds that train a device's model share."""
+"""Local training: mini-batch epochs on a tunable set, and plans to train many devices at once.
+
+All kinds that train a device's model use `train`. A kind that describes its training (`Plans`, `TrainsHead`,
+`TakesFeatures`) lets the simulation train many devices together.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,15 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Epochs:
-    """E epochs over `indices`, shuffled anew in each, in batches of `batch` samples.
+    """`epochs` epochs over `indices`, reshuffled in each, in batches of `batch` samples.
 
-    clip_norm: of a step's whole gradient, proximal terms included; 0 for none.
-    privacy: clips each sample instead, and draws batches as the accountants assume: ceil(n / batch)
-    an epoch, each of which holds any sample with probability batch / n.
-    proximal: anchors are tensors of the tunable set.
-    extras: the objective's inputs for the samples at these indices, beside x and y.
-    least: where 1 or more, training ends after the last whole epoch when the clock says that not all can be
-    done in time, if so many are; 0: it is all or nothing.
+    clip_norm: largest norm of a step's whole gradient, proximal terms included; 0: no limit.
+    privacy: clips each sample's gradient instead, and draws batches as the accountants assume:
+    ceil(n / batch) an epoch, each of which holds any sample with probability batch / n.
+    proximal: terms whose anchors are tensors of the tunable set.
+    extras: gives the objective's inputs for the samples at these indices, beside x and y.
+    least: the fewest epochs that may be sent. If 1 or more, and the clock shows that not all `epochs` fit
+    before the deadline, training ends after the last whole epoch that does; 0: all epochs or none.
     """
 
     optimizer: Optimizer
@@ -49,8 +53,9 @@ class Epochs:
 
 @dataclass(frozen=True)
 class Trained:
-    """The tunable set after training with the statistics it moved, the last epoch's mean loss, and how many
-    epochs were done.
+    """The tunable set and its normalisation statistics after training.
+
+    `loss` is the mean over the last whole epoch; `epochs` is how many were done.
     """
 
     tensors: Tensors
@@ -59,11 +64,11 @@ class Trained:
 
 
 def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Trained:
-    """Train from the distributed weights. Raises OutOfTime by the device's own clock, and TensorError for a
-    proximal term that does not fit.
+    """Train from the weights that the model holds.
 
-    Memory beside the engine's: what the optimiser holds, and a copy of the set where it may end early. The
-    tensors given back are the trainer's own.
+    Memory beside the engine's: the optimiser's state, and a copy of the set where training may end early. The
+    returned tensors are the trainer's own buffers. Raises OutOfTime by the device's own clock, and
+    TensorError for a proximal term that does not fit.
     """
     trainer = _trainer(model, plan)
     params, grads = trainer.params, trainer.grads
@@ -92,9 +97,7 @@ def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Traine
 
 
 class _Goal:
-    """How many epochs one run has time for, and its parameters after the last whole one, while they may be
-    what is sent.
-    """
+    """How many epochs there is time for; keeps the parameters of the last whole epoch that may be sent."""
 
     def __init__(self, plan: Epochs, run: Run, trainer: Gradients) -> None:
         self.epochs = self._planned = plan.epochs
@@ -104,7 +107,7 @@ class _Goal:
         self._kept: tuple[Vector, ...] = ()
 
     def reached(self, done: float) -> bool:
-        """Whether training ends here, `done` epochs after its start. Raises OutOfTime for too few."""
+        """Whether training ends here, `done` epochs after its start. Raises OutOfTime if too few are done."""
         try:
             self._pace(done)
         except OutOfTime:
@@ -119,7 +122,7 @@ class _Goal:
         self._run.pace(self._began, done / self.epochs, self.epochs / self._planned)
 
     def keep(self, done: int) -> None:
-        """The parameters after `done` whole epochs, if they could be the last."""
+        """Copy the parameters after `done` whole epochs, if they could be the last."""
         if not self._least <= done < self.epochs:
             return
         self._kept = self._kept or tuple(np.empty_like(vector) for vector in self._held)
@@ -127,21 +130,21 @@ class _Goal:
             np.copyto(copy, vector)
 
     def restore(self) -> None:
-        """Back to what was kept."""
+        """Put the kept parameters back."""
         for copy, vector in zip(self._kept, self._held, strict=True):
             np.copyto(vector, copy)
 
 
 @runtime_checkable
 class Plans(Protocol):
-    """A kind that trains by a plan; its contribution is what was trained and counts its samples."""
+    """A kind whose contribution is what `train` makes of its plan, weighted by the plan's samples."""
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> Epochs:
-        """What `train` trains; `model` holds the base."""
+        """The plan for `train`; `model` holds the base."""
 
 
 def alone(plan: Epochs) -> bool:
-    """Whether it minimises cross-entropy alone: `steps`, `clip_norm` and the optimiser define the result."""
+    """Whether a plan minimises cross-entropy alone: `steps`, `clip_norm` and optimiser define the result."""
     extra = plan.proximal or plan.privacy is not None
     return plan.objective == "train" and not extra
 
@@ -178,16 +181,12 @@ def _batches(plan: Epochs, rng: np.random.Generator) -> Iterator[tuple[Indices, 
         yield plan.indices[chosen], (step + 1) / steps
 
 
-# FROM head_training: How a kind trains the classifier alone, on features: said, so that many devices may be
-# trained at once.
-
-
 @dataclass(frozen=True)
 class HeadTraining:
-    """One step for each batch of indices into the device's samples, by `optimizer`, from the base's head.
+    """Training of the classifier alone, on features: a step for each batch, from the base's head.
 
-    `counted`: the first step whose loss is part of the contribution's. `clip_norm`: the largest norm of a
-    step's gradient; 0: no limit.
+    `batches` are indices into the device's samples. The contribution's loss is the mean from step `counted`
+    on. `clip_norm`: the largest norm of a step's gradient; 0: no limit.
     """
 
     batches: Sequence[NDArray[np.integer[Any]]]
@@ -198,20 +197,20 @@ class HeadTraining:
 
 @runtime_checkable
 class TrainsHead(Protocol):
-    """A kind whose `train` may be: features once, then a softmax head in these steps, then these tensors."""
+    """A kind that may train the classifier alone: features once, then the steps of `head_training`."""
 
     def trains_head(self, manifest: Manifest) -> bool:
-        """Whether, for this bundle, `train` is that and nothing else."""
+        """Whether `train` does only that for this bundle."""
 
     def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
-        """The steps for a device with labels y (n,), which draw from `run` as `train` does."""
+        """The steps for a device with labels y (n,); batches are drawn from `run` as `train` draws them."""
 
 
 @runtime_checkable
 class TakesFeatures(Protocol):
-    """A kind whose `train` needs nothing of the model but the features of all samples."""
+    """A kind whose `train` needs only the features of all samples from the model."""
 
     def from_features(
         self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
     ) -> TrainedUpdate:
-        """What `train` gives; features (n, width), y (n,)."""
+        """The update that `train` would make; features (n, width), y (n,)."""

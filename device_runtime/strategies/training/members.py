@@ -1,4 +1,4 @@
-"""What a device does that trains a smaller model of the task's family, and what it says of that model."""
+"""Shared by kinds whose devices train a smaller model of the task's family and send feature maps."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ K = TypeVar("K", bound="OfFamily")
 
 @dataclass(frozen=True)
 class OfFamily(Coded, StrategyDefaults):
-    """One form for each of `members`, names of smaller models, the richest first; none: the main model.
+    """Base of kinds with a form for each of `members`, names of smaller models, the richest first.
 
-    Every parameter is trained for `epochs` local epochs.
+    Without members there is one form, for the main model. Every parameter is trained for `epochs` epochs.
     """
 
     members: Members = ()
@@ -63,13 +63,14 @@ class OfFamily(Coded, StrategyDefaults):
 
     @property
     def sgd(self) -> Sgd:
-        """The device's optimiser."""
+        """The optimiser of local training."""
         return Sgd(self.lr, self.momentum, self.weight_decay)
 
 
 def work(load: Workload, kind: OfFamily, level: str, mapped: int, maps: int) -> Work:
-    """Local training, then `mapped` samples' feature maps of a level, of which `maps` are held and sent,
-    and a count for each class.
+    """The work of local training, then of feature maps at a level for `mapped` samples.
+
+    `maps` of them are held and sent, with a count for each class.
     """
     trained = training_work(load, "all", load.samples * kind.epochs, batch=kind.batch)
     values = maps * load.map_values(level)
@@ -86,7 +87,7 @@ def work(load: Workload, kind: OfFamily, level: str, mapped: int, maps: int) -> 
 
 @contextmanager
 def holding(model: DeviceModel, tensors: Tensors) -> Iterator[None]:
-    """The model with these tensors, and then again with those that it had."""
+    """Load tensors into the model for the duration of a `with` block."""
     before = {name: model.weights[name] for name in tensors}
     model.load(tensors)
     try:
@@ -96,17 +97,17 @@ def holding(model: DeviceModel, tensors: Tensors) -> Iterator[None]:
 
 
 def whole(manifest: Manifest) -> tuple[TensorSpec, ...]:
-    """What training every parameter changes."""
+    """The tensors that training every parameter changes, normalisation statistics included."""
     return (*manifest.specs("all"), *manifest.statistics("all"))
 
 
 def base_of(model: RoundModel, member: str) -> Tensors:
-    """What was distributed of a member; of the main model by ""."""
+    """The weights that were distributed for a member; for the main model by ""."""
     return model.family[member] if member else model.weights
 
 
 def tools_of(model: RoundModel, kind: str) -> tuple[ServerTools, LocalData]:
-    """What is on the aggregator, and the generic set. Raises ValueError where there is none."""
+    """The aggregator's tools and its generic set. Raises ValueError if there is none."""
     tools = model.tools
     if tools is None or tools.generic is None or not len(tools.generic):
         raise ValueError(f"{kind} needs samples that are nobody's own on the aggregator: a generic set")

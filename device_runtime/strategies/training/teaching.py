@@ -1,4 +1,4 @@
-"""Training a model on the aggregator, after a teacher: what kinds that train smaller models share."""
+"""Trains models on the aggregator, with distillation from a teacher; shared by several kinds."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Indices = NDArray[np.int64]
 Rows = Mapping[str, NDArray[np.float32]]
 
 PLACES = 32 * 32
-"""Of the largest map of those networks and images that the papers' beta is of."""
+"""Places in the largest feature map of the networks and images that the papers' beta is for."""
 BLOCK = 256
-"""Samples whose feature maps are held at once."""
+"""Samples whose feature maps are in memory at once."""
 
 
 class Diverged(Exception):
-    """Raised when training ends with what is no number."""
+    """Raised when training ends with parameters that are not finite."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """`epochs` over the samples, shuffled anew in each, in batches of `batch`.
+    """Settings of training on the aggregator: `epochs` epochs, reshuffled in each, in batches of `batch`.
 
-    `extras` gives the objective's inputs for the samples at these indices, beside x and y. The parameters
-    `held` stay as they are.
+    extras: gives the objective's inputs for the samples at these indices, beside x and y. held: names of
+    parameters that stay as they are.
     """
 
     optimizer: Optimizer
@@ -55,9 +55,9 @@ class Lesson:
 def teach(
     model: DeviceModel, weights: Tensors, data: LocalData, lesson: Lesson, rng: np.random.Generator
 ) -> dict[str, NDArray[Any]]:
-    """`weights`, which are the whole model's, after the lesson; `model` is left with what it was given.
+    """The weights after training; `weights` are the whole model's, and `model` is left with them loaded.
 
-    Raises BundleError where the bundle has no such graph, and Diverged.
+    Raises BundleError if the bundle has no such graph, and Diverged.
     """
     model.load(weights)
     trainer = model.trainer(lesson.tunable, lesson.objective)
@@ -80,7 +80,7 @@ def teach(
 def taught_or_same(
     model: DeviceModel, weights: Tensors, data: LocalData, lesson: Lesson, rng: np.random.Generator
 ) -> Tensors:
-    """As `teach`; `weights` where that diverges."""
+    """As `teach`; if training diverges, `weights` unchanged."""
     try:
         return teach(model, weights, data, lesson, rng)
     except Diverged as error:
@@ -89,14 +89,15 @@ def taught_or_same(
 
 
 def generator(seed: int, kind: str, order: int) -> np.random.Generator:
-    """The randomness of a kind on the aggregator: of a round's seed and what is `order`-th in it."""
+    """The random generator of a kind on the aggregator, for its `order`-th use in the round of this seed."""
     digest = hashlib.sha256(f"{seed}:{kind}:{order}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def attention(maps: NDArray[np.float32]) -> NDArray[np.float32]:
-    """vec(sum_c |F_c|^2) (thesis 002, equation 5.5): maps (n, channels, h, w) or (n, tokens, channels) give
-    (n, places).
+    """The attention maps of feature maps: vec(sum_c |F_c|^2) (thesis 002, equation 5.5).
+
+    Feature maps (n, channels, h, w) or (n, tokens, channels) give (n, places).
     """
     squares = np.square(maps)
     summed: NDArray[np.float32] = squares.sum(2) if maps.ndim == 3 else squares.sum(1)
@@ -104,7 +105,7 @@ def attention(maps: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def attention_maps(model: DeviceModel, x: NDArray[Any], levels: Iterable[str]) -> Rows:
-    """By level, (n, places), with the weights that the model has."""
+    """The attention maps of samples x by level, (n, places), with the weights that the model holds."""
     return {
         level: np.concatenate([attention(model.level_features(part, level)) for part in _parts(x)])
         for level in levels
@@ -112,9 +113,9 @@ def attention_maps(model: DeviceModel, x: NDArray[Any], levels: Iterable[str]) -
 
 
 def attended(student: Manifest) -> dict[str, int]:
-    """The levels at which objective `attention` compares the model with a teacher, and the places of each.
+    """The levels at which objective `attention` compares a model with its teacher, and the places of each.
 
-    Raises BundleError where the bundle has no such graph.
+    Raises BundleError if the bundle has no such graph.
     """
     need(student, ("attention.all",))
     given = (extra for extra in student.graphs["attention.all"].extras if extra.per_sample)
@@ -123,17 +124,17 @@ def attended(student: Manifest) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TeacherAttention:
-    """The extra inputs of objective `attention`: the teacher's maps by level (n, places), a beta for each."""
+    """The extra inputs of objective `attention`: a teacher's maps (n, places) and a beta for each level."""
 
     maps: Rows
     beta: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, maps: Rows, beta: float, levels: Sequence[str]) -> TeacherAttention:
-        """`beta` divided by the places of a map, as Zagoruyko and Komodakis 2017 (section 4.1) divide 1e3.
+        """Maps with `beta` divided by their places, as Zagoruyko and Komodakis 2017 (section 4.1) divide 1e3.
 
-        It is that of images whose largest map has PLACES places, theirs; of smaller ones less in proportion,
-        so that a level weighs the same at any size (ours). Levels that are not among `levels` do not count.
+        `beta` is for images whose largest map has PLACES places, as theirs; for smaller maps it is smaller in
+        proportion, so that a level weighs the same at any size (ours). Levels not among `levels` weigh 0.
         """
         most = max(rows.shape[1] for rows in maps.values())
         each = {n: beta * most / PLACES / rows.shape[1] if n in levels else 0.0 for n, rows in maps.items()}
@@ -145,7 +146,7 @@ class TeacherAttention:
 
 
 def need(manifest: Manifest, graphs: Iterable[str]) -> None:
-    """Raises BundleError, naming the first that the bundle does not have."""
+    """Raises BundleError, naming the first of the graphs that the bundle does not have."""
     for graph in graphs:
         if graph not in manifest.graphs:
             what, _, of = graph.partition(".")
@@ -154,13 +155,13 @@ def need(manifest: Manifest, graphs: Iterable[str]) -> None:
 
 
 def map_shape(manifest: Manifest, level: str) -> tuple[int, ...]:
-    """Of one sample's feature map at a level. Raises BundleError where the bundle gives none."""
+    """The shape of one sample's feature map at a level. Raises BundleError if the bundle gives none."""
     need(manifest, (f"features.{level}",))
     return {str(known): shape for known, shape in manifest.features.items()}[level]
 
 
 def need_one_shape(manifests: Iterable[Manifest], level: str) -> None:
-    """Raises BundleError for bundles that give no feature map at a level, or maps of different shapes."""
+    """Raises BundleError if bundles give no feature map at a level, or maps of different shapes."""
     shapes: dict[tuple[int, ...], str] = {}
     for manifest in manifests:
         shapes.setdefault(map_shape(manifest, level), manifest.name)
@@ -172,7 +173,7 @@ def need_one_shape(manifests: Iterable[Manifest], level: str) -> None:
 
 
 def need_places(teacher: Manifest, student: Manifest) -> None:
-    """Raises BundleError where attention of the two cannot be compared, at a level at which it must be."""
+    """Raises BundleError if the attention maps of teacher and student differ in size at a compared level."""
     for level, wanted in attended(student).items():
         shape = map_shape(teacher, level)
         places = shape[0] if len(shape) == 2 else prod(shape[1:])

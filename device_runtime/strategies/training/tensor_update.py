@@ -1,4 +1,4 @@
-"""What kinds share whose updates are trained tensors: how a device trains them, and their mean."""
+"""Base classes of kinds that train and send tensors: their settings, local training and mean."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from .local_training import HeadTraining
 from .workload import Training, head_specs, work_of
 
 FEW_SHOT = "few-shot/"
-"""Before the names of a few-shot learnt classifier's tensors, wherever they stand beside the model's own."""
+"""Prefix of the names of a few-shot trained classifier's tensors where the model's own are beside them."""
 
 
 ACCOUNTANT_BYTES = 75_000_000
-"""What the library that says how much noise a budget takes adds to a process (measured)."""
+"""Memory that the library for privacy accounting adds to a process (measured)."""
 
 
 class Averaged(StrategyDefaults):
-    """Kinds whose tensors are averaged, weighted by samples."""
+    """Base of kinds whose tensors are averaged, weighted by samples."""
 
     name: ClassVar[str]
 
@@ -54,7 +54,7 @@ class Averaged(StrategyDefaults):
         return state.add(contribution.tensors, weight)
 
     def finish(self, state: TensorMean, model: RoundModel) -> Effect:
-        """The mean, weighted by n_k, over the updates that arrived (thesis 002, equation 2.4)."""
+        """The mean over the updates that arrived, weighted by n_k (thesis 002, equation 2.4)."""
         return Effect(mean=state, num_examples=state.most)
 
 
@@ -72,17 +72,18 @@ ClipNorm = Annotated[
 
 @dataclass(frozen=True)
 class TrainingSettings(Coded):
-    """SGD on local samples for `epochs` local epochs; what each of these adds is off at 0.
+    """Settings of local SGD for `epochs` epochs, with optional terms; a term with weight 0 is off.
 
-    mu: FedProx's mu/2 * ||w - w_g||^2 (Li et al. 2020, equation 2).
-    moon: MOON's contrastive term, weighted by it, with temperature `moon_tau` (Li et al. 2021, equations 3
-    and 4); a device keeps what it trained for the next time. Needs graph moon.SET.
-    mu_head: mu_head * ||theta - anchor||^2 on the classifier alone (thesis 002, equation 4.3). The anchor is
-    the mean of the last few-shot learnt classifiers (FSCProx; no term while there are none) or the classifier
-    of the base (baseProx).
+    mu: FedProx's term mu/2 * ||w - w_g||^2 (Li et al. 2020, equation 2).
+    moon: weight of MOON's contrastive term, with temperature `moon_tau` (Li et al. 2021, equations 3 and 4);
+    a device keeps what it trained for the next time. Needs graph moon.SET.
+    mu_head: weight of the term mu_head * ||theta - anchor||^2 on the classifier alone (thesis 002, equation
+    4.3). The anchor is the mean of the last few-shot trained classifiers (FSCProx; no term while there are
+    none) or the classifier of the base (baseProx).
     clip_norm (ours): a bound on the norm of each step's gradient (Pascanu et al. 2013). Without it, local
-    training of a network without normalisation diverges on some devices. Not with dp, which bounds samples.
-    dp: differential privacy in each step (`privacy`); the loss is then not told. Not with moon, whose
+    training of a network without normalisation diverges on some devices. Ignored with dp, which bounds each
+    sample's gradient.
+    dp: differential privacy in each step (`terms.dp_sgd`); the loss is then not sent. Not with moon, whose
     features come from runs of many samples.
     """
 
@@ -120,24 +121,24 @@ class TrainingSettings(Coded):
 
     @property
     def trained(self) -> str:
-        """The tunable set."""
+        """The tunable set that is trained."""
         return "all"
 
     @property
     def rate(self) -> float:
-        """The learning rate."""
+        """The learning rate of local training."""
         return self.lr
 
 
 @dataclass(frozen=True)
 class TensorUpdate(TrainingSettings, Averaged):
-    """A tunable set, trained on local samples, all of them or some."""
+    """Base of kinds that train a tunable set on all local samples, or some of them."""
 
     trains_extractor: ClassVar[bool] = True
 
     @property
     def plain(self) -> bool:
-        """Whether it minimises cross-entropy alone: no proximal or contrastive term, no private steps."""
+        """Whether training minimises cross-entropy alone: no proximal or contrastive term, no privacy."""
         return not (self.mu or self.moon or self.mu_head or self.dp is not None)
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
@@ -145,19 +146,21 @@ class TensorUpdate(TrainingSettings, Averaged):
         return np.arange(len(data))
 
     def ended(self, epochs: int) -> TensorUpdate:
-        """The form that was done when training ended after so many epochs."""
+        """The form that was done if training ended after `epochs` epochs."""
         return self
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         return predict(profile, self.work(workload), self.name)
 
     def work(self, workload: Workload) -> Work:
-        """On all local samples."""
+        """The work of training on all local samples."""
         return self.work_on(workload, workload.samples)
 
     def work_on(self, workload: Workload, samples: int, scored: int = 0) -> Work:
-        """Training on `samples`, after a forward pass over `scored`; MOON's features besides, and the
-        parameters that they are from; the accountant of private training.
+        """The work of training on `samples`, after a forward pass over `scored`.
+
+        Includes MOON's features and the parameters that they are computed from, and the memory of the
+        accountant of private training.
         """
         trained, objective = samples * self.epochs, "moon" if self.moon else "train"
         passed = scored + (2 * samples if self.moon else 0)
@@ -221,6 +224,6 @@ class TensorUpdate(TrainingSettings, Averaged):
 
 
 def few_shot_head(tensors: Tensors) -> dict[str, NDArray[Any]]:
-    """The few-shot learnt classifier among tensors, by the model's names; empty where there is none."""
+    """The few-shot trained classifier among tensors, by the model's own names; empty if there is none."""
     found = {name: value for name, value in tensors.items() if name.startswith(FEW_SHOT)}
     return {name.removeprefix(FEW_SHOT): value for name, value in found.items()}

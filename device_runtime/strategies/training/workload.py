@@ -1,4 +1,4 @@
-"""From a bundle and the local data to the workload that the cost model understands."""
+"""The workload and work of training, for the cost model, from a bundle and the local data."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies.codecs import chain as codecs
 
 ENVELOPE_BYTES = 120
-"""A contribution's message and topic around its tensors (measured; see docs/wire.md)."""
+"""Bytes of a contribution's message and topic around its tensors (measured; see docs/wire.md)."""
 SINGLY = 5.0
-"""A sample alone over its share of a batch of 32, in seconds (measured: WRN-10-1 at 8x8, ONNX Runtime on one
-core, clipping and noise included: 5.0 for set all, 8.4 for mid, 5.4 for head)."""
+"""How many times longer a sample takes alone than in a batch of 32.
+
+Measured: WRN-10-1 at 8x8, ONNX Runtime on one core, clipping and noise included: 5.0 for set all, 8.4 for
+mid, 5.4 for head.
+"""
 
 
 def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32) -> Workload:
-    """What training this bundle on data with these class counts takes."""
+    """The workload of this bundle on data with these class counts, in batches of up to `batch` samples."""
     sent = {name: (*manifest.specs(name), *manifest.statistics(name)) for name in manifest.sets}
     return Workload(
         graphs={
@@ -54,7 +57,7 @@ def head_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
 
 
 def too_few_of_each(load: Workload, smallest: int) -> str:
-    """Why nothing can be sent by class where a class needs so many samples; empty where something can."""
+    """Why nothing can be sent by class if a class needs `smallest` samples; empty if something can."""
     most = max(load.class_counts, default=0)
     return (
         ""
@@ -64,15 +67,15 @@ def too_few_of_each(load: Workload, smallest: int) -> str:
 
 
 def passes(load: Workload, **samples: float) -> tuple[GraphPass, ...]:
-    """Samples through each graph: `passes(load, forward=100, train_mid=250)`."""
+    """Passes of samples through graphs: `passes(load, forward=100, train_mid=250)`."""
     named = [(name.replace("_", ".", 1), count) for name, count in samples.items()]
     return tuple([GraphPass(graph, count, load.graph(graph).flops) for graph, count in named])
 
 
 def upload_bytes(values: int, tensors: int, codec: str = "", exact: int = 0) -> int:
-    """On the wire: float32 parameters in this many named tensors by this codec, with header and envelope.
+    """Bytes on the wire of `values` float32 parameters in `tensors` tensors, with header and envelope.
 
-    `exact`: float32 or int32 values besides, which a codec leaves as they are, among the tensors.
+    `exact`: how many float32 or int32 values the tensors hold besides, which the codec leaves as they are.
     """
     return codecs.named(codec).payload_bytes(values, tensors, exact) + ENVELOPE_BYTES
 
@@ -81,8 +84,8 @@ def upload_bytes(values: int, tensors: int, codec: str = "", exact: int = 0) -> 
 class Training:
     """SGD on a tunable set over `trained` samples in all, after a forward pass over `scored` samples.
 
-    `kept`: vectors of the set that are held beside those of any training. `singly`: samples are run one by
-    one, in private training. `codec` is what the update is sent by.
+    kept: extra vectors of the set's size in memory. singly: samples are run one by one, as in private
+    training. codec: the codec that the update is sent by.
     """
 
     tunable: str
@@ -96,14 +99,16 @@ class Training:
 
 
 def training_work(load: Workload, tunable: str, trained: float, scored: float = 0.0, batch: int = 32) -> Work:
-    """Of minimising cross-entropy in batches of `batch`; see `Training`."""
+    """The work of minimising cross-entropy in batches of `batch`; see `Training`."""
     return work_of(load, Training(tunable, trained, scored, batch))
 
 
 def work_of(load: Workload, training: Training) -> Work:
-    """Memory: weights, gradients and momentum of the set, and summed gradients where a batch takes several
-    runs; the optimiser's block; the model itself; a run's activations, and one's that scored, whose session
-    stays open; the data, and a batch drawn from it.
+    """The work of training.
+
+    Memory: weights, gradients and momentum of the set, and summed gradients if a batch takes several runs;
+    the optimiser's block; the model itself; a run's activations, and those of the forward pass that scored,
+    whose session stays open; the data, and a batch drawn from it.
     """
     tunable, name = training.tunable, f"{training.objective}.{training.tunable}"
     values, graph = load.values(tunable), load.graph(name)
@@ -125,7 +130,7 @@ def work_of(load: Workload, training: Training) -> Work:
 
 
 def forward_work(load: Workload, samples: int, values_up: int, codec: str = "") -> Work:
-    """Features of `samples` samples, kept; `values_up` float32 values sent by this codec."""
+    """The work of computing and keeping features of `samples` samples, and sending `values_up` float32."""
     features = 4 * load.feature_width * samples
     held = 2 * load.weights_bytes + load.samples * load.sample_bytes + features
     return Work(

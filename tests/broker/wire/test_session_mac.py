@@ -63,10 +63,10 @@ def test_a_word_of_another_or_of_another_life_or_cut_short_does_not_hold():
 
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), bytes(32), bytes([1]) + bytes(31)])
 def test_what_is_no_key_or_makes_a_secret_that_all_know_is_refused(key):
-    with pytest.raises(MessageError, match="not a key to agree by"):
+    with pytest.raises(MessageError, match="not a valid key for key agreement"):
         Signer(bytes(32)).agree(key)
 
 
 def test_a_device_cannot_agree_with_what_is_no_point():
-    with pytest.raises(NotTrusted, match="the aggregator's key 0100000000000000 is none"):
+    with pytest.raises(NotTrusted, match="key 0100000000000000 is not valid for key agreement"):
         Verifier(bytes([1]) + bytes(31)).agree(DEVICE)

@@ -32,4 +32,4 @@ def test_a_folder_without_a_comparison_is_said_in_one_line(monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "nowhere"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "nowhere is no folder of a simulation" in line
+    assert "nowhere is not the folder of a simulation" in line

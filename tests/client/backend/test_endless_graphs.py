@@ -162,7 +162,7 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, en
     known.agent.hours.judged = judged
     run_until_it_is_over(known)
     assert (known.contributions, alive) == ([], [False])
-    why = "it did not stand still in the 2 s that it may take"
+    why = "it did not pause within 2 s"
     assert any(why in reason for reason in known.link.of(Plan)[-1].reasons)
 
 

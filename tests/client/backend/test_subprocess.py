@@ -385,7 +385,7 @@ def test_a_device_that_cannot_start_its_work_goes_on(stage, monkeypatch, caplog)
     place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed())
     monkeypatch.setattr(sys, "executable", "/nowhere")
     place.warm_up()
-    assert "no process can be started to work in" in caplog.text
+    assert "no worker process can be started" in caplog.text
 
 
 ALONE = """

@@ -180,7 +180,9 @@ def test_a_device_that_no_step_and_no_checkpoint_leads_on_has_lost_the_line(hold
     take(holdings, aggregator, 1)
     offer, _, _ = aggregator.offer(9)
     cut = msgspec.structs.replace(offer.base, log=())
-    with pytest.raises(StaleBase, match="after 9 steps: this device has lost the line"):
+    with pytest.raises(
+        StaleBase, match="after 9 steps: no replay state and no blob of the offer leads there"
+    ):
         holdings.missing(cut)
 
 
@@ -191,7 +193,9 @@ def test_who_is_too_far_back_for_a_short_offer_asks_and_goes_on_by_the_log_of_th
     """A checkpoint is more bytes, also where it is so near that the last steps lead on from there."""
     take(holdings, aggregator, 1)
     offer, _, _ = aggregator.offer(9, since=since)
-    with pytest.raises(StaleBase, match="after 9 steps: this device has lost the line"):
+    with pytest.raises(
+        StaleBase, match="after 9 steps: no replay state and no blob of the offer leads there"
+    ):
         holdings.missing(msgspec.structs.replace(offer.base, log=(), sha=offer.base.sha[:4]))
     assert take(holdings, aggregator, 9, since=since) == ["log 0", "log 1", "log 2"]
 

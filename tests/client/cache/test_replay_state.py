@@ -46,11 +46,11 @@ def test_one_that_is_damaged_is_as_if_it_were_not_there(stands, tmp_path, caplog
     stands.put(ReplayState(LINE, 5, WEIGHTS))
     (tmp_path / "stand" / f"{LINE.hex()}.5.safetensors").write_bytes(b"damaged")
     assert stands.get(base(5)) is None
-    assert "where this device stood is not readable" in caplog.text
+    assert "the replay state cannot be read" in caplog.text
 
 
 def test_a_disk_that_refuses_is_warned_of(stands, tmp_path, caplog):
     (tmp_path / "stand").write_bytes(b"in the way")
     stands.put(ReplayState(LINE, 5, WEIGHTS))
-    assert "where this device stands cannot be kept" in caplog.text
+    assert "the replay state cannot be saved" in caplog.text
     assert stands.get(base(5)) is None

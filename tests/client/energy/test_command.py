@@ -40,7 +40,7 @@ def test_joules_are_a_counter(tmp_path, clock):
 def test_a_command_that_changes_its_mind_is_not_believed(tmp_path, clock):
     meter = command.found(program(tmp_path, "3 W"), clock)
     program(tmp_path, "3 J")
-    with pytest.raises(MeterError, match="says now power, now energy"):
+    with pytest.raises(MeterError, match="prints power at one time, energy at another"):
         meter.read()
     meter.rest()
 

@@ -53,10 +53,10 @@ def refusal(wide, narrow):
 def test_what_does_not_nest_is_refused_by_name():
     wide = manifest("wide", WIDE)
     assert refusal(wide, manifest("deep", {"more": (2,), **NARROW})) == (
-        "deep is no narrower wide: only it has more"
+        "deep is not a narrower wide: only it has more"
     )
     less = {name: shape for name, shape in NARROW.items() if name != "hidden.bias"}
-    assert "only the other has hidden.bias" in refusal(wide, manifest("less", less))
+    assert "only the main model has hidden.bias" in refusal(wide, manifest("less", less))
     many = {f"extra{index:02}": (2,) for index in range(9)}
     refused = refusal(wide, manifest("many", {**many, **NARROW}))
     assert refused.endswith("only it has extra00, extra01, extra02 and 6 more")
@@ -163,7 +163,7 @@ def test_networks_that_are_no_parts_say_which_tensor_is_at_fault():
         shapes["head.weight"] = shapes.pop("head.weight")
         return manifest(name, shapes, labels=tuple(map(str, range(10))))
 
-    assert "only the other has group1.0.shortcut.weight" in refusal(net("wrn", width=2), net("wrn"))
+    assert "only the main model has group1.0.shortcut.weight" in refusal(net("wrn", width=2), net("wrn"))
     assert "qkv" in refusal(net("vit", dim=24, heads=3, image=32), net("vit", dim=16, heads=2, image=32))
     assert "weight_ih_l0 holds several" in refusal(
         net("lstm", hidden=8, classes=10), net("lstm", hidden=4, classes=10)

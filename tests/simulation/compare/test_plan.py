@@ -65,13 +65,13 @@ def test_another_scenario_in_the_same_folder_is_refused_with_what_differs(plan):
 def test_a_folder_of_something_else_is_refused(plan):
     plan.folder.mkdir()
     (plan.folder / "thesis.tex").write_text("")
-    with pytest.raises(ScenarioError, match="is no folder of a simulation"):
+    with pytest.raises(ScenarioError, match="is not the folder of a simulation"):
         plan.save()
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(plan):
     plan.folder.write_text("")
-    with pytest.raises(ScenarioError, match="is no folder: give another --run-dir"):
+    with pytest.raises(ScenarioError, match="is not a folder: give another --run-dir"):
         plan.save()
 
 

@@ -93,7 +93,7 @@ def test_more_devices_than_samples_is_an_error(data):
 
 
 def test_natural_needs_groups():
-    with pytest.raises(DataSetError, match="source digits does not say whose its samples are"):
+    with pytest.raises(DataSetError, match="samples of source digits have no groups"):
         spec = DataSpec(partition="natural")
         divide(load(spec, 0), spec, 3, 0)
 
@@ -273,12 +273,12 @@ def test_a_seed_gives_groups_the_same_parts_in_whichever_order_they_are_written(
         (
             {name: {"classes": [0, 1]} for name in ("weak", "strong", "far")},
             {},
-            "data.groups: class 2 would be held by nobody: no group names it",
+            "data.groups: no device would hold class 2: no group names it",
         ),
         (
             {"weak": {"classes": [0]}, "strong": {"share": 0.5}, "far": {"share": 0.25}},
             {},
-            "data.groups: class 1 would be held by nobody: shares of 0.75 in all, expected 1",
+            "data.groups: no device would hold class 1: shares of 0.75 in all, expected 1",
         ),
         (
             {"weak": {"share": 0.5}, "far": {"share": 0.5}},
@@ -315,7 +315,9 @@ def test_a_group_without_devices_cannot_hold_anything(data):
 
 def test_speakers_cannot_be_named_where_the_data_has_none():
     spec = msgspec.convert({"groups": {"weak": {"speakers": [1]}}}, DataSpec)
-    with pytest.raises(DataSetError, match="source digits does not say whose .* cannot name speakers"):
+    with pytest.raises(
+        DataSetError, match="samples of source digits have no speakers: .* cannot name speakers"
+    ):
         among(load(spec, 0), spec, drawn())
 
 

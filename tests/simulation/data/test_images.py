@@ -88,7 +88,7 @@ def test_what_is_missing_is_said(tmp_path, tree):
     with pytest.raises(DataSetError, match="has no folders, expected one for each class"):
         load(spec(tree / "val" / "dog"), 0)
     picture(tree / "val" / "bird" / "1.png", (0, 0, 0))
-    with pytest.raises(DataSetError, match="has the class 'bird', which .*train has not"):
+    with pytest.raises(DataSetError, match="has the class 'bird', which .*train does not have"):
         load(spec(tree), 0)
     (tmp_path / "only" / "train").mkdir(parents=True)
     with pytest.raises(DataSetError, match="has a folder train, but none of test, val"):

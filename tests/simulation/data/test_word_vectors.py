@@ -34,7 +34,7 @@ def test_a_first_line_of_counts_is_no_word(glove):
     ("content", "said"),
     [
         ("cat 1 2 3\ndog 1 2\n", "vectors of 2 and 3 values"),
-        ("cat 1 x 3\n", "the vector of 'cat' holds what is no number"),
+        ("cat 1 x 3\n", "the vector of 'cat' has a value that is not a number"),
         ("the 1 2 3\n", "has none of the 5 words"),
     ],
 )

@@ -89,7 +89,7 @@ def test_what_is_asked_for_is_taken(chosen, name):
 def test_why_is_said_with_figures(world):
     assert choose(world, FOUR, [FULL]).why == f"{job_flops(world, FULL) / 1e6:.3g} MFLOP a job, 4 cores"
     assert choose(world, ONE, [FULL]).why == "one core is usable"
-    assert choose(world, ONE, HEADS[:1]).why == "few-shot of many devices is one product"
+    assert choose(world, ONE, HEADS[:1]).why == "few-shot of many devices is one matrix product"
     assert choose(world, ExecutorWish("plain"), [FULL]).why == "as asked for"
     assert choose(world, ExecutorWish(address="h:1"), [FULL]).why == "a Ray cluster is named: h:1"
 
@@ -97,7 +97,7 @@ def test_why_is_said_with_figures(world):
 def test_wishes_that_cannot_be_meant_are_refused(world):
     with pytest.raises(ExecutorError, match="no executor 'abacus'; there are auto, plain, batched"):
         choose(world, ExecutorWish("abacus"), [FULL])
-    with pytest.raises(ExecutorError, match="executor plain has no address"):
+    with pytest.raises(ExecutorError, match="executor plain takes no address"):
         choose(world, ExecutorWish("plain", address="h:1"), [FULL])
     with pytest.raises(EngineError, match="no engine 'abacus'"):
         make(replace(world, engine=EngineWish(engine="abacus")), ONE, [FULL])

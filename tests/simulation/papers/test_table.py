@@ -73,5 +73,5 @@ def test_a_column_may_be_like_one_before_it(changed):
     scales = {"cpu": {}}
     _, cost = changed(columns=[first, like], rows=rows, claims=[], scales=scales).columns
     assert (cost.id, cost.title, cost.measure, cost.setting.data) == ("cost", "Even", "bytes", {"alpha": 0.5})
-    with pytest.raises(ScenarioError, match="column cost is like 'even', which is no column before it"):
+    with pytest.raises(ScenarioError, match="column cost is like 'even', which is not an earlier column"):
         changed(columns=[like, first], rows=rows, claims=[], scales=scales)

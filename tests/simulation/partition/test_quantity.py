@@ -59,6 +59,6 @@ def test_too_few_samples_are_said_with_the_way_out():
     with pytest.raises(DataSetError, match="each of 3 devices 4 or more"):
         Sizes(sigma=1.0, least=4).draw(10, 3, rng)
     with pytest.raises(
-        DataSetError, match="samples_per_client is 11, the data has 10: no device has a sample"
+        DataSetError, match="samples_per_client is 11, the data has 10: a device cannot have a sample twice"
     ):
         Sizes(each=11, reuse=True).draw(10, 3, rng)
