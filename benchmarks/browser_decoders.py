@@ -30,7 +30,7 @@ from device_runtime.broker.wire.messages import (
     Succession,
 )
 from device_runtime.models.bundles import archive, graph_check, manifest, tensors
-from device_runtime.models.bundles.bundle import Bundle, check_manifest, shipped
+from device_runtime.models.bundles.bundle import Bundle, check_manifest, shipped_folder
 from device_runtime.models.errors import BundleError, ModelError
 from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
@@ -125,7 +125,7 @@ def offer() -> Offer:
     return Offer(
         task="t", run="r", round=3, seed=steps.round_seed(77, 3), deadline_s=20.5, remaining_s=3.25,
         bundle=blob, base=base, aside=blob,
-        kinds=tuple(registry.write(registry.make(name)) for name in registry.USUAL),
+        kinds=tuple(registry.write(registry.make(name)) for name in registry.DEFAULT_KINDS),
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def _settings(data: bytes) -> Any:
 def _next(data: bytes) -> Offer:
     if not data:
         raise messages.MessageError("by its first byte it is known to be one")
-    return small.following(offer(), small.decode_next(small.split_mac(data)[0]))
+    return small.full_offer(offer(), small.decode_offer(small.split_mac(data)[0]))
 
 
 def _with_kind(kind: Kind) -> bytes:
@@ -208,16 +208,18 @@ def _read_topic(data: bytes) -> Any:
 
 def pairs() -> list[Pair]:
     of = {one.name: one.sound for one in targets()}
-    folder = shipped("digits-wrn-10-1")
+    folder = shipped_folder("digits-wrn-10-1")
     whole = Bundle.open(folder)
     written = (folder / "manifest.json").read_bytes()
     unsealed = json.dumps(json.loads(written) | {"seal": ""}).encode()
     log = steps.encode([_step(1), _step(2), _step(3, 3)], 77)
     named = steps.encode([msgspec.structs.replace(_step(4), share=0.5, seed=5)])
-    after = small.encode_next(small.Next(4, b"abcd", True, (0.5, -2.0)))
-    led = small.encode_next(small.Next(4, b"abcd", False, steps=steps.pack([_step(3)], 77)))
-    short = small.short_of(contribution(), contribution()) or b""
-    kinds = tuple(_with_kind(registry.write(registry.make(name))) for name in (*registry.USUAL, "peft"))
+    after = small.encode_offer(small.CompactOffer(4, b"abcd", True, (0.5, -2.0)))
+    led = small.encode_offer(small.CompactOffer(4, b"abcd", False, steps=steps.pack([_step(3)], 77)))
+    short = small.compact_contribution(contribution(), contribution()) or b""
+    kinds = tuple(
+        _with_kind(registry.write(registry.make(name))) for name in (*registry.DEFAULT_KINDS, "peft")
+    )
     graph = whole.graph("train.all")
     nodes = next(one.content for one in graph_check.fields(graph) if one.number == 7)
     some = b"".join(one.encoded for one in list(graph_check.fields(nodes))[:6])
@@ -238,7 +240,7 @@ def pairs() -> list[Pair]:
         Pair("steps", (log, named), lambda data: _told(steps.decode(data)), as_json, form="msgpack"),
         Pair("next round", (after, led), _next, same_message(Offer),
              before=("Offer", messages.encode(offer()))),
-        Pair("short contribution", (short,), lambda data: small.long_of(data, contribution()),
+        Pair("short contribution", (short,), lambda data: small.full_contribution(data, contribution()),
              same_message(Contribution), before=("Contribution", messages.encode(contribution()))),
         Pair("settings", kinds, _settings, as_json, (messages.MessageError, KindError), "msgpack"),
         Pair("npz", (npz(np.savez), npz(np.savez_compressed)), share=0.3),

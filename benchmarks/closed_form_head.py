@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from device_runtime.simulation import scenario as policies
 from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.scenario import load
 from device_runtime.strategies.training.device_half import TrainedUpdate
@@ -41,15 +41,15 @@ class Rounds:
     """A watch that keeps every round's line."""
 
     def __init__(self) -> None:
-        self.lines: list[RoundLine] = []
+        self.lines: list[SimulatedRound] = []
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         pass
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         pass
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         self.lines.append(line)
 
 

@@ -24,15 +24,15 @@ import numpy as np
 from tabulate import tabulate
 
 from device_runtime.models.bundles import tensors
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation import digits, scenario
-from device_runtime.simulation.records import Nobody, RoundLine
+from device_runtime.simulation.records import NullWatch, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
-from device_runtime.strategies.codecs.chain import Chain, named
+from device_runtime.strategies.codecs.chain import Chain, codec_named
 from device_runtime.strategies.full import Full
-from device_runtime.strategies.training.device_half import NOTHING, LocalData, Run
+from device_runtime.strategies.training.device_half import NO_TENSORS, LocalData, Run
 
 BUNDLE = "digits-wrn-10-1"
 WORDS = (
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 def updates() -> Iterator[tuple[Tensors, Tensors, tuple[TensorSpec, ...]]]:
     """(base, update, what it consists of) of full updates in three rounds of federated averaging."""
-    bundle = Bundle.open(shipped(BUNDLE))
+    bundle = Bundle.open(shipped_folder(BUNDLE))
     model, kind = OnnxModel(bundle), Full(**FULL)
     split = digits.load(np.random.default_rng(0))
     x, y = bundle.manifest.input.prepare(split.train.x), split.train.y
@@ -77,21 +77,21 @@ def sizes(codec: Chain, made: list[Any]) -> tuple[float, ...]:
     """Bytes, and milliseconds of encoding and decoding."""
     rows = []
     for base, update, specs in made:
-        encoding_ms, encoded = timed(lambda b=base, u=update: codec.encode(u, b, NOTHING))
+        encoding_ms, encoded = timed(lambda b=base, u=update: codec.encode(u, b, NO_TENSORS))
         decoding_ms, read = timed(lambda b=base, e=encoded, s=specs: codec.decode(e.body, b, s))
         tensors.check(read, specs)
-        expected = codec.rounded(update, base, NOTHING).read
+        expected = codec.rounded(update, base, NO_TENSORS).read
         assert all(np.array_equal(read[name], value) for name, value in expected.items())
         rows.append((len(encoded.body), encoding_ms, decoding_ms))
     return tuple(median(column) for column in zip(*rows, strict=True))
 
 
-class Last(Nobody):
+class Last(NullWatch):
     """The newest figures."""
 
     accuracy = 0.0
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         self.accuracy = line.eval_acc
 
 
@@ -111,7 +111,7 @@ def accuracy(word: str, seed: int, rounds: int) -> float:
 def numbers_of(word: str) -> str:
     """The part of a word that numbers depend on."""
     word = word.removesuffix("deflate").removesuffix("+")
-    return word if named(word).lossy else ""
+    return word if codec_named(word).lossy else ""
 
 
 @cache
@@ -128,7 +128,7 @@ def zstd_beside_zlib(made: list[Any]) -> str:
 
     rows = []
     for word in ("", "delta", "delta+half", "delta+int8"):
-        bodies = [named(word).encode(update, base, NOTHING).body for base, update, _ in made]
+        bodies = [codec_named(word).encode(update, base, NO_TENSORS).body for base, update, _ in made]
         packs = [partial(zlib.compress, level=6)]
         packs += [zstandard.ZstdCompressor(level=level).compress for level in (3, 10, 19)]
         packed = [f"{median(len(pack(body)) for body in bodies) / 1e3:.1f}" for pack in packs]
@@ -142,10 +142,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     args = parser.parse_args()
     made = list(updates())
-    whole = sizes(named(""), made)[0]
+    whole = sizes(codec_named(""), made)[0]
     rows = []
     for word in WORDS:
-        size, encoding_ms, decoding_ms = sizes(named(word), made)
+        size, encoding_ms, decoding_ms = sizes(codec_named(word), made)
         rows.append(
             (
                 word or "(none)",

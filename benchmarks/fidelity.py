@@ -19,7 +19,7 @@ from tabulate import tabulate
 from device_runtime.aggregator.views.listener import RoundOpened
 from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
-from device_runtime.simulation.records import Ask, Nobody
+from device_runtime.simulation.records import AskRecord, NullWatch
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.simulation.wire.run import WireCourse, perform
 
@@ -28,13 +28,13 @@ SHARES = {"phone-high": 0.25, "pi-5": 0.25, "jetson-nano": 0.25, "pi-zero-2w": 0
 KINDS = [{"name": k.name, "settings": dict(k.settings), "from_round": k.from_round} for k in MIXED]
 
 
-class Noted(Nobody):
+class Noted(NullWatch):
     """Keeps the asks that counted."""
 
     def __init__(self) -> None:
-        self.asks: list[Ask] = []
+        self.asks: list[AskRecord] = []
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         if ask.fate == "counted":
             self.asks.append(ask)
 
@@ -93,8 +93,8 @@ def compare(latency_s: float) -> None:
 
 
 def _both(
-    pairs: list[tuple[Ask, float, Any]],
-    fast: Callable[[Ask], float],
+    pairs: list[tuple[AskRecord, float, Any]],
+    fast: Callable[[AskRecord], float],
     wire: Callable[[float, Any], float],
     form: str,
 ) -> str:

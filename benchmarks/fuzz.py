@@ -48,7 +48,7 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import archive, manifest, tensors
-from device_runtime.models.bundles.bundle import shipped
+from device_runtime.models.bundles.bundle import shipped_folder
 from device_runtime.models.errors import ModelError
 
 SLOWEST_S = 2.0
@@ -111,7 +111,7 @@ def targets() -> list[Target]:
         Get(blob=blob, blocks=(0, 1, 2)),
     ]
     folder = {"a.txt": b"x" * 300, "manifest.json": b"{}" * 50}
-    written = (shipped("digits-wrn-10-1") / "manifest.json").read_bytes()
+    written = (shipped_folder("digits-wrn-10-1") / "manifest.json").read_bytes()
     task = tasks.Task(bundle="b", name="t").json()
     shas = "0" * 64
     graphs = Graphs()

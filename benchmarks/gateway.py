@@ -47,10 +47,10 @@ from device_runtime.broker.wire.messages import (
     State,
     offer_in,
 )
-from device_runtime.broker.wire.transfer import answer
+from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies import registry
 
 BUNDLE = "digits-wrn-10-1"
@@ -105,7 +105,7 @@ class Rounds:
     blobs: Blobs
 
     def __post_init__(self) -> None:
-        model = Bundle.open(shipped(BUNDLE))
+        model = Bundle.open(shipped_folder(BUNDLE))
         strategy, weights = registry.make(self.kind, {}).variants()[0], model.weights()
         update: dict[str, Any] = {
             spec.name: weights.get(spec.name, np.ones(spec.shape, spec.dtype)).astype(spec.dtype)
@@ -141,7 +141,7 @@ class Rounds:
                 self._contribute(device, offer)
         elif event.topic.endswith("/get"):
             get = messages.decode(event.payload, Get)
-            for index, data in answer(self.blobs, get):
+            for index, data in answer_get(self.blobs, get):
                 device.link.publish(topics.up(device.name, topics.block(get.blob.sha, index)), data)
         elif event.topic.endswith("/receipt"):
             receipt = messages.decode(event.payload, Receipt)

@@ -17,9 +17,9 @@ import sys
 import psutil
 from tabulate import tabulate
 
-from device_runtime.client.selection.profiling import BATCH, drawn, held, ready, runnable
+from device_runtime.client.selection.profiling import BATCH, held_bytes, random_samples, ready, runnable
 from device_runtime.client.training.engine_guard import MARGIN, MARGIN_BYTES
-from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.models.engines.available import open_model
 from device_runtime.profiles.cost import session_bytes
@@ -31,11 +31,11 @@ WHAT = ("forward", "loss", "train")
 
 def grown(bundle: str, name: str) -> int:
     """Bytes, of this process."""
-    model = open_model(Bundle.open(find(bundle)))
+    model = open_model(Bundle.open(find_bundle(bundle)))
     ready(model)
     before = psutil.Process().memory_info().rss
     rows = model.manifest.graphs[name].rows(BATCH)
-    x, y = drawn(model.manifest, rows)
+    x, y = random_samples(model.manifest, rows)
     run = runnable(model, name, x, y)
     for _ in range(RUNS):
         run()
@@ -51,10 +51,10 @@ def shaped(graph: Graph) -> int:
 
 
 def table(bundle: str) -> list[tuple[object, ...]]:
-    graphs = Bundle.open(find(bundle)).manifest.graphs
+    graphs = Bundle.open(find_bundle(bundle)).manifest.graphs
     seen = {name: in_a_process(bundle, name) for name in graphs if name.partition(".")[0] in WHAT}
     known = {name: round(MARGIN * seen[name]) + MARGIN_BYTES for name in KNOWN}
-    said = held(known, graphs, {name: graph.rows(BATCH) for name, graph in graphs.items()})
+    said = held_bytes(known, graphs, {name: graph.rows(BATCH) for name, graph in graphs.items()})
     return [
         (
             bundle.rpartition("/")[2],

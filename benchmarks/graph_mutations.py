@@ -16,7 +16,7 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.graph_check import (
     DELIMITED,
     FIXED32,
@@ -60,7 +60,7 @@ Tree = list[list[Any]]
 def sound() -> tuple[bytes, ...]:
     """Those of the test vectors, and two of the smallest graphs of the shipped bundle."""
     known = json.loads(VECTORS.read_text())["allowed"]
-    digits = Bundle.open(shipped("digits-wrn-10-1"))
+    digits = Bundle.open(shipped_folder("digits-wrn-10-1"))
     return (*(bytes.fromhex(one["graph"]) for one in known), digits.graph("forward"))
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from device_runtime.models.text.file import TokenizerFile, encode
-from device_runtime.models.text.vocabulary import learnt, texts_of
+from device_runtime.models.text.vocabulary import learn_tokenizer, texts_of
 
 DATA = Path(os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data"))
 TOKENS, LENGTH, LAYERS, HEADS = 4000, 64, 4, 4
@@ -43,7 +43,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(asked.seed)
     texts = texts_of(DATA / "sst2_train.tsv")
-    tokenizer = learnt(texts, "byte-pairs/1", TOKENS)
+    tokenizer = learn_tokenizer(texts, "byte-pairs/1", TOKENS)
     ids, held = (rows(tokenizer, some) for some in (texts, texts_of(DATA / "sst2_dev.tsv")))
     model = network(asked.width)
     begun = time.process_time()

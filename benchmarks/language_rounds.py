@@ -26,7 +26,7 @@ from benchmarks.zeroth.on_features import OnFeatures
 from device_runtime.cli import main as device_runtime
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor
-from device_runtime.simulation.records import Nobody, RoundLine
+from device_runtime.simulation.records import NullWatch, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED
 
@@ -72,7 +72,7 @@ HEADS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @dataclass
-class Course(Nobody):
+class Course(NullWatch):
     """Accuracies in order, and kB of a device."""
 
     devices: int
@@ -80,7 +80,7 @@ class Course(Nobody):
     up: float = 0.0
     down: float = 0.0
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         self.up += line.bytes_up / 1000 / self.devices
         self.down += line.bytes_down / 1000 / self.devices
         if not isnan(line.eval_acc):

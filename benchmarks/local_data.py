@@ -19,10 +19,10 @@ import psutil
 from msgspec.structs import replace
 from tabulate import tabulate
 
-from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.data import Place, Selection, Shelf, png, sound
+from device_runtime.models.data import LocalSamples, Place, Selection, png, sound
 from device_runtime.models.data.picture import Picture
 
 SPEECH, PHOTO, COLOURS = (
@@ -56,14 +56,14 @@ def main() -> None:
 
 def _growing(rng: np.random.Generator) -> list[tuple[str, float, float, float]]:
     """10,000 images of 3x32x32 in four files; then 1,000 more; then nothing new."""
-    given: Manifest = replace(Bundle.open(find("digits-wrn-10-1")).manifest, input=COLOURS)
+    given: Manifest = replace(Bundle.open(find_bundle("digits-wrn-10-1")).manifest, input=COLOURS)
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number in range(4):
             _save(folder / f"{number}.npz", rng, 2500)
         before = psutil.Process().memory_info().rss
-        shelf = Shelf(Place(folder), given, Selection(0.1))
+        shelf = LocalSamples(Place(folder), given, Selection(0.1))
         for what in ("10,000 images read", "1,000 more in a new file", "nothing new"):
             began = time.perf_counter()
             shelf.refresh()

@@ -18,7 +18,7 @@ from statistics import mean, stdev
 import numpy as np
 from tabulate import tabulate
 
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.simulation import digits, partition
@@ -34,7 +34,7 @@ DEVICES, STRAGGLERS, ALPHA = 8, 3, 0.3
 
 def learn(cheap: AnyStrategy | None, full: AnyStrategy, seed: int, rounds: int) -> list[float]:
     """Accuracy of the served model after each round."""
-    bundle = Bundle.open(shipped("digits-wrn-10-1"))
+    bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))
     model, prepare = OnnxModel(bundle), bundle.manifest.input.prepare
     split = digits.load(np.random.default_rng(seed))
     x, y = prepare(split.train.x), split.train.y

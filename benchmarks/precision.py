@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from device_runtime.models.bundles import quantised
-from device_runtime.models.bundles.bundle import Bundle, shipped, write
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder, write
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.names import PRECISIONS
-from device_runtime.models.engines.freed_memory import give_back
-from device_runtime.models.engines.onnx_session import Loaded, SessionSettings, load_session, onnxruntime
+from device_runtime.models.engines.freed_memory import trim_heap
+from device_runtime.models.engines.onnx_session import LoadedGraph, SessionSettings, load_session, onnxruntime
 from device_runtime.models.errors import ParityError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -52,14 +52,14 @@ def graph_name(precision: str) -> str:
     return "forward" if precision == "float32" else f"forward.{precision}"
 
 
-def opened(bundle: Bundle, precision: str) -> Loaded:
+def opened(bundle: Bundle, precision: str) -> LoadedGraph:
     """A forward session that leaves nothing in memory but what it needs."""
     name = graph_name(precision)
     graph = bundle.manifest.graphs[name]
     initialisers = quantised.initialisers(graph, bundle.weights())
-    give_back()
+    trim_heap()
     loaded = load_session(name, graph, bundle.graph(name), initialisers, SessionSettings())
-    give_back()
+    trim_heap()
     return loaded
 
 
@@ -156,7 +156,7 @@ def digits(folder: Path) -> Network:
     from device_runtime.models.engines.onnx_engine import OnnxModel
     from device_runtime.simulation.digits import load
 
-    bundle = Bundle.open(shipped("digits-wrn-10-1"))
+    bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))
     rng = np.random.default_rng(0)
     split = load(rng)
     x, trainer = bundle.manifest.input.prepare(split.train.x), OnnxModel(bundle).trainer()
@@ -198,7 +198,7 @@ def transformer(size: str, folder: Path) -> Network:
     return Network(bundle, score)
 
 
-def run_with(loaded: Loaded) -> Callable[[Matrix], list[Matrix]]:
+def run_with(loaded: LoadedGraph) -> Callable[[Matrix], list[Matrix]]:
     """x of any length -> logits and features."""
 
     def run(x: Matrix) -> list[Matrix]:

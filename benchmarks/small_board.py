@@ -40,7 +40,7 @@ from benchmarks.boards.rounds import Done, Place
 from benchmarks.control_groups import group
 from benchmarks.predicting import tasks
 from device_runtime.cli.research import export as export_command
-from device_runtime.models.bundles.bundle import shipped
+from device_runtime.models.bundles.bundle import shipped_folder
 
 MIB = 2**20
 BOARD = 512
@@ -80,14 +80,14 @@ from pathlib import Path
 from device_runtime.models import data
 from device_runtime.client.selection.choose import MAIN, priced
 from device_runtime.cli.on_device import profile
-from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.strategies import registry
 from device_runtime.strategies.training.workload import workload
 kind, settings, samples, *bundles = json.loads(sys.argv[1])
 parser = argparse.ArgumentParser()
 profile.add_arguments(parser)
 options = parser.parse_args(["--bundle", bundles[0]])
-opened = [Bundle.open(find(one)) for one in bundles]
+opened = [Bundle.open(find_bundle(one)) for one in bundles]
 here = profile.measured(opened[0], options)
 labels = len(opened[0].manifest.labels)
 counts = data.load(Path(samples), opened[0].manifest).class_counts(labels)
@@ -108,7 +108,7 @@ def prepare(folder: Path) -> None:
         parser = argparse.ArgumentParser()
         export_command.add_arguments(parser)
         export_command.run(parser.parse_args([*tasks.EXPORT.split(), "--out", str(folder / WIDE)]))
-    shutil.copytree(shipped("digits-wrn-10-1"), folder / DIGITS, dirs_exist_ok=True)
+    shutil.copytree(shipped_folder("digits-wrn-10-1"), folder / DIGITS, dirs_exist_ok=True)
     photos = ncm_cifar10.read("train", SAMPLES + NOBODYS)
     x = np.concatenate(list(photos.parts()))
     for name, which in (("data", slice(SAMPLES)), ("generic", slice(SAMPLES, None))):

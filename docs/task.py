@@ -9,7 +9,7 @@ from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.cli.research.kinds import example
 from device_runtime.strategies import registry
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.settings import Listed
+from device_runtime.strategies.settings import SettingText
 
 HERE = Path(__file__).parent
 PAGE = HERE / "task.md"
@@ -41,10 +41,10 @@ Each `[[kinds]]` table offers one kind, the preferred first. Without any, a roun
 
 def page() -> str:
     """All of docs/task.md."""
-    usual = ", ".join(f"`{name}`" for name in registry.USUAL)
+    usual = ", ".join(f"`{name}`" for name in registry.DEFAULT_KINDS)
     toml = (HERE.parent / "deploy" / "task.toml").read_text("utf-8")
-    parts = [HEAD, f"```toml\n{toml}```\n", "\n## Keys of a task\n\n", _table(ranges.listed(Task))]
-    parts += [KINDS.format(usual=usual), _table(ranges.listed(KindSettings))]
+    parts = [HEAD, f"```toml\n{toml}```\n", "\n## Keys of a task\n\n", _table(ranges.list_settings(Task))]
+    parts += [KINDS.format(usual=usual), _table(ranges.list_settings(KindSettings))]
     parts += [_kind(name) for name in registry.KINDS]
     return "".join(parts)
 
@@ -60,12 +60,12 @@ def overview() -> str:
 
 def _kind(name: str) -> str:
     kind = registry.KINDS[name]
-    settings = list(ranges.listed(kind, kind.refused))
+    settings = list(ranges.list_settings(kind, kind.refused))
     about = f"A device trains {kind.about.trains}; it sends {kind.about.sends}. {kind.about.source}."
     return f"\n### {name}\n\n{about}\n\n```toml\n{example(kind, settings)}\n```\n\n{_table(settings)}"
 
 
-def _table(settings: Iterable[Listed]) -> str:
+def _table(settings: Iterable[SettingText]) -> str:
     rows = [
         (f"`{row.name}`", row.type, f"`{row.default}`", row.range, row.unit, row.meaning, f"`{row.example}`")
         for row in settings

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, settings
 
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.server import RunningBroker
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.training.device_half import LocalData
@@ -303,7 +303,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def bundle() -> Bundle:
-    return Bundle.open(shipped("digits-wrn-10-1"))
+    return Bundle.open(shipped_folder("digits-wrn-10-1"))
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_the_demo_runs_on_every_device_and_keeps_its_figures(lines, tmp_path):
     sent = lines(folder / "mixed-0" / "contributions.jsonl")
     by_device = Counter(contribution["device"] for contribution in sent)
     assert len(by_device) == 8
-    assert {contribution["kind"] for contribution in sent} == set(registry.USUAL) - {"zeroth-order"}
+    assert {contribution["kind"] for contribution in sent} == set(registry.DEFAULT_KINDS) - {"zeroth-order"}
     dropped = lines(folder / "dropped-0" / "contributions.jsonl")
     assert {contribution["kind"] for contribution in dropped} == {"full"}
     assert len({contribution["device"] for contribution in dropped}) <= 5
@@ -173,11 +173,11 @@ class ScriptedAggregator:
         self.link.connect()
         packed = bundle.packed()
         weights = tensors.encode(bundle.weights())
-        from device_runtime.broker.wire.blobs import name
+        from device_runtime.broker.wire.blobs import blob_of
 
-        self.contents = {name(packed).sha: packed, name(weights).sha: weights}
-        self.base = Base(checkpoint=(name(weights),), sha=name(weights).sha)
-        self.bundle = name(packed)
+        self.contents = {blob_of(packed).sha: packed, blob_of(weights).sha: weights}
+        self.base = Base(checkpoint=(blob_of(weights),), sha=blob_of(weights).sha)
+        self.bundle = blob_of(packed)
 
     def offer(self, number, kinds):
         return Offer(

@@ -189,10 +189,10 @@ def test_an_aggregator_with_another_key_gets_no_update(build, eventually):
 
 
 def _offer(content):
-    from device_runtime.broker.wire.blobs import name
+    from device_runtime.broker.wire.blobs import blob_of
     from device_runtime.broker.wire.messages import Base, Offer
 
-    blob = name(content)
+    blob = blob_of(content)
     return Offer(
         task="task",
         run="forged",

@@ -137,13 +137,13 @@ def test_leaving_stops_the_device_and_leaves_nothing_of_it(broker, tmp_path):
 @pytest.mark.slow
 def test_what_waits_for_a_receipt_is_not_lost_by_leaving_unless_forced(broker, tmp_path):
     with join(broker, tmp_path, *SLOW) as device:
-        while not leaving.waiting(tmp_path / "pi"):
+        while not leaving.unreceipted(tmp_path / "pi"):
             before = len(counted(tmp_path))
             with serve(broker, tmp_path, 50) as service:
                 eventually(lambda least=before: len(counted(tmp_path)) > least)
                 service.kill()  # nobody receipts what comes now, if a round is open
             end = time.monotonic() + 20
-            while time.monotonic() < end and not leaving.waiting(tmp_path / "pi"):
+            while time.monotonic() < end and not leaving.unreceipted(tmp_path / "pi"):
                 time.sleep(0.05)
         device.kill()
         device.wait()
@@ -154,7 +154,7 @@ def test_what_waits_for_a_receipt_is_not_lost_by_leaving_unless_forced(broker, t
     assert kept.returncode == 0, kept.stderr
     assert "said goodbye at" in kept.stdout
     assert sorted(path.name for path in (tmp_path / "pi").iterdir()) == ["blobs", "outbox"]
-    assert leaving.waiting(tmp_path / "pi") == 1
+    assert leaving.unreceipted(tmp_path / "pi") == 1
     assert run("leave", "--state", tmp_path / "pi", "--yes", "--force").returncode == 0
     assert not (tmp_path / "pi").exists()
 

@@ -25,9 +25,21 @@ from device_runtime.models.errors import ModelError
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import check
-from device_runtime.simulation.compare.progress import Bars, ProgressLines, ProgressView, RoundDone, Working
-from device_runtime.simulation.compare.run_folder import Name
-from device_runtime.simulation.compare.running import Children, RunJob, interruptible, occupied, run_jobs
+from device_runtime.simulation.compare.progress import (
+    ProgressBars,
+    ProgressLines,
+    ProgressView,
+    RoundDone,
+    UpdatesTrained,
+)
+from device_runtime.simulation.compare.run_folder import RunName
+from device_runtime.simulation.compare.running import (
+    ProcessOptions,
+    RunJob,
+    folder_lock,
+    interruptible,
+    run_jobs,
+)
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorWish
 
@@ -109,7 +121,7 @@ def wanted(options: argparse.Namespace) -> WantedTable:
 
 
 def _table(mine: WantedTable, options: argparse.Namespace) -> int:
-    place = resolving.Where(data_folder(options.data_dir, os.environ), shared(), options.device)
+    place = resolving.Resources(data_folder(options.data_dir, os.environ), shared(), options.device)
     every = cells(mine, lambda cell: resolving.scenario(mine.table, mine.scale, cell, place))
     failed = _run(mine, every, options)
     outcome = replace(
@@ -137,13 +149,13 @@ def _write(outcome: TableOutcome, options: argparse.Namespace) -> None:
     rendering.write(options.write, f"{mine.table.id} {mine.scale}", rendering.markdown(outcome, command))
 
 
-def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) -> dict[Name, str]:
+def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) -> dict[RunName, str]:
     """Does all missing runs, and returns those that failed, with the reason."""
     for plan in plans(every):
         plan.check_folder()
     out = sys.stderr if options.format == "json" else sys.stdout
     mine.folder.mkdir(parents=True, exist_ok=True)
-    with interruptible(), occupied(mine.folder) as held:
+    with interruptible(), folder_lock(mine.folder) as held:
         missing = jobs(every)
         print(said(mine, every, len(missing)), file=out, flush=True)
         for plan in plans(every):
@@ -156,9 +168,13 @@ def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) 
         workers = max(1, usable_cores() // parallel)
         rounds = {name: _rounds(job) for name, job in missing.items()}
         bars = options.format == "text" and sys.stdout.isatty()
-        view = Noting(Bars(list(missing), rounds) if bars else ProgressLines(list(missing), rounds, out))
+        view = Noting(
+            ProgressBars(list(missing), rounds) if bars else ProgressLines(list(missing), rounds, out)
+        )
         try:
-            children = Children(("--probes", "0", "--workers", str(workers)), parallel, workers, (held,))
+            children = ProcessOptions(
+                ("--probes", "0", "--workers", str(workers)), parallel, workers, (held,)
+            )
             run_jobs(missing, children, view)
         except KeyboardInterrupt:
             view.close()
@@ -191,15 +207,15 @@ class Noting:
 
     def __init__(self, view: ProgressView) -> None:
         self._view = view
-        self.failed: dict[Name, str] = {}
+        self.failed: dict[RunName, str] = {}
 
-    def moved(self, name: Name, tick: RoundDone) -> None:
+    def moved(self, name: RunName, tick: RoundDone) -> None:
         self._view.moved(name, tick)
 
-    def working(self, name: Name, now: Working) -> None:
+    def working(self, name: RunName, now: UpdatesTrained) -> None:
         self._view.working(name, now)
 
-    def ended(self, name: Name, why: str) -> None:
+    def ended(self, name: RunName, why: str) -> None:
         if why:
             self.failed[name] = why
         self._view.ended(name, why)

@@ -24,7 +24,7 @@ from device_runtime.models.errors import ModelError
 from device_runtime.models.export.network_factory import build
 from device_runtime.simulation.data import DataSpec, load
 from device_runtime.simulation.data import files as cache
-from device_runtime.simulation.data.files import told
+from device_runtime.simulation.data.files import with_progress
 from device_runtime.simulation.errors import DataSetError
 
 from .places import BundleEntry, DataEntry, DataFolder, Form, SharedTables
@@ -115,7 +115,7 @@ def enlarged(spec: DataSpec, pixels: int) -> Path:
     path = Path(spec.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     key = cache.content_key(files, "enlarged", spec.source, spec.classes, pixels)
-    cache.kept(key, lambda: _made(spec, pixels))
+    cache.cached(key, lambda: _made(spec, pixels))
     folder = cache.folder() / key
     if not folder.is_dir():
         raise DataSetError(f"enlarged images cannot be kept in {cache.folder()}")
@@ -139,7 +139,7 @@ def _images(x: NDArray[Any], pixels: int, what: str) -> NDArray[np.uint8]:
     from PIL import Image
 
     sized = np.empty((*x.shape[:2], pixels, pixels), np.uint8)
-    for number in told(range(len(x)), f"{what} to {pixels} pixels"):
+    for number in with_progress(range(len(x)), f"{what} to {pixels} pixels"):
         for channel, plane in enumerate(np.asarray(x[number])):
             square = Image.fromarray(plane).resize((pixels, pixels), Image.Resampling.BILINEAR)
             sized[number, channel] = np.asarray(square)

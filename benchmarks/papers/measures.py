@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 from device_runtime.simulation.compare.equal import LATEST
-from device_runtime.simulation.compare.figures import ComparisonTerms, Ran, figures
+from device_runtime.simulation.compare.figures import ComparisonTerms, FinishedRun, figures
 from device_runtime.simulation.compare.wording import BYTES, JOULE, TIMES, Units
 from device_runtime.simulation.metrics.curves import (
     CLOSED_FORM_HEAD,
@@ -22,14 +22,14 @@ from device_runtime.simulation.report.table import PASSES, PER_HOUR, PERCENT
 
 
 @dataclass(frozen=True)
-class Among:
+class MeasuredRun:
     """A run and what it is compared with: the column's runs with the same seed, by row, and the row `until`.
 
     With `classes` accuracies are means of the recalls of these classes, where the measure is `by_class`.
     """
 
-    ran: Ran
-    rows: Mapping[str, Ran]
+    ran: FinishedRun
+    rows: Mapping[str, FinishedRun]
     until: str = ""
     classes: tuple[int, ...] = ()
 
@@ -43,7 +43,7 @@ class Measure:
 
     title: str
     units: Units
-    value: Callable[[Among], float]
+    value: Callable[[MeasuredRun], float]
     by_class: bool = False
 
     @property
@@ -51,28 +51,30 @@ class Measure:
         return self.units is PERCENT
 
 
-def _figure(name: str) -> Callable[[Among], float]:
+def _figure(name: str) -> Callable[[MeasuredRun], float]:
     """A figure of the run alone, as in reports; only figures that do not depend on the comparison's terms."""
     return lambda among: float(getattr(figures(among.ran, ComparisonTerms(nan, nan, 1)), name))
 
 
-def _late(model: Model) -> Callable[[Among], float]:
+def _late(model: Model) -> Callable[[MeasuredRun], float]:
     """The mean of the latest evaluations of one of a round's models."""
 
-    def value(among: Among) -> float:
+    def value(among: MeasuredRun) -> float:
         share = model.recall(among.classes) if among.classes else model.acc
         return accuracy(among.ran.rounds, value=share).smoothed(LATEST).final
 
     return value
 
 
-def _at_equal(axis: Axis, spent: Callable[[Ran], float], values: int = 1) -> Callable[[Among], float]:
+def _at_equal(
+    axis: Axis, spent: Callable[[FinishedRun], float], values: int = 1
+) -> Callable[[MeasuredRun], float]:
     """Mean of the latest `values` accuracies of the model that is served when row `until` ends.
 
     "" is the row that ends first. The last model of a run stays served.
     """
 
-    def value(among: Among) -> float:
+    def value(among: MeasuredRun) -> float:
         if among.until and among.until not in among.rows:
             return nan
         looked_at = [among.rows[among.until]] if among.until else among.rows.values()
@@ -82,21 +84,21 @@ def _at_equal(axis: Axis, spent: Callable[[Ran], float], values: int = 1) -> Cal
     return value
 
 
-def _best_base(among: Among) -> float:
+def _best_base(among: MeasuredRun) -> float:
     """The best accuracy of the model that is distributed, where another one is served."""
     known = [line.base_eval_acc for line in among.ran.rounds if not isnan(line.base_eval_acc)]
     return max(known, default=nan)
 
 
-def _energy(ran: Ran) -> float:
+def _energy(ran: FinishedRun) -> float:
     return sum(line.energy_j for line in ran.rounds)
 
 
-def _bytes_up_a_round(among: Among) -> float:
+def _bytes_up_a_round(among: MeasuredRun) -> float:
     return sum(line.bytes_up for line in among.ran.rounds) / len(among.ran.rounds)
 
 
-def _bytes(among: Among) -> float:
+def _bytes(among: MeasuredRun) -> float:
     return sum(line.bytes_up + line.bytes_down for line in among.ran.rounds)
 
 

@@ -8,12 +8,12 @@ from datetime import datetime, timezone
 from math import nan
 from statistics import mean
 
-from device_runtime.simulation.compare.figures import Ran, SeedSpread, read_run, spread
-from device_runtime.simulation.compare.run_folder import INFO, Name
+from device_runtime.simulation.compare.figures import FinishedRun, SeedSpread, read_run, spread
+from device_runtime.simulation.compare.run_folder import INFO, RunName
 from device_runtime.simulation.errors import SimulationError
 
 from .claims import ClaimVerdict, verdicts
-from .measures import MEASURES, Among
+from .measures import MEASURES, MeasuredRun
 from .runs import Cell, WantedTable, plans
 from .table import Table
 
@@ -69,7 +69,7 @@ def read(wanted: WantedTable, cells: Sequence[Cell]) -> TableOutcome:
     )
 
 
-Runs = Mapping[tuple[str, Name], Ran]
+Runs = Mapping[tuple[str, RunName], FinishedRun]
 """Finished runs by the folder of their comparison and their name."""
 
 
@@ -83,7 +83,7 @@ def _ran(cells: Sequence[Cell]) -> Runs:
     return found
 
 
-def _of(cell: Cell, seed: int, ran: Runs) -> Ran | None:
+def _of(cell: Cell, seed: int, ran: Runs) -> FinishedRun | None:
     return ran.get((str(cell.plan.folder), cell.name(seed)))
 
 
@@ -96,11 +96,11 @@ def _value(table: Table, cell: Cell, seed: int, cells: Sequence[Cell], ran: Runs
         for other in cells
         if other.column.id == cell.column.id and (run := _of(other, seed, ran)) is not None
     }
-    among = Among(mine, beside, cell.column.until, _classes(cell, mine))
+    among = MeasuredRun(mine, beside, cell.column.until, _classes(cell, mine))
     return MEASURES[table.measure_of(cell.column, cell.row)].value(among)
 
 
-def _classes(cell: Cell, ran: Ran) -> tuple[int, ...]:
+def _classes(cell: Cell, ran: FinishedRun) -> tuple[int, ...]:
     """The classes that the column's group holds alone. Raises SimulationError where it holds none alone."""
     group, mine = cell.column.group, cell.plan.scenario
     if not group:
@@ -123,7 +123,7 @@ def _stragglers(column: str, cells: Sequence[Cell], ran: Runs) -> float:
     return mean(known) if known and max(known) - min(known) < ALIKE else nan
 
 
-def _share(run: Ran) -> float:
+def _share(run: FinishedRun) -> float:
     asked = sum(line.asked for line in run.rounds)
     return sum(line.stragglers for line in run.rounds) / asked if asked else 0.0
 

@@ -10,13 +10,13 @@ import platformdirs
 
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation.compare.performing import How, of_policy, perform
+from device_runtime.simulation.compare.performing import RunOptions, of_policy, perform
 from device_runtime.simulation.compare.plan import bundle_sha256
-from device_runtime.simulation.compare.run_folder import SERVED, Name, fingerprint, finished
-from device_runtime.simulation.compare.running import interruptible, occupied
+from device_runtime.simulation.compare.run_folder import SERVED, RunName, fingerprint, finished
+from device_runtime.simulation.compare.running import folder_lock, interruptible
 from device_runtime.simulation.executors.choice import ExecutorWish
 from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
@@ -25,7 +25,7 @@ from .exporting import BundleSamples
 from .places import DataFolder, Pretrain, SharedTables
 from .sampling import spec_of
 
-NAME = Name(CENTRALISED, 0)
+NAME = RunName(CENTRALISED, 0)
 PATIENCE_S = 600.0
 """Seconds to wait for another command that trains the same network."""
 
@@ -46,9 +46,9 @@ def weights(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Path:
     if finished(run, sha256):
         return run / SERVED
     run.mkdir(parents=True, exist_ok=True)
-    with interruptible(), occupied(run, PATIENCE_S):
+    with interruptible(), folder_lock(run, PATIENCE_S):
         if not finished(run, sha256):
-            perform(mine, NAME, run, How(ExecutorWish("plain"), 0), Telling(wanted))
+            perform(mine, NAME, run, RunOptions(ExecutorWish("plain"), 0), ProgressPrinter(wanted))
     return run / SERVED
 
 
@@ -74,18 +74,18 @@ def scenario(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Scena
 
 
 @dataclass(frozen=True)
-class Telling:
+class ProgressPrinter:
     """A watch that prints its progress on standard error."""
 
     wanted: Pretrain
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         """Ignored."""
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         """Ignored."""
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         """Prints the accuracy of every round."""
         what = f"training {self.wanted.bundle} on {self.wanted.data}"
         so_far = f"round {line.round} of {self.wanted.rounds}, accuracy {line.eval_acc:.3f}"

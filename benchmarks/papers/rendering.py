@@ -19,7 +19,7 @@ from tabulate import tabulate
 from device_runtime.simulation.compare.figures import SeedSpread
 from device_runtime.simulation.compare.wording import DASH, decimals, digits, unit_for
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.report.table import worded
+from device_runtime.simulation.report.table import figure_text
 
 from . import catalogue
 from .catalogue import PAPERS
@@ -136,7 +136,7 @@ def _column(outcome: TableOutcome, column: Column, style: Style) -> str:
 
 def _worded(each: SeedSpread, unit: tuple[str, float]) -> str:
     """A cell as text; one without any seed says so."""
-    return worded(each, unit) if each.n else f"{DASH} (0 of {each.of})"
+    return figure_text(each, unit) if each.n else f"{DASH} (0 of {each.of})"
 
 
 def _stragglers(outcome: TableOutcome, column: Column) -> str:

@@ -42,7 +42,7 @@ WITHOUT_CLIPPING = Layer(
 
 
 @dataclass(frozen=True)
-class Where:
+class Resources:
     """The available data and shared definitions, and the place to train (`place`: cpu, cuda)."""
 
     folder: DataFolder
@@ -50,7 +50,7 @@ class Where:
     place: str = "cpu"
 
 
-def notes(table: Table, scale: Scale, where: Where) -> tuple[str, ...]:
+def notes(table: Table, scale: Scale, where: Resources) -> tuple[str, ...]:
     """Sentences on how the available data differs from the paper's. Raises ScenarioError, DataSetError."""
     said: dict[str, None] = {}
     for column in table.columns_at(scale):
@@ -72,7 +72,7 @@ def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Syst
     return over((*below, *column.layers(scale), *row.layers(scale), *mine))
 
 
-def scenario(table: Table, scale: Scale, cell: tuple[Column, SystemRow], where: Where) -> Scenario:
+def scenario(table: Table, scale: Scale, cell: tuple[Column, SystemRow], where: Resources) -> Scenario:
     """The scenario of a row in a column, before its system changes the task.
 
     Trains and exports bundles and enlarges images unless that was done before. Raises SimulationError,
@@ -101,7 +101,7 @@ def scenario(table: Table, scale: Scale, cell: tuple[Column, SystemRow], where: 
         raise ScenarioError(f"{table.id}, {row.name} in {column.id}: {error}") from None
 
 
-def _task(whole: Layer, spec: DataSpec, samples: BundleSamples, where: Where) -> Task:
+def _task(whole: Layer, spec: DataSpec, samples: BundleSamples, where: Resources) -> Task:
     def made(name: str) -> str:
         entry = where.shared.bundles.get(name)
         learnt = None
@@ -124,7 +124,7 @@ def _task(whole: Layer, spec: DataSpec, samples: BundleSamples, where: Where) ->
     return msgspec.structs.replace(said, rounds=round(times * said.rounds))
 
 
-def _engine(whole: Layer, where: Where) -> str:
+def _engine(whole: Layer, where: Resources) -> str:
     """The engine: torch for a bundle that was exported here, which needs torch anyway; else auto."""
     return "torch" if where.place != "cpu" or whole.bundle in where.shared.bundles else "auto"
 
@@ -186,7 +186,7 @@ def _takes_s(update: FullUpdate, profile: DeviceProfile) -> float:
     divided = msgspec.structs.replace(update.data, groups={})
     parts = data_sets.divide(data, divided, update.devices, 0)
     samples = round(mean(len(part) for part in parts))
-    manifest = Bundle.open(bundles.find(update.bundle)).manifest
+    manifest = Bundle.open(bundles.find_bundle(update.bundle)).manifest
     counts = np.bincount(np.arange(samples) % len(data.labels), minlength=len(manifest.labels))
     load = workload(manifest, tuple(counts.tolist()))
     return registry.make("full", update.settings).cost(load, profile).seconds

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, bundle_sha256
-from device_runtime.simulation.compare.run_folder import Name, fingerprint
+from device_runtime.simulation.compare.run_folder import RunName, fingerprint
 from device_runtime.simulation.compare.running import RunJob
 from device_runtime.simulation.scenario import Scenario
 
@@ -26,8 +26,8 @@ class Cell:
     plan: ComparisonPlan
     policy: str
 
-    def name(self, seed: int) -> Name:
-        return Name(self.policy, seed)
+    def name(self, seed: int) -> RunName:
+        return RunName(self.policy, seed)
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ def plans(every: Iterable[Cell]) -> tuple[ComparisonPlan, ...]:
     return tuple({cell.plan.folder: cell.plan for cell in every}.values())
 
 
-def jobs(every: Iterable[Cell]) -> Mapping[Name, RunJob]:
+def jobs(every: Iterable[Cell]) -> Mapping[RunName, RunJob]:
     """The missing runs, seed by seed, by the name of the first cell that needs them."""
     missing = {plan.folder: frozenset(plan.missing()) for plan in plans(every)}
-    found: dict[Name, RunJob] = {}
-    seen: set[tuple[Path, Name]] = set()
+    found: dict[RunName, RunJob] = {}
+    seen: set[tuple[Path, RunName]] = set()
     by_seed = sorted(
         ((seed, number, cell) for number, cell in enumerate(every) for seed in range(_seeds(cell))),
         key=lambda each: each[:2],
@@ -93,7 +93,7 @@ def jobs(every: Iterable[Cell]) -> Mapping[Name, RunJob]:
         job = RunJob(cell.plan, cell.name(seed))
         if cell.name(seed) in missing[cell.plan.folder] and (cell.plan.folder, job.name) not in seen:
             seen.add((cell.plan.folder, job.name))
-            found[Name(f"{cell.row.name} in {cell.column.id}", seed)] = job
+            found[RunName(f"{cell.row.name} in {cell.column.id}", seed)] = job
     return found
 
 

@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.job import Executor, TrainingJob, World
 from device_runtime.strategies import registry
@@ -74,12 +74,12 @@ def devices() -> list[str]:
 
 def world_of(row: Row) -> World:
     """Random samples for each client, as many for all."""
-    bundle = Bundle.open(bundles.find(str(row.bundle)))
+    bundle = Bundle.open(bundles.find_bundle(str(row.bundle)))
     rng, count = np.random.default_rng(0), row.clients * SAMPLES
     x = rng.integers(0, 17, (count, *bundle.manifest.input.shape), np.uint8)
     y = rng.integers(0, len(bundle.manifest.labels), count)
     clients = Clients.of(x, y, list(np.arange(count).reshape(row.clients, SAMPLES)))
-    wish = EngineWish(engine="torch", device="cuda") if row.device == "cuda" else EngineWish()
+    wish = EngineSettings(engine="torch", device="cuda") if row.device == "cuda" else EngineSettings()
     return World(bundle, clients, wish)
 
 

@@ -25,15 +25,15 @@ from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Source
-from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.executors.choice import ExecutorWish, make
 from device_runtime.simulation.executors.job import TrainingJob as Training
 from device_runtime.simulation.executors.job import World
-from device_runtime.simulation.records import Ask, RoundLine
-from device_runtime.simulation.run import Prepared, simulate
+from device_runtime.simulation.records import AskRecord, SimulatedRound
+from device_runtime.simulation.run import PreparedRun, simulate
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
@@ -48,7 +48,7 @@ class Marks:
 
     seconds: list[float]
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         if ask.fate not in ("counted", "unheard"):
             raise SystemExit(f"{ask.device} in round {ask.round}: {ask.fate}, {ask.why}")
 
@@ -56,7 +56,7 @@ class Marks:
         if (job.name, job.seed) != (user_name(job.device), round_seed(job.round - 1)):
             raise SystemExit(f"device {job.device} is {job.name} with seed {job.seed}: not as in work.py")
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         self.seconds.append(time.perf_counter())
 
 
@@ -90,7 +90,7 @@ def bundle(job: Job) -> Bundle:
     return Bundle.open(folder)
 
 
-def prepared(job: Job, engine: str) -> Prepared:
+def prepared(job: Job, engine: str) -> PreparedRun:
     """The scenario of a job, with the samples mapped into memory."""
     work, clients = WORKS[job.work], Clients.open(Path(job.data))
     full: dict[str, Any] = {
@@ -112,8 +112,8 @@ def prepared(job: Job, engine: str) -> Prepared:
     scenario = Scenario(fleet=fleets.read(FLEET), task=task, devices=job.users, eval_every=0)
     nothing = clients.x[:0]
     data = DataSet(clients.x, clients.y, nothing, clients.y[:0], LABELS)
-    world = World(bundle(job), clients, EngineWish(engine=engine))
-    return Prepared(scenario, SEED, world, data)
+    world = World(bundle(job), clients, EngineSettings(engine=engine))
+    return PreparedRun(scenario, SEED, world, data)
 
 
 def main() -> None:

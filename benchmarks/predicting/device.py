@@ -19,7 +19,7 @@ from device_runtime.client.selection.measure_one import peak_bytes
 from device_runtime.client.training.local_task import DeviceTask, Settings
 from device_runtime.client.training.work import Listener, WorkOutcome
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 _NO_BLOB = Blob(bytes(32), 0)
 
@@ -63,7 +63,7 @@ def rounds(order: Order) -> list[Seen]:
         return [Seen(name, why=f"does not join: {error}")]
     base = bundle.weights()
     return [
-        _round(task, RoundInputs(_offer(order.kind, number), MAIN, base, NOTHING))
+        _round(task, RoundInputs(_offer(order.kind, number), MAIN, base, NO_TENSORS))
         for number in range(order.rounds)
     ]
 

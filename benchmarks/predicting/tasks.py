@@ -11,7 +11,7 @@ import numpy as np
 
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.cli.research import export
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies import registry
 
 EXPORT = (
@@ -45,7 +45,7 @@ def bundles(folder: Path, larger: Path | None) -> dict[str, Path]:
         parser = ArgumentParser()
         export.add_arguments(parser)
         export.run(parser.parse_args([*EXPORT.split(), "--out", str(larger)]))
-    return {path.name: path for path in (shipped("digits-wrn-10-1"), larger)}
+    return {path.name: path for path in (shipped_folder("digits-wrn-10-1"), larger)}
 
 
 def samples(bundle: Path, count: int, path: Path) -> Path:

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.bare_mqtt import Fleet, publish
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.blobs import BLOCK, name
+from device_runtime.broker.wire.blobs import BLOCK, blob_of
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
@@ -105,10 +105,13 @@ def uploads(options: argparse.Namespace, size: int, count: int) -> tuple[float, 
             offer = opened(fleet, answers)
             bodies = [_varied(body, number) for number in range(count)]
             announcements = [
-                (topics.up(f"pi-{number}", "contribution"), contribution(offer, "full", b"", blob=name(one)))
+                (
+                    topics.up(f"pi-{number}", "contribution"),
+                    contribution(offer, "full", b"", blob=blob_of(one)),
+                )
                 for number, one in enumerate(bodies)
             ]
-            senders = Senders(fleet, answers, {name(one).sha: one for one in bodies})
+            senders = Senders(fleet, answers, {blob_of(one).sha: one for one in bodies})
             senders.send(announcements[:WARM], WARM)
             before, watch = process.memory_info().rss, _Watch(process)
             seconds = senders.send(announcements[WARM:], 16)

@@ -28,7 +28,7 @@ from typing import Any
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor
-from device_runtime.simulation.records import Nobody, RoundLine
+from device_runtime.simulation.records import NullWatch, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.registry import KINDS
 from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED
@@ -106,7 +106,7 @@ def _typed(kind: Any, name: str, value: str) -> Any:
 
 
 @dataclass
-class Curve(Nobody):
+class Curve(NullWatch):
     """What was reached by when, at each evaluation: passes and bytes are of all rounds so far."""
 
     samples: int
@@ -114,7 +114,7 @@ class Curve(Nobody):
     points: list[dict[str, float]] = field(default_factory=list)
     _spent: dict[str, float] = field(default_factory=lambda: {"passes": 0.0, "up": 0.0, "down": 0.0})
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         spent = {
             "passes": line.forward_passes / self.samples,
             "up": line.bytes_up / self.clients,

@@ -23,7 +23,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import TrainingJob, base_key
 from device_runtime.simulation.learning import RoundEvaluator
-from device_runtime.simulation.run import Prepared, prepare
+from device_runtime.simulation.run import PreparedRun, prepare
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.training.device_half import Late, TrainedUpdate
@@ -56,7 +56,7 @@ class Course:
 class Learning:
     """Rounds by hand: the device's and the aggregator's own code, with nothing between."""
 
-    def __init__(self, prepared: Prepared, course: Course) -> None:
+    def __init__(self, prepared: PreparedRun, course: Course) -> None:
         self._prepared, self._course = prepared, course
         self._heads = Heads(prepared.world)
         self.weights = [prepared.world.bundle.weights()]
@@ -89,7 +89,7 @@ class Learning:
         return [one for one in made if isinstance(one, TrainedUpdate)]
 
 
-def accuracy(prepared: Prepared, course: Course) -> float:
+def accuracy(prepared: PreparedRun, course: Course) -> float:
     learning = Learning(prepared, course)
     for number in range(1, course.rounds + 1):
         learning.round(number)

@@ -25,7 +25,7 @@ from tabulate import tabulate
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import Executor, FailedJob, Result, TrainingJob, World
-from device_runtime.simulation.records import Nobody, RoundLine
+from device_runtime.simulation.records import NullWatch, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.robust import RULES
 
@@ -70,12 +70,12 @@ class Lying:
         self._inner.close()
 
 
-class Last(Nobody):
+class Last(NullWatch):
     """Holds the accuracy of the round that was evaluated last."""
 
     eval_acc = nan
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         self.eval_acc = line.eval_acc
 
 

@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from device_runtime.models.bundles.tensors import Vector
 from device_runtime.strategies.directions import directions, replaying
-from device_runtime.strategies.directions.replaying import Along
+from device_runtime.strategies.directions.replaying import ScaledDirection
 
 DIRECTIONS = 2
 
@@ -27,11 +27,11 @@ def replayed(vector: Vector, steps: int, generator: str, threads: int) -> tuple[
     """Wall and processor seconds; `vector` moves."""
     scales = np.random.default_rng(1).normal(scale=1e-4, size=(steps, DIRECTIONS))
     moves = [
-        tuple(Along(step, p, float(scale), generator) for p, scale in enumerate(row))
+        tuple(ScaledDirection(step, p, float(scale), generator) for p, scale in enumerate(row))
         for step, row in enumerate(scales)
     ]
     began, worked = time.perf_counter(), time.process_time()
-    replaying.take(vector, moves, threads)
+    replaying.apply_moves(vector, moves, threads)
     return time.perf_counter() - began, time.process_time() - worked
 
 

@@ -38,7 +38,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies.directions import directions
-from device_runtime.strategies.directions.replaying import Along, perturb, replay
+from device_runtime.strategies.directions.replaying import ScaledDirection, perturb, replay
 from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -151,7 +151,7 @@ class Device:
         probe = self.model.probe(self.strategy.tunable)
         for p in range(self.strategy.num_z):
             for sign in (1, -1)[: self.strategy.sides]:
-                along = Along(self.round, p, sign * self.strategy.eps, self.strategy.generator)
+                along = ScaledDirection(self.round, p, sign * self.strategy.eps, self.strategy.generator)
                 perturb(probe.params, self.model.weights, along)
 
 

@@ -29,7 +29,7 @@ from device_runtime.aggregator.rounds.ports import EnrolledDevices, Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.aggregator.views.listener import Happening, RoundClosed
-from device_runtime.broker.security.signing import DeviceSigner, Signer, said_by
+from device_runtime.broker.security.signing import DeviceSigner, Signer, verify_message
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire import step_log as log
@@ -40,7 +40,7 @@ from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.client.agent import Agent
 from device_runtime.client.settings import Settings
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.bundle import shipped as shipped_at
+from device_runtime.models.bundles.bundle import shipped_folder as shipped_at
 from device_runtime.simulation import digits
 from device_runtime.strategies.directions.directions import GENERATOR
 from device_runtime.strategies.directions.replaying import replay
@@ -68,7 +68,7 @@ class Enrolled(EnrolledDevices):
         return True
 
     def said(self, device: str, topic: str, payload: bytes) -> bytes:
-        return said_by(self._public[device], topic, payload)
+        return verify_message(self._public[device], topic, payload)
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""The service that opens rounds, checks and keeps what devices send, merges it, and tells how it went."""
+"""The aggregator: opens rounds, checks and stores contributions, merges them, and reports results."""

@@ -1,18 +1,21 @@
-"""What can go wrong here. Each text is one line and says what, where, and what to do."""
+"""Errors of the aggregator.
+
+Each message is one line that says what went wrong, where, and what to do.
+"""
 
 from __future__ import annotations
 
 
 class AggregatorError(Exception):
-    """Anything that `aggregator` raises on purpose. The command line prints it as one line, exit status 2."""
+    """Base class of the aggregator's errors. The command line prints one as a line, with exit status 2."""
 
 
 class TaskError(AggregatorError, ValueError):
-    """Task settings that cannot be meant, or data of the task that cannot be read."""
+    """Task settings are invalid, or data of the task cannot be read."""
 
 
 class RunFolderError(AggregatorError):
-    """A run folder that belongs to another task, is in use, damaged, or cannot be written."""
+    """The run folder belongs to another task, is in use or damaged, or cannot be written."""
 
 
 class RunInUse(RunFolderError):
@@ -20,11 +23,11 @@ class RunInUse(RunFolderError):
 
 
 class DatabaseError(AggregatorError):
-    """A database server that does not answer, refuses us, or was lost for too long."""
+    """The database server does not answer, refuses us, or was away for too long."""
 
 
 class WorkerError(AggregatorError):
-    """A worker that cannot begin to work. `code` is the exit status of its own error (`exits`)."""
+    """A worker process cannot start. `code` is the exit status of its error (`serving.exit_codes`)."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -32,24 +35,24 @@ class WorkerError(AggregatorError):
 
 
 class NoContributions(AggregatorError):
-    """A run that was given up: deadline after deadline no device contributed; the text says why not."""
+    """The run was given up: no device contributed in many deadlines in a row; the text says why."""
 
 
 class RollbackError(AggregatorError):
-    """A version of the model that cannot be gone back to."""
+    """The run cannot roll back to this version of the model."""
 
 
 class UpdateRefused(AggregatorError):
-    """A contribution that is not believed; the text goes to the device in its receipt."""
+    """A contribution failed a check; the text goes to the device in its receipt."""
 
 
 class ConfigError(AggregatorError, ValueError):
-    """Settings of the service that cannot be meant; the text names the file and the key."""
+    """Settings of the service are invalid; the text names the file and the key."""
 
 
 class AddressError(AggregatorError):
-    """An address for HTTP that cannot be listened on."""
+    """The service cannot listen on its HTTP address."""
 
 
 class MissingExtra(AggregatorError):
-    """Something is asked for that is not installed; the text says what to install."""
+    """A package is needed and not installed; the text says what to install."""

@@ -12,7 +12,7 @@ from importlib import import_module
 
 from device_runtime.console import log_to_stderr
 
-from .table import COMMANDS, LISTED_WITHOUT, Command, extra_for, lacks, overview
+from .table import COMMANDS, LISTED_WITHOUT, Command, extra_for, missing_extra, overview
 
 PROGRAM = "device-runtime"
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, words: Sequence[str]) -> int:
     command = COMMANDS[name]
-    if {"-h", "--help"} & set(words) and lacks(command) not in ("", *LISTED_WITHOUT):
+    if {"-h", "--help"} & set(words) and missing_extra(command) not in ("", *LISTED_WITHOUT):
         _parser(name, command).print_help()
         return 0
     errors: tuple[type[Exception], ...] = ()
@@ -80,7 +80,7 @@ def _expected() -> tuple[type[Exception], ...]:
 
 
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:
-    lacking = lacks(command)
+    lacking = missing_extra(command)
     needs = f"Needs: pip install 'device-runtime[{lacking}]'\n" if lacking else ""
     return argparse.ArgumentParser(
         prog=f"{PROGRAM} {name}",

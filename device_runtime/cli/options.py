@@ -10,8 +10,8 @@ from pathlib import Path
 from device_runtime.client.energy import AUTO as AUTO_METER
 from device_runtime.client.energy import MODELLED, WISHES, FoundMeter, find
 from device_runtime.client.personal.wish import PersonalWish
-from device_runtime.client.training.emulation import Pretence
-from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineWish
+from device_runtime.client.training.emulation import Emulation
+from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineSettings
 from device_runtime.models.data import Place
 from device_runtime.models.errors import DataError
 
@@ -32,7 +32,7 @@ def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:
     add("--insecure", action="store_true", help="Allow mqtt:// without TLS over a network.")
 
 
-def add_pretence(parser: argparse.ArgumentParser) -> None:
+def add_emulation(parser: argparse.ArgumentParser) -> None:
     """Add `--as`, `--slow`, `--memory`, `--uplink`."""
     parser.add_argument(
         "--as",
@@ -97,16 +97,16 @@ def meter_wish(options: argparse.Namespace) -> str:
     return MODELLED if options.pretend else str(options.meter)
 
 
-def engine_wish(options: argparse.Namespace) -> EngineWish:
+def engine_wish(options: argparse.Namespace) -> EngineSettings:
     """The settings of `add_engine`."""
-    return EngineWish(options.engine, options.precision, options.threads, options.device)
+    return EngineSettings(options.engine, options.precision, options.threads, options.device)
 
 
-def pretence(options: argparse.Namespace) -> Pretence | None:
+def emulation(options: argparse.Namespace) -> Emulation | None:
     """The device to emulate, if any. Raises ProfileError for one whose profile is not shipped."""
     if options.pretend is None:
         return None
-    return Pretence.of(options.pretend, options.slow, options.uplink)
+    return Emulation.of(options.pretend, options.slow, options.uplink)
 
 
 def memory_bytes(options: argparse.Namespace) -> int | None:
@@ -132,7 +132,9 @@ def count(text: str) -> int:
     return int(text)
 
 
-DATA = "Read class folders, .npz, .csv, pictures, .wav, .txt or sqlite:FILE?QUERY (docs/data-on-device.md)."
+DATA_HELP = (
+    "Read class folders, .npz, .csv, pictures, .wav, .txt or sqlite:FILE?QUERY (docs/data-on-device.md)."
+)
 """The help of an argument for local data; `add_data` adds the options that go with it."""
 
 
@@ -173,7 +175,7 @@ def add_personal(parser: argparse.ArgumentParser) -> None:
     add("--personal-head", action="store_true", help="Train a head of its own, used where it is better here.")
 
 
-def wish(options: argparse.Namespace) -> PersonalWish:
+def personal_settings(options: argparse.Namespace) -> PersonalWish:
     """The personal model's settings, as options. Raises DataError if they contradict each other."""
     if options.personal_head and (not options.keep_model or options.held_out == 0):
         raise DataError("--personal-head needs a kept model (--keep-model) and held-out samples (--held-out)")

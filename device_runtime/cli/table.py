@@ -221,7 +221,7 @@ COMMANDS = {
 WIDEST = max(len(name) for name in COMMANDS)
 
 
-def lacks(command: Command) -> str:
+def missing_extra(command: Command) -> str:
     """The extra that the command needs, if it is not installed here, else ''."""
     wanted = (command.needs, *WITHIN.get(command.needs, ()))
     there = all(find_spec(module) for extra in wanted for module in EXTRAS.get(extra, ()))
@@ -243,7 +243,7 @@ def _overview(width: int) -> Iterator[str]:
     yield "usage: device-runtime COMMAND [OPTIONS]"
     yield ""
     yield "On-device training for federated learning that leaves no device behind."
-    lacking = {name: lacks(command) for name, command in COMMANDS.items()}
+    lacking = {name: missing_extra(command) for name, command in COMMANDS.items()}
     for group, heading in GROUPS.items():
         yield f"\n{heading}:"
         for name, command in COMMANDS.items():

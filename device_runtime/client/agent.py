@@ -10,19 +10,19 @@ from collections.abc import Callable
 
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.compact_round import LostTrack, is_next
+from device_runtime.broker.wire.compact_round import UnknownRoundBefore, is_compact_offer
 from device_runtime.broker.wire.link import Connected, Disconnected, Event, Received, Will
 from device_runtime.broker.wire.messages import Blob, Get, MessageError, Offer, decode
 from device_runtime.broker.wire.topics import TopicError
 
-from .backend.base import MakePlace
-from .connection.offers import Following, Open, opened
-from .connection.other_tasks import Elsewhere
-from .connection.presence import DeviceLink, Voice
+from .backend.base import MakeBackend
+from .connection.offers import OfferStream, OpenRound, opened
+from .connection.other_tasks import OtherTasks
+from .connection.presence import DeviceLink, DeviceMessages
 from .connection.trust import Trust
-from .duty import Duty, Interruption, in_this_process
+from .duty import DeviceRounds, Interruption, in_this_process
 from .errors import WorkDied, WorkStopped
-from .policy.work_gate import Hours
+from .policy.work_gate import WorkGate
 from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Agent:
         settings: Settings,
         boot: int,
         clock: Callable[[], float],
-        make: MakePlace = in_this_process,
+        make: MakeBackend = in_this_process,
     ) -> None:
         """`make` makes the backend that works on the device's tasks.
 
@@ -54,13 +54,13 @@ class Agent:
         self.settings = settings
         self.inbox = DeviceInbox(clock)
         self.done = False
-        self._voice = Voice(settings.name, boot)
-        self.hours = Hours(clock)
-        self._duty = Duty(settings, self.hours, self._voice, make)
+        self._voice = DeviceMessages(settings.name, boot)
+        self.hours = WorkGate(clock)
+        self._duty = DeviceRounds(settings, self.hours, self._voice, make)
         self._going = Interruption(self.hours, self._duty, self._hear_next, settings.meter)
         self._duty.between = self._going.between
         trust = Trust(settings.aggregator, folder=settings.folder, signs=bool(settings.secret))
-        self._trust, self._following, self._voice.key = trust, Following(trust), trust.key
+        self._trust, self._following, self._voice.key = trust, OfferStream(trust), trust.key
         if settings.secret:
             from device_runtime.broker.security.signing import (
                 DeviceSigner,  # a device that is not enrolled needs no cryptography
@@ -68,9 +68,9 @@ class Agent:
 
             self._voice.sign(DeviceSigner(settings.secret).seal, trust.word)
         self._clock = clock
-        self._past: tuple[Open, float] | None = None
+        self._past: tuple[OpenRound, float] | None = None
         self._voice.task = settings.task
-        self._other_tasks = Elsewhere()
+        self._other_tasks = OtherTasks()
         self._heard = ("", 0)
         self._base: tuple[Blob, ...] = ()
 
@@ -156,7 +156,7 @@ class Agent:
         try:
             if event:
                 self._handle(*event)
-        except LostTrack as error:
+        except UnknownRoundBefore as error:
             self._ask_whole_offer(error)
         except (MessageError, TopicError) as error:
             log.warning("ignored: %s", error)
@@ -192,21 +192,21 @@ class Agent:
         elif address.leaf == "block":
             self._duty.block(address.sha, address.index, message.payload)
 
-    def _opened(self, message: Received, came: float) -> Open:
+    def _opened(self, message: Received, came: float) -> OpenRound:
         heard = self._following.offer(message.topic, message.payload, message.retain, self._voice.task)
         return opened(heard, came)
 
     def _is_of_other_task(self, message: Received) -> bool:
         """Whether this is the next round of a task that the device is not in."""
-        return is_next(message.payload) and message.topic != topics.offer(self._voice.task)
+        return is_compact_offer(message.payload) and message.topic != topics.offer(self._voice.task)
 
-    def _ask_whole_offer(self, lost: LostTrack) -> None:
+    def _ask_whole_offer(self, lost: UnknownRoundBefore) -> None:
         """Ask for the whole offer, unless a hello already waits for its answer."""
         if not self._duty.greeting.waiting:
             log.info("%s", lost)
             self._duty.hello()
 
-    def _hear(self, heard: Open, retained: bool) -> None:
+    def _hear(self, heard: OpenRound, retained: bool) -> None:
         """Handle an offer to all devices.
 
         A retained offer only says that there is a task: a device learns the rest in answer to its hello. If
@@ -235,7 +235,7 @@ class Agent:
             self._duty.sending.over(offer.run, offer.round)
         self._take(heard)
 
-    def _take(self, taken: Open) -> None:
+    def _take(self, taken: OpenRound) -> None:
         """Note the round; the newest replaces any other. Round 0 is the lobby: get ready.
 
         A repeated offer that says that a task it has left is done, in answer to an earlier hello, changes

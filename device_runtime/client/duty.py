@@ -13,26 +13,26 @@ from device_runtime.broker.errors import BlobError, NoRoom
 from device_runtime.broker.wire.messages import Blob, Get, Offer, Plan, Receipt
 from device_runtime.client.energy import Meter, resting
 from device_runtime.client.errors import RoundOver, WorkStopped
-from device_runtime.models.engines.freed_memory import rest
+from device_runtime.models.engines.freed_memory import collect_and_trim
 
 from .backend.base import (
     BackendListener,
     Bundles,
-    MakePlace,
+    MakeBackend,
     RoundPreview,
     WorkBackend,
     WorkResult,
     bundles_of,
 )
-from .connection.hello_retry import Greeting
-from .connection.offers import EXTENDED_S, Open
-from .connection.presence import Standing, Voice
+from .connection.hello_retry import HelloRetry
+from .connection.offers import EXTENDED_S, OpenRound
+from .connection.presence import DeviceMessages, PauseNotice
 from .delivery import reports
 from .delivery.downloads import Downloads, prune, store
 from .delivery.outbox import Outbox
-from .delivery.sending import Sending
-from .errors import LeftOut, StaleBase, WorkDied
-from .policy.work_gate import LOOK_S, Hours
+from .delivery.sending import ContributionSender
+from .errors import RoundLeftOut, StaleBase, WorkDied
+from .policy.work_gate import LOOK_S, WorkGate
 from .selection.link_speed import LinkSpeed
 from .settings import Settings
 
@@ -42,37 +42,37 @@ FINAL_S = 60.0
 """Seconds in which the final model of a task is fetched, if the owner wants one."""
 
 
-def in_this_process(settings: Settings, hours: Hours, link: LinkSpeed) -> WorkBackend:
+def in_this_process(settings: Settings, hours: WorkGate, link: LinkSpeed) -> WorkBackend:
     """Makes the backend that works in this process."""
     from .backend.in_process import InProcess  # imports numpy and the engines
 
     return InProcess(settings, hours, link)
 
 
-class Duty:
+class DeviceRounds:
     """The open round (`open`), the backend that works on it (`place`), and what was sent."""
 
     def __init__(
-        self, settings: Settings, hours: Hours, voice: Voice, make: MakePlace = in_this_process
+        self, settings: Settings, hours: WorkGate, voice: DeviceMessages, make: MakeBackend = in_this_process
     ) -> None:
-        self.open: Open | None = None
+        self.open: OpenRound | None = None
         self.outbox = Outbox(settings.folder / "outbox")
-        self.sending = Sending(self.outbox, voice)
-        self.greeting = Greeting(lambda: voice.under_way("hello"))
+        self.sending = ContributionSender(self.outbox, voice)
+        self.greeting = HelloRetry(lambda: voice.under_way("hello"))
         self.between: Callable[[], None] = lambda: None
         self.blobs = store(settings.folder, settings.disk_bytes)
         self._hours, self._voice = hours, voice
-        self._clock, self._standing = hours.clock, Standing(hours, voice)
+        self._clock, self._standing = hours.clock, PauseNotice(hours, voice)
         self._downloads = Downloads(self.blobs, voice.ask, self._arrived)
         self._link_speed = LinkSpeed()
         self.place = make(settings, hours, self._link_speed)
         self._ready_for: Bundles = ()
-        self._seen: tuple[Open, RoundPreview] | None = None
+        self._seen: tuple[OpenRound, RoundPreview] | None = None
         self._pruned: Offer | None = None
-        self._worked_on: Open | None = None
+        self._worked_on: OpenRound | None = None
         self._fetched_for: Offer | None = None
-        self._newest: Open | None = None
-        self._final: tuple[Open, float] | None = None
+        self._newest: OpenRound | None = None
+        self._final: tuple[OpenRound, float] | None = None
         self._finished = ""
         self._keeps, self._pretence = settings.personal.keep, settings.pretence
         self._answered = ("", 0)
@@ -110,7 +110,7 @@ class Duty:
                 if isinstance(error, StaleBase) and not self.open.base.whole:
                     self._end_round()
                     self.hello()  # to get the whole offer, which names all blobs of the base
-            except LeftOut as error:
+            except RoundLeftOut as error:
                 log.warning("round %d left out: %s", self.open.offer.round, error)
                 self._end_round()
         elif self._final is not None:
@@ -119,7 +119,7 @@ class Duty:
             self._after(self._worked_on)
         self.place.tidy()
 
-    def take(self, newest: Open | None) -> None:
+    def take(self, newest: OpenRound | None) -> None:
         """Take the newest round, which replaces any other; None: the task is done.
 
         A round whose base is being fetched goes on if rounds do not wait for it, that is if the newest opened
@@ -147,7 +147,7 @@ class Duty:
         """Whether the final model of a task is being fetched."""
         return self._final is not None
 
-    def finish(self, over: Open) -> None:
+    def finish(self, over: OpenRound) -> None:
         """The task is done: fetch its final model, if the owner wants one and the task is known here.
 
         Where the offer names its blobs, ask for them at once: the aggregator does not stay for long, and the
@@ -226,7 +226,7 @@ class Duty:
             log.warning("%s", text)
         self._warned = text
 
-    def _advance(self, current: Open, now: float, progress: Callable[[float], None]) -> None:
+    def _advance(self, current: OpenRound, now: float, progress: Callable[[float], None]) -> None:
         """Fetch what is missing; when nothing is, get ready (round 0) or work."""
         look = self._look(current)
         self._fetched_for = current.offer if look.missing and current.offer.round > 0 else None
@@ -235,7 +235,7 @@ class Duty:
         elif not look.missing and self.open is not None:
             self._work(self.open, progress)
 
-    def _look(self, current: Open) -> RoundPreview:
+    def _look(self, current: OpenRound) -> RoundPreview:
         """What the round still needs; asked again when a blob has come."""
         if self._seen is not None and self._seen[0] is current:
             return self._seen[1]
@@ -250,7 +250,7 @@ class Duty:
         self._seen = (current, look)
         return look
 
-    def _work(self, current: Open, progress: Callable[[float], None]) -> None:
+    def _work(self, current: OpenRound, progress: Callable[[float], None]) -> None:
         offer = current.offer
         self.place.prepare(current)
         if self._pruned is not offer:
@@ -275,7 +275,7 @@ class Duty:
         """Drop what neither this offer nor the outbox needs."""
         prune(self.blobs, offer, [message.blob for message in self.outbox])
 
-    def _after(self, current: Open) -> None:
+    def _after(self, current: OpenRound) -> None:
         """Do the work after a round, once: it is not repeated if the worker process dies at it."""
         self._worked_on = None
         try:
@@ -310,7 +310,7 @@ class Duty:
             self.hello()
         self.sending.due(self._clock())
 
-    def _fetch_final(self, over: Open, until: float, now: float) -> None:
+    def _fetch_final(self, over: OpenRound, until: float, now: float) -> None:
         """Fetch and keep the final model. Once it is kept or cannot be had, the task needs no more work."""
         try:
             look = self.place.look(over)
@@ -320,9 +320,9 @@ class Duty:
                 return
             else:
                 log.warning("the model of task %r has not come in time", over.offer.task)
-        except (BlobError, StaleBase, LeftOut, WorkDied) as error:
+        except (BlobError, StaleBase, RoundLeftOut, WorkDied) as error:
             self.warn(f"the model of task {over.offer.task!r} is not kept: {error}")
-            if now < until and not isinstance(error, LeftOut):
+            if now < until and not isinstance(error, RoundLeftOut):
                 return
         self._final = self._worked_on = None
 
@@ -349,7 +349,7 @@ class Interruption:
     """
 
     def __init__(
-        self, hours: Hours, duty: Duty, hear: Callable[[float], object], meter: Meter | None
+        self, hours: WorkGate, duty: DeviceRounds, hear: Callable[[float], object], meter: Meter | None
     ) -> None:
         self.stop = threading.Event()
         self._hours, self._duty, self._hear, self._meter = hours, duty, hear, meter
@@ -370,7 +370,7 @@ class Interruption:
         current = self._duty.open
         if self._hours.open() or current is None:
             return
-        rest()
+        collect_and_trim()
         with self._hours.held(), resting(self._meter):
             while not self._hours.open():
                 self._duty.stand_by()
@@ -383,7 +383,7 @@ class Interruption:
         if self.stop.is_set():
             raise WorkStopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
 
-    def _still_wanted(self, current: Open) -> None:
+    def _still_wanted(self, current: OpenRound) -> None:
         """Check that the paused work may go on later. Raises as `between` does."""
         newest, mine = self._duty.open, current.offer
         if newest is None or (newest.offer.run, newest.offer.round) != (mine.run, mine.round):

@@ -21,7 +21,7 @@ class UnusableBase(DeviceError):
     """The base model cannot be made from what the offer names, even from its checkpoint."""
 
 
-class LeftOut(DeviceError):
+class RoundLeftOut(DeviceError):
     """One round cannot be worked on; the next one may."""
 
 

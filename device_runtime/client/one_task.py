@@ -14,7 +14,7 @@ from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .errors import WorkerDeath
 from .selection.link_speed import LinkSpeed
-from .training.engine_guard import Watcher
+from .training.engine_guard import EngineGuard
 from .training.work import Listener, WorkOutcome
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class OneTask(Protocol):
     `watcher` watches the engine.
     """
 
-    watcher: Watcher
+    watcher: EngineGuard
 
     def hello(self, boot: int) -> Hello:
         """The device's hello with its number of samples; 0 while rounds are not to wait for it."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_runtime.models.bundles.names import EngineWish
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import Place
-from device_runtime.strategies.terms.accountant import Limit
+from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from .energy import Meter
 from .personal.wish import PersonalWish
 from .policy.rules import ANYTHING, AllowList
-from .training.emulation import Pretence
+from .training.emulation import Emulation
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Settings:
     name: str
     data: Path | Place
     folder: Path
-    pretence: Pretence | None = None
+    pretence: Emulation | None = None
     memory_bytes: int | None = None
-    engine: EngineWish = field(default_factory=EngineWish)
-    owner: Limit | None = None
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    owner: PrivacyBudget | None = None
     aggregator: bytes = b""
     task: str = ""
     meter: Meter | None = None

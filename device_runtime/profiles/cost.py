@@ -176,7 +176,7 @@ def activation_bytes(workload: Workload, graph: str, samples: int | None = None)
     return session_bytes(work.file_bytes) + work.fixed_bytes + n * work.bytes_per_sample
 
 
-def as_measured(workload: Workload, speed: Speed) -> Workload:
+def with_measured_memory(workload: Workload, speed: Speed) -> Workload:
     """The workload with this device's limit on a run and its measured memory of each graph."""
     held, most = speed.held_bytes, speed.run_bytes
     if not held and not most:
@@ -188,7 +188,7 @@ def as_measured(workload: Workload, speed: Speed) -> Workload:
     return replace(workload, graphs=graphs)
 
 
-def of_another(speed: Speed, measured: Workload, other: Workload) -> Speed:
+def speed_on_bundle(speed: Speed, measured: Workload, other: Workload) -> Speed:
     """The speed on another bundle, estimated from the graphs that both bundles have.
 
     The seconds per operation stay the same, and so does the ratio of measured memory to the memory that the
@@ -242,11 +242,11 @@ class StragglerVerdict:
 
 def classify(full: Cost, memory: Memory, deadline_s: float) -> StragglerVerdict:
     """Compares the predicted cost of a *full* update with the deadline and the device's memory."""
-    reasons = misfits(full, memory, deadline_s)
+    reasons = misfit_reasons(full, memory, deadline_s)
     return StragglerVerdict(bool(reasons), reasons)
 
 
-def misfits(cost: Cost, memory: Memory, deadline_s: float) -> tuple[str, ...]:
+def misfit_reasons(cost: Cost, memory: Memory, deadline_s: float) -> tuple[str, ...]:
     """The reasons why an update of this cost does not fit: time, memory, both; empty if it fits."""
     reasons = []
     if cost.seconds > deadline_s:

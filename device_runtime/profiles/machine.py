@@ -52,7 +52,7 @@ _V1 = _GroupFiles(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_in
 _V2 = _GroupFiles(("memory.max", "memory.high"), "memory.current", "inactive_file")
 
 
-def room(root: Path = ROOT, own: Path = OWN) -> MachineMemory:
+def available_memory(root: Path = ROOT, own: Path = OWN) -> MachineMemory:
     """The memory of the machine, or of the tightest control group around this process."""
     import psutil  # not needed by a device that waits
 
@@ -63,7 +63,7 @@ def room(root: Path = ROOT, own: Path = OWN) -> MachineMemory:
 
 def _groups(root: Path, own: Path) -> Iterator[MachineMemory]:
     """The memory of each control group around this process that has a limit."""
-    paths = own_groups(text_of(own))
+    paths = own_groups(read_system_file(own))
     for mount, controller, files in ((root / "memory", "memory", _V1), (root, "", _V2)):
         group = PurePosixPath(paths.get(controller, "/"))
         inside = [str(one).lstrip("/") for one in (group, *group.parents)]
@@ -86,12 +86,12 @@ def own_groups(text: str) -> dict[str, str]:
 
 
 def _group_memory(folder: Path, files: _GroupFiles) -> MachineMemory | None:
-    known = [_number(text_of(folder / name)) for name in files.limits]
+    known = [_number(read_system_file(folder / name)) for name in files.limits]
     limits = [limit for limit in known if limit is not None and limit < NO_LIMIT]
-    used = _number(text_of(folder / files.used))
+    used = _number(read_system_file(folder / files.used))
     if not limits or used is None:
         return None
-    stat = re.search(rf"^{files.reclaimable} (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
+    stat = re.search(rf"^{files.reclaimable} (\d+)$", read_system_file(folder / "memory.stat"), re.MULTILINE)
     held = used - (int(stat[1]) if stat else 0)
     return MachineMemory(min(limits), max(0, min(limits) - held))
 
@@ -100,7 +100,7 @@ def _number(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() else None
 
 
-def text_of(path: Path) -> str:
+def read_system_file(path: Path) -> str:
     """The text of a system file; empty if it cannot be read."""
     try:
         return path.read_text()
@@ -114,7 +114,7 @@ def usable_cores() -> int:
     A quota of one and a half cores counts as two.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(ROOT, own_groups(text_of(OWN)))
+    quota = cpu_quota(ROOT, own_groups(read_system_file(OWN)))
     return max(1, allowed if quota is None else min(allowed, ceil(quota)))
 
 
@@ -135,10 +135,10 @@ def _with_parents(path: str) -> list[str]:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    words = text_of(folder / "cpu.max").split()
+    words = read_system_file(folder / "cpu.max").split()
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
 
 
 def _quota_v1(folder: Path) -> float | None:
-    quota, period = (text_of(folder / f"cpu.cfs_{name}_us").split() for name in ("quota", "period"))
+    quota, period = (read_system_file(folder / f"cpu.cfs_{name}_us").split() for name in ("quota", "period"))
     return int(quota[0]) / int(period[0]) if quota and period and int(quota[0]) > 0 else None

@@ -11,7 +11,7 @@ from statistics import median
 import psutil
 
 from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
-from .machine import room
+from .machine import available_memory
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ UNMEASURED_LINK = Bandwidth(up=1e6, down=4e6, source="assumed until seen")
 UNKNOWN_POWER = Power(idle_w=2.0, load_w=8.0, source="assumed: no profile", uncertainty=1.0)
 
 
-SQUEEZED = 1.1
+THROTTLED_ABOVE = 1.1
 """Wall-clock over CPU seconds above which other processes, or a CPU limit, are taken to slow this one."""
 
 
@@ -98,7 +98,7 @@ class _RunSeconds:
 
 def _speed(trials: Mapping[str, SpeedTrial], took: Mapping[str, _RunSeconds], stretch: float) -> Speed:
     """The speed from the times of the trials. `stretch`: wall-clock over CPU seconds."""
-    throttled = stretch > SQUEEZED
+    throttled = stretch > THROTTLED_ABOVE
     runs = {name: stretch * one.busy if throttled else one.passed for name, one in took.items()}
     opening = {
         name: stretch * one.opening_busy if throttled else one.opening_passed for name, one in took.items()
@@ -123,7 +123,7 @@ def _once(trial: SpeedTrial, clocks: Clocks) -> tuple[float, float]:
     return clocks.passed() - passed, clocks.busy() - busy
 
 
-def load() -> float | None:
+def load_average() -> float | None:
     """Processes that compute or wait for a core, per core, over the last minute.
 
     None where the system does not tell, as on some phones.
@@ -136,7 +136,7 @@ def load() -> float | None:
 
 def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:
     """The profile of this machine now. Power is marked as assumed until a meter or a profile gives it."""
-    memory = room()
+    memory = available_memory()
     resident = psutil.Process().memory_info().rss
     return DeviceProfile(
         name=platform.node() or "this machine",

@@ -15,10 +15,10 @@ from device_runtime.client.selection.choose import MAIN
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.merging.aggregator_half import ALONE, Carried
+from device_runtime.strategies.merging.aggregator_half import NO_FAMILY, CarriedState
 from device_runtime.strategies.merging.merge import Merged
 from device_runtime.strategies.statistics import closed_form
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 from .executors.job import aside_key, base_key
 
@@ -29,7 +29,7 @@ Changed = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
-class Shipped:
+class ShippedModel:
     """The weights that devices have with a bundle, in the parts of its checkpoint.
 
     `parts` are the names of their tensors, `sizes` the bytes to fetch each part.
@@ -40,7 +40,7 @@ class Shipped:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, bundle: Bundle) -> Shipped:
+    def of(cls, bundle: Bundle) -> ShippedModel:
         weights, parts = bundle.weights(), bundle.manifest.parts()
         encoded = tensors.encoded_parts(weights, parts)
         names = tuple(tuple(spec.name for spec in part) for part in parts)
@@ -82,8 +82,8 @@ class RoundBase:
 
     number: int
     weights: Tensors
-    family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
-    aside: Tensors = field(default_factory=lambda: NOTHING)
+    family: Mapping[str, Tensors] = field(default_factory=lambda: NO_FAMILY)
+    aside: Tensors = field(default_factory=lambda: NO_TENSORS)
     rare: tuple[int, ...] = ()
 
     def of(self, member: str) -> Tensors:
@@ -100,7 +100,7 @@ class RoundBase:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBases:
     """The bases and steps that a device has fetched beside its bundles.
 
     rounds: for each model, the round whose base it fetched. at: the steps of the main model's log that it has
@@ -113,20 +113,20 @@ class Held:
 
 
 NO_ROUNDS: Mapping[str, int] = {}
-NOTHING_HELD = Held()
+NO_BASES_HELD = HeldBases()
 
 
-class Bases:
+class BaseHistory:
     """The bases, kept as `merging.merge_round` does: checkpoints in parts, or steps since the last one."""
 
-    def __init__(self, shipped: Mapping[str, Shipped], first: Tensors, carried: Carried) -> None:
+    def __init__(self, shipped: Mapping[str, ShippedModel], first: Tensors, carried: CarriedState) -> None:
         """`shipped` by member; round 1 distributes `first` and the tensors of `carried`."""
         self._shipped = shipped
         self._kept = {1: RoundBase(1, first, carried.family, carried.aside)}
         begun = {member: (0,) * len(model.parts) for member, model in shipped.items()}
         bundled = RoundBase(0, shipped[MAIN].weights, {m: s.weights for m, s in shipped.items() if m})
         self._history = [self._next(BaseVersion(begun), bundled, self._kept[1], None)]
-        self._common = (0, MAIN), NOTHING_HELD  # shared by all devices that fetched no other model
+        self._common = (0, MAIN), NO_BASES_HELD  # shared by all devices that fetched no other model
 
     def of(self, number: int) -> RoundBase:
         return self._kept[number]
@@ -139,7 +139,7 @@ class Bases:
         """Adds the base of the round after `number`, and returns it."""
         old, version = self._kept[number], self._history[number - 1]
         carried = merged.carried
-        rare = closed_form.rare(carried.memory.get(closed_form.MEMORY, NOTHING))
+        rare = closed_form.rarest_classes(carried.memory.get(closed_form.MEMORY, NO_TENSORS))
         new = RoundBase(number + 1, merged.base, carried.family, carried.aside, rare)
         steps = merged.steps if merged.replayable else None
         self._kept[number + 1] = new
@@ -181,7 +181,7 @@ class Bases:
 
     def replay(self, number: int, then: BaseVersion) -> None:
         """Adds what round `number` made, without its weights."""
-        self._kept[number + 1] = RoundBase(number + 1, NOTHING)
+        self._kept[number + 1] = RoundBase(number + 1, NO_TENSORS)
         self._history.append(then)
 
     def restore(self, bases: Iterable[RoundBase]) -> None:
@@ -201,7 +201,7 @@ class Bases:
         wanted = set(numbers)
         self._kept = {number: base for number, base in self._kept.items() if number in wanted}
 
-    def to_fetch(self, number: int, member: str, held: Held) -> int:
+    def to_fetch(self, number: int, member: str, held: HeldBases) -> int:
         """Bytes that a device fetches to train this member in round `number`; "" is the main model.
 
         Parts that it has already are not fetched. If that takes fewer bytes, it replays steps instead: from
@@ -219,7 +219,7 @@ class Bases:
             size = self._by_steps(version, held, size + (self._log(version, version.steps) or 0))
         return size + (version.aside_bytes if version.aside != held.aside else 0)
 
-    def _by_steps(self, version: BaseVersion, held: Held, anew: int) -> int:
+    def _by_steps(self, version: BaseVersion, held: HeldBases, anew: int) -> int:
         """Bytes of the main model's base by the cheaper route.
 
         `anew`: those of its checkpoint and the steps since.
@@ -260,7 +260,7 @@ class Bases:
         end = bisect_right(history, (version.line, at), key=lambda one: (one.line, one.at))
         return history[end - 1]
 
-    def fetched(self, number: int, member: str, held: Held) -> Held:
+    def fetched(self, number: int, member: str, held: HeldBases) -> HeldBases:
         """The device's state after it fetched this base.
 
         It knows its place in the step log only if the model that it fetched last is the main one.
@@ -268,13 +268,13 @@ class Bases:
         version = self._history[number - 1]
         at = version.at if member == MAIN else -1
         if not held.rounds.keys() <= {member}:
-            return Held({**held.rounds, member: number}, at, version.aside)
+            return HeldBases({**held.rounds, member: number}, at, version.aside)
         key = number, member
         if self._common[0] != key:
-            self._common = key, Held({member: number}, at, version.aside)
+            self._common = key, HeldBases({member: number}, at, version.aside)
         return self._common[1]
 
-    def _parts_of(self, member: str, held: Held) -> tuple[int, ...]:
+    def _parts_of(self, member: str, held: HeldBases) -> tuple[int, ...]:
         number = held.rounds.get(member, 0)
         return self._history[number - 1].parts[member] if number else (0,) * len(self._shipped[member].parts)
 

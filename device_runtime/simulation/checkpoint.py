@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError
-from device_runtime.strategies.merging.aggregator_half import ALONE
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.merging.aggregator_half import NO_FAMILY
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 from .bases import BaseVersion, RoundBase
 from .errors import SimulationError
@@ -33,7 +33,7 @@ CONTENTS = "contents"
 class StrategyStates:
     """The states that kinds of update keep: on the aggregator by kind, on devices by number and kind."""
 
-    aggregator: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
+    aggregator: Mapping[str, Tensors] = field(default_factory=lambda: NO_FAMILY)
     devices: Mapping[tuple[int, str], Tensors] = field(default_factory=dict)
 
 
@@ -52,7 +52,7 @@ class Checkpoint:
     served: Tensors
     kept: StrategyStates = field(default_factory=StrategyStates)
     scores: tuple[float, ...] = ()
-    best: Tensors = field(default_factory=lambda: NOTHING)
+    best: Tensors = field(default_factory=lambda: NO_TENSORS)
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +139,7 @@ def _read(content: Tensors) -> Checkpoint:
             {kind: memory for (_, kind), memory in of.get("aggregator", {}).items()}, of.get("device", {})
         ),
         contents.scores,
-        of.get("best", {}).get((0, ""), NOTHING),
+        of.get("best", {}).get((0, ""), NO_TENSORS),
     )
 
 

@@ -19,21 +19,21 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.training.heads import Evaluation, accuracy_and_loss
 from device_runtime.strategies.codecs import chain as codecs
-from device_runtime.strategies.kind import formed
-from device_runtime.strategies.merging.aggregator_half import Carried, RoundModel, ServerTools
+from device_runtime.strategies.kind import form_named
+from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel, ServerTools
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.merging.merge import brought_forward
+from device_runtime.strategies.merging.merge import rebased_update
 from device_runtime.strategies.robust import Screen
-from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
+from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
-from .bases import Bases
+from .bases import BaseHistory
 from .checkpoint import Checkpoint, StrategyStates
-from .clock.asking import Flight
+from .clock.asking import PendingUpdate
 from .data import DataSet
 from .errors import ScenarioError
 from .executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
 from .ledger import RoundFigures, RunLedger
-from .records import RunWatch
+from .records import RunObserver
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ class LearningTools:
     executor: Executor
     evaluate: Evaluate
     ledger: RunLedger
-    watch: RunWatch
+    watch: RunObserver
     keep: Callable[[Checkpoint], None] = lambda _: None
 
 
-class Learning:
+class ModelState:
     """The model of a run, advanced round by round.
 
     Updates are folded one by one, so memory does not grow with the devices of a round. It grows with the
@@ -64,8 +64,8 @@ class Learning:
     def __init__(
         self,
         task: Task,
-        bases: Bases,
-        carried: Carried,
+        bases: BaseHistory,
+        carried: CarriedState,
         tools: LearningTools,
         resume: Checkpoint | None = None,
     ) -> None:
@@ -76,16 +76,16 @@ class Learning:
         self._order = {kind.name: place for place, kind in enumerate(task.kinds)}
         self._memories: dict[tuple[int, str], Tensors] = {}
         self._resume = resume
-        self._kept: list[Flight] = []
+        self._kept: list[PendingUpdate] = []
         self._counted: dict[str, int] = {}
         self._figures = RoundFigures()
-        self._closed_form: Tensors = NOTHING
+        self._closed_form: Tensors = NO_TENSORS
         self._scores: tuple[float, ...] = ()
         self._progress = Progress()
-        self._best: Tensors = resume.best if resume else NOTHING
+        self._best: Tensors = resume.best if resume else NO_TENSORS
         self.served: Tensors = bases.of(1).weights
 
-    def keep(self, flight: Flight) -> None:
+    def keep(self, flight: PendingUpdate) -> None:
         """Keeps an update that counts in the open round, for `merge`."""
         self._kept.append(flight)
 
@@ -129,11 +129,13 @@ class Learning:
         if number == resume.round:
             self._bases.restore(resume.bases)
             newest = self._bases.of(number + 1)
-            self._carried = Carried(newest.family, resume.kept.aggregator, newest.aside)
+            self._carried = CarriedState(newest.family, resume.kept.aggregator, newest.aside)
             self._memories = dict(resume.kept.devices)
             self.served = resume.served
 
-    def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, TrainedUpdate]]:
+    def _trained(
+        self, flights: list[PendingUpdate], now: float
+    ) -> Iterator[tuple[PendingUpdate, TrainedUpdate]]:
         """Trains the flights and yields each update that passes the checks; refuses the others."""
         seeds = {number: self._task.round_seed(number) for number in {flight.round for flight in flights}}
         for together in _without_repeats(flights):
@@ -157,18 +159,18 @@ class Learning:
                 yield flight, sent
 
     def _as_sent(
-        self, made: TrainedUpdate, flight: Flight, base: Tensors
+        self, made: TrainedUpdate, flight: PendingUpdate, base: Tensors
     ) -> tuple[TrainedUpdate, dict[tuple[int, str], Tensors]]:
         """The update as the aggregator decodes it by its kind's codec, and the error feedback to keep."""
         kind = self._kinds[flight.kind]
-        codec = codecs.named(kind.codec)
+        codec = codecs.codec_named(kind.codec)
         if not codec.lossy:
             return made, {}
-        key = flight.index, codecs.memory_of(flight.kind, formed(kind, made.form).member)
-        written = codec.rounded(made.tensors, base, self._memories.get(key, NOTHING))
+        key = flight.index, codecs.memory_of(flight.kind, form_named(kind, made.form).member)
+        written = codec.rounded(made.tensors, base, self._memories.get(key, NO_TENSORS))
         return replace(made, tensors=written.read), {key: written.left}
 
-    def _job(self, flight: Flight, seed: int) -> TrainingJob:
+    def _job(self, flight: PendingUpdate, seed: int) -> TrainingJob:
         strategy, number = flight.strategy, flight.round
         if strategy is None:
             raise ValueError(f"{flight.device} sits out round {number}: there is nothing to train")
@@ -178,12 +180,12 @@ class Learning:
             strategy,
             seed,
             base_key(number, strategy.member),
-            self._memories.get((flight.index, flight.kind), NOTHING),
+            self._memories.get((flight.index, flight.kind), NO_TENSORS),
             aside_key(number) if self._bases.of(number).aside else "",
             self._bases.of(number).rare,
         )
 
-    def _as_of(self, made: TrainedUpdate, flight: Flight, number: int, times: float) -> TrainedUpdate:
+    def _as_of(self, made: TrainedUpdate, flight: PendingUpdate, number: int, times: float) -> TrainedUpdate:
         """The update as a change of round `number`'s base; a late one is brought forward from its own base.
 
         `times`: the rounds that it stands for.
@@ -193,7 +195,7 @@ class Learning:
             return made
         share = self._task.late_share(number - asked_in)
         late = Late(asked_in, self._task.round_seed(asked_in), share, times)
-        return brought_forward(made, late, number, lambda one: self._bases.of(one).of(strategy.member))
+        return rebased_update(made, late, number, lambda one: self._bases.of(one).of(strategy.member))
 
     def evaluate(self, number: int) -> None:
         """Computes the figures of the round, for `publish`."""
@@ -245,12 +247,12 @@ class Learning:
             self.served = self._best
 
 
-def _without_repeats(flights: list[Flight]) -> Iterator[list[Flight]]:
+def _without_repeats(flights: list[PendingUpdate]) -> Iterator[list[PendingUpdate]]:
     """Divides consecutive flights into lists in which no device has the same kind twice in a row.
 
     The second update of a device then starts from the strategy state that the first has left.
     """
-    together: list[Flight] = []
+    together: list[PendingUpdate] = []
     for flight in flights:
         if together and (together[-1].index, together[-1].kind) == (flight.index, flight.kind):
             yield together

@@ -7,8 +7,8 @@ from math import isfinite, nan
 
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .clock.asking import Flight
-from .records import Ask, Fate, RoundLine, RunWatch
+from .clock.asking import PendingUpdate
+from .records import AskOutcome, AskRecord, RunObserver, SimulatedRound
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RoundFigures:
 class RunLedger:
     """Records a run for `watch`. A round's sums are over the asks that ended since the round before."""
 
-    def __init__(self, watch: RunWatch, forward_flops: float, replayed: int = 0) -> None:
+    def __init__(self, watch: RunObserver, forward_flops: float, replayed: int = 0) -> None:
         """`forward_flops` are those of one forward pass of one sample: the F that compute is counted in.
 
         Nothing is recorded of the first `replayed` rounds: the run did so before it was stopped.
@@ -52,15 +52,15 @@ class RunLedger:
         self._replayed = replayed
         self._forward_flops = forward_flops
         self._open, self._opened_s = 1, 0.0
-        self._ended: list[Ask] = []
+        self._ended: list[AskRecord] = []
 
     def opened(self, number: int, now: float) -> None:
         self._open, self._opened_s = number, now
 
     def ended(
         self,
-        flight: Flight,
-        fate: Fate,
+        flight: PendingUpdate,
+        fate: AskOutcome,
         now: float,
         *,
         into: int = 0,
@@ -72,7 +72,7 @@ class RunLedger:
             return
         line, outcome = flight.line, flight.line.outcome
         strategy = flight.strategy
-        ask = Ask(
+        ask = AskRecord(
             round=flight.round,
             into=into,
             device=flight.device,
@@ -106,13 +106,15 @@ class RunLedger:
             self._watch.closed(summarise(number, (self._opened_s, now), asks, figures))
 
 
-def summarise(number: int, times: tuple[float, float], asks: list[Ask], figures: RoundFigures) -> RoundLine:
+def summarise(
+    number: int, times: tuple[float, float], asks: list[AskRecord], figures: RoundFigures
+) -> SimulatedRound:
     """The record of a round from the asks that ended in it; `times`: when it opened and closed."""
     counted = [ask for ask in asks if ask.fate == "counted"]
     told = [ask for ask in counted if isfinite(ask.train_loss)]
     examples = sum(ask.num_examples for ask in told)
     fates = [ask.fate for ask in asks]
-    return RoundLine(
+    return SimulatedRound(
         round=number,
         opened_s=times[0],
         closed_s=times[1],

@@ -10,8 +10,8 @@ from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .executors.job import TrainingJob
 
-Lost = Literal["crashed", "dropped out", "sat out"]
-Fate = Lost | Literal["counted", "late", "refused", "unheard"]
+LostReason = Literal["crashed", "dropped out", "sat out"]
+AskOutcome = LostReason | Literal["counted", "late", "refused", "unheard"]
 """The fate of a device that was asked for an update.
 
 counted: its update counted; late: its update came too late; refused: its update failed the checks; crashed:
@@ -21,7 +21,7 @@ the run ended first.
 
 
 @dataclass(frozen=True)
-class Ask:
+class AskRecord:
     """One device asked for one update. Times are virtual seconds since the run began.
 
     `round` is the round it was asked in, `into` the round its update counts in (0: none). `kind` is empty for
@@ -38,7 +38,7 @@ class Ask:
     group: str
     kind: str
     form: str
-    fate: Fate
+    fate: AskOutcome
     straggler: bool
     asked_s: float
     ended_s: float
@@ -57,7 +57,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class RoundLine:
+class SimulatedRound:
     """One closed round.
 
     `eval_*` are of the served model, nan in rounds that were not evaluated. `base_eval_*` are of the next
@@ -98,30 +98,30 @@ class RoundLine:
     closed_form_eval_acc_by_class: tuple[float, ...] = ()
 
 
-class RunWatch(Protocol):
+class RunObserver(Protocol):
     """Observes a run: writes files, shows progress, or gathers local models.
 
     Called in the order of virtual time. An exception in it ends the run.
     """
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         """A device's part in a round is over."""
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         """An update that counts; its tensors are valid during the call only."""
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         """A round is over."""
 
 
-class Nobody:
+class NullWatch:
     """A watch that ignores everything."""
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         pass
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         pass
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         pass

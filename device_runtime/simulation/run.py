@@ -16,28 +16,28 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import MAIN
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.available import EngineWish
 from device_runtime.strategies.training.device_half import LocalData
 
 from . import data as data_sets
-from .bases import Bases, Shipped
+from .bases import BaseHistory, ShippedModel
 from .checkpoint import Checkpoint
 from .clients import Clients
-from .clock.asking import Asking, Stock
+from .clock.asking import DeviceSampler, SampledFleet
 from .clock.devices import FleetState
-from .clock.director import Director, DirectorParts
+from .clock.director import SimulationLoop, SimulationParts
 from .data import DataSet
 from .errors import ScenarioError
 from .executors.job import Executor, PlainExecutor, World
-from .learning import Learning, LearningTools, RoundEvaluator
+from .learning import LearningTools, ModelState, RoundEvaluator
 from .ledger import RunLedger
-from .records import Nobody, RunWatch
+from .records import NullWatch, RunObserver
 from .scenario import Scenario
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A scenario with everything drawn for one seed.
 
     `generic` are the samples of the generic set, which no device holds.
@@ -51,7 +51,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Keeping:
+class ResumeOptions:
     """The checkpoint from which a run resumes, and the receiver of new ones.
 
     `keep` is called with a checkpoint after each round. Rounds up to that of `resume` are replayed without
@@ -62,12 +62,12 @@ class Keeping:
     keep: Callable[[Checkpoint], None] = lambda _: None
 
 
-def prepare(scenario: Scenario, seed: int) -> Prepared:
+def prepare(scenario: Scenario, seed: int) -> PreparedRun:
     """Opens the bundles, loads the data and divides it among the devices.
 
     Raises ScenarioError, DataSetError, ModelError.
     """
-    bundle = Bundle.open(bundles.find(scenario.task.bundle))
+    bundle = Bundle.open(bundles.find_bundle(scenario.task.bundle))
     try:
         family = open_family(scenario.task.family, bundle.manifest)
     except TaskError as error:
@@ -76,10 +76,10 @@ def prepare(scenario: Scenario, seed: int) -> Prepared:
     labels = len(bundle.manifest.labels)
     if (top := int(data.train_y.max(initial=0))) >= labels:
         raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")
-    parts = data_sets.among(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
+    parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
     clients = Clients.of(data.train_x, data.train_y, parts)
-    world = World(bundle, clients, EngineWish(engine=scenario.engine, device=scenario.place), family)
-    return Prepared(scenario, seed, world, data, _generic(scenario, data, bundle))
+    world = World(bundle, clients, EngineSettings(engine=scenario.engine, device=scenario.place), family)
+    return PreparedRun(scenario, seed, world, data, _generic(scenario, data, bundle))
 
 
 def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | None:
@@ -95,10 +95,10 @@ def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | N
 
 
 def simulate(
-    prepared: Prepared,
+    prepared: PreparedRun,
     executor: Callable[[World], Executor] = PlainExecutor,
-    watch: RunWatch | None = None,
-    keeping: Keeping | None = None,
+    watch: RunObserver | None = None,
+    keeping: ResumeOptions | None = None,
 ) -> Tensors:
     """Runs all rounds and returns the model that the last one serves.
 
@@ -111,27 +111,29 @@ def simulate(
     _check(prepared)
     models = world.bundles
     manifests = {member: bundle.manifest for member, bundle in models.items()}
-    watch, keeping = watch or Nobody(), keeping or Keeping()
+    watch, keeping = watch or NullWatch(), keeping or ResumeOptions()
     resume = keeping.resume
     server = ServerSide(models, prepared.generic, world.engine)
     weights, carried = first(task, models, server)
-    bases = Bases({member: Shipped.of(bundle) for member, bundle in models.items()}, weights, carried)
+    bases = BaseHistory(
+        {member: ShippedModel.of(bundle) for member, bundle in models.items()}, weights, carried
+    )
     devices = FleetState(scenario.fleet.draw(scenario.devices, seed), world.clients, manifests, scenario.slow)
     ledger = RunLedger(watch, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
     evaluate = RoundEvaluator(world.bundle, prepared.data, scenario.eval_every, task.rounds)
     trains = executor(world)
     try:
         tools = LearningTools(server, trains, evaluate, ledger, watch, keeping.keep)
-        learning = Learning(task, bases, carried, tools, resume)
+        learning = ModelState(task, bases, carried, tools, resume)
         bundled = sum(len(bundle.packed()) for bundle in models.values())
-        asking = Asking(task, Stock(devices, bases, bundled), seed)
-        Director(task, devices.names(), DirectorParts(asking, learning, ledger)).run()
+        asking = DeviceSampler(task, SampledFleet(devices, bases, bundled), seed)
+        SimulationLoop(task, devices.names(), SimulationParts(asking, learning, ledger)).run()
     finally:
         trains.close()
     return learning.served
 
 
-def _check(prepared: Prepared) -> None:
+def _check(prepared: PreparedRun) -> None:
     """Raises ScenarioError where no device can do what the task asks for."""
     try:
         check_task(prepared.scenario.task, prepared)
@@ -139,7 +141,7 @@ def _check(prepared: Prepared) -> None:
         raise ScenarioError(str(error)) from None
 
 
-def check_task(task: Task, prepared: Prepared) -> None:
+def check_task(task: Task, prepared: PreparedRun) -> None:
     """Raises TaskError for a task that cannot be done with these models and generic samples."""
     world = prepared.world
     if task.generic is None and prepared.generic is not None:

@@ -1,1 +1,1 @@
-"""Kinds of update: one file each, with the half that a device runs and the half that the aggregator runs."""
+"""Kinds of update: one file each, with the device's half and the aggregator's half."""

@@ -23,7 +23,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
-from .kind import KindInfo, formed
+from .kind import KindInfo, form_named
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
@@ -38,8 +38,8 @@ from .settings import (
 )
 from .training import local_training, members, teaching
 from .training.device_half import LocalData, Run, TrainedUpdate
-from .training.members import OfFamily
-from .training.teaching import Lesson, Rows, TeacherAttention
+from .training.members import FamilyUpdate
+from .training.teaching import Rows, ServerTraining, TeacherAttention
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ MAPS, COUNTS = "metadata.maps", "metadata.counts"
 
 
 @dataclass(frozen=True)
-class Copies:
+class AttentionTransferState:
     """The state of a round: the mean of copies of the global model, each taught by one device's update.
 
     `teachers` has the mean of the devices' own models, by member.
@@ -60,8 +60,8 @@ class Copies:
 
 
 @dataclass(frozen=True)
-class AttentionTransfer(OfFamily):
-    """Devices train a smaller model of their own, and send it with *metadata*: feature maps at `level`, labels.
+class AttentionTransfer(FamilyUpdate):
+    """Devices train a smaller model, and send it with *metadata*: labelled feature maps at `level`.
 
     Metadata is from a random `metadata_share` of the samples, at most `max_metadata`, by the *updated* model.
     For each device in turn, the aggregator trains a copy of the *distributed* global model:
@@ -118,11 +118,11 @@ class AttentionTransfer(OfFamily):
         return predict(profile, members.work(workload, self, self.level, rows, rows), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
-        plan = local_training.Epochs(self.sgd, self.epochs, self.batch, np.arange(len(data)))
+        plan = local_training.TrainingPlan(self.sgd, self.epochs, self.batch, np.arange(len(data)))
         trained = local_training.train(model, data, plan, run)
         chosen = run.rng().choice(len(data), self._rows(len(data)), replace=False)
         chosen = chosen[np.argsort(data.y[chosen], kind="stable")]
-        with members.holding(model, trained.tensors):
+        with members.with_tensors(model, trained.tensors):
             maps = model.level_features(data.x[chosen], self.level)
         counts = np.bincount(data.y[chosen], minlength=len(model.manifest.labels)).astype(np.int32)
         tensors = {**trained.tensors, MAPS: maps, COUNTS: counts}
@@ -135,7 +135,7 @@ class AttentionTransfer(OfFamily):
         """The tensors of a contribution: feature maps are in the order of classes, counts are by class."""
         shape = (self.max_metadata, *teaching.map_shape(manifest, self.level))
         counts = TensorSpec(COUNTS, (len(manifest.labels),), "int32")
-        return (*members.whole(manifest), TensorSpec(MAPS, shape, variable=True), counts)
+        return (*members.trained_specs(manifest), TensorSpec(MAPS, shape, variable=True), counts)
 
     def doubt(self, update: Tensors, num_examples: int) -> str:
         counts, rows = update[COUNTS].astype(np.int64), len(update[MAPS])
@@ -150,21 +150,23 @@ class AttentionTransfer(OfFamily):
         """
         main, family = manifests[""], [manifests[name] for name in self.members]
         upper, objective = _above(self.level)
-        teaching.need(main, (f"{objective}.{upper}",))
+        teaching.need_graphs(main, (f"{objective}.{upper}",))
         teaching.need_one_shape((main, *family), self.level)
         for member in family:
             teaching.need_places(member, main)
             teaching.need_places(main, member)
 
-    def start(self, model: RoundModel) -> Copies:
+    def start(self, model: RoundModel) -> AttentionTransferState:
         """Raises ValueError without a generic set, and as `lacks`."""
         tools, _ = members.tools_of(model, self.name)
         self.lacks({name: tools.manifest(name) for name in ("", *self.members)})
-        return Copies(model)
+        return AttentionTransferState(model)
 
-    def fold(self, state: Copies, contribution: TrainedUpdate, weight: float) -> Copies:
+    def fold(
+        self, state: AttentionTransferState, contribution: TrainedUpdate, weight: float
+    ) -> AttentionTransferState:
         """Train a copy of the global model; it is left out if it diverges."""
-        member = formed(self, contribution.form).member
+        member = form_named(self, contribution.form).member
         sent = dict(contribution.tensors)
         maps, counts = sent.pop(MAPS), sent.pop(COUNTS)
         metadata = LocalData(maps, np.repeat(np.arange(len(counts)), counts))
@@ -175,19 +177,21 @@ class AttentionTransfer(OfFamily):
         mean = state.teachers.get(member, TensorMean()).add(sent, weight)
         return replace(state, teachers={**state.teachers, member: mean}, clients=state.clients + 1)
 
-    def _taught(self, state: Copies, member: str, sent: Tensors, metadata: LocalData) -> Tensors:
+    def _taught(
+        self, state: AttentionTransferState, member: str, sent: Tensors, metadata: LocalData
+    ) -> Tensors:
         """A copy of the global model after the three steps: the tensors that they change."""
         tools, data = members.tools_of(state.model, self.name)
         main, rng = tools.model(), teaching.generator(state.model.seed, self.name, state.clients)
-        levels = tuple(teaching.attended(main.manifest))
+        levels = tuple(teaching.attention_places(main.manifest))
         upper, objective = _above(self.level)
         teacher = {**members.base_of(state.model, member), **sent}
         maps = _attention(tools.model(member), teacher, data, levels)
         copy = teaching.teach(main, state.model.weights, data, self._lesson(maps, levels), rng)
         if len(metadata):
-            nowhere = np.zeros((), main.manifest.input.dtype)
-            x = np.broadcast_to(nowhere, (len(metadata), *main.manifest.input.shape))
-            lesson = Lesson(
+            zero = np.zeros((), main.manifest.input.dtype)
+            x = np.broadcast_to(zero, (len(metadata), *main.manifest.input.shape))
+            lesson = ServerTraining(
                 Sgd(self.metadata_lr), self.metadata_epochs, self.server_batch, upper, objective,
                 lambda batch: {"maps": metadata.x[batch]},
             )  # fmt: skip
@@ -195,24 +199,24 @@ class AttentionTransfer(OfFamily):
         inside = tuple(level for level in levels if LEVELS.index(level) <= LEVELS.index(self.level))
         lesson = replace(self._lesson(maps, inside), held=main.manifest.names(upper))
         copy = teaching.teach(main, copy, data, lesson, rng)
-        return {spec.name: copy[spec.name] for spec in members.whole(main.manifest)}
+        return {spec.name: copy[spec.name] for spec in members.trained_specs(main.manifest)}
 
-    def _lesson(self, maps: Rows, levels: tuple[str, ...]) -> Lesson:
+    def _lesson(self, maps: Rows, levels: tuple[str, ...]) -> ServerTraining:
         """Training after a teacher with these attention maps, of which only those of `levels` count."""
         given = TeacherAttention.of(maps, self.beta, levels)
         sgd = Sgd(self.server_lr)
-        return Lesson(sgd, self.server_epochs, self.server_batch, objective="attention", extras=given)
+        return ServerTraining(sgd, self.server_epochs, self.server_batch, objective="attention", extras=given)
 
-    def finish(self, state: Copies, model: RoundModel) -> Effect:
+    def finish(self, state: AttentionTransferState, model: RoundModel) -> Effect:
         if not state.clients:
             return Effect()
         examples = max(state.copies.weights.values(), default=0.0)
         return Effect(mean=state.copies, num_examples=examples, teach=partial(self._next_members, state))
 
-    def _next_members(self, state: Copies, base: Tensors) -> dict[str, Tensors]:
+    def _next_members(self, state: AttentionTransferState, base: Tensors) -> dict[str, Tensors]:
         """Each member's next base: its devices' mean, or its last base, taught by the new global model."""
         tools, data = members.tools_of(state.model, self.name)
-        own = {name: tuple(teaching.attended(tools.manifest(name))) for name in self.members}
+        own = {name: tuple(teaching.attention_places(tools.manifest(name))) for name in self.members}
         every = tuple(dict.fromkeys(level for levels in own.values() for level in levels))
         maps = _attention(tools.model(), base, data, every)
         taught: dict[str, Tensors] = {}
@@ -221,7 +225,7 @@ class AttentionTransfer(OfFamily):
             weights = {**state.model.family[name], **mean}
             rng = teaching.generator(state.model.seed, f"{self.name}:members", order)
             lesson = self._lesson({level: maps[level] for level in levels}, levels)
-            taught[name] = teaching.taught_or_same(tools.model(name), weights, data, lesson, rng)
+            taught[name] = teaching.teach_or_keep(tools.model(name), weights, data, lesson, rng)
         return taught
 
 

@@ -24,12 +24,12 @@ from .kind import KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, Setting, SmallestCount
-from .statistics.class_sums import ClassSums, of_features
+from .statistics.class_sums import ClassSums, sum_by_class
 from .statistics.feature_scale import scale_by, scale_in
-from .training.device_half import NOTHING, LocalData, Run, TrainedUpdate
+from .training.device_half import NO_TENSORS, LocalData, Run, TrainedUpdate
 from .training.workload import ENVELOPE_BYTES, forward_work, too_few_of_each
 
-MASKED = -1e9
+MASKED_BIAS = -1e9
 """The bias of a class that no device has: its logit is masked, not zero."""
 
 
@@ -96,7 +96,7 @@ class ClassMeans(StrategyDefaults):
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
         if self.statistics is not None:
-            return TrainedUpdate(self.name, NOTHING, len(data), float("nan"))
+            return TrainedUpdate(self.name, NO_TENSORS, len(data), float("nan"))
         began = run.clock()
         features = model.features(data.x)
         run.pace(began, 1.0)
@@ -106,8 +106,8 @@ class ClassMeans(StrategyDefaults):
         self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
     ) -> TrainedUpdate:
         if self.statistics is not None:
-            return TrainedUpdate(self.name, NOTHING, len(y), float("nan"))
-        totals = of_features(features, y, len(manifest.labels)).at_least(self.smallest_count)
+            return TrainedUpdate(self.name, NO_TENSORS, len(y), float("nan"))
+        totals = sum_by_class(features, y, len(manifest.labels)).at_least(self.smallest_count)
         tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
         return TrainedUpdate(self.name, tensors, int(totals.counts.sum()), float("nan"))
 
@@ -130,7 +130,7 @@ class ClassMeans(StrategyDefaults):
         if int(counts.sum()) != num_examples:
             return f"counts sum to {int(counts.sum())}, num_examples is {num_examples}"
         stray = np.flatnonzero((counts == 0) & np.abs(update["sums"]).any(axis=1))
-        return f"sums of class {int(stray[0])} are not 0, its count is" if len(stray) else ""
+        return f"sums of class {int(stray[0])} are not 0, but its count is 0" if len(stray) else ""
 
     def start(self, model: RoundModel) -> ClassSums:
         labels, width = len(model.manifest.labels), model.manifest.head.features
@@ -174,7 +174,7 @@ class ClassMeans(StrategyDefaults):
         means = state.times(scale).means()
         own = {name: model.weights[name].copy() for name in (names.weight, names.bias) if name is not None}
         own[names.weight] *= (scale_in(model.manifest, model.weights) / scale).astype(np.float32)
-        masked = {name: np.full_like(own[name], 0 if name == names.weight else MASKED) for name in own}
+        masked = {name: np.full_like(own[name], 0 if name == names.weight else MASKED_BIAS) for name in own}
         unit = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(1e-12))
         heads = [(own, unit, np.float32(0)), (masked, unit, np.float32(0))]
         if self.head == "nearest-mean" and names.bias is not None:
@@ -188,6 +188,6 @@ class ClassMeans(StrategyDefaults):
     def _scale(self, state: ClassSums, model: RoundModel) -> tuple[NDArray[np.float64], Tensors]:
         """The new scale of the features, and its tensor if the bundle has one."""
         if model.manifest.scale is None:
-            return scale_in(model.manifest, model.weights), NOTHING
+            return scale_in(model.manifest, model.weights), NO_TENSORS
         scale = scale_by(state.means())
         return scale.astype(np.float64), {model.manifest.scale: scale}

@@ -18,7 +18,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
 
 from . import settings as ranges
-from .kind import Coded, KindInfo, StrategyDefaults
+from .kind import KindInfo, StrategyDefaults, TakesCodec
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, BatchSize, LearningRate, LocalEpochs, Momentum, Setting, WeightDecay
@@ -37,7 +37,7 @@ class HeadMeans:
 
 
 @dataclass(frozen=True)
-class FewShot(Coded, StrategyDefaults):
+class FewShot(TakesCodec, StrategyDefaults):
     """Trains the classifier alone; each epoch draws `shots` new samples of each class (equation 4.1).
 
     The served model is {theta_fs, phi^t}: the plain mean of the classifiers (equation 4.2) on the extractor

@@ -52,7 +52,7 @@ class Full(TensorUpdate):
     (thesis 002, section 4.5.2: stragglers run E_r = 1 epochs instead of being dropped). With `graded` (ours)
     it trains half of `epochs`, a quarter, .., at least `reduced_epochs` or one. A device that began all
     epochs and sees by its clock that they do not fit ends after the last whole epoch that does, if it has
-    done `least_epochs`, or else as many as `reduced_epochs`.
+    done `least_epochs` (0: as `reduced_epochs`).
     Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
     """
 
@@ -114,5 +114,5 @@ class Full(TensorUpdate):
         kept = 4 * workload.values("all") if self.least else 0
         return replace(work, peak_bytes=work.peak_bytes + kept) if kept else work
 
-    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.Epochs:
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.TrainingPlan:
         return replace(super().plan(model, data, run), least=self.least)

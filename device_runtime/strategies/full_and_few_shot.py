@@ -1,4 +1,7 @@
-"""FedFSC: full updates make the base, few-shot trained classifiers are served (thesis 002, algorithm 1)."""
+"""FedFSC: full updates make the base, few-shot trained classifiers are served.
+
+Thesis 002, algorithm 1.
+"""
 
 from __future__ import annotations
 

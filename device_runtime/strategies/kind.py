@@ -186,7 +186,7 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True)
-class Coded:
+class TakesCodec:
     """Base of kinds with the setting `codec`: they send parameters, which a little rounding does not harm.
 
     Other kinds do not have the setting, because their updates must arrive exactly: the scalars of
@@ -255,7 +255,7 @@ class StrategyDefaults:
         return first
 
 
-def formed(strategy: AnyStrategy, form: str) -> AnyStrategy:
+def form_named(strategy: AnyStrategy, form: str) -> AnyStrategy:
     """The form of a kind with this name; the first form if the kind has none of that name."""
     forms = strategy.variants()
     return next((one for one in forms if one.form == form), forms[0])
@@ -274,7 +274,7 @@ class NeedsModels(Protocol):
 
 
 @runtime_checkable
-class Derives(Protocol):
+class DerivesMembers(Protocol):
     """A kind whose family members are parts of the main model: their bases are cut out of its base."""
 
     def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> Mapping[str, Tensors]:

@@ -18,8 +18,8 @@ from device_runtime.profiles.cost import activation_bytes
 
 from . import settings as ranges
 from .directions import directions
-from .directions.replaying import Along, move, perturb
-from .kind import Coded, KindInfo
+from .directions.replaying import ScaledDirection, move, perturb
+from .kind import KindInfo, TakesCodec
 from .settings import Directions, Distance, Setting, TunableSet
 from .training.device_half import LocalData, Run, TrainedUpdate
 from .training.tensor_update import Averaged
@@ -27,7 +27,7 @@ from .training.workload import upload_bytes
 
 
 @dataclass(frozen=True)
-class LocalZerothOrder(Coded, Averaged):
+class LocalZerothOrder(TakesCodec, Averaged):
     """Each device takes `steps` MeZO steps along its own directions; the aggregator averages the weights.
 
     A step is w -= lr * mean_p(g_p z_p), g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps) over the whole
@@ -74,13 +74,18 @@ class LocalZerothOrder(Coded, Averaged):
             for p in range(self.num_z):
                 pair = []
                 for sign in (1, -1):
-                    perturb(probe.params, start.views, Along(seed, p, sign * self.eps, self.generator))
+                    perturb(
+                        probe.params, start.views, ScaledDirection(seed, p, sign * self.eps, self.generator)
+                    )
                     pair.append(probe.loss(data.x, data.y))
                     run.pace(began, (len(losses) + len(pair)) / (2 * self.num_z * self.steps))
                 projected.append((pair[0] - pair[1]) / (2 * self.eps))
                 losses.extend(pair)
             rate = -self.lr / self.num_z
-            move(start.vector, [Along(seed, p, rate * g, self.generator) for p, g in enumerate(projected)])
+            move(
+                start.vector,
+                [ScaledDirection(seed, p, rate * g, self.generator) for p, g in enumerate(projected)],
+            )
         return TrainedUpdate(self.name, start.views, len(data), float(np.mean(losses)))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:

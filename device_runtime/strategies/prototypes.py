@@ -20,7 +20,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
-from .kind import KindInfo, formed
+from .kind import KindInfo, form_named
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
@@ -34,9 +34,9 @@ from .settings import (
 )
 from .training import local_training, members, teaching
 from .training.device_half import LocalData, Run, TrainedUpdate
-from .training.members import OfFamily
-from .training.teaching import Lesson
-from .training.workload import Training, work_of
+from .training.members import FamilyUpdate
+from .training.teaching import ServerTraining
+from .training.workload import Training, work_of_training
 
 LEVEL = "up"
 """The level of the last feature map before the classifier."""
@@ -44,7 +44,7 @@ PROTOTYPES, COUNTS = "prototypes", "counts"
 
 
 @dataclass(frozen=True)
-class Consensus:
+class PrototypesState:
     """The state of a round: sums over its devices.
 
     logits: on the `drawn` generic samples, float64 (n, classes). prototypes: float64 (classes, *map).
@@ -61,7 +61,7 @@ class Consensus:
 
 
 @dataclass(frozen=True)
-class Prototypes(OfFamily):
+class Prototypes(FamilyUpdate):
     """Devices train their own smaller model, and send it with its mean feature map of each class (prototype).
 
     The aggregator draws `generic_samples` samples; the plain mean of the devices' logits on them is the
@@ -107,25 +107,25 @@ class Prototypes(OfFamily):
             work = members.work(workload, self, LEVEL, workload.samples, workload.labels)
         else:
             trained = workload.samples * self.epochs
-            work = work_of(workload, Training("all", trained, batch=self.batch, codec=self.codec))
+            work = work_of_training(workload, Training("all", trained, batch=self.batch, codec=self.codec))
         return predict(profile, work, self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
-        plan = local_training.Epochs(self.sgd, self.epochs, self.batch, np.arange(len(data)))
+        plan = local_training.TrainingPlan(self.sgd, self.epochs, self.batch, np.arange(len(data)))
         trained = local_training.train(model, data, plan, run)
         found: Tensors = {}
         if self.beta:
-            with members.holding(model, trained.tensors):
+            with members.with_tensors(model, trained.tensors):
                 found = local_prototypes(model, data, self.smallest_count)
         return TrainedUpdate(self.name, {**trained.tensors, **found}, len(data), trained.loss, self.form)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         if not self.beta:
-            return members.whole(manifest)
+            return members.trained_specs(manifest)
         labels = len(manifest.labels)
         shape = (labels, *teaching.map_shape(manifest, LEVEL))
         maps = TensorSpec(PROTOTYPES, shape), TensorSpec(COUNTS, (labels,), "int32")
-        return (*members.whole(manifest), *maps)
+        return (*members.trained_specs(manifest), *maps)
 
     def doubt(self, update: Tensors, num_examples: int) -> str:
         if not self.beta:
@@ -136,7 +136,7 @@ class Prototypes(OfFamily):
         stray = np.flatnonzero(
             (counts == 0) & np.abs(update[PROTOTYPES]).reshape(len(counts), -1).any(axis=1)
         )
-        return f"the prototype of class {int(stray[0])} is not 0, its count is" if len(stray) else ""
+        return f"the prototype of class {int(stray[0])} is not 0, but its count is 0" if len(stray) else ""
 
     def lacks(self, manifests: Mapping[str, Manifest]) -> None:
         """Check that the bundles have the graphs that the aggregator needs; `manifests` is by member.
@@ -145,7 +145,7 @@ class Prototypes(OfFamily):
         """
         students = [manifests[name] for name in ("", *self.members)]
         for student in students:
-            teaching.need(student, (f"{self._objective}.all",))
+            teaching.need_graphs(student, (f"{self._objective}.all",))
         if self.beta:
             teaching.need_one_shape(students, LEVEL)
 
@@ -153,7 +153,7 @@ class Prototypes(OfFamily):
     def _objective(self) -> str:
         return "prototype" if self.beta else "distil"
 
-    def start(self, model: RoundModel) -> Consensus:
+    def start(self, model: RoundModel) -> PrototypesState:
         """Raises ValueError without a generic set, and as `lacks`."""
         tools, data = members.tools_of(model, self.name)
         self.lacks({name: tools.manifest(name) for name in ("", *self.members)})
@@ -161,7 +161,7 @@ class Prototypes(OfFamily):
         chosen = rng.choice(len(data), most, replace=False)
         labels = len(model.manifest.labels)
         shape = teaching.map_shape(model.manifest, LEVEL) if self.beta else ()
-        return Consensus(
+        return PrototypesState(
             model,
             LocalData(data.x[chosen], data.y[chosen]),
             np.zeros((most, labels)),
@@ -170,10 +170,10 @@ class Prototypes(OfFamily):
             {},
         )
 
-    def fold(self, state: Consensus, contribution: TrainedUpdate, weight: float) -> Consensus:
+    def fold(self, state: PrototypesState, contribution: TrainedUpdate, weight: float) -> PrototypesState:
         """Add to the plain sums of logits and prototypes, and to the mean of updates with `weight`."""
         tools, _ = members.tools_of(state.model, self.name)
-        member = formed(self, contribution.form).member
+        member = form_named(self, contribution.form).member
         sent = dict(contribution.tensors)
         prototypes, present = state.prototypes, state.present
         if self.beta:
@@ -191,7 +191,7 @@ class Prototypes(OfFamily):
             clients=state.clients + 1,
         )
 
-    def finish(self, state: Consensus, model: RoundModel) -> Effect:
+    def finish(self, state: PrototypesState, model: RoundModel) -> Effect:
         if not state.clients:
             return Effect()
         lesson, family = self._lesson(state), {}
@@ -200,7 +200,7 @@ class Prototypes(OfFamily):
             family[name] = self._taught(state, name, {**model.family[name], **mean}, lesson)
         return Effect(refine=partial(self._refined, state, lesson), family=family)
 
-    def _lesson(self, state: Consensus) -> Lesson:
+    def _lesson(self, state: PrototypesState) -> ServerTraining:
         target = (state.logits / state.clients).astype(np.float32)
         fixed: Tensors = {}
         if self.beta:
@@ -208,21 +208,26 @@ class Prototypes(OfFamily):
             maps = (state.prototypes / having).astype(np.float32)
             present = (state.present > 0).astype(np.float32)
             fixed = {PROTOTYPES: maps, "present": present, "beta": np.array(self.beta, np.float32)}
-        return Lesson(
+        return ServerTraining(
             Sgd(self.server_lr), self.server_epochs, self.server_batch, "all", self._objective,
             lambda batch: {"target": target[batch], **fixed},
         )  # fmt: skip
 
-    def _taught(self, state: Consensus, member: str, weights: Tensors, lesson: Lesson) -> Tensors:
+    def _taught(
+        self, state: PrototypesState, member: str, weights: Tensors, lesson: ServerTraining
+    ) -> Tensors:
         """The weights after the lesson; unchanged if training diverges."""
         tools, _ = members.tools_of(state.model, self.name)
         rng = teaching.generator(state.model.seed, f"{self.name}:{member}", 1)
-        return teaching.taught_or_same(tools.model(member), weights, state.drawn, lesson, rng)
+        return teaching.teach_or_keep(tools.model(member), weights, state.drawn, lesson, rng)
 
-    def _refined(self, state: Consensus, lesson: Lesson, base: Tensors) -> Tensors:
+    def _refined(self, state: PrototypesState, lesson: ServerTraining, base: Tensors) -> Tensors:
         """The next base: `share` times the merged base after the lesson, the rest the merged base itself."""
         after = self._taught(state, "", base, lesson)
-        share, names = np.float32(self.share), [spec.name for spec in members.whole(state.model.manifest)]
+        share, names = (
+            np.float32(self.share),
+            [spec.name for spec in members.trained_specs(state.model.manifest)],
+        )
         return {name: after[name] * share + base[name] * (1 - share) for name in names}
 
 

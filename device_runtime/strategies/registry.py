@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from device_runtime.broker.wire.messages import Kind, pack
+from device_runtime.broker.wire.messages import Kind, encode_settings
 
 from .attention_transfer import AttentionTransfer
 from .class_means import ClassMeans
@@ -21,7 +21,7 @@ from .errors import KindError as KindError
 from .few_shot import FewShot
 from .full import Full
 from .full_and_few_shot import FullAndFewShot
-from .kind import AnyStrategy, Coded, Settings
+from .kind import AnyStrategy, Settings, TakesCodec
 from .local_zeroth_order import LocalZerothOrder
 from .peft import Peft
 from .prototypes import Prototypes
@@ -55,10 +55,10 @@ KINDS: dict[str, type[AnyStrategy]] = {
 STATISTICS = "statistics"
 """The setting that the task sets for every kind, see `kind.StrategyDefaults`."""
 
-USUAL = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
+DEFAULT_KINDS = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
 """The kinds that a task offers by default, in the order of preference."""
 
-BESIDE_OTHERS: Mapping[str, Settings] = {
+MIXED_ROUND_SETTINGS: Mapping[str, Settings] = {
     "full": {"graded": True},
     "entropy-subset": {"least_samples": 10},
     "few-shot": {"join_base": True, "least_samples": 40},
@@ -67,18 +67,18 @@ BESIDE_OTHERS: Mapping[str, Settings] = {
 """Default settings by kind in rounds that offer several kinds, in place of the papers' own."""
 
 
-def offered(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
+def default_settings(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
     """Kinds with their default settings in a round that offers these: the paper's if there is only one."""
-    return tuple((name, BESIDE_OTHERS.get(name, {}) if len(names) > 1 else {}) for name in names)
+    return tuple((name, MIXED_ROUND_SETTINGS.get(name, {}) if len(names) > 1 else {}) for name in names)
 
 
-def alone(name: str, settings: Settings) -> dict[str, Any]:
+def settings_alone(name: str, settings: Settings) -> dict[str, Any]:
     """The settings of a kind that is offered alone: without those of `BESIDE_OTHERS`.
 
     A task that sets `reduced_epochs` keeps all settings, because it has decided how few epochs slow devices
     train.
     """
-    joined = {} if settings.get("reduced_epochs") else BESIDE_OTHERS.get(name, {})
+    joined = {} if settings.get("reduced_epochs") else MIXED_ROUND_SETTINGS.get(name, {})
     return {key: value for key, value in settings.items() if key not in joined or joined[key] != value}
 
 
@@ -98,7 +98,7 @@ def read(kind: Kind) -> AnyStrategy:
 
 def write(strategy: AnyStrategy) -> Kind:
     """The kind as an offer carries it: its name and all of its settings."""
-    return Kind(strategy.name, pack(settings(strategy)))
+    return Kind(strategy.name, encode_settings(settings(strategy)))
 
 
 def settings(strategy: AnyStrategy) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def settings(strategy: AnyStrategy) -> dict[str, Any]:
     return written
 
 
-def known(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
+def supported_kinds(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
     """The kinds of an offer that this version supports; a newer aggregator may offer others.
 
     Raises KindError if there is none.
@@ -126,10 +126,10 @@ def known(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
     return tuple(usable)
 
 
-def coding(name: str, word: str) -> Settings:
+def codec_setting(name: str, word: str) -> Settings:
     """The setting that makes a kind use this codec; empty for a kind that sends exactly."""
     known = KINDS.get(name)
-    return {"codec": word} if known is not None and issubclass(known, Coded) else {}
+    return {"codec": word} if known is not None and issubclass(known, TakesCodec) else {}
 
 
 def kind(name: str) -> type[AnyStrategy]:
@@ -148,9 +148,9 @@ def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
         made: Any = msgspec.convert(settings, of)
     except (msgspec.ValidationError, TypeError) as error:
         raise KindError(f"settings of {name}: {error}") from None
-    strategy: AnyStrategy = _settled(made)
+    strategy: AnyStrategy = _with_defaults(made)
     try:
-        codecs.named(strategy.codec)
+        codecs.codec_named(strategy.codec)
     except CodecError as error:
         raise KindError(f"settings of {name}: {error}") from None
     return strategy
@@ -175,8 +175,8 @@ def _without_none(written: Any) -> Any:
     return {key: _without_none(value) for key, value in written.items() if (key, value) != (STATISTICS, None)}
 
 
-def _settled(made: Any) -> Any:
+def _with_defaults(made: Any) -> Any:
     """A copy in which every field is set, so that an offer carries the defaults too."""
     fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
-    inner = {name: _settled(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
+    inner = {name: _with_defaults(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
     return dataclasses.replace(made, **inner)

@@ -23,7 +23,7 @@ from device_runtime.profiles.cost import activation_bytes
 
 from . import settings as ranges
 from .full import Full
-from .kind import Coded, KindInfo, StrategyDefaults
+from .kind import KindInfo, StrategyDefaults, TakesCodec
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
@@ -41,7 +41,7 @@ from .settings import (
 )
 from .training import clustering, teaching
 from .training.device_half import LocalData, Run, TrainedUpdate
-from .training.teaching import Lesson
+from .training.teaching import ServerTraining
 from .training.tensor_update import ClipNorm, ProximalWeight
 from .training.workload import upload_bytes
 
@@ -75,7 +75,7 @@ class MapPool:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RepresentativesState:
     """The state of a round: the mean of the updates, and the feature maps that came with them."""
 
     mean: TensorMean
@@ -84,7 +84,7 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Representatives(Coded, StrategyDefaults):
+class Representatives(TakesCodec, StrategyDefaults):
     """Devices send a full update, and feature maps at `level` by the *distributed* extractor, with labels.
 
     For each class, maps are reduced to `components` principal components and grouped into `clusters` by
@@ -223,7 +223,7 @@ class Representatives(Coded, StrategyDefaults):
 
     def lacks(self, manifests: Mapping[str, Manifest]) -> None:
         """Check that the main model's bundle, by "", has the graphs that are needed. Raises BundleError."""
-        teaching.need(manifests[""], (f"features.{self.level}", f"{self._objective}.{self._upper}"))
+        teaching.need_graphs(manifests[""], (f"features.{self.level}", f"{self._objective}.{self._upper}"))
 
     @property
     def _objective(self) -> str:
@@ -233,17 +233,21 @@ class Representatives(Coded, StrategyDefaults):
     def _upper(self) -> str:
         return ABOVE[self._objective]
 
-    def start(self, model: RoundModel) -> Gathered:
+    def start(self, model: RoundModel) -> RepresentativesState:
         """Raises as `lacks`."""
         self.lacks({"": model.manifest})
-        return Gathered(TensorMean(), MapPool(self.pool_maps, teaching.generator(model.seed, self.name, 0)))
+        return RepresentativesState(
+            TensorMean(), MapPool(self.pool_maps, teaching.generator(model.seed, self.name, 0))
+        )
 
-    def fold(self, state: Gathered, contribution: TrainedUpdate, weight: float) -> Gathered:
+    def fold(
+        self, state: RepresentativesState, contribution: TrainedUpdate, weight: float
+    ) -> RepresentativesState:
         sent = dict(contribution.tensors)
         seen = state.pool.add(sent.pop(MAPS), sent.pop(COUNTS), state.seen)
         return replace(state, mean=state.mean.add(sent, weight), seen=seen)
 
-    def finish(self, state: Gathered, model: RoundModel) -> Effect:
+    def finish(self, state: RepresentativesState, model: RoundModel) -> Effect:
         served = self.upper_part(state.pool, model) if state.seen else None
         return Effect(mean=state.mean, num_examples=state.mean.most, served=served)
 
@@ -257,15 +261,15 @@ class Representatives(Coded, StrategyDefaults):
         main, rng = model.tools.model(), teaching.generator(model.seed, self.name, 1)
         graph = main.manifest.graphs[f"{self._objective}.{self._upper}"]
         names = (*graph.trainable, *graph.statistics)
-        nowhere = np.zeros((), main.manifest.input.dtype)
+        zero = np.zeros((), main.manifest.input.dtype)
         data = LocalData(
-            np.broadcast_to(nowhere, (len(pool.labels), *main.manifest.input.shape)), np.array(pool.labels)
+            np.broadcast_to(zero, (len(pool.labels), *main.manifest.input.shape)), np.array(pool.labels)
         )
-        lesson = Lesson(
+        lesson = ServerTraining(
             Sgd(self.server_lr, self.server_momentum), self.server_epochs, self.server_batch, self._upper,
             self._objective, lambda batch: {"maps": np.stack([pool.maps[i] for i in batch])},
         )  # fmt: skip
-        fresh = {**model.weights, **initial.fresh(main.manifest, names, rng)}
+        fresh = {**model.weights, **initial.initial_values(main.manifest, names, rng)}
         try:
             trained = teaching.teach(main, fresh, data, lesson, rng)
         except teaching.Diverged as error:

@@ -156,7 +156,7 @@ def check(settings: Any, of: str = "") -> None:
                 raise ValueError(f"{name}{of} is {shown}, expected {setting.range}")
 
 
-def positive(**settings: float) -> None:
+def check_positive(**settings: float) -> None:
     """Raises ValueError unless each number is finite and more than 0; for numbers without a `Setting`."""
     for name, value in settings.items():
         if not (isfinite(value) and value > 0):
@@ -164,7 +164,7 @@ def positive(**settings: float) -> None:
 
 
 @dataclass(frozen=True)
-class Listed:
+class SettingText:
     """A setting as text for people: `name` is dotted within a table, values are written as in TOML.
 
     given: the example as a table, with the settings that it needs.
@@ -180,30 +180,30 @@ class Listed:
     given: Mapping[str, Any]
 
 
-def listed(settings: type, without: tuple[str, ...] = ()) -> Iterator[Listed]:
+def list_settings(settings: type, without: tuple[str, ...] = ()) -> Iterator[SettingText]:
     """The settings of a dataclass or a msgspec Struct and of tables within it, except those in `without`.
 
     `without` has dotted names. Raises TypeError for a field without a `Setting` in its annotation.
     """
     for name, default in _defaults(settings):
-        hint, setting = _said(settings, name)
+        hint, setting = _type_and_setting(settings, name)
         if name in without or setting.by_task:
             continue
         given = {**setting.beside, name: setting.example}
-        expected = f"one of {', '.join(map(toml, get_args(hint)))}" if _is_choice(hint) else setting.range
-        yield Listed(
+        expected = f"one of {', '.join(map(as_toml, get_args(hint)))}" if _is_choice(hint) else setting.range
+        yield SettingText(
             name, _type(hint), default, expected, setting.unit, setting.meaning, _pairs(given), given
         )
         table = next((one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)), None)
         if isinstance(table, type):
             inside = tuple(one.removeprefix(f"{name}.") for one in without)
-            for row in listed(table, inside):
+            for row in list_settings(table, inside):
                 given = {name: row.given}
                 dotted = f"{name}.{row.name}"
                 yield dataclasses.replace(row, name=dotted, example=_pairs(given), given=given)
 
 
-def toml(value: object) -> str:
+def as_toml(value: object) -> str:
     """A value in TOML; "none" for None, which TOML does not have."""
     if value is None:
         return "none"
@@ -212,12 +212,12 @@ def toml(value: object) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(toml, value))}]"
+        return f"[{', '.join(map(as_toml, value))}]"
     if isinstance(value, Mapping):
         return f"{{ {_pairs(value)} }}" if value else "{}"
     if isinstance(value, msgspec.Struct):
         fields = {one.name: (getattr(value, one.name), one.default) for one in msgspec.structs.fields(value)}
-        return toml({name: mine for name, (mine, usual) in fields.items() if mine and mine != usual})
+        return as_toml({name: mine for name, (mine, usual) in fields.items() if mine and mine != usual})
     if dataclasses.is_dataclass(value):
         return "its defaults"
     return str(value)
@@ -228,7 +228,7 @@ def _pairs(table: Mapping[str, Any], before: str = "") -> str:
     return ", ".join(
         _pairs(value, f"{before}{key}.")
         if isinstance(value, Mapping) and len(value) == 1
-        else f"{before}{key} = {toml(value)}"
+        else f"{before}{key} = {as_toml(value)}"
         for key, value in table.items()
     )
 
@@ -243,10 +243,10 @@ def _defaults(settings: Any) -> Iterator[tuple[str, str]]:
     missing = (dataclasses.MISSING, msgspec.NODEFAULT)
     for one in fields:
         if one.default not in missing:
-            yield one.name, toml(one.default)
+            yield one.name, as_toml(one.default)
         else:
             made = one.default_factory not in missing
-            yield one.name, toml(one.default_factory()) if made else REQUIRED
+            yield one.name, as_toml(one.default_factory()) if made else REQUIRED
 
 
 @lru_cache(maxsize=64)
@@ -269,7 +269,7 @@ def _setting(hint: Any) -> Setting | None:
     return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Setting)), None)
 
 
-def _said(settings: type, name: str) -> tuple[Any, Setting]:
+def _type_and_setting(settings: type, name: str) -> tuple[Any, Setting]:
     """The type of a field, without None, and its `Setting`. Raises TypeError if it has none."""
     hint = _hints(settings)[name]
     setting = _setting(hint)

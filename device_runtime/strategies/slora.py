@@ -64,10 +64,10 @@ class SparseStage(TensorUpdate):
         effect = super().finish(state, model)
         if model.round != self.rounds:
             return effect
-        return replace(effect, refine=partial(handed_over, manifest=model.manifest))
+        return replace(effect, refine=partial(lora_start, manifest=model.manifest))
 
 
-def handed_over(base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
+def lora_start(base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
     """The tensors that stage 2 starts from: factors nearest to what both sets changed, sparse values of 0.
 
     The network computes the same as before, up to the rank. A layer without LoRA keeps its sparse values.

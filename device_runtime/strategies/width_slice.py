@@ -15,8 +15,8 @@ from .kind import KindInfo
 from .merging.aggregator_half import Effect, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import Members
-from .training.device_half import NOTHING, LocalData, Run, TrainedUpdate
-from .training.local_training import Epochs
+from .training.device_half import NO_TENSORS, LocalData, Run, TrainedUpdate
+from .training.local_training import TrainingPlan
 from .training.tensor_update import TensorUpdate
 
 
@@ -62,11 +62,11 @@ class WidthSlice(TensorUpdate):
     def variants(self) -> tuple[WidthSlice, ...]:
         return tuple(replace(self, members=(member,)) for member in self.members) or (self,)
 
-    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> Epochs:
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
         """The plan; MOON ignores what the device kept if that is of another member."""
         weights = model.weights
         fits = all(n in weights and v.shape == weights[n].shape for n, v in run.memory.items())
-        return super().plan(model, data, run if fits else replace(run, memory=NOTHING))
+        return super().plan(model, data, run if fits else replace(run, memory=NO_TENSORS))
 
     def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> dict[str, Tensors]:
         """The base of each member, cut out of the main base; `manifests` is by member, the main one by "".

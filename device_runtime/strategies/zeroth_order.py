@@ -22,8 +22,8 @@ from device_runtime.profiles.cost import activation_bytes
 from . import settings as ranges
 from .directions import directions
 from .directions.mean_scalars import Mean, MeanScalars, Scalars
-from .directions.replaying import Along, perturb
-from .directions.step_size import GRID, Moment, Sizing, relative, unit
+from .directions.replaying import ScaledDirection, perturb
+from .directions.step_size import GRID, ScalarMoment, Sizing, relative, unit
 from .kind import KindInfo, StrategyDefaults
 from .merging.aggregator_half import Effect, RoundModel
 from .settings import Directions, Distance, Setting, TunableSet
@@ -46,7 +46,7 @@ MEASURED: Mapping[str, Any] = {
     "sampled": 0.1,
     "lr": 2e-2,
 }
-DRAWN = 2e-3
+SAMPLED_COHORT_LR = 2e-3
 """The `lr` beside MEASURED if only some devices take part in a round: fewer samples mean more noise."""
 
 
@@ -138,8 +138,9 @@ class ZerothOrder(StrategyDefaults):
         ups, downs = losses[:: self.sides], losses[1 :: self.sides]
         if self.sides == 1:
             ups, downs = losses[1:], losses[:1] * self.num_z
-        apart = [(up - down) / (self.sides * self.eps) for up, down in zip(ups, downs, strict=True)]
-        return TrainedUpdate(self.name, {"g": np.array(apart, np.float32)}, len(data), float(np.mean(losses)))
+        projected = [(up - down) / (self.sides * self.eps) for up, down in zip(ups, downs, strict=True)]
+        scalars = np.array(projected, np.float32)
+        return TrainedUpdate(self.name, {"g": scalars}, len(data), float(np.mean(losses)))
 
     def _drawn(self, data: LocalData, run: Run) -> LocalData:
         """The samples on which this round's losses are measured."""
@@ -159,7 +160,9 @@ class ZerothOrder(StrategyDefaults):
             yield probe.loss(data.x, data.y)
         for p in range(self.num_z):
             for sign in (1, -1)[: self.sides]:
-                perturb(probe.params, model.weights, Along(run.seed, p, sign * length, self.generator))
+                perturb(
+                    probe.params, model.weights, ScaledDirection(run.seed, p, sign * length, self.generator)
+                )
                 yield probe.loss(data.x, data.y)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
@@ -173,7 +176,7 @@ class ZerothOrder(StrategyDefaults):
         return f"a scalar is {furthest:.4g} away from 0, at most {most:.4g} is believed with eps {self.eps:g}"
 
     def start(self, model: RoundModel) -> MeanScalars:
-        first = self.sizing == "relative" and not Moment.of(model.memory).usual
+        first = self.sizing == "relative" and not ScalarMoment.of(model.memory).usual
         return MeanScalars.empty(self.num_z, squares=first)
 
     def fold(self, state: MeanScalars, contribution: TrainedUpdate, weight: float) -> MeanScalars:
@@ -186,7 +189,7 @@ class ZerothOrder(StrategyDefaults):
         if self.sizing == "absolute":
             steps = tuple(self._step(mean, mean.scalars, length) for mean in means)
             return Effect(steps=steps, num_examples=state.whole)
-        moment = Moment.of(model.memory)
+        moment = ScalarMoment.of(model.memory)
         for mean in means:
             moment = moment.after(float(np.square(mean.scalars).mean()), self.beta, state.median)
         steps = tuple(

@@ -34,10 +34,10 @@ from device_runtime.broker.wire.messages import (
     Receipt,
     State,
 )
-from device_runtime.broker.wire.transfer import answer
+from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
-from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
 BUNDLE = "digits-wrn-10-1"
 METRICS = Metrics(train_loss=0.5, train_time_ms=1500, energy_mj=2000, peak_memory_kib=1024)
@@ -45,7 +45,7 @@ METRICS = Metrics(train_loss=0.5, train_time_ms=1500, energy_mj=2000, peak_memor
 
 @pytest.fixture(scope="session")
 def bundle():
-    return Bundle.open(find(BUNDLE))
+    return Bundle.open(find_bundle(BUNDLE))
 
 
 @pytest.fixture(scope="session")
@@ -197,7 +197,7 @@ class Bench:
                 return self.receipts(device)[before:]
             for payload in asked:
                 get = messages.decode(payload, Get)
-                for index, data in answer(self.blobs, get):
+                for index, data in answer_get(self.blobs, get):
                     self.raw(topics.up(device, topics.block(get.blob.sha, index)), data)
 
     def receipts(self, device):
@@ -214,8 +214,8 @@ class Bench:
         """What all devices were told last; as the whole offer, where they were told in few bytes."""
         topic, known = topics.offer(self.task.name), None
         for payload in [payload for where, payload in self.link.sent if where == topic]:
-            if small.is_next(payload):
-                known = small.following(known, small.decode_next(payload))
+            if small.is_compact_offer(payload):
+                known = small.full_offer(known, small.decode_offer(payload))
             else:
                 known = messages.decode(payload, Offer)
         return msgspec.structs.replace(known, base=self.store.base(known.round)) if known.kinds else known
@@ -305,7 +305,7 @@ class Scripted:
                 self._contribute(offer)
         elif parts[-1] == "get":
             get = messages.decode(payload, Get)
-            for index, data in answer(self.blobs, get):
+            for index, data in answer_get(self.blobs, get):
                 self.link.publish(topics.up(self.device, topics.block(get.blob.sha, index)), data)
         elif parts[-1] == "receipt":
             receipt = messages.decode(payload, Receipt)

@@ -70,7 +70,7 @@ def test_scalars_beyond_a_stated_bound_are_refused_with_both_numbers(bench, make
 
 
 @pytest.mark.parametrize(
-    ("rule", "word"), [("value-clip", "value-clip held liar"), ("norm-clip", "norm-clip shortened liar")]
+    ("rule", "word"), [("value-clip", "value-clip clipped liar"), ("norm-clip", "norm-clip shortened liar")]
 )
 def test_what_is_finite_and_absurd_counts_as_no_more_than_others_and_the_round_names_it(
     bench, make_task, rule, word

@@ -37,15 +37,19 @@ def test_nothing_there_is_known_before_anything_else(tmp_path):
 
 
 def test_a_tenth_is_held_out_and_the_model_is_kept_unless_said_otherwise():
-    assert data_options.wish(parsed()) == PersonalWish(True, None, False)
-    assert data_options.wish(parsed("--no-keep-model", "--held-out", "0")) == PersonalWish(False, 0.0, False)
-    assert data_options.wish(parsed("--held-out", "0.3", "--personal-head")) == PersonalWish(True, 0.3, True)
+    assert data_options.personal_settings(parsed()) == PersonalWish(True, None, False)
+    assert data_options.personal_settings(parsed("--no-keep-model", "--held-out", "0")) == PersonalWish(
+        False, 0.0, False
+    )
+    assert data_options.personal_settings(parsed("--held-out", "0.3", "--personal-head")) == PersonalWish(
+        True, 0.3, True
+    )
 
 
 @pytest.mark.parametrize("other", [("--no-keep-model",), ("--held-out", "0")])
 def test_a_head_of_its_own_wants_a_model_and_samples_to_choose_it_on(other):
     with pytest.raises(DataError, match="--personal-head"):
-        data_options.wish(parsed("--personal-head", *other))
+        data_options.personal_settings(parsed("--personal-head", *other))
 
 
 @pytest.mark.parametrize("share", ["1", "-0.1", "nan", "half"])

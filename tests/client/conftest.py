@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.blobs import BLOCK, block_count, name
+from device_runtime.broker.wire.blobs import BLOCK, blob_of, block_count
 from device_runtime.broker.wire.link import Connected, Received
 from device_runtime.broker.wire.messages import (
     Base,
@@ -110,11 +110,11 @@ class Stage:
     def offer(self, number=1, bundle=None, **changes):
         bundle = bundle or self.bundle
         packed, weights = bundle.packed(), tensors.encode(bundle.weights())
-        self.contents |= {name(packed).sha: packed, name(weights).sha: weights}
+        self.contents |= {blob_of(packed).sha: packed, blob_of(weights).sha: weights}
         given = {
             "task": "t", "run": "r", "round": number, "seed": 5, "deadline_s": ROUND_S,
-            "remaining_s": ROUND_S, "bundle": name(packed),
-            "base": Base(checkpoint=(name(weights),), sha=name(weights).sha),
+            "remaining_s": ROUND_S, "bundle": blob_of(packed),
+            "base": Base(checkpoint=(blob_of(weights),), sha=blob_of(weights).sha),
             "kinds": (registry.write(ClassMeans()),),
         }  # fmt: skip
         return Offer(**{**given, **changes})

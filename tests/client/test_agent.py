@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.link import Connected
 from device_runtime.broker.wire.messages import (
     Base,
@@ -25,7 +25,7 @@ from device_runtime.broker.wire.messages import (
 from device_runtime.broker.wire.topics import parse
 from device_runtime.client.agent import Agent
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.training.emulation import Pretence, Time
+from device_runtime.client.training.emulation import Emulation, Time
 from device_runtime.client.training.local_task import Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
@@ -67,7 +67,7 @@ def slow_at_first(stage, monkeypatch):
     """A device that is found to be a million times too slow, and then as it is; the load stays as it was."""
     found = [Speed(1e3, source="set"), Speed(1e9, source="set")]
     monkeypatch.setattr("device_runtime.client.training.local_task.measured", lambda *_: found.pop(0))
-    monkeypatch.setattr("device_runtime.client.training.local_task.load", lambda: 1.0)
+    monkeypatch.setattr("device_runtime.client.training.local_task.load_average", lambda: 1.0)
     return stage
 
 
@@ -113,7 +113,7 @@ def test_a_device_that_sits_out_measures_anew_at_once_when_the_load_has_changed_
     slow_at_first, monkeypatch
 ):
     stage, loads = slow_at_first, [4.0, 0.0]
-    monkeypatch.setattr("device_runtime.client.training.local_task.load", lambda: loads.pop(0))
+    monkeypatch.setattr("device_runtime.client.training.local_task.load_average", lambda: loads.pop(0))
     loads.append(0.0)  # when it has measured again
     stage.link.announce(stage.offer(1))
     stage.go()
@@ -176,8 +176,8 @@ def moved(stage, number, bundle):
     """An offer whose base nobody has yet."""
     weights = {key: value + number for key, value in bundle.weights().items()}
     data = tensors.encode(weights)
-    stage.contents[name(data).sha] = data
-    base = Base(checkpoint=(name(data),), sha=name(data).sha)
+    stage.contents[blob_of(data).sha] = data
+    base = Base(checkpoint=(blob_of(data),), sha=blob_of(data).sha)
     return stage.offer(number, base=base)
 
 
@@ -345,9 +345,9 @@ def test_a_base_that_is_new_to_all_is_not_asked_for_by_those_who_are_ready(stage
     stage.link.announce(stage.offer(1))
     stage.go()
     body = with_new_weights(stage.bundle, 0.5)
-    stage.contents[name(body).sha] = body
+    stage.contents[blob_of(body).sha] = body
     asked = len(stage.link.of(Get))
-    stage.link.announce(stage.offer(2, base=Base(checkpoint=(name(body),), sha=name(body).sha)))
+    stage.link.announce(stage.offer(2, base=Base(checkpoint=(blob_of(body),), sha=blob_of(body).sha)))
     stage.go()
     assert [c.round for c in stage.contributions] == [1, 2]
     assert len(stage.link.of(Get)) == asked
@@ -483,7 +483,7 @@ def test_whoever_has_a_loop_of_their_own_steps_the_agent_until_it_waits_for_noth
 def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothing(stage, monkeypatch):
     monkeypatch.setattr("device_runtime.client.training.local_task.measured", None)
     profile = shipped("pi-zero-2w")
-    pretence = Pretence(profile, time=Time(stage.clock, stage.clock.sleep))
+    pretence = Emulation(profile, time=Time(stage.clock, stage.clock.sleep))
     agent = Agent(Settings("a", stage.folder / "a.npz", stage.folder, pretence), 1, stage.clock)
     link = stage.wire(agent)
     agent.begin(link)

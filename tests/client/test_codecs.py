@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies import registry
-from device_runtime.strategies.codecs.chain import named
+from device_runtime.strategies.codecs.chain import codec_named
 
 WORD = "delta+int8+deflate"
 SETTINGS = {"shots": 2, "epochs": 1, "codec": WORD}
@@ -26,16 +26,16 @@ def round_of(stage, number, seed, word=WORD):
 @pytest.mark.slow
 def test_what_rounding_leaves_out_of_an_update_is_kept_and_comes_with_the_next(stage):
     base, specs = stage.bundle.weights(), registry.make("few-shot").expected(stage.bundle.manifest)
-    sent = [named(WORD).decode(round_of(stage, number, seed=number), base, specs) for number in (1, 2)]
+    sent = [codec_named(WORD).decode(round_of(stage, number, seed=number), base, specs) for number in (1, 2)]
     exact = [tensors.decode(round_of(stage, number + 2, seed=number, word="")) for number in (1, 2)]
-    first = named(WORD).rounded(exact[0], base, {})
-    second = named(WORD).rounded(exact[1], base, first.left)
+    first = codec_named(WORD).rounded(exact[0], base, {})
+    second = codec_named(WORD).rounded(exact[1], base, first.left)
     for name, value in first.read.items():
         np.testing.assert_array_equal(sent[0][name], value)
         np.testing.assert_array_equal(sent[1][name], second.read[name])
     head = stage.bundle.manifest.head.weight
     assert first.left[head].any()
-    assert not np.array_equal(sent[1][head], named(WORD).rounded(exact[1], base, {}).read[head])
+    assert not np.array_equal(sent[1][head], codec_named(WORD).rounded(exact[1], base, {}).read[head])
 
 
 @pytest.mark.slow
@@ -53,10 +53,10 @@ def test_what_was_to_come_with_an_update_that_does_not_count_comes_with_the_next
         stage.go()
     stage.link.receipt(stage.contributions[-1], status)
     stage.link.receipts = True
-    sent = named(WORD).decode(round_of(stage, 3, seed=3), base, specs)
+    sent = codec_named(WORD).decode(round_of(stage, 3, seed=3), base, specs)
     exact = [tensors.decode(round_of(stage, number + 9, seed=number, word="")) for number in (1, 3)]
-    first = named(WORD).rounded(exact[0], base, {})
-    third = named(WORD).rounded(exact[1], base, first.left)
+    first = codec_named(WORD).rounded(exact[0], base, {})
+    third = codec_named(WORD).rounded(exact[1], base, first.left)
     for name, value in third.read.items():
         np.testing.assert_array_equal(sent[name], value)
 
@@ -66,15 +66,15 @@ def test_an_update_that_turns_out_late_when_the_next_is_made_doubles_nothing(sta
     """Rounds 1 and 2 are made before round 1's receipt comes; all that counts arrives with round 3."""
     base, specs = stage.bundle.weights(), registry.make("few-shot").expected(stage.bundle.manifest)
     stage.link.receipts = False
-    sent = [named(WORD).decode(round_of(stage, number, seed=number), base, specs) for number in (1, 2)]
+    sent = [codec_named(WORD).decode(round_of(stage, number, seed=number), base, specs) for number in (1, 2)]
     for message, status in zip(stage.contributions, ("late", "accepted"), strict=True):
         stage.link.receipt(message, status)
     stage.link.receipts = True
-    sent.append(named(WORD).decode(round_of(stage, 3, seed=3), base, specs))
+    sent.append(codec_named(WORD).decode(round_of(stage, 3, seed=3), base, specs))
     exact = [tensors.decode(round_of(stage, number + 9, seed=number, word="")) for number in (2, 3)]
     name = stage.bundle.manifest.head.weight
     arrived, whole = sent[1][name] + sent[2][name], exact[0][name] + exact[1][name]
-    alone = named(WORD).rounded({name: exact[1][name]}, base, {}).left[name]
+    alone = codec_named(WORD).rounded({name: exact[1][name]}, base, {}).left[name]
     np.testing.assert_allclose(whole - arrived, np.zeros_like(whole), atol=1.01 * np.abs(alone).max())
 
 

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Get, Member
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies import registry
@@ -20,9 +20,10 @@ def offer(stage, another):
     def make(number, by=0.0, names=("another",), **changes):
         weights = {name: value + np.float32(by) for name, value in another.weights().items()}
         packed, base = another.packed(), tensors.encode(weights)
-        stage.contents |= {name(packed).sha: packed, name(base).sha: base}
+        stage.contents |= {blob_of(packed).sha: packed, blob_of(base).sha: base}
         family = tuple(
-            Member(each, name(packed), Base(checkpoint=(name(base),), sha=name(base).sha)) for each in names
+            Member(each, blob_of(packed), Base(checkpoint=(blob_of(base),), sha=blob_of(base).sha))
+            for each in names
         )
         kinds = (registry.write(SMALLER),) if number else ()
         return stage.offer(number, **{"kinds": kinds, "family": family, **changes})
@@ -90,11 +91,11 @@ def test_a_new_main_base_is_asked_for_at_once_where_there_is_a_family(stage, off
     """Nothing comes unasked there; the clock stands still, so that no patience can run out."""
     weights = {name: value + np.float32(0.5) for name, value in stage.bundle.weights().items()}
     body = tensors.encode(weights)
-    stage.contents[name(body).sha] = body
+    stage.contents[blob_of(body).sha] = body
     main = (registry.write(Prototypes(beta=0, epochs=1)),)
     stage.link.announce(offer(1))
     stage.go()
-    base = Base(checkpoint=(name(body),), sha=name(body).sha)
+    base = Base(checkpoint=(blob_of(body),), sha=blob_of(body).sha)
     stage.link.announce(offer(2, base=base, kinds=main), unasked=False)
     stage.go()
     assert [(c.round, c.form) for c in stage.contributions] == [(1, "another"), (2, "")]

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from device_runtime.broker.wire.messages import Kind, pack
+from device_runtime.broker.wire.messages import Kind, encode_settings
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.graph_check import delimited_field, fields, number_field
 from device_runtime.strategies import registry
@@ -128,7 +128,7 @@ def test_offer_of_a_graph_that_is_not_allowed_is_refused_in_one_line_and_an_hone
 
 def test_offer_of_moon_with_privacy_is_refused_in_one_line_and_an_honest_round_follows(stage, caplog):
     settings = {"moon": 1.0, "dp": {"epsilon": 5.0}}
-    stage.link.announce(stage.offer(kinds=(Kind("full", pack(settings)),)))
+    stage.link.announce(stage.offer(kinds=(Kind("full", encode_settings(settings)),)))
     assert stage.go().contributions == []
     (said,) = [one.getMessage() for one in caplog.records if "moon is 1 and dp is set" in one.getMessage()]
     assert said.startswith("round 1 left out: ")

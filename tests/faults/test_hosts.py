@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_for_a_while(site, eventually, monkeypatch, side):
         write_at(file, offset, data)
 
     def putting(self, data):
-        with partial.disk("write", self.folder):
+        with partial.disk_errors("write", self.folder):
             check(self.folder)
         return put(self, data)
 

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 
 
 @pytest.fixture(scope="session")
 def digits() -> Bundle:
-    return Bundle.open(shipped("digits-wrn-10-1"))
+    return Bundle.open(shipped_folder("digits-wrn-10-1"))
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from device_runtime.profiles.cost import (
     GRAPH_FACTOR,
     SESSION_BYTES,
     activation_bytes,
-    as_measured,
     classify,
-    misfits,
-    of_another,
+    misfit_reasons,
     session_bytes,
+    speed_on_bundle,
+    with_measured_memory,
 )
 
 
@@ -93,7 +93,7 @@ def test_a_straggler_exceeds_the_deadline_or_the_memory(deadline_s, limit, strag
 
 
 def test_both_respects_are_named():
-    assert len(misfits(predict(device(), WORK, "full"), Memory(1, 1), 1.0)) == 2
+    assert len(misfit_reasons(predict(device(), WORK, "full"), Memory(1, 1), 1.0)) == 2
 
 
 def test_activations_are_of_one_batch_at_most():
@@ -113,10 +113,10 @@ def test_activations_are_of_one_batch_at_most():
     assert activation_bytes(load, "forward") == session + 7 + 32 * 3
     assert activation_bytes(load, "forward", 5) == session + 7 + 5 * 3
     assert activation_bytes(load, "forward", 500) == session + 7 + 32 * 3
-    seen = as_measured(load, Speed(1.0, held_bytes={"forward": 77}))
+    seen = with_measured_memory(load, Speed(1.0, held_bytes={"forward": 77}))
     assert [activation_bytes(seen, "forward", n) for n in (None, 500, 32)] == [77] * 3
     assert activation_bytes(seen, "forward", 5) == session + 7 + 5 * 3  # of fewer nothing was seen
-    assert as_measured(load, Speed(1.0)) == load
+    assert with_measured_memory(load, Speed(1.0)) == load
 
 
 def test_a_device_of_less_memory_makes_smaller_runs_but_where_a_run_is_a_whole_batch():
@@ -124,7 +124,10 @@ def test_a_device_of_less_memory_makes_smaller_runs_but_where_a_run_is_a_whole_b
     assert [work.within(most).rows for most in (0, 138, 137, 50, 3)] == [32, 32, 31, 10, 1]
     assert replace(work, whole=True).within(50).rows == 32
     load = Workload({"forward": work}, {}, {}, 0, 0, 4, (5,), 1)
-    assert activation_bytes(as_measured(load, Speed(1.0, run_bytes=50)), "forward") == session_bytes(0) + 50
+    assert (
+        activation_bytes(with_measured_memory(load, Speed(1.0, run_bytes=50)), "forward")
+        == session_bytes(0) + 50
+    )
 
 
 def test_another_model_s_graphs_are_as_far_from_their_shapes():
@@ -132,7 +135,7 @@ def test_another_model_s_graphs_are_as_far_from_their_shapes():
         Workload({"forward": GraphWork(flops, 0, size, 2)}, {}, {}, 0, 0, 4, (5,), 1)
         for flops, size in ((8.0, 2**20), (4.0, 2**19))
     )
-    speed = of_another(Speed(1.0, {"forward": 2.0}, held_bytes={"forward": 7 * 2**20}), main, small)
+    speed = speed_on_bundle(Speed(1.0, {"forward": 2.0}, held_bytes={"forward": 7 * 2**20}), main, small)
     assert speed.seconds == {"forward": 1.0}
     assert speed.held_bytes == {
         "forward": 7 * 2**20 * 13 // 14

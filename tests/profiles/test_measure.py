@@ -1,7 +1,7 @@
 import psutil
 import pytest
 
-from device_runtime.profiles.measure import Clocks, SpeedTrial, host_profile, load, measure_speed
+from device_runtime.profiles.measure import Clocks, SpeedTrial, host_profile, load_average, measure_speed
 
 
 def by(clock):
@@ -120,10 +120,10 @@ def test_the_host_is_described_with_where_each_figure_is_from(clock):
 
 
 def test_a_load_that_the_system_does_not_tell_is_not_known(monkeypatch):
-    assert load() >= 0
+    assert load_average() >= 0
 
     def refused():
         raise OSError("Load averages are unobtainable")
 
     monkeypatch.setattr(psutil, "getloadavg", refused)
-    assert load() is None
+    assert load_average() is None

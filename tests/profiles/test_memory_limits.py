@@ -21,10 +21,10 @@ Path(sys.argv[2], "cgroup.procs").write_text(str(os.getpid()))
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.training.local_task import DeviceTask, Settings
 from device_runtime.client.training.memory_watchdog import guarded
-from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.client.training.engine_guard import EngineGuard
 from device_runtime.client.training.work import Assignment, perform
-from device_runtime.models.bundles.bundle import Bundle, shipped
-from device_runtime.profiles.machine import room
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
+from device_runtime.profiles.machine import available_memory
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full
 
@@ -32,11 +32,11 @@ folder, wrong, leave = Path(sys.argv[1]), sys.argv[3] == "wrong", int(sys.argv[4
 if wrong:
     cost = Full.cost
     Full.cost = lambda *a: replace(cost(*a), peak_memory_bytes=1)
-    Watcher._needed = lambda *_: 1
-bundle = Bundle.open(shipped("digits-wrn-10-1"))
+    EngineGuard._needed = lambda *_: 1
+bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))
 task = DeviceTask(Settings("a", folder / "a.npz", folder), {"": bundle}, time.monotonic, LinkSpeed())
-total = room().total
-hoard = np.ones(max(0, room().free - leave) if leave else 0, np.uint8)
+total = available_memory().total
+hoard = np.ones(max(0, available_memory().free - leave) if leave else 0, np.uint8)
 profile = task._as_it_is_now()
 task.watcher.limit_bytes = profile.memory.limit_bytes
 kinds = (Full(epochs=1), ClassMeans())

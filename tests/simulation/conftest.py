@@ -7,9 +7,9 @@ from math import nan
 import numpy as np
 import pytest
 
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 
-ROUND = RoundLine(
+ROUND = SimulatedRound(
     round=1,
     opened_s=0.0,
     closed_s=10.0,
@@ -33,7 +33,7 @@ ROUND = RoundLine(
     forward_passes=600.0,
     eval_acc_by_class=(0.25, 0.75),
 )
-ASK = Ask(
+ASK = AskRecord(
     round=1,
     into=1,
     device="pi-5-0",
@@ -62,24 +62,26 @@ DEADLINE_S = 8.0
 
 
 @pytest.fixture
-def round_line() -> Callable[..., RoundLine]:
+def round_line() -> Callable[..., SimulatedRound]:
     """A closed round with anything changed."""
     return lambda **changes: replace(ROUND, **changes)
 
 
 @pytest.fixture
-def ask() -> Callable[..., Ask]:
+def ask() -> Callable[..., AskRecord]:
     """One ask with anything changed."""
     return lambda **changes: replace(ASK, **changes)
 
 
 @pytest.fixture(scope="session")
-def made_up() -> Callable[..., tuple[list[RoundLine], list[Ask]]]:
+def made_up() -> Callable[..., tuple[list[SimulatedRound], list[AskRecord]]]:
     """A plausible run of 40 devices; the same arguments give the same lines."""
     return made_up_run
 
 
-def made_up_run(policy: str = "choose", seed: int = 0, rounds: int = 12) -> tuple[list[RoundLine], list[Ask]]:
+def made_up_run(
+    policy: str = "choose", seed: int = 0, rounds: int = 12
+) -> tuple[list[SimulatedRound], list[AskRecord]]:
     """Policy "drop" leaves every straggler late; any other lets them send few-shot heads or class means."""
     rng = np.random.default_rng([seed, len(policy)])
     fleet = [(f"{group}-{i:02d}", group) for group in SPEEDS for i in range(8)]

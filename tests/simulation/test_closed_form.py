@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.simulation import scenario
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.run import Keeping, prepare, simulate
+from device_runtime.simulation.run import ResumeOptions, prepare, simulate
 from device_runtime.strategies.statistics import closed_form
 
 
@@ -111,7 +111,9 @@ def test_devices_that_hold_samples_out_choose_the_head_in_place_of_the_evaluatio
         data = {"source": "digits", "samples_per_client": 60}
         over = {"devices": 8, "data": data, "task": {**task, "statistics": statistics}}
         notes, kept = Notes(), []
-        simulate(prepare(scenario.load("uniform", over), 1), watch=notes, keeping=Keeping(keep=kept.append))
+        simulate(
+            prepare(scenario.load("uniform", over), 1), watch=notes, keeping=ResumeOptions(keep=kept.append)
+        )
         return notes.lines[-1], kept[-1]
 
     last, kept = played(hold_out=0.1)

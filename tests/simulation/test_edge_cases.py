@@ -119,7 +119,7 @@ def play(digits, exported, tmp_path_factory):
         }
         notes = Notes()
         served = simulate(prepare(scenario.load("uniform", table), seed=1), watch=notes)
-        return Ran(served, Bundle.open(bundles.find(bundle)), notes.asks, notes.lines)
+        return Ran(served, Bundle.open(bundles.find_bundle(bundle)), notes.asks, notes.lines)
 
     return played
 
@@ -248,7 +248,7 @@ def test_a_mixed_round_goes_on_without_any_full_update(play):
     full_s = took_s(play(Case(("full",), thirds(), longer, rounds=1)).asks)
     chosen = []
     for share in (0.8, 0.13):
-        ran = play(Case(registry.USUAL, thirds(), longer, deadline_s=share * full_s))
+        ran = play(Case(registry.DEFAULT_KINDS, thirds(), longer, deadline_s=share * full_s))
         assert_sound(ran)
         assert moved(ran)
         assert {(ask.fate, ask.straggler) for ask in ran.asks} == {("counted", True)}

@@ -5,8 +5,8 @@ import pytest
 
 from device_runtime.models.bundles import tensors
 from device_runtime.simulation import scenario
-from device_runtime.simulation.records import Nobody
-from device_runtime.simulation.run import Keeping, prepare, simulate
+from device_runtime.simulation.records import NullWatch
+from device_runtime.simulation.run import ResumeOptions, prepare, simulate
 
 FLEET = {
     "name": "two",
@@ -14,7 +14,7 @@ FLEET = {
 }
 
 
-class Lines(Nobody):
+class Lines(NullWatch):
     def __init__(self):
         self.lines = []
 
@@ -48,11 +48,11 @@ def test_a_run_without_a_gain_ends_and_serves_its_best_model():
 
 def test_a_run_that_goes_on_from_a_checkpoint_ends_where_it_would_have():
     kept = []
-    whole, _ = play(STOPPING, Keeping(keep=kept.append))
-    again, lines = play(STOPPING, Keeping(resume=kept[0]))
+    whole, _ = play(STOPPING, ResumeOptions(keep=kept.append))
+    again, lines = play(STOPPING, ResumeOptions(resume=kept[0]))
     assert [line.round for line in lines] == [2]
     assert tensors.encode(again) == tensors.encode(whole)
-    done, lines = play(STOPPING, Keeping(resume=kept[1]))
+    done, lines = play(STOPPING, ResumeOptions(resume=kept[1]))
     assert lines == []
     assert tensors.encode(done) == tensors.encode(whole)
 

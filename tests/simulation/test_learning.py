@@ -8,12 +8,12 @@ import pytest
 
 from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.simulation.bases import Bases, Shipped
-from device_runtime.simulation.clock.asking import Flight
+from device_runtime.simulation.bases import BaseHistory, ShippedModel
+from device_runtime.simulation.clock.asking import PendingUpdate
 from device_runtime.simulation.executors.job import FailedJob, TrainingJob
-from device_runtime.simulation.learning import Learning, LearningTools
+from device_runtime.simulation.learning import LearningTools, ModelState
 from device_runtime.simulation.ledger import RoundFigures
-from device_runtime.strategies.merging.aggregator_half import Carried
+from device_runtime.strategies.merging.aggregator_half import CarriedState
 from device_runtime.strategies.registry import make
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
@@ -58,17 +58,17 @@ class Told:
 
 @dataclass
 class Run:
-    learning: Learning
+    learning: ModelState
     executor: Answers
     told: Told
-    bases: Bases
+    bases: BaseHistory
     checkpoints: list
 
     def round(self, number: int, *flights: tuple[str, int]):
         """Merges updates of these devices from these rounds; gives their jobs' memories, run by run."""
         before = len(self.executor.runs)
         for device, asked_in in flights:
-            self.learning.keep(Flight(int(device), device, "all", asked_in, 0.0, "full", FULL, None))
+            self.learning.keep(PendingUpdate(int(device), device, "all", asked_in, 0.0, "full", FULL, None))
         self.learning.merge(number, 0.0)
         self.learning.evaluate(number)
         self.learning.publish(number, [number])
@@ -82,10 +82,10 @@ def run(bundle) -> Run:
     kind = KindSettings(name="full", settings={"epochs": 1, "moon": 1.0}, max_norm=1e6)
     task = Task(bundle="digits-wrn-10-1", late="count", kinds=(kind,))
     executor, told, kept = Answers(weights), Told(), []
-    bases = Bases({"": Shipped.of(bundle)}, weights, Carried())
+    bases = BaseHistory({"": ShippedModel.of(bundle)}, weights, CarriedState())
     server = ServerSide({"": bundle})
     tools = LearningTools(server, executor, lambda *_: RoundFigures(nan), told, told, kept.append)
-    return Run(Learning(task, bases, Carried(), tools), executor, told, bases, kept)
+    return Run(ModelState(task, bases, CarriedState(), tools), executor, told, bases, kept)
 
 
 def test_a_device_is_given_what_it_kept_when_it_trains_the_kind_again(run):
@@ -127,15 +127,15 @@ def test_seeds_and_bases_are_those_of_the_round_that_asked(run):
 def test_a_late_update_of_a_member_counts_as_a_change_of_its_own_base(bundle):
     """From 1 to 3 is a change of 2; a round late and at weight 0.5 it counts by 1 / sqrt(2), from 10 on."""
     model = {name: np.ones_like(value) for name, value in bundle.weights().items()}
-    shipped = {"": Shipped.of(bundle), "small": Shipped(model, (tuple(model),), (1,))}
-    bases = Bases(shipped, bundle.weights(), Carried({"small": model}))
+    shipped = {"": ShippedModel.of(bundle), "small": ShippedModel(model, (tuple(model),), (1,))}
+    bases = BaseHistory(shipped, bundle.weights(), CarriedState({"small": model}))
     tens = {name: np.full_like(value, 10) for name, value in model.items()}
     newer = replace(bases.of(1), number=2, family={"small": tens})
     bases.restore([bases.of(1), newer])
     task = Task(bundle="digits-wrn-10-1", late="count", kinds=(KindSettings(name="full"),))
-    learning = Learning(task, bases, Carried(), LearningTools(ServerSide({"": bundle}), *[None] * 4))
+    learning = ModelState(task, bases, CarriedState(), LearningTools(ServerSide({"": bundle}), *[None] * 4))
     strategy = make("width-slice", {"members": ["small"]})
-    flight = Flight(0, "0", "all", 1, 0.0, "width-slice", strategy, None)
+    flight = PendingUpdate(0, "0", "all", 1, 0.0, "width-slice", strategy, None)
     made = TrainedUpdate("width-slice", {"head.bias": np.full(10, 3, np.float32)}, 9, 1.0)
     moved = learning._as_of(made, flight, 2, 1.0).tensors["head.bias"]
     np.testing.assert_allclose(moved, 10 + 2 / np.sqrt(2), rtol=1e-6)

@@ -142,7 +142,7 @@ def test_a_device_that_was_asked_before_does_not_fetch_the_bundle_again():
 
 def test_jobs_are_given_in_the_order_of_preference_and_device():
     _, notes = play()
-    order = registry.USUAL
+    order = registry.DEFAULT_KINDS
     for number in (1, 2, 3):
         keys = [(order.index(j.strategy.name), j.name) for j in notes.jobs if j.base == number]
         assert keys == sorted(keys)
@@ -176,7 +176,7 @@ def test_an_update_that_diverged_is_refused_and_the_base_stays_as_it_was():
         served, notes = play(fleet=SETTLED, task={"rounds": 1, "kinds": kinds})
     assert {ask.fate for ask in notes.asks} == {"refused"}
     assert all("finite" in ask.why for ask in notes.asks)
-    base = Bundle.open(bundles.find("digits-wrn-10-1")).weights()
+    base = Bundle.open(bundles.find_bundle("digits-wrn-10-1")).weights()
     assert tensors.encode(served) == tensors.encode(base)
 
 

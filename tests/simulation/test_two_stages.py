@@ -7,14 +7,14 @@ import pytest
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation import scenario
-from device_runtime.simulation.records import Nobody
+from device_runtime.simulation.records import NullWatch
 from device_runtime.simulation.run import prepare, simulate
 
 QUICK = [{"name": kind, "settings": {"epochs": 2, "lr": 0.05}} for kind in ("full", "peft")]
 HEAD = {"head.weight", "head.bias"}
 
 
-class Notes(Nobody):
+class Notes(NullWatch):
     def __init__(self):
         self.lines, self.kinds = [], {}
 
@@ -38,7 +38,7 @@ def play(policy, rounds):
 
 
 def changed(served):
-    before = Bundle.open(bundles.find("digits-wrn-10-1")).weights()
+    before = Bundle.open(bundles.find_bundle("digits-wrn-10-1")).weights()
     return {name for name, value in served.items() if not np.array_equal(value, before[name])}
 
 

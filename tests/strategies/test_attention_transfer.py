@@ -12,11 +12,11 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies.attention_transfer import AttentionTransfer
 from device_runtime.strategies.full import Full
-from device_runtime.strategies.merging.aggregator_half import Carried
+from device_runtime.strategies.merging.aggregator_half import CarriedState
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.training import local_training, teaching
 from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
-from device_runtime.strategies.training.teaching import Lesson, TeacherAttention
+from device_runtime.strategies.training.teaching import ServerTraining, TeacherAttention
 from device_runtime.strategies.training.workload import workload
 
 KIND = AttentionTransfer(members=("small",), epochs=2, lr=0.1, batch=16, server_batch=32, beta=960.0)
@@ -54,7 +54,7 @@ def test_a_device_sends_its_weights_and_maps_of_a_tenth_of_its_samples_by_the_up
 
 def test_the_weights_sent_are_those_of_plain_local_epochs(small, client, run):
     sent = KIND.train(small, client, run())
-    plan = local_training.Epochs(Sgd(0.1, 0.5, 1e-5), 2, 16, np.arange(len(client)))
+    plan = local_training.TrainingPlan(Sgd(0.1, 0.5, 1e-5), 2, 16, np.arange(len(client)))
     plain = local_training.train(small, client, plan, run())
     assert all(np.array_equal(sent.tensors[name], value) for name, value in plain.tensors.items())
 
@@ -112,12 +112,14 @@ def steps_written_out(family, generic, sent: TrainedUpdate, seed: int):
 
     def lesson(levels, **more):
         beta = {level: 60 / n if level in levels else 0.0 for level, n in places.items()}
-        return Lesson(Sgd(0.1), 2, 32, objective="attention", extras=TeacherAttention(maps, beta), **more)
+        return ServerTraining(
+            Sgd(0.1), 2, 32, objective="attention", extras=TeacherAttention(maps, beta), **more
+        )
 
     first = teaching.teach(main, family.bundles[""].weights(), generic, lesson(maps), rng)
     rows, counts = sent.tensors["metadata.maps"], sent.tensors["metadata.counts"]
     data = LocalData(np.zeros((len(rows), 1, 8, 8), np.float32), np.repeat(np.arange(10), counts))
-    upper = Lesson(Sgd(0.1), 2, 32, "mid", "above-low", lambda batch: {"maps": rows[batch]})
+    upper = ServerTraining(Sgd(0.1), 2, 32, "mid", "above-low", lambda batch: {"maps": rows[batch]})
     second = teaching.teach(main, first, data, upper, rng)
     held = tuple(name for name in second if not name.startswith("low"))
     return first, second, teaching.teach(main, second, generic, lesson(("low",), held=held), rng)
@@ -160,7 +162,7 @@ def test_beside_full_updates_copies_join_the_mean_and_members_learn_from_the_bas
     effect = finished(model, [kind.train(small, client, run())], kind)
     full = Full(epochs=1).train(main, client, run())
     whole = Full().finish(Full().start(model).add(full.tensors, 144.0), model)
-    merged = merge(model, {"full": whole, kind.name: effect}, carried=Carried(family=model.family))
+    merged = merge(model, {"full": whole, kind.name: effect}, carried=CarriedState(family=model.family))
     copy = effect.mean.mean()
     for name, value in merged.base.items():
         np.testing.assert_allclose(value, (full.tensors[name] + 0.5 * copy[name]) / 1.5, atol=1e-6)
@@ -185,7 +187,7 @@ def test_members_pay_attention_to_the_new_global_model(family, generic, client, 
         for level in ("low", "mid", "up")
     }
     given = TeacherAttention(maps, {"low": 60 / 64, "mid": 60 / 16, "up": 60 / 16})
-    lesson = Lesson(Sgd(0.1), 2, 32, objective="attention", extras=given)
+    lesson = ServerTraining(Sgd(0.1), 2, 32, objective="attention", extras=given)
     start = {name: sent.tensors[name] for name in small.manifest.names()}
     rng = teaching.generator(model.seed, "attention-transfer:members", 0)
     expected = teaching.teach(small, start, generic, lesson, rng)
@@ -290,7 +292,9 @@ def test_classes_that_the_generic_set_lacks_are_learnt(wide_family, run):
             small.load(model.family["small"])
             part = LocalData(x[at : at + 200], y[at : at + 200])
             state = kind.fold(state, kind.train(small, part, run(f"pi-{at}", seed)), 200.0)
-        merged = merge(model, {kind.name: kind.finish(state, model)}, carried=Carried(family=model.family))
+        merged = merge(
+            model, {kind.name: kind.finish(state, model)}, carried=CarriedState(family=model.family)
+        )
         model = replace(model, weights=merged.base, family=merged.carried.family)
     main.load(model.weights)
     right = main.logits(x[1300:]).argmax(1) == y[1300:]

@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.models.bundles.tensors import decode, encode
 from device_runtime.models.training.heads import accuracy_and_loss
-from device_runtime.strategies.class_means import MASKED, ClassMeans
+from device_runtime.strategies.class_means import MASKED_BIAS, ClassMeans
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.training.device_half import LocalData
@@ -86,7 +86,7 @@ def test_a_class_that_nobody_has_is_masked_and_keeps_its_row_in_the_base(model, 
     without = LocalData(digits.x[digits.y != 4], digits.y[digits.y != 4])
     state = fold_all(strategy, model, [without], round_model, run)
     merged = merge(round_model, {"class-means": strategy.finish(state, round_model)})
-    assert merged.served[head.bias][4] == np.float32(MASKED)
+    assert merged.served[head.bias][4] == np.float32(MASKED_BIAS)
     np.testing.assert_array_equal(merged.base[head.weight][4], round_model.weights[head.weight][4])
     assert merged.base[head.bias][4] == round_model.weights[head.bias][4]
     model.load(merged.served)

@@ -12,7 +12,7 @@ from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
-from device_runtime.strategies.training.local_training import alone
+from device_runtime.strategies.training.local_training import is_cross_entropy_only
 from device_runtime.strategies.training.workload import workload
 
 
@@ -231,8 +231,8 @@ def test_baseprox_pulls_the_classifier_to_that_of_the_base(model, digits, run):
 )
 def test_what_is_more_than_cross_entropy_is_not_taken_for_it(model, digits, run, settings):
     """By executors that train many devices at once; FSCProx even where no classifier is there yet."""
-    assert alone(Full().plan(model, digits, run()))
-    assert not alone(Full(**settings).plan(model, digits, run()))
+    assert is_cross_entropy_only(Full().plan(model, digits, run()))
+    assert not is_cross_entropy_only(Full(**settings).plan(model, digits, run()))
 
 
 @pytest.mark.parametrize("settings", [{"moon": -1.0}, {"moon_tau": 0.0}, {"mu_head": -0.1}])

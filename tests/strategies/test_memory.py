@@ -15,11 +15,11 @@ from pathlib import Path
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.training.local_task import DeviceTask, Settings
 from device_runtime.client.training.work import Assignment, perform
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies import registry
 
 folder, kind, settings = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-bundle = Bundle.open(shipped("digits-wrn-10-1"))
+bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))
 task = DeviceTask(Settings("a", folder / "a.npz", folder), {"": bundle}, time.monotonic, LinkSpeed())
 kinds = (registry.make(kind, settings),)
 outcome = perform(task._equipment, task.profile, Assignment(kinds, 1, time.monotonic() + 600))
@@ -29,7 +29,7 @@ print(json.dumps([outcome.plan.chosen.cost.peak_memory_bytes, outcome.peak_memor
 
 @pytest.mark.slow
 @pytest.mark.parametrize("samples", [180, 6000])
-@pytest.mark.parametrize("kind", registry.USUAL)
+@pytest.mark.parametrize("kind", registry.DEFAULT_KINDS)
 def test_the_predicted_peak_is_reached_by_no_run_and_missed_by_at_most_20_mb(tmp_path, kind, samples):
     """A graph is taken to hold a tenth and 2 MiB more than it was seen to; some kinds have two open."""
     from sklearn.datasets import load_digits

@@ -11,12 +11,12 @@ from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import BundleError
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
-from device_runtime.strategies.merging.aggregator_half import Carried
+from device_runtime.strategies.merging.aggregator_half import CarriedState
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.prototypes import Prototypes, local_prototypes
 from device_runtime.strategies.training import teaching
 from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
-from device_runtime.strategies.training.teaching import Lesson
+from device_runtime.strategies.training.teaching import ServerTraining
 from device_runtime.strategies.training.workload import workload
 
 KAD = Prototypes(members=("small",), epochs=2, batch=16, generic_samples=96, server_batch=32)
@@ -110,7 +110,7 @@ def test_prototypes_that_do_not_add_up_are_doubted():
     assert "prototype of class 1 is not 0" in KAD.doubt({"prototypes": maps, "counts": counts}, 3)
 
 
-def lesson_written_out(family, sent, generic, kind) -> tuple[Lesson, LocalData]:
+def lesson_written_out(family, sent, generic, kind) -> tuple[ServerTraining, LocalData]:
     """Equations 5.22, 5.23 and 5.26: plain means over the clients, of those that have the class."""
     small = OnnxModel(family.bundles["small"])
     chosen = teaching.generator(78, "prototypes", 0).choice(96, 96, replace=False)
@@ -131,7 +131,9 @@ def lesson_written_out(family, sent, generic, kind) -> tuple[Lesson, LocalData]:
             "beta": np.array(kind.beta),
         }
     name = "prototype" if kind.beta else "distil"
-    return Lesson(Sgd(0.1), 5, 32, "all", name, lambda batch: {"target": target[batch], **fixed}), drawn
+    return ServerTraining(
+        Sgd(0.1), 5, 32, "all", name, lambda batch: {"target": target[batch], **fixed}
+    ), drawn
 
 
 @pytest.mark.parametrize("kind", [KAD, MD])
@@ -142,7 +144,7 @@ def test_the_global_model_and_the_members_learn_the_consensus(family, generic, s
     lesson, drawn = lesson_written_out(family, sent, generic, kind)
     main, base = OnnxModel(family.bundles[""]), model.weights
     expected = teaching.teach(main, base, drawn, lesson, teaching.generator(78, "prototypes:", 1))
-    merged = merge(model, {kind.name: effect}, carried=Carried(family=model.family))
+    merged = merge(model, {kind.name: effect}, carried=CarriedState(family=model.family))
     for name, value in expected.items():
         np.testing.assert_allclose(merged.base[name], value, atol=1e-4)
         assert not np.array_equal(value, base[name])

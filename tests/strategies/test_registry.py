@@ -1,11 +1,11 @@
 import msgspec
 import pytest
 
-from device_runtime.broker.wire.messages import Kind, pack
+from device_runtime.broker.wire.messages import Kind, encode_settings
 from device_runtime.strategies import registry
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.full import Full
-from device_runtime.strategies.names import EXACT
+from device_runtime.strategies.names import EXACT_KINDS
 from device_runtime.strategies.registry import KindError
 from device_runtime.strategies.terms.dp_sgd import DpSgd
 
@@ -34,22 +34,22 @@ def test_settings_within_settings_travel_whole():
 
 
 def test_the_default_order_is_richest_first():
-    assert [name for name in registry.KINDS if name in registry.USUAL] == list(registry.USUAL)
+    assert [name for name in registry.KINDS if name in registry.DEFAULT_KINDS] == list(registry.DEFAULT_KINDS)
 
 
 @pytest.mark.parametrize(
     "newer",
     [
-        Kind("quantum", pack({})),
-        Kind("zeroth-order", pack({"generator": "quantum/1"})),
-        Kind("full", pack(3)),
+        Kind("quantum", encode_settings({})),
+        Kind("zeroth-order", encode_settings({"generator": "quantum/1"})),
+        Kind("full", encode_settings(3)),
     ],
 )
 def test_a_kind_of_a_newer_aggregator_is_passed_over_and_the_others_are_not(newer, caplog):
-    assert registry.known((newer, registry.write(Full()))) == (Full(),)
+    assert registry.supported_kinds((newer, registry.write(Full()))) == (Full(),)
     assert "passed over" in caplog.text
     with pytest.raises(KindError):
-        registry.known((newer,))
+        registry.supported_kinds((newer,))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_wrong_kinds_and_settings_are_refused_by_name(name, settings, message):
     with pytest.raises(KindError, match=message):
         registry.make(name, settings)
     with pytest.raises(KindError, match=message):
-        registry.read(Kind(name, pack(settings)))
+        registry.read(Kind(name, encode_settings(settings)))
 
 
 @pytest.mark.parametrize("settings", [b"\x81\xa2lr\xa1\xff", b"\x81\xa2lr", b"\x91" * 5000])
@@ -97,4 +97,4 @@ def test_settings_that_cannot_be_read_are_refused_as_wrong_ones_are(settings):
 
 
 def test_the_kinds_that_are_known_to_send_exactly_are_those_without_a_codec():
-    assert {name for name in registry.KINDS if not registry.coding(name, "any")} == EXACT
+    assert {name for name in registry.KINDS if not registry.codec_setting(name, "any")} == EXACT_KINDS

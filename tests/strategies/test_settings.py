@@ -12,7 +12,9 @@ from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.settings import Setting
 
-EVERY = [(name, row) for name, kind in registry.KINDS.items() for row in ranges.listed(kind, kind.refused)]
+EVERY = [
+    (name, row) for name, kind in registry.KINDS.items() for row in ranges.list_settings(kind, kind.refused)
+]
 
 
 @pytest.mark.parametrize(("name", "row"), EVERY, ids=[f"{name}-{row.name}" for name, row in EVERY])
@@ -29,7 +31,7 @@ def test_every_setting_of_every_kind_is_described_and_its_example_is_accepted(na
 @pytest.mark.parametrize("name", registry.KINDS)
 def test_what_a_kind_refuses_is_refused_and_not_listed(name):
     kind = registry.KINDS[name]
-    hidden = [row for row in ranges.listed(kind) if row.name in kind.refused]
+    hidden = [row for row in ranges.list_settings(kind) if row.name in kind.refused]
     assert {row.name for row in hidden} == set(kind.refused)
     for row in hidden:
         with pytest.raises(KindError):
@@ -82,7 +84,7 @@ class Outer:
 
 
 def test_settings_are_listed_with_those_of_the_tables_within_as_toml_has_them():
-    rows = {row.name: row for row in ranges.listed(Outer)}
+    rows = {row.name: row for row in ranges.list_settings(Outer)}
     assert list(rows) == ["shares", "mode", "inner", "inner.depth"]
     assert (rows["shares"].type, rows["shares"].default) == ("list of number", "[0.1, 0.2]")
     assert (rows["mode"].range, rows["mode"].example) == ('one of "a", "b"', 'inner.depth = 4, mode = "b"')
@@ -94,7 +96,7 @@ def test_settings_are_listed_with_those_of_the_tables_within_as_toml_has_them():
         "metres",
         "inner.depth = 3",
     )
-    assert [row.name for row in ranges.listed(Outer, ("mode", "inner.depth"))] == ["shares", "inner"]
+    assert [row.name for row in ranges.list_settings(Outer, ("mode", "inner.depth"))] == ["shares", "inner"]
 
 
 def test_an_element_of_a_list_is_checked_as_a_number_is():
@@ -108,4 +110,4 @@ def test_a_field_that_says_nothing_of_itself_cannot_be_listed():
         depth: int = 1
 
     with pytest.raises(TypeError, match=r"Silent\.depth has no Setting"):
-        list(ranges.listed(Silent))
+        list(ranges.list_settings(Silent))

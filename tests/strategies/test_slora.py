@@ -18,7 +18,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.peft import Peft
-from device_runtime.strategies.slora import SparseStage, handed_over
+from device_runtime.strategies.slora import SparseStage, lora_start
 from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.training.workload import workload
 
@@ -95,7 +95,7 @@ def test_the_network_computes_the_same_after_the_hand_over(rich, digits_8x8):
     model.load(round_made(model, 2, digits_8x8, untouched))
     logits, start = model.logits(digits_8x8.x), dict(model.weights)
     assert np.abs(logits - OnnxModel(rich).logits(digits_8x8.x)).max() > 0.1
-    model.load(handed_over(start, model.manifest))
+    model.load(lora_start(start, model.manifest))
     np.testing.assert_allclose(model.logits(digits_8x8.x), logits, atol=2e-5)
     for layer in ("conv", "inner"):
         assert not model.weights[f"{layer}.sparse_values"].any()
@@ -110,7 +110,7 @@ def test_what_lora_had_learnt_before_is_handed_over_too(rich, digits_8x8):
     names = ("inner.lora_b", "inner.sparse_values", "conv.lora_b")
     model.load({n: rng.standard_normal(model.weights[n].shape).astype(np.float32) for n in names})
     logits = model.logits(digits_8x8.x)
-    model.load(handed_over(model.weights, model.manifest))
+    model.load(lora_start(model.weights, model.manifest))
     np.testing.assert_allclose(model.logits(digits_8x8.x), logits, atol=2e-4)
 
 
@@ -121,7 +121,7 @@ def test_beyond_the_rank_the_nearest_change_is_what_stays(rich):
     weights["inner.sparse_values"] = np.arange(1, len(places) + 1, dtype=np.float32)
     weights |= {"inner.lora_a": np.zeros((1, 4), np.float32), "inner.lora_b": np.zeros((6, 1), np.float32)}
     sets = {**rich.manifest.sets, "lora": {"rank": 1, "alpha": ALPHA}}
-    handed = handed_over(weights, msgspec.structs.replace(rich.manifest, sets=sets))
+    handed = lora_start(weights, msgspec.structs.replace(rich.manifest, sets=sets))
     change = np.zeros((6, 4))
     change.reshape(-1)[places] = weights["inner.sparse_values"]
     kept = ALPHA * handed["inner.lora_b"] @ handed["inner.lora_a"]

@@ -13,7 +13,7 @@ from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies import registry
 from device_runtime.strategies.full import Full
-from device_runtime.strategies.kind import Derives, NeedsModels
+from device_runtime.strategies.kind import DerivesMembers, NeedsModels
 from device_runtime.strategies.merging.aggregator_half import RoundModel
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.training.device_half import TrainedUpdate
@@ -86,7 +86,7 @@ def test_settings_are_checked(settings, said):
 @pytest.mark.slow
 def test_the_base_of_a_member_is_the_leading_part_of_the_main_base(manifests, distributed):
     strategy = WidthSlice(members=("", *MEMBERS))
-    assert isinstance(strategy, Derives)
+    assert isinstance(strategy, DerivesMembers)
     bases = strategy.derive(distributed.weights, manifests)
     assert bases.keys() == {"half", "quarter"}
     for name, channels in (("half", 8), ("quarter", 4)):

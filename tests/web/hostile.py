@@ -18,7 +18,7 @@ from device_runtime.broker.security.signing import Signer
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.server import BrokerOptions, WebSockets
 from device_runtime.broker.wire import messages, topics
-from device_runtime.broker.wire.blobs import BLOCK, name
+from device_runtime.broker.wire.blobs import BLOCK, blob_of
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.broker.wire.messages import (
@@ -34,7 +34,7 @@ from device_runtime.broker.wire.messages import (
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.archive import FolderFiles, pack_files
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies import registry
 
 from .conftest import Visit
@@ -57,9 +57,9 @@ addEventListener("securitypolicyviolation", ({ blockedURI, violatedDirective }) 
 """
 """Every notice that the page shows, and what its policy blocks."""
 
-FILES = {name: bytes(content) for name, content in FolderFiles(shipped("digits-wrn-10-1")).items()}
+FILES = {name: bytes(content) for name, content in FolderFiles(shipped_folder("digits-wrn-10-1")).items()}
 MANIFEST: dict[str, Any] = json.loads(FILES["manifest.json"])
-HONEST = Bundle.open(shipped("digits-wrn-10-1"))
+HONEST = Bundle.open(shipped_folder("digits-wrn-10-1"))
 
 
 def repacked(files: Mapping[str, bytes] | None = None, **stated: Any) -> bytes:
@@ -67,7 +67,7 @@ def repacked(files: Mapping[str, bytes] | None = None, **stated: Any) -> bytes:
     every = {**FILES, **(files or {})}
     manifest = json.loads(FILES["manifest.json"]) | {"seal": ""}
     for entry in (manifest["weights"], *manifest["graphs"].values()):
-        held = name(every[entry["file"]])
+        held = blob_of(every[entry["file"]])
         entry["sha256"], entry["bytes"] = held.sha.hex(), held.size
     return pack_files(every | {"manifest.json": json.dumps(manifest | stated).encode()})
 
@@ -89,7 +89,7 @@ class Aggregator:
 
     def hold(self, content: bytes, instead: bytes | None = None) -> Blob:
         """To be fetched by its hash; what comes then is `instead`, if that is given."""
-        blob = name(content)
+        blob = blob_of(content)
         self.contents[blob.sha] = content if instead is None else instead
         return blob
 

@@ -130,7 +130,7 @@ def test_three_browsers_and_three_python_devices_learn_as_well_as_six_in_python(
 
 @pytest.mark.slow
 def test_a_browser_contributes_every_kind_one_task_after_the_other(serve, browse, digits, tmp_path):
-    assert set(registry.USUAL) <= set(KINDS)
+    assert set(registry.DEFAULT_KINDS) <= set(KINDS)
     with serve(*one_of_each(tmp_path)) as served:
         one = browse(served, digits / "0.npz")
         assert served.process.wait(900) == 0

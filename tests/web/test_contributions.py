@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies.statistics.held_out import CLOSED_FORM
 from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
 from device_runtime.strategies.training.tensor_update import FEW_SHOT
@@ -57,7 +57,7 @@ KINDS: Mapping[str, Work] = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    rng, bundle = np.random.default_rng(7), Bundle.open(shipped("digits-wrn-10-1"))
+    rng, bundle = np.random.default_rng(7), Bundle.open(shipped_folder("digits-wrn-10-1"))
     raw = rng.integers(0, 17, (SAMPLES, 8, 8)).astype(np.uint8)
     data = LocalData(bundle.manifest.input.prepare(raw), rng.integers(0, 9, SAMPLES))
     shapes = {"head.weight": (10, 64), "head.bias": (10,)}

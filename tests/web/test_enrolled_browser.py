@@ -113,7 +113,7 @@ def test_a_phone_joins_by_a_one_time_link_over_tls_and_takes_part(house, phone, 
         assert page.evaluate("crossOriginIsolated && isSecureContext")
         [entry] = register.entries(house.opened)
         assert entry.name.startswith("browser-")
-        assert link_book.read(house.opened).links[0].device == entry.name
+        assert link_book.read_links(house.opened).links[0].device == entry.name
 
         other = phone(link)
         other.open()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.blobs import BLOCK, name
+from device_runtime.broker.wire.blobs import BLOCK, blob_of
 from device_runtime.broker.wire.messages import Base, Contribution
 from device_runtime.models.bundles import tensors
 
@@ -101,7 +101,7 @@ def test_blocks_that_are_too_long_too_many_or_of_nothing_are_dropped(siege: Sieg
         yield from plain(get)
 
     siege.aggregator.blocks = more
-    stranger = name(b"nobody asked")
+    stranger = blob_of(b"nobody asked")
     for index in range(200):
         siege.aggregator.say(topics.block(stranger.sha, index), b"x" * BLOCK)
     offer = siege.offered(bundle=bundle)
@@ -115,7 +115,7 @@ def test_a_blob_that_never_ends_keeps_nobody_from_an_honest_round(siege: Siege):
     siege.aggregator.blocks = lambda get: (
         plain(get) if get.blob.size < 2**29 else ((index, bytes(BLOCK)) for index in get.blocks)
     )
-    endless = msgspec.structs.replace(name(b"endless"), size=2**30)
+    endless = msgspec.structs.replace(blob_of(b"endless"), size=2**30)
     siege.attack(siege.offered(bundle=endless))
     siege.page.get_by_text("Fetching the model").wait_for()
     siege.until(
@@ -130,6 +130,6 @@ def test_a_blob_that_never_ends_keeps_nobody_from_an_honest_round(siege: Siege):
 
 
 def test_a_blob_that_the_aggregator_does_not_have_is_said(siege: Siege):
-    siege.attack(siege.offered(bundle=name(b"nowhere")))
+    siege.attack(siege.offered(bundle=blob_of(b"nowhere")))
     siege.refused(r"blob [0-9a-f]{12}: the aggregator does not have it")
     siege.honest_round()

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Contribution
 from device_runtime.models.bundles.archive import pack_files
 
@@ -155,7 +155,7 @@ CUT = helper.make_node("Slice", ["features", "from", "to", "axis"], ["logits"])
 def bundled(forward):
     graphs = {"forward": MANIFEST["graphs"]["forward"] | {"frozen": []}}
     """A bundle that can do nothing but pass forward, by this graph."""
-    held = name(forward)
+    held = blob_of(forward)
     graphs["forward"] |= {"sha256": held.sha.hex(), "bytes": held.size}
     stated = MANIFEST | {"graphs": graphs, "seal": ""}
     weights = {"weights.safetensors": FILES["weights.safetensors"]}

@@ -3,7 +3,7 @@
  * device's answer. Neither is a MessagePack array, by whose first byte those are told.
  */
 import { concat, equal, view } from "./bytes.js";
-import { LostTrack, MessageError } from "./errors.js";
+import { UnknownRoundBefore, MessageError } from "./errors.js";
 import { CHECK_BYTES, Contribution, VERSION, encode } from "./messages.js";
 import { whole } from "./rounding.js";
 import { count, decodeStretches, joined, packed, roundSeed } from "./step_log.js";
@@ -55,17 +55,17 @@ export function decodeNext(payload) {
   return { round, check, over, scalars, steps: [] };
 }
 
-/** The offer that it stands for, to who has the one before. Rejects with LostTrack, MessageError. */
+/** The offer that it stands for, to who has the one before. Rejects with UnknownRoundBefore, MessageError. */
 export async function following(before, /** @type {Next} */ made) {
   const open = `round ${made.round} of '${before.task}'`;
   if (before.done || before.round < 1 || made.round !== before.round + 1) {
-    throw new LostTrack(`${open} is open; round ${before.round} is known here`);
+    throw new UnknownRoundBefore(`${open} is open; round ${before.round} is known here`);
   }
   const { base } = before;
   const added = made.scalars.length ? [await scalarsOnly(before, made.scalars, open)] : made.steps;
   const tail = joined(base.tail, added, FOLLOWED);
   const seeds = tail.at(-1)?.seeds;
-  if (typeof seeds !== "bigint") throw new LostTrack(`${open}: its seed is not known here`);
+  if (typeof seeds !== "bigint") throw new UnknownRoundBefore(`${open}: its seed is not known here`);
   const steps = count(added);
   return Object.freeze({
     ...before,
@@ -79,7 +79,7 @@ export async function following(before, /** @type {Next} */ made) {
 /** A step of the round before, in all but its scalars like the last one in the tail. */
 async function scalarsOnly({ round, seed, base }, scalars, open) {
   const like = base.tail.at(-1);
-  if (!like) throw new LostTrack(`${open}: the previous step is not known here`);
+  if (!like) throw new UnknownRoundBefore(`${open}: the previous step is not known here`);
   const { generator, tunable, lr, seeds } = like;
   const step = { round, generator, seed, tunable, lr, share: 1, scalars };
   return packed(step, typeof seeds === "bigint" ? seeds : null);

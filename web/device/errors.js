@@ -11,7 +11,7 @@ export class MessageError extends DeviceError {}
 /** An offer that is not from the aggregator that this device is enrolled with. */
 export class NotTrusted extends MessageError {}
 /** The round before is not known here as it was: ask for the whole offer. */
-export class LostTrack extends MessageError {}
+export class UnknownRoundBefore extends MessageError {}
 /** A topic outside the tree, or a name that cannot stand in one. */
 export class TopicError extends DeviceError {}
 /** A token that cannot be used. */

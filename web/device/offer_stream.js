@@ -1,5 +1,5 @@
 /** From what comes on the topics of offers to the offers that it stands for, as client/connection/offer_stream.py. */
-import { LostTrack, MessageError } from "./errors.js";
+import { UnknownRoundBefore, MessageError } from "./errors.js";
 import { following, isNext } from "./compact_round.js";
 import { isOffer, offer as offerTopic } from "./topics.js";
 
@@ -20,7 +20,7 @@ export class Following {
 
   /**
    * The offer that came, or that follows from the one before: of `task`, where the topic does not say. Rejects with
-   * MessageError for what is not to be acted on, LostTrack where the whole offer is to be asked for.
+   * MessageError for what is not to be acted on, UnknownRoundBefore where the whole offer is to be asked for.
    * @param {string} topic @param {Uint8Array} payload
    */
   async offer(topic, payload, retained = false, task = "") {
@@ -40,7 +40,7 @@ export class Following {
 
   async #next(task, topic, payload) {
     const before = this.#latest.get(task);
-    if (!before) throw new LostTrack(`a round of '${task}' is open that follows one which is not known here`);
+    if (!before) throw new UnknownRoundBefore(`a round of '${task}' is open that follows one which is not known here`);
     const made = await this.#trust.next(topic, before.run, payload);
     if (made.round <= before.round) throw new MessageError(`round ${made.round} of '${task}' was heard of before`);
     this.#latest.delete(task); // it is asked for anew, if this does not lead on

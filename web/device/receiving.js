@@ -1,6 +1,6 @@
 /** Messages of the link, by their topics, to whom each is of use: of client/agent.py. */
 
-import { LostTrack } from "./errors.js";
+import { UnknownRoundBefore } from "./errors.js";
 import { Get, decode } from "./messages.js";
 import { opened } from "./offers.js";
 import { isNext } from "./packets.js";
@@ -30,7 +30,7 @@ export class Receiving {
     try {
       await (topics.isOffer(said.topic) ? this.#offered(said, came) : this.#told(said, came));
     } catch (error) {
-      if (!(error instanceof LostTrack)) throw error;
+      if (!(error instanceof UnknownRoundBefore)) throw error;
       this.#askAnew(error);
     }
   }

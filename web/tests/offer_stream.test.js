@@ -140,7 +140,7 @@ test("only so many tasks are followed", async () => {
   }
   const next = fromHex(given.open[0].heard[1].payload);
   assert.equal((await following.offer("fl/v1/all/round/t1", next)).round, 3);
-  await assert.rejects(following.offer("fl/v1/all/round/t0", next), { name: "LostTrack" });
+  await assert.rejects(following.offer("fl/v1/all/round/t0", next), { name: "UnknownRoundBefore" });
 });
 
 for (const { of, whole, short, read } of given.short) {

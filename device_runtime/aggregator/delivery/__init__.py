@@ -1,1 +1,1 @@
-"""What goes to devices, and where it goes: offers, blocks, replies."""
+"""Sends offers, blocks and receipts to devices, and routes their messages to tasks."""

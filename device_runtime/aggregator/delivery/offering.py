@@ -1,4 +1,4 @@
-"""What devices are told of where the run is: all of them, or of a cohort only those that are asked."""
+"""Publishes the round offers of a run: to all devices, or only to the cohort that a round asks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from msgspec.structs import replace
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.state import RoundsState
 from device_runtime.aggregator.storage.store import Store
-from device_runtime.broker.wire import compact_round as small
+from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Offer
-from device_runtime.broker.wire.transfer import opening
+from device_runtime.broker.wire.transfer import opening_blocks
 
 from .outbound import Outbound
 
 SPARED = 1.25
-"""Times the last deadline that was told: one that is longer by less is not told where that saves words."""
+"""A deadline of at most SPARED times the published one is left out of compact messages, to save bytes."""
 
 
 class Offering:
-    """Offers of one run. `clock` gives seconds; `state` is always that of the round machine now.
+    """The offers of one run. `clock` gives seconds; `state` is always the round machine's current state.
 
-    The retained offer is the open round's or, where rounds ask only some, the lobby: nobody works unasked.
+    The retained offer is the open round's. Where rounds ask only a cohort, it is the lobby: a device that is
+    not asked does not train.
     """
 
     def __init__(self, rounds: OpenRun, out: Outbound, clock: Callable[[], float]) -> None:
@@ -33,23 +34,25 @@ class Offering:
         self._last: Offer | None = None
 
     def started(self, state: RoundsState, saved: int) -> None:
-        """A life of the aggregator begins; whoever is here says hello. `saved`: the round that it found.
+        """Announce that the aggregator has started. `saved`: the round that it found on disk, 0 for none.
 
-        A later one that is open by now has to be heard twice: else it comes of the life before, for all that
-        devices know.
+        Devices say hello to an offer that they have heard before, as it tells them that the aggregator has
+        restarted. If a later round than `saved` is open by now, its first offer looks like the ordinary next
+        round, so it is published a second time here.
         """
         if state.phase == "wait" or self._cohorts or state.round > saved > 0:
             self.everybody(state)
 
     def opened(self, state: RoundsState) -> bool:
-        """A round is open. A base that is new to everyone is on its way; who lacks more of it asks.
+        """Offer a round that has just opened. Returns whether a compact message was enough.
 
-        Where there are smaller models, of which a device needs one in place of the main one, all ask. Who has
-        kept up needs few bytes where only steps moved the base: returns whether that was all that was said.
+        It is enough where only zeroth-order steps moved the base since the last offer. Otherwise the whole
+        offer is published, and the first blocks of each new checkpoint are sent unasked; devices ask for the
+        rest. With a family of models all devices ask, as each may need another member.
         """
         if self._cohorts:
             return False
-        if self._went_on(state):
+        if self._compact(state):
             return True
         self.everybody(state)
         store, number = self._rounds.store, state.round
@@ -57,15 +60,15 @@ class Offering:
             self._push(state, store, number)
         return False
 
-    def _went_on(self, state: RoundsState) -> bool:
-        """Say what is new, to who has the offer of the round before."""
-        before, now = self._last, self._standing(state, state.phase == "collect")
+    def _compact(self, state: RoundsState) -> bool:
+        """Send what is new since the last offer; returns False where a compact message cannot say it."""
+        before, now = self._last, self._current(state, state.phase == "collect")
         if before is None or now is None or now.round != before.round + 1:
             return False
         if before.deadline_s <= now.deadline_s <= SPARED * before.deadline_s:
             now = replace(now, deadline_s=before.deadline_s)
         steps = self._rounds.store.taken.last(now.round, max(0, now.base.at - before.base.at))
-        made = small.next_after(before, now, steps, over=not self._rounds.rules.counts_late)
+        made = compact_round.compact_offer(before, now, steps, over=not self._rounds.rules.counts_late)
         if made is None:
             return False
         self._last = now
@@ -73,43 +76,46 @@ class Offering:
         return True
 
     def _push(self, state: RoundsState, store: Store, number: int) -> None:
+        """Send the first blocks of each new checkpoint of the base to the devices that are ready."""
         known = store.base(number - 1).checkpoint
         for part in store.base(number).checkpoint:
             if part not in known:
                 for device in state.ready:
-                    self._out.blocks(device, opening(part), store.models)
+                    self._out.blocks(device, opening_blocks(part), store.models)
 
     def extended(self, state: RoundsState) -> None:
-        """The open round has a new deadline."""
+        """Publish the new deadline of the open round."""
         if self._cohorts:
             self.each(state, state.waiting)
         else:
             self.everybody(state)
 
     def everybody(self, state: RoundsState) -> None:
-        """Publish where things are: a broker may have forgotten it."""
-        if offer := self._standing(state, state.phase == "collect" and not self._cohorts):
+        """Publish the retained offer again: a broker may have lost it."""
+        if offer := self._current(state, state.phase == "collect" and not self._cohorts):
             self._last = offer
             self._out.broadcast(offer, state.online)
 
     def one(self, state: RoundsState, device: str) -> None:
-        """Answer a device that has said hello: with the deadline that the others were told, as what is not
-        said of the next one is as in this.
+        """Answer the hello of a device, with the deadline that was published to all devices.
+
+        A compact message about the next round only says what differs from this offer, so all devices must
+        have the same one.
         """
-        offer, last = self._standing(state, state.concerns(device)), self._last
+        offer, last = self._current(state, state.concerns(device)), self._last
         if offer and last and offer.round == last.round and not offer.done:
             offer = replace(offer, deadline_s=last.deadline_s)
         if offer:
             self._out.offer(device, offer)
 
     def each(self, state: RoundsState, devices: Iterable[str]) -> None:
-        """Offer the open round to these."""
-        if offer := self._standing(state, state.phase == "collect"):
+        """Offer the open round to these devices."""
+        if offer := self._current(state, state.phase == "collect"):
             for device in sorted(devices):
                 self._out.offer(device, offer)
 
-    def _standing(self, state: RoundsState, asked: bool) -> Offer | None:
-        """What there is to say to those who are asked for the open round, or to the others."""
+    def _current(self, state: RoundsState, asked: bool) -> Offer | None:
+        """The offer for devices that the open round asks, or for the others; None while a round is merged."""
         if state.phase == "done":
             return self._rounds.farewell()
         if asked:

@@ -1,4 +1,4 @@
-"""What goes to devices; counted as it goes."""
+"""Sends messages and blocks to devices, and counts the bytes of each device."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from heapq import heappop, heappush
 
 from device_runtime.aggregator.intake.contributions import Bytes
 from device_runtime.aggregator.rounds.ports import Ports
-from device_runtime.broker.wire import compact_round as small
-from device_runtime.broker.wire import messages, topics
+from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count
 from device_runtime.broker.wire.link import packet_bytes
 from device_runtime.broker.wire.messages import Blob, Get, Message, Offer, Receipt
-from device_runtime.broker.wire.session_mac import Pact
-from device_runtime.broker.wire.transfer import MAX_WINDOW, answer
+from device_runtime.broker.wire.session_mac import SessionKey
+from device_runtime.broker.wire.transfer import MAX_WINDOW, answer_get
 
 log = logging.getLogger(__name__)
 
 
 class Outbound:
-    """Never waits. What the link has no room for is dropped with a log line: devices ask or send again.
+    """Sends messages to devices and never waits.
 
-    Blocks are sent when there is room.
+    A message for which the link has no room is dropped with a log line, as devices ask or send again. Blocks
+    are sent as soon as there is room.
     """
 
     def __init__(self, ports: Ports, traffic: RoundTraffic) -> None:
@@ -31,12 +31,14 @@ class Outbound:
         self._traffic = traffic
         self._seal, self._agree = ports.seal, ports.agree
         self._blocks = Blocks(self._block, ports.clock, ports.backlog)
-        self._pacts: dict[str, Pact] = {}
+        self._pacts: dict[str, SessionKey] = {}
         self._signing: set[str] = set()
 
     def agree(self, device: str, key: bytes, signs: bool = False) -> None:
-        """By what its hello says, if anything; `signs`: the hello was signed, and its receipts are to have a
-        word. Raises MessageError for what is no key.
+        """Agree on a MAC key with a device, by the public key in its hello; empty for none.
+
+        `signs`: the hello was signed, so receipts to the device carry a MAC. Raises MessageError for an
+        invalid key.
         """
         self._pacts.pop(device, None)
         self._signing.discard(device)
@@ -46,38 +48,38 @@ class Outbound:
                 self._signing.add(device)
 
     def has_said(self, device: str, run: str, payload: bytes, word: bytes) -> bool:
-        """Whether the word is the device's, on a contribution in few bytes."""
+        """Whether `word` is the device's MAC of this compact contribution."""
         pact = self._pacts.get(device)
         return pact is not None and pact.holds(word, topics.up(device, "c"), run, payload)
 
     def forget(self, device: str) -> None:
-        """A device that is not known any longer."""
+        """Forget a device that is no longer known."""
         self._pacts.pop(device, None)
         self._signing.discard(device)
         self._blocks.forget(device)
 
     def go_on(self) -> None:
-        """Send blocks that wait for room."""
+        """Send waiting blocks while the link has room."""
         self._blocks.go_on()
 
     def offer(self, device: str, offer: Offer) -> None:
-        """An offer to one device."""
+        """Send an offer to one device."""
         topic = topics.down(device, "task")
         self._send((device,), topic, self._seal(topic, offer))
 
     def send(self, device: str, leaf: str, message: Message) -> None:
-        """A message to one device."""
+        """Send a message to one device."""
         self._send((device,), topics.down(device, leaf), messages.encode(message))
 
     def receipt(self, device: str, receipt: Receipt) -> None:
-        """To one device; to one that signs with a word behind it."""
+        """Send a receipt to one device; a MAC follows it if the device signs."""
         topic, payload = topics.down(device, "receipt"), messages.encode(receipt)
         if device in self._signing:
             payload += self._pacts[device].word(topic, "", payload)
         self._send((device,), topic, payload)
 
     def blocks(self, device: str, get: Get, blobs: Blobs) -> None:
-        """The blocks that a device asked for, or word that the blob is not here."""
+        """Send the blocks that a device asked for, or say that the blob is not here."""
         self._blocks.ask(device, get, blobs)
 
     def _block(self, device: str, blob: Blob, index: int, data: bytes) -> bool:
@@ -88,21 +90,22 @@ class Outbound:
         return sent
 
     def broadcast(self, offer: Offer, online: Iterable[str]) -> None:
-        """The retained offer; counted for every device that is online."""
+        """Publish the retained offer; its bytes count for every device that is online."""
         topic = topics.offer(offer.task)
         payload = self._seal(topic, offer)
         if self._link.publish(topic, payload, retain=True):
             self._traffic.down(online, topic, payload)
         else:
-            log.warning("too much waits to be sent: the offer of round %d is not", offer.round)
+            log.warning("the link has no room: the offer of round %d is not sent", offer.round)
 
-    def next(self, offer: Offer, made: small.Next, online: Iterable[str]) -> None:
-        """That the round of an offer is open, to who has the one before; not retained.
+    def next(self, offer: Offer, made: compact_round.CompactOffer, online: Iterable[str]) -> None:
+        """Send a compact offer to devices that have the offer of the round before; it is not retained.
 
-        Devices that know our key take nothing that is said to all without a signature, which is longer than
-        all else: each is told by itself, with whom nothing is agreed on the whole offer.
+        Where the aggregator has a key, devices accept a broadcast only with a signature, which would be
+        longer than the message. Each device then gets the message with a MAC or, if it has no MAC key, the
+        whole offer.
         """
-        payload = small.encode_next(made)
+        payload = compact_round.encode_offer(made)
         if self._agree is None:
             self._send(online, topics.offer(offer.task), payload)
             return
@@ -110,50 +113,51 @@ class Outbound:
             if pact := self._pacts.get(device):
                 topic = topics.down(device, "n")
                 word = pact.word(topic, offer.run, payload)
-                self._send((device,), topic, small.with_word(payload, word))
+                self._send((device,), topic, compact_round.with_mac(payload, word))
             else:
                 self.offer(device, offer)
 
     def clear_state(self, device: str) -> None:
-        """Have the broker forget the presence of a device that is gone."""
+        """Clear the retained presence of a device that is gone."""
         self.clear(topics.up(device, "state"))
 
     def clear(self, topic: str) -> None:
-        """Have the broker forget what is retained on a topic."""
+        """Clear the retained message of a topic."""
         self._link.publish(topic, b"", retain=True)
 
     def _send(self, devices: Iterable[str], topic: str, payload: bytes) -> None:
         if self._link.publish(topic, payload):
             self._traffic.down(devices, topic, payload)
         else:
-            log.warning("too much waits to be sent: %s is not", topic)
-
-
-# FROM traffic: Bytes of each device in the open round, exactly as MQTT PUBLISH packets.
+            log.warning("the link has no room: the message on %s is not sent", topic)
 
 
 class RoundTraffic:
-    """Counts until the next round begins. What reaches nobody, or a device not heard of, is not counted."""
+    """The bytes of each device in the open round, exactly as MQTT PUBLISH packets.
+
+    A message that reaches no known device is not counted.
+    """
 
     def __init__(self, mqtt5: bool = False) -> None:
         self._mqtt5 = mqtt5
         self._moved: dict[str, Bytes] = {}
 
     def begin(self, moved: Mapping[str, Bytes]) -> None:
-        """A new round, or one that goes on with these figures after a restart."""
+        """Start a round with these figures: none, or those from before a restart."""
         self._moved = dict(moved)
 
     def up(self, device: str, topic: str, payload: bytes) -> None:
+        """Count a message from a device."""
         self._add(device, Bytes(up=packet_bytes(topic, payload, mqtt5=self._mqtt5)))
 
     def down(self, devices: Iterable[str], topic: str, payload: bytes) -> None:
-        """One message to each of these."""
+        """Count a message to each of these devices."""
         size = packet_bytes(topic, payload, mqtt5=self._mqtt5)
         for device in devices:
             self._add(device, Bytes(down=size))
 
     def forget(self, device: str) -> None:
-        """A device that is not known any longer."""
+        """Forget a device that is no longer known."""
         self._moved.pop(device, None)
 
     def of(self, device: str) -> Bytes:
@@ -168,43 +172,42 @@ class RoundTraffic:
         self._moved[device] = Bytes(now.up + more.up, now.down + more.down)
 
 
-# FROM block_sender: Sends the blocks that devices ask for: one of each device in turn, while the link has
-# room for them.
-#
-# What does not fit into the link waits here as a number, not as 64 KiB. A device that is sent the same blob
-# again and again has to wait; nothing that it asks for is dropped for that.
-
 ROOM_BYTES = 16 * 1024**2
-"""Bytes of messages that wait in the link; while there are more, blocks wait here."""
+"""No block is sent while at least this many bytes wait in the link."""
 MOST_OF_ONE = 512
-"""Blocks of one device that may wait; of what comes beyond, the device asks again."""
+"""The most blocks of one device that wait; the device asks again for any beyond that."""
 MOST = 1_000_000
-"""Blocks of all devices that may wait."""
+"""The most blocks of all devices that wait."""
 TIMES, EXTRA_BYTES = 2, 16 * BLOCK
-"""A device is sent so many times a blob, and so many bytes, without waiting."""
+"""A device gets TIMES the size of a blob, plus EXTRA_BYTES, without waiting."""
 REFILL_S = 60.0
-"""Seconds after which it is sent as many again."""
+"""Seconds after which it gets as much again."""
 PAIRS = 200_000
-"""Pairs of device and blob of which it is known how much was sent."""
+"""The most pairs of device and blob for which the bytes sent are remembered."""
 
 Send = Callable[[str, Blob, int, bytes], bool]
-"""A block to a device: blob, number, bytes. False when the link takes no more."""
+"""Sends a block to a device: blob, number, bytes. Returns False when the link has no room."""
 
 
 class Blocks:
-    """`clock` gives seconds; `backlog` the bytes that wait in the link."""
+    """Sends the blocks that devices ask for, one to each device in turn, while the link has room.
+
+    A waiting block is kept as a number, not as its 64 KiB. A device that asks for the same blob again and
+    again has to wait, but no request is dropped for that. `clock` gives seconds, `backlog` the bytes in the
+    link.
+    """
 
     def __init__(self, send: Send, clock: Callable[[], float], backlog: Callable[[], int]) -> None:
         self._send, self._clock, self._backlog = send, clock, backlog
         self._wanted: dict[str, dict[tuple[Blob, int], Blobs]] = {}
         self._count = 0
-        self._turn: OrderedDict[str, None] = OrderedDict()
-        self._held: dict[str, float] = {}
+        self._turn: OrderedDict[str, None] = OrderedDict()  # devices to send to, the next first
+        self._held: dict[str, float] = {}  # until when a device must wait, as in `_due`
         self._due: list[tuple[float, str]] = []
-        self._left: OrderedDict[tuple[str, Blob], tuple[float, float]] = OrderedDict()
+        self._left: OrderedDict[tuple[str, Blob], tuple[float, float]] = OrderedDict()  # bytes, as of when
 
     def ask(self, device: str, get: Get, blobs: Blobs) -> None:
-        """Send the blocks of a Get that exist, at most MAX_WINDOW; or word that the blob is not here."""
+        """Send the existing blocks of a Get, at most MAX_WINDOW, or say that the blob is not here."""
         count = block_count(get.blob)
         asked = [index for index in dict.fromkeys(get.blocks) if 0 <= index < count]
         for index in asked[:MAX_WINDOW]:
@@ -217,13 +220,13 @@ class Blocks:
         self.go_on()
 
     def forget(self, device: str) -> None:
-        """A device that is not known any longer."""
+        """Forget a device that is no longer known."""
         self._count -= len(self._wanted.pop(device, ()))
         self._turn.pop(device, None)
         self._held.pop(device, None)
 
     def go_on(self) -> None:
-        """Send what the link has room for; call it several times a second."""
+        """Send while the link has room; to be called several times a second."""
         now = self._clock()
         while self._due and self._due[0][0] <= now:
             until, device = heappop(self._due)
@@ -241,12 +244,12 @@ class Blocks:
                 self._turn[device] = None
 
     def _one(self, device: str, now: float) -> float:
-        """Send a block to a device, or return the seconds until it may be sent one."""
+        """Send one block to a device, or return the seconds that it must wait for it."""
         wanted = self._wanted[device]
         (blob, index), blobs = next(iter(wanted.items()))
         if wait_s := self._wait_s(device, blob, now):
             return wait_s
-        for number, data in answer(blobs, Get(blob=blob, blocks=(index,))):
+        for number, data in answer_get(blobs, Get(blob=blob, blocks=(index,))):
             if not self._send(device, blob, number, data):
                 return 1.0
             here = number == index
@@ -260,7 +263,7 @@ class Blocks:
         return 0.0
 
     def _wait_s(self, device: str, blob: Blob, now: float) -> float:
-        """Seconds until a device may be sent another block of a blob; 0 for now."""
+        """Seconds until a device may get another block of a blob; 0 for at once."""
         most = float(TIMES * blob.size + EXTRA_BYTES)
         left, then = self._left.pop((device, blob), (most, now))
         left = min(most, left + max(0.0, now - then) * most / REFILL_S)

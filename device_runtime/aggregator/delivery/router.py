@@ -1,4 +1,4 @@
-"""Several tasks on one link: which of them a message from a device is for."""
+"""Routes the messages of one link to the tasks that share it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from device_runtime.broker.wire.messages import (
     Plan,
     State,
     decode,
+    device_message_in,
     encode,
-    said_in,
 )
 
 log = logging.getLogger(__name__)
@@ -28,15 +28,15 @@ OWN: Mapping[str, type[Plan] | type[Contribution]] = {
     "plan": Plan,
     "contribution": Contribution,
 }
-"""Leaves whose messages name their task themselves: a device may still answer for one that it has left."""
+"""Topic leaves whose messages name their task: a device may still answer for a task that it has left."""
 MOST_BLOBS = 8
-"""Contributions of a device of which it is known for which task they are pulled."""
+"""The most contributions of a device whose blobs are remembered with their task."""
 
 
 @dataclass
 class _Known:
-    """A device: the task that it is in, whether it is here, its presence until it is in a task, and for which
-    task its blobs are pulled, by their hash.
+    """A device: its task, whether it is online, its presence message until it has a task, and the task of
+    each blob that is fetched from it, by hash.
     """
 
     task: str = ""
@@ -52,11 +52,11 @@ class EventQueue(Protocol):
 
 
 class Router:
-    """From one link to the inboxes of the tasks, which are in the order in which they were given.
+    """Puts each message into the inbox of its task.
 
-    A device is in the task that its hello names or, where it names none, in the first that is not over. What
-    the broker kept of its presence from before is held until then. One that goes to another task has left
-    the one before; what it had made for that still goes there, with its blocks.
+    A device is in the task that its hello names or, if it names none, in the first task that is not over, in
+    the order of `inboxes`. Until then its retained presence is held back. A device that changes its task has
+    left the one before, but contributions that it made for that task still go there, with their blocks.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Router:
         over: Callable[[str], bool] = lambda _: False,
         most: int = MOST_DEVICES,
     ) -> None:
-        """`over` says whether a task is done; `most` devices are known at a time."""
+        """`over` says whether a task is done; at most `most` devices are known at a time."""
         self._inboxes = inboxes
         self._over = over
         self._known: dict[str, _Known] = {}
         self._crowd = Crowd(lambda device: not self._known[device].online, self._known.pop, most)
 
     def route(self, event: Event) -> None:
-        """Hand it on; what is for no task is dropped with a log line."""
+        """Put an event into the inboxes that it is for; a message for no task is dropped with a log line."""
         if not isinstance(event, Received):
             self._put(self._inboxes, event)
             return
@@ -92,10 +92,10 @@ class Router:
         elif len(self._inboxes) == 1:
             self._put(self._inboxes, event)
         elif address.leaf in OWN:
-            self._put([self._own(known, decode(said_in(event.payload), OWN[address.leaf]))], event)
+            self._put([self._own(known, decode(device_message_in(event.payload), OWN[address.leaf]))], event)
         elif address.leaf == "block" and address.sha in known.blobs:
             self._put([known.blobs[address.sha]], event)
-        elif address.leaf == "state" and event.payload:  # else it is cleared
+        elif address.leaf == "state" and event.payload:  # an empty payload clears the retained message
             known.online = decode(event.payload, State).online
             if known.task:
                 self._put([known.task], event)
@@ -105,7 +105,7 @@ class Router:
             self._put([known.task], event)
 
     def _own(self, known: _Known, message: Plan | Contribution) -> str:
-        """The task that a message names; of its blob, if it has one, too."""
+        """The task that a message names; it is remembered for the message's blob, if there is one."""
         if isinstance(message, Contribution) and message.blob:
             blobs = known.blobs
             blobs.pop(message.blob.sha, None)
@@ -115,7 +115,7 @@ class Router:
         return message.task
 
     def _hello(self, device: str, event: Received) -> None:
-        hello = decode(said_in(event.payload), Hello)
+        hello = decode(device_message_in(event.payload), Hello)
         wanted = hello.task or self._first(device)
         if wanted not in self._inboxes:
             here = ", ".join(self._inboxes)
@@ -132,7 +132,7 @@ class Router:
         self._put([wanted], event)
 
     def _first(self, device: str) -> str:
-        """For a device that names no task: where it is, or the first that is not over."""
+        """The task of a device that names none: its current one, or the first that is not over."""
         here = self._known[device].task
         if here and not self._over(here):
             return here
@@ -142,5 +142,5 @@ class Router:
         for name in tasks:
             if name not in self._inboxes:
                 log.warning("message for task %s dropped: it is not here", printable(name))
-            elif not self._over(name):  # else nobody takes it out again
+            elif not self._over(name):  # the inbox of a finished task is no longer read
                 self._inboxes[name].put(event)

@@ -1,1 +1,1 @@
-"""An aggregator of one site that is a device of another: it merges its devices' updates and sends one."""
+"""The site: an aggregator for its devices, and one device to the aggregator above it."""

@@ -1,4 +1,4 @@
-"""An edge at work: a device above, an aggregator below, in one loop and one thread."""
+"""Runs a site in one thread: a device to the aggregator above, an aggregator to its own devices."""
 
 from __future__ import annotations
 
@@ -16,38 +16,41 @@ from .site_manager import Ground, SiteRules
 from .site_task import SiteTask
 
 TICK_S = 0.05
-"""Seconds between looks at the clock."""
+"""Seconds between two steps of the loop when nothing comes."""
 MOST_EVENTS = 100
-"""Events from above that are taken before it is the site's turn again."""
+"""Events from above that are handled before the site's own events are."""
 HELLO_S = 10.0
-"""Seconds after which the aggregator above is told of another number of samples."""
+"""Seconds between two hellos that tell the aggregator above a changed number of samples."""
 LINGER_S = 2.0
-"""Seconds that devices of the site have to hear that all is over."""
+"""Seconds that devices of the site get to hear that the task is done."""
 
 
 class Edge:
-    """Upwards an ordinary device: make its link as that of `agent`. `ports` are of the site."""
+    """A device to the aggregator above, by `agent`, and a site for its own devices, by `ground`.
+
+    The link to the aggregator above is made as for any `Agent`; `ports` connect the site to its own devices.
+    """
 
     def __init__(self, settings: Settings, boot: int, rules: SiteRules, ports: Ports) -> None:
-        """`settings.data` is not read. `boot` as of Agent."""
+        """`settings.data` is not read. `boot` as in Agent."""
         self._clock: Callable[[], float] = ports.clock
         self._rules = rules
         self.ground = Ground(settings.folder / "site", rules, ports)
         self.agent = Agent(
             settings, boot, ports.clock, partial(InProcess, make=partial(SiteTask, self.ground))
         )
-        self._said, self._said_s = 0, 0.0
+        self._said, self._said_s = 0, 0.0  # samples in the last hello, and when it was sent
         self._over_s: float | None = None
 
     @property
     def finished(self) -> bool:
-        """Whether the task is done, above and here, and all is receipted."""
+        """Whether the task is done above and here, and every contribution has its receipt."""
         if self._over_s is None or not self.agent.finished:
             return False
         return self._clock() - self._over_s >= LINGER_S
 
     def run(self, link: DeviceLink, stop: threading.Event, until_done: bool = False) -> None:
-        """Work until stopped or, with `until_done`, until finished; either way all is on disk.
+        """Work until stopped or, with `until_done`, until finished. Everything is on disk afterwards.
 
         Raises what `step` raises.
         """
@@ -56,9 +59,9 @@ class Edge:
             self.step(TICK_S)
 
     def step(self, timeout_s: float) -> None:
-        """Take what comes, from below and from above, and do what is due.
+        """Handle events from the site's devices and from above, and do what is due.
 
-        Raises RunFolderError, BlobError when the disk fails, ModelError for a bundle that is no use here.
+        Raises RunFolderError or BlobError when the disk fails, ModelError for a bundle that cannot be used.
         """
         self.ground.step(timeout_s)
         for _ in range(MOST_EVENTS):
@@ -68,22 +71,24 @@ class Edge:
             self._end()
         else:
             self._over_s = None
-            self._say_who_is_here()
+            self._report_samples()
 
     def close(self) -> None:
-        """Let go of the folders."""
+        """Close the run folder."""
         self.ground.leave()
 
     def _end(self) -> None:
-        """The task is done above: so it is here."""
+        """End the site, as the task is done above."""
         if self._over_s is None:
             self._over_s = self._clock()
             if self.ground.site is not None:
                 self.ground.site.farewell()
         self.ground.leave()
 
-    def _say_who_is_here(self) -> None:
-        """The aggregator above waits for a site as soon as there is somebody to wait for, and no longer."""
+    def _report_samples(self) -> None:
+        """Send a hello when the samples change: the aggregator above waits for a site only while it has
+        enough devices.
+        """
         roll, now = self.ground.roll, self._clock()
         samples = roll.samples if roll.devices >= self._rules.min_devices else 0
         if self.ground.site is None or samples == self._said:

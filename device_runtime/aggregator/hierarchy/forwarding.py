@@ -1,6 +1,7 @@
-"""Which kinds of update a site can merge into one: those of which nothing but the base is left afterwards.
+"""Decides which kinds of update a site merges into one, and makes the update that it forwards.
 
-Where scalars are asked for and full updates are not, it merges scalars into scalars.
+A site merges kinds that change nothing but the base into one full update. If a round asks for zeroth-order
+scalars but not for full updates, it merges its devices' scalars into scalars.
 """
 
 from __future__ import annotations
@@ -34,52 +35,54 @@ from device_runtime.strategies.statistics.class_statistics import (
     MOMENTS,
     ROWS,
     Statistics,
-    asking,
-    wished,
+    statistics_of,
+    with_class_statistics,
 )
 from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
 from device_runtime.strategies.statistics.feature_scale import scale_in
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.training.device_half import NO_TENSORS
 from device_runtime.strategies.zeroth_order import ZerothOrder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SiteKinds:
-    """What a site does with an offer: it forwards `forwarded`, full updates or scalars, and offers `offered`
-    to its devices.
+    """The kinds that a site offers and forwards for an offer from above.
 
-    `left_out` says of each other kind why its devices are not asked for it.
+    It offers the kinds `offered` to its devices and forwards one of kind `forwarded`, a full update or
+    scalars. `left_out` says of each other kind why the devices are not asked for it.
     """
 
     forwarded: Full | ZerothOrder
     offered: tuple[AnyStrategy, ...]
     left_out: tuple[str, ...] = ()
     length: float = 1.0
-    """See scalars.forwarded."""
+    """The length of a step of 1 above, in the site's units; see `forwarded`."""
 
     @property
     def means(self) -> ClassMeans | None:
-        """What a site forwards whose devices have sent class statistics alone."""
+        """The kind that the site forwards if its devices have sent only class statistics."""
         return next(_statistics_alone(self.offered), None)
 
 
 class NothingToForward(Exception):
-    """The offer asks for nothing that a site forwards. The message is for people."""
+    """The offer asks for no kind that a site forwards. The message is for people."""
 
 
 def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
-    """The kinds of an offer that can be merged here, in its order of preference. `base`: of the round, or of
-    the bundle where there is none yet.
+    """The kinds of an offer that a site can merge, in the offer's order of preference.
 
-    Raises KindError when this version knows none of them, NothingToForward.
+    `base`: the base of the round or, if there is none yet, the bundle's weights. Raises KindError if this
+    version knows none of the kinds, NothingToForward if a site forwards none of them.
     """
-    kinds = registry.known(offer.kinds)
+    kinds = registry.supported_kinds(offer.kinds)
     full = next((kind for kind in kinds if isinstance(kind, Full)), None)
     if full is None:
         return _of_scalars(offer, kinds, lambda kind: at_site(kind, base, manifest))
-    if wished(full) is None:  # what cannot be forwarded is not asked for
-        kinds = tuple(asking(kind, None) for kind in kinds)
+    if statistics_of(full) is None:  # class statistics that cannot be forwarded are not asked for
+        kinds = tuple(with_class_statistics(kind, None) for kind in kinds)
     reasons = {kind: why_not(kind, manifest) for kind in kinds}
     return SiteKinds(
         forwarded=full.variants()[0],
@@ -91,7 +94,7 @@ def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
 def _of_scalars(
     offer: Offer, kinds: Sequence[AnyStrategy], here: Callable[[ZerothOrder], ZerothOrder]
 ) -> SiteKinds:
-    """For a round without full updates."""
+    """The kinds of a round without full updates; `here` makes the kind that the site offers."""
     scalars = next((kind for kind in kinds if isinstance(kind, ZerothOrder)), None)
     if scalars is None:
         names = ", ".join(kind.name for kind in kinds)
@@ -106,33 +109,33 @@ def _of_scalars(
 
 
 def _statistics_alone(kinds: Iterable[AnyStrategy]) -> Iterator[ClassMeans]:
-    """Those that send class statistics and nothing else."""
+    """The kinds that send only class statistics."""
     return (kind for kind in kinds if isinstance(kind, ClassMeans) and kind.statistics is not None)
 
 
 def usual_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
-    """What a site gets ready with as long as no round says what it asks for."""
-    usual = (kind.strategy for kind in kinds_named(registry.USUAL))
+    """The kinds that a site prepares for before it knows a round's kinds."""
+    usual = (kind.strategy for kind in kinds_named(registry.DEFAULT_KINDS))
     return tuple(kind for kind in usual if not why_not(kind, manifest))
 
 
 def why_not(kind: AnyStrategy, manifest: Manifest) -> str:
-    """Why updates of a kind cannot be merged into one full update; empty when they can."""
-    moved = _MOVED.get(type(kind))
-    if moved is None:
+    """Why updates of a kind cannot be merged into one full update; empty if they can."""
+    changed = _CHANGED.get(type(kind))
+    if changed is None:
         return "what the aggregator makes of it is more than a base"
     if isinstance(kind, FewShot) and (not kind.join_base or kind.send_mean):
         return "its classifiers do not join the base only"
     if isinstance(kind, ZerothOrder) and kind.sizing == "relative":
-        return "how far its step goes is known above alone"
+        return "only the aggregator above knows the length of its step"
     if isinstance(kind, ClassMeans) and kind.statistics is None and kind.head != "trained":
         return f"its classifier is served, not trained into the base (head is {kind.head!r})"
-    whole = {spec.name for spec in Full().expected(manifest)}
+    full = {spec.name for spec in Full().expected(manifest)}
     try:
-        strange = [name for form in kind.variants() for name in moved(form, manifest) if name not in whole]
+        other = [name for form in kind.variants() for name in changed(form, manifest) if name not in full]
     except BundleError as error:
         return str(error)
-    return f"it moves {strange[0]}, which is not in a full update" if strange else ""
+    return f"it changes {other[0]}, which is not in a full update" if other else ""
 
 
 def _expected(kind: AnyStrategy, manifest: Manifest) -> list[str]:
@@ -147,7 +150,7 @@ def _head(_kind: AnyStrategy, manifest: Manifest) -> list[str]:
     return [name for name in (manifest.head.weight, manifest.head.bias) if name is not None]
 
 
-_MOVED: Mapping[type, Callable[[Any, Manifest], list[str]]] = {
+_CHANGED: Mapping[type, Callable[[Any, Manifest], list[str]]] = {
     Full: _expected,
     EntropySubset: _expected,
     Peft: _expected,
@@ -156,21 +159,20 @@ _MOVED: Mapping[type, Callable[[Any, Manifest], list[str]]] = {
     ZerothOrder: _directions,
     ClassMeans: _head,
 }
-"""Kinds that do nothing but move the base, and the tensors of it that a form of them moves."""
+"""Kinds that change nothing but the base, and the tensors that a form of each changes."""
 
 
-# FROM scalars: Rounds of scalars alone at a site: what its devices are told and measure, and what it
-# forwards.
+# Rounds without full updates: the site's devices measure zeroth-order scalars, and it forwards their mean.
 
 
 def steps_between(
     before: Offer | None, now: Offer, leads: Callable[[Sequence[Step]], bool]
 ) -> tuple[Step, ...] | None:
-    """What leads from the base of one offer to that of a later one; None where the later one does not say.
+    """The steps from the base of one offer to that of a later one; None if they are not known.
 
-    Lines have one name where they begin with one model, as when a run goes back to it: whether both offers
-    are on the same is told by the last step before, which no other line has, where both name it; else
-    `leads` says whether steps lead from the one base to the other.
+    Two step logs that begin with the same model have the same line name, as after a rollback. The offers are
+    on the same log if both name the same last step before, which no other log has. If they do not both name
+    it, `leads` decides whether the steps lead from one base to the other.
     """
     if before is None or before.base.line != now.base.line:
         return None
@@ -189,9 +191,10 @@ def steps_between(
 
 
 def at_site(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder:
-    """The kind with which a site's devices measure what they would measure for the one above.
+    """The kind with which a site's devices measure the same as they would for the aggregator above.
 
-    What is usual of relative scalars is known above alone: here they are absolute, over the same lengths.
+    Only the aggregator above knows the scale of relative scalars, so they are absolute here, with `eps` of
+    the same length.
     """
     return replace(
         kind, sizing="absolute", eps=kind.eps * unit(base, manifest.specs(kind.tunable), kind.sizing)
@@ -199,23 +202,21 @@ def at_site(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder
 
 
 def forwarded(steps: Sequence[Step], length: float) -> Tensors:
-    """The mean of a site's scalars, from the one step of its round, as the one above counts them: `length` is
-    how many times further here is what is one there, a power of two.
+    """The mean of the site's scalars, from the one step of its round, in the units of the aggregator above.
+
+    `length`, a power of two, is the length of a step of 1 above in the site's units.
     """
     [step] = steps
     return {"g": np.asarray(step.scalars, np.float32) * np.float32(length)}
 
 
-# FROM statistics: The class statistics of a site's devices, summed, as they go up beside what the site
-# forwards.
-
-log = logging.getLogger(__name__)
+# The class statistics of a site's devices, summed, which it sends beside the update that it forwards.
 
 
 def of_round(memory: Tensors, base: Tensors, manifest: Manifest, asked: ClassStatistics) -> Statistics:
-    """The sums over a round's devices, of features on the round's base.
+    """The class statistics of all devices of a round, of features on the round's base.
 
-    `memory` is the pool as it was kept after the round. It holds that round alone: a site is given its rounds
+    `memory` is the pool that was stored after the round. It holds that round only, as a site gets its rounds
     without what was pooled before.
     """
     projection = asked.projection(manifest.head.features)
@@ -224,33 +225,37 @@ def of_round(memory: Tensors, base: Tensors, manifest: Manifest, asked: ClassSta
 
 
 def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Tensors:
-    """Tensors for the wire; none where nobody sent any, or the kind that is forwarded comes without."""
-    wished = class_statistics.wished(forwarded)
+    """The class statistics as tensors to send; none if no device sent any or `forwarded` has none."""
+    wished = class_statistics.statistics_of(forwarded)
     if wished is None:
-        return NOTHING
+        return NO_TENSORS
     pooled = _fewer(pooled, num_examples)
     sums = _whole(pooled, num_examples).at_least(wished.smallest_count)
     if not sums.counts.any():
-        return NOTHING
-    right = _believed(pooled.right, held_out.most(wished.hold_out, num_examples))
+        return NO_TENSORS
+    right = _acceptable(pooled.right, held_out.most(wished.hold_out, num_examples))
     try:
         possible = replace(pooled, sums=sums, moments=_possible(pooled), right=right)
         sent = class_statistics.encode(possible, wished)
     except TensorError as error:
         log.warning("class statistics of the site are not sent: %s", error)
-        return NOTHING
-    if MOMENTS in sent and not forwarded.trains_extractor:  # else the one above would scale the counts again
+        return NO_TENSORS
+    if (
+        MOMENTS in sent and not forwarded.trains_extractor
+    ):  # else the aggregator above would scale the counts again
         sent.setdefault(MOMENT_ROWS, sent[ROWS] if len(sent[MOMENTS]) else sent[ROWS][:0])
     if why := class_statistics.doubt(sent, num_examples, wished.smallest_count, sums.sums.shape):
-        log.warning("class statistics of the site are not sent: the one above would refuse them: %s", why)
-        return NOTHING
+        log.warning(
+            "class statistics of the site are not sent: the aggregator above would refuse them: %s", why
+        )
+        return NO_TENSORS
     return sent
 
 
 def _fewer(pooled: Statistics, num_examples: int) -> Statistics:
-    """Second moments scaled down to `num_examples` samples where they are of more.
+    """The statistics with second moments scaled down to `num_examples` samples, if they are of more.
 
-    An entropy subset measures all samples of its device, and its update counts those that it selects.
+    With an entropy subset, a device measures all its samples, but its update counts only the selected ones.
     """
     known = pooled.moment_sums
     total = float(known.counts.sum())
@@ -262,16 +267,16 @@ def _fewer(pooled: Statistics, num_examples: int) -> Statistics:
     )
 
 
-def _believed(right: NDArray[np.float64], most: int) -> NDArray[np.float64]:
-    """Counts of held-out samples scaled down to at most so many; see `_fewer`."""
+def _acceptable(right: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """Counts of held-out samples, scaled down to at most `most`; see `_fewer`."""
     counts: NDArray[np.float64] = np.floor(right * min(1.0, most / max(1.0, right[0])))
     return counts
 
 
 def _whole(pooled: Statistics, num_examples: int) -> ClassSums:
-    """Counts rounded down to whole numbers, at most `num_examples` in all, with the same means.
+    """The sums with counts rounded down to whole numbers, at most `num_examples` in all, and the same means.
 
-    A sample that a device measured may stand for several; one whose second moments were sent counts once.
+    A sample that a device measured may stand for several; a sample with second moments counts once.
     """
     sums, measured = pooled.sums, pooled.moment_sums.counts
     more = sums.counts - measured
@@ -283,7 +288,7 @@ def _whole(pooled: Statistics, num_examples: int) -> ClassSums:
 
 
 def _possible(pooled: Statistics) -> NDArray[np.float64]:
-    """The moments, with no square smaller than the class means make it: each device has rounded both."""
+    """The moments, with each square at least what the class means imply: each device has rounded both."""
     sums = pooled.moment_sums
     moments: NDArray[np.float64] = pooled.moments.copy()
     least: NDArray[np.float64] = (np.square(sums.sums[sums.present]) / sums.counts[sums.present, None]).sum(

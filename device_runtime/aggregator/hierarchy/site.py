@@ -1,4 +1,4 @@
-"""One run of a site: an ordinary aggregator, whose rounds are those that an aggregator above gives it."""
+"""One run of a site: an aggregator whose rounds come from the aggregator above."""
 
 from __future__ import annotations
 
@@ -46,29 +46,32 @@ from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.merging.merge import Merged
 from device_runtime.strategies.statistics import closed_form
 from device_runtime.strategies.statistics.class_statistics import Statistics
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 from .forwarding import of_round, steps_between
 
+log = logging.getLogger(__name__)
+
 Standing = Literal["other", "open", "merged"]
+"""How far a site is with a round from above: another round is open, this one is, or this one is merged."""
 
 
 class Site:
-    """The service of a site, spoken to by its clock. Raises what Service raises, and RunFolderError."""
+    """The service of a site. Raises what Service raises, and RunFolderError."""
 
     def __init__(self, task: Task, folder: Path, ports: Ports) -> None:
-        """Opens the folder, and offers its devices what it has open."""
+        """Opens the folder, and offers its open round, if any, to the devices."""
         self._service = Service(task, folder, ports, given=True)
         self._ports = ports
         self.task = task
         self.merge_s = 0.0
-        """Seconds that the latest merging took."""
+        """Seconds that the latest merge took."""
         self._source: tuple[GivenRound, Offer] | None = None
         self._service.start()
 
     @property
     def source(self) -> Offer | None:
-        """The offer from above whose round was given last."""
+        """The offer from above of the round that was given last."""
         latest = self._latest
         if latest is None:
             return None
@@ -77,7 +80,7 @@ class Site:
         return self._source[1]
 
     def standing(self, offer: Offer) -> Standing:
-        """How far the site is with the round of an offer from above."""
+        """How far the site is with the round of this offer from above."""
         source = self.source
         if source is None or (source.run, source.round) != (offer.run, offer.round):
             return "other"
@@ -86,7 +89,7 @@ class Site:
         return "merged" if self._service.state.round == self._number else "other"
 
     def give(self, given: RoundInputs, seconds: float) -> None:
-        """Offer the site's devices a round from above, with so many seconds; the open one has them anew."""
+        """Offer a round from above to the site's devices for `seconds`; an open round gets a new deadline."""
         rounds, latest = self._service.rounds, self._latest
         if self.standing(given.offer) == "open" and latest:
             self._service.give(msgspec.structs.replace(latest, deadline_s=seconds))
@@ -108,8 +111,9 @@ class Site:
         )
 
     def _leads(self, given: RoundInputs, steps: Sequence[Step]) -> bool:
-        """Whether these, taken from the base of the round that was given last, make that of this one. Those
-        that cannot be taken here do not: the base has come whole.
+        """Whether these steps lead from the base of the last given round to this round's base.
+
+        False if they cannot be replayed here; then the whole base is used.
         """
         rounds = self._service.rounds
         try:
@@ -119,9 +123,7 @@ class Site:
         return tensors.encode(made) == tensors.encode(given.base)
 
     def _base(self, given: RoundInputs, steps: tuple[Step, ...] | None) -> Base:
-        """What the site's devices are told of a base: that it is so many steps further than the last, on a
-        line of the site's own; else a checkpoint, at which another line begins.
-        """
+        """The base that the site offers: steps on its own step log, else a checkpoint and a new log."""
         rounds = self._service.rounds
         if steps is None or not rounds.store.opened(self._number):
             return bases.checkpoint(given.base, rounds.store.models, rounds.manifest)
@@ -131,24 +133,24 @@ class Site:
 
     @property
     def contributions(self) -> int:
-        """Devices whose contributions count in the open round."""
+        """The number of devices whose contributions count in the open round."""
         return len(self._service.state.counted)
 
     @property
     def exhausted(self) -> bool:
-        """Whether all who are here have had their say about the open round."""
+        """Whether every device that is online has contributed to the open round or sits it out."""
         state = self._service.state
         said = bool(state.answered or state.sat_out)
         return said and not state.waiting and self._ports.clock() >= state.settles_s
 
     def close_round(self) -> None:
-        """Merge what the open round has."""
+        """Close the open round and merge its contributions."""
         self._timed(self._service.close_round)
 
     def end(self, offer: Offer) -> RoundInputs | None:
-        """End the round that was given last, unless it is of this offer: merge what it has.
+        """Merge the round that was given last, unless it is the round of this offer.
 
-        Returns what it was given with, but for what came beside the base; None when there is no other round.
+        Returns the inputs of that round without its side tensors; None if there is no such round.
         """
         source = self.source
         if source is None or self.standing(offer) != "other":
@@ -157,10 +159,10 @@ class Site:
             self.close_round()
         if self.standing(source) != "merged":
             return None
-        return RoundInputs(source, "", self._service.rounds.weights(self._number), NOTHING)
+        return RoundInputs(source, "", self._service.rounds.weights(self._number), NO_TENSORS)
 
     def made(self) -> SiteResult | str:
-        """What the round that was given last came to, or why that is nothing to forward."""
+        """The result of the round that was given last, or why there is nothing to forward."""
         rounds, number = self._service.rounds, self._number
         closed = rounds.store.closed(number)[0]
         devices = len({one.device for one in closed.contributions})
@@ -176,7 +178,7 @@ class Site:
         return made_of(closed, rounds.weights(number + 1), steps, statistics)
 
     def _statistics(self, number: int) -> Statistics | None:
-        """The class statistics of a merged round, of all devices together."""
+        """The class statistics of all devices of a merged round; None if none were stored."""
         rounds = self._service.rounds
         kept = rounds.store.carried(number + 1).memory.get(closed_form.MEMORY)
         if kept is None:
@@ -185,15 +187,15 @@ class Site:
         return of_round(memory, rounds.weights(number), rounds.manifest, rounds.task.statistics)
 
     def handle(self, event: Event) -> None:
-        """One event of the site's link."""
+        """Handle an event of the site's link."""
         self._timed(lambda: self._service.handle(event))
 
     def tick(self) -> None:
-        """Look at the clock."""
+        """Do what is due by the clock."""
         self._timed(self._service.tick)
 
     def farewell(self) -> None:
-        """Tell the devices that all is over."""
+        """Tell the devices that the task is done."""
         rounds = self._service.rounds
         lobby = rounds.lobby(self._service.state.round)
         done = msgspec.structs.replace(lobby, round=self._service.state.round, done=True)
@@ -201,7 +203,7 @@ class Site:
         self._ports.link.publish(topic, self._ports.seal(topic, done), retain=True)
 
     def close(self) -> None:
-        """Let go of the run folder."""
+        """Close the run folder."""
         self._service.close()
 
     @property
@@ -211,23 +213,19 @@ class Site:
 
     @property
     def _number(self) -> int:
-        """The site's own number of the round that was given last."""
+        """The number of the round that was given last; 0 for none."""
         return self._latest.number if self._latest else 0
 
     def _timed(self, step: Callable[[], None]) -> None:
-        """Some steps end in a merge."""
+        """Do a step; if it merges a round, note how long that takes."""
         before, began = self._service.state.phase, time.monotonic()
         step()
         if before == "collect" and self._service.state.phase == "wait":
             self.merge_s = time.monotonic() - began
 
 
-# FROM roster: Who is at the site: the samples its devices have, and why some of them sit out. Told by the
-# service.
-
-
 class Roster:
-    """An observer of the site's service."""
+    """An observer of the site's service: which devices are ready, their samples, and why some sit out."""
 
     def __init__(self) -> None:
         self._samples: dict[str, int] = {}
@@ -251,29 +249,24 @@ class Roster:
 
     @property
     def devices(self) -> int:
-        """Devices that are here and ready."""
+        """The number of devices that are online and have samples."""
         return len(self._samples)
 
     @property
     def samples(self) -> int:
-        """What they hold together."""
+        """The samples of all these devices together."""
         return sum(self._samples.values())
 
     @property
     def idle(self) -> str:
-        """Who sits the round out, and why the first of them does; empty when nobody does."""
+        """How many devices sit the round out, and why the first of them does; empty if none does."""
         for device, why in sorted(self._idle.items()):
             return f"{len(self._idle)} sitting out, {device} as {why}"
         return ""
 
 
-# FROM site_log: What a site does, in the log: one line a round.
-
-log = logging.getLogger(__name__)
-
-
 def tell(happening: Happening) -> None:
-    """An observer."""
+    """An observer that logs what a site does: two lines a round, and one for each device that leaves."""
     match happening:
         case Started():
             log.info(
@@ -304,17 +297,14 @@ def _again(resumed: bool) -> str:
     return ", which goes on" if resumed else ""
 
 
-# FROM site_result: What a round of a site came to, as one device's work.
-
-
 @dataclass(frozen=True)
 class SiteResult:
-    """What a round of the site came to, in the units of people. `weights` is all of the merged base, `steps`
-    what was taken along directions to it, `statistics` the class statistics of all devices, if any were asked
-    for.
+    """The result of a round at a site, as the work of one device.
 
-    Samples, seconds and joules are sums over its contributions, the peak of memory and epsilon the most of
-    them; `train_loss` is their mean by samples, nan where none has one; epsilon nan where none is private.
+    `weights` is the whole merged base, `steps` are the zeroth-order steps to it, `statistics` the class
+    statistics of all devices, if any were asked for. Samples, seconds and joules are sums over the
+    contributions; peak memory and epsilon are maxima. `train_loss` is the mean weighted by samples. It is nan
+    if no contribution has one; epsilon is nan if none is private.
     """
 
     weights: Tensors
@@ -327,7 +317,7 @@ class SiteResult:
     peak_memory_bytes: int
     epsilon: float
     means_alone: bool
-    """Whether all that came was class means."""
+    """Whether all contributions were class means."""
     summary: str
 
 
@@ -339,7 +329,7 @@ def _energy(one: ContributionRecord) -> Energy:
 def made_of(
     closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...], statistics: Statistics | None
 ) -> SiteResult:
-    """Of a closed round, the base that it made, the steps that it took to it, and its class statistics."""
+    """Sum up a closed round, the merged base, the steps to it and the class statistics."""
     sent = closed.contributions
     devices = len({one.device for one in sent})
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())

@@ -1,4 +1,4 @@
-"""Where a site is kept and how it is reached: one site at a time, that of the run above it."""
+"""Opens and closes the site for the current run above, and passes it the events of its link."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from .site import Roster, Site
 log = logging.getLogger(__name__)
 
 OPEN_END = 1_000_000
-"""Rounds of a site's task: it has as many as there are above."""
+"""Rounds of a site's task: no limit, as the aggregator above decides when the task is done."""
 
 
 @dataclass(frozen=True)
 class SiteRules:
-    """What is decided at the site itself.
+    """The settings that a site decides itself.
 
-    With fewer than `min_devices` that are ready the edge is not ready either, and no round above waits for
-    it; with fewer than `min_contributions` the site has nothing to forward. `late` as in a task.
+    With fewer than `min_devices` ready devices the site is not ready either, and no round above waits for it.
+    With fewer than `min_contributions` it forwards nothing. `late` as in a task.
     """
 
     min_devices: int = 1
@@ -53,14 +53,14 @@ class SiteRules:
 
 
 class Ground:
-    """Opens sites below `folder`, and hands on what the link of the site brings.
+    """Opens sites below `folder`, one at a time, and passes them the events of the site's link.
 
-    Who is there is known before a site is open, and to the next one: what else comes while none is open is
-    dropped, and devices say it again.
+    The presence of devices is known before a site is open, and is passed to each new one. Other messages that
+    come while no site is open are dropped; devices send them again.
     """
 
     def __init__(self, folder: Path, rules: SiteRules, ports: Ports) -> None:
-        """The observers of `ports` are told of every site."""
+        """The observers of `ports` observe every site."""
         self.folder, self.rules = folder, rules
         self.roll = Roster()
         self.site: Site | None = None
@@ -69,10 +69,10 @@ class Ground:
         self._present: dict[str, dict[str, Received]] = {}
 
     def enter(self, offer: Offer, kinds: Sequence[AnyStrategy], bundle: Bundle) -> Site:
-        """The site of this run above and these kinds: the one at hand, or another, for which that is closed.
+        """The site for this run above and these kinds. If another site is open, it is closed first.
 
-        Other sites are removed from the disk, unless one has contributions that were not forwarded: their
-        devices have receipts. Raises RunFolderError, and what Rounds raises.
+        Other sites are removed from the disk, except those with contributions that were not forwarded, as
+        their devices have receipts. Raises RunFolderError, and what Rounds raises.
         """
         task = self._task(offer, kinds, bundle)
         of_run = self._of_run(offer)
@@ -86,7 +86,7 @@ class Ground:
         return self.site
 
     def enter_any(self, offer: Offer) -> Site | None:
-        """The site of the run above, whatever its kinds: the one at hand, or what an earlier life left.
+        """The site of the run above, whatever its kinds: the open one, or the latest one on disk.
 
         Raises RunFolderError, TaskError, and what Rounds raises.
         """
@@ -108,7 +108,7 @@ class Ground:
         self.site = None
 
     def step(self, timeout_s: float) -> None:
-        """Take what the link brings for so many seconds, or until nothing does, and look at the clock."""
+        """Handle events of the link for `timeout_s` or until none is left, then do what is due."""
         end = self._ports.clock() + timeout_s
         try:
             self._take(self._ports.inbox.get(timeout=timeout_s))
@@ -120,7 +120,7 @@ class Ground:
             self.site.tick()
 
     def _opened(self, task: Task, folder: Path) -> Site:
-        """Those who are known to be there are, from the start."""
+        """Open a site, and tell it which devices are online."""
         observers = (*self._ports.observers, Records(folder))
         site = Site(task, folder, replace(self._ports, observers=observers))
         self._at = folder
@@ -130,13 +130,14 @@ class Ground:
         return site
 
     def _take(self, event: Event) -> None:
+        """Note the presence in an event, and pass the event to the open site."""
         if isinstance(event, Received):
             self._note(event)
         if self.site is not None:
             self.site.handle(event)
 
     def _note(self, event: Received) -> None:
-        """The last word of each device, of as many as a site knows, on whether it is there, and with what."""
+        """Keep the latest presence and hello of each online device, for up to MOST_DEVICES."""
         try:
             address = topics.parse(event.topic)
             if address.leaf == "state" and event.payload and not decode(event.payload, State).online:
@@ -144,17 +145,17 @@ class Ground:
             elif address.leaf in ("state", "hello") and event.payload and self._has_room(address.device):
                 self._present.setdefault(address.device, {})[address.leaf] = event
         except (TopicError, MessageError):
-            return  # the site says what is wrong with it
+            return  # the site logs what is wrong with it
 
     def _has_room(self, device: str) -> bool:
         return device in self._present or len(self._present) < MOST_DEVICES
 
     def _of_run(self, offer: Offer) -> Path:
-        """Names come over the wire: they are no paths."""
+        """The folder of a run: a hash, as the names in an offer must not become paths."""
         return self.folder / hashlib.sha256(f"{offer.task}\0{offer.run}".encode()).hexdigest()[:16]
 
     def _task(self, offer: Offer, kinds: Sequence[AnyStrategy], bundle: Bundle) -> Task:
-        """With class statistics where the kinds have them; they are the same for all kinds of a task."""
+        """The site's task. Class statistics are the same for all kinds that have them."""
         statistics = next((kind.statistics for kind in kinds if kind.statistics is not None), None)
         return Task(
             bundle=str(bundle.path.resolve()),
@@ -170,9 +171,9 @@ class Ground:
 
 
 def _remove(site: Path) -> None:
-    """A site's folder, or that of a run without sites; not one with contributions to forward."""
+    """Remove a site's folder, or a run's without sites; keep one with contributions to forward."""
     if any((inner / outside.FILE).exists() for inner in site.glob("*")):
-        return  # a run of which a site was kept
+        return  # the folder of a run with a site that was kept
     try:
         waiting = _waiting(site)
     except (AggregatorError, BrokerError) as error:
@@ -185,7 +186,7 @@ def _remove(site: Path) -> None:
 
 
 def _waiting(site: Path) -> int:
-    """Contributions of a round that was given and is not closed. Raises AggregatorError, BrokerError."""
+    """The number of contributions to an open given round. Raises AggregatorError, BrokerError."""
     given = Outside(site).latest
     if given is None or not (site / database.FILE).exists():
         return 0

@@ -1,4 +1,4 @@
-"""A site in place of a device: where that would train, the site's devices do, and one update goes on up."""
+"""Runs a site as a device's task: the site's devices train, and one merged update is sent above."""
 
 from __future__ import annotations
 
@@ -36,16 +36,15 @@ from .site_manager import Ground
 log = logging.getLogger(__name__)
 
 MOST_SPARE_S = 30.0
-"""Seconds before a deadline above that are kept free at most, if merging and uploading are not seen to take
-longer."""
+"""The most seconds kept free before a deadline above, unless merging and uploading have taken longer."""
 NEW_DEADLINE_S = 1.0
-"""Seconds by which a deadline above must have moved for the site to be told of it."""
+"""The site gets a new deadline only if the one above has moved by more than this, in seconds."""
 NO_STRAGGLER = StragglerVerdict(False, ())
 
 
 @dataclass(frozen=True)
 class _Given:
-    """A round that the site was given in this life: the deadline above, and when the site's own is."""
+    """A round that the site was given in this life, with the deadline above and the site's own."""
 
     offer: Offer
     above_s: float
@@ -53,7 +52,7 @@ class _Given:
 
 
 class SiteTask(OneTask):
-    """See OneTask. The site works in a loop of its own (`Ground.step`): `perform` looks how far it is."""
+    """See OneTask. The site works in its own loop (`Ground.step`), so `perform` only looks how far it is."""
 
     def __init__(
         self,
@@ -67,10 +66,10 @@ class SiteTask(OneTask):
         self._ground, self._clock, self._link = ground, clock, link
         self._bundles = bundles
         self._given: _Given | None = None
-        self._told: tuple[str, ...] = ()
+        self._logged: tuple[str, ...] = ()
 
     def hello(self, boot: int) -> Hello:
-        """In the name of the site: ready when enough of its devices are, with all that they have."""
+        """The hello of the site, with the samples of all its devices; 0 until enough devices are ready."""
         roll = self._ground.roll
         ready = roll.devices >= self._ground.rules.min_devices
         return Hello(
@@ -85,8 +84,8 @@ class SiteTask(OneTask):
         return self._bundles[member]
 
     def member(self, offer: Offer, remaining_s: float) -> str:
-        """Sites merge into the main model. Whatever there is to do above, from now on the site is open: in
-        the lobby, and while others still work on a round, its devices get ready.
+        """The main model, as sites merge no other. Also opens the site, so that its devices can get ready
+        before the site has a round.
 
         Raises RunFolderError, KindError.
         """
@@ -103,17 +102,17 @@ class SiteTask(OneTask):
         return MAIN
 
     def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
-        """What the site forwards, by the codec that full updates have above; scalars have none."""
+        """The forwarded update, encoded with the codec of its kind above; scalars have none."""
         made, chosen = outcome.contribution, outcome.plan.chosen
         if made is None or chosen is None:
             raise ValueError("nothing was merged")
-        return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
+        return codecs.codec_named(chosen.strategy.codec).encode(made.tensors, given.base, left)
 
     def keep(self, offer: Offer, made: TrainedUpdate) -> None:
-        """What is forwarded keeps nothing here: the site's devices do."""
+        """Nothing to keep: only the site's devices have a strategy state."""
 
     def unsent(self, offer: Offer) -> tuple[RoundInputs, WorkOutcome] | None:
-        """What the site has of the round before, where another is offered: it ends, and may count late.
+        """End the site's round when another one is offered; what it has may count late above.
 
         Raises RunFolderError, KindError.
         """
@@ -129,7 +128,7 @@ class SiteTask(OneTask):
         return given, _outcome(made, site_kinds(given.offer, bundle.manifest, given.base), bundle)
 
     def perform(self, given: RoundInputs, deadline: float, listener: Listener) -> WorkOutcome | None:
-        """How far the site is: None while it works, else what it made, or why it sits out.
+        """None while the site works on the round, then its merged update, or why it sits out.
 
         Raises RunFolderError when the site's disk fails, KindError for an offer of unknown kinds.
         """
@@ -139,8 +138,8 @@ class SiteTask(OneTask):
             site = self._ground.enter(given.offer, kinds.offered, bundle)
         except (NothingToForward, TaskError) as error:
             return _sits_out(str(error), listener)
-        if kinds.left_out != self._told:
-            self._told = kinds.left_out
+        if kinds.left_out != self._logged:
+            self._logged = kinds.left_out
             for reason in kinds.left_out:
                 log.warning("not asked of the site's devices: %s", reason)
         why = self._advance(
@@ -160,7 +159,7 @@ class SiteTask(OneTask):
     def _advance(
         self, site: Site, given: RoundInputs, deadline: float, forwarded: Sequence[TensorSpec]
     ) -> str | None:
-        """Give the site the round, or another deadline for it; why the site sits out, if so."""
+        """Give the site the round, or a new deadline for it. Returns why the site sits out, if it does."""
         now, standing = self._clock(), site.standing(given.offer)
         if standing == "merged":
             return None
@@ -175,7 +174,7 @@ class SiteTask(OneTask):
                 if standing == "open" and _has_enough(site):
                     site.close_round()
                     return None
-                return f"{deadline - now:.1f} s remain, merging and sending on need {margin:.1f} s"
+                return f"{deadline - now:.1f} s remain, merging and forwarding need {margin:.1f} s"
             site.give(given, deadline - margin - now)
             self._given = _Given(given.offer, deadline, deadline - margin)
             return None
@@ -183,13 +182,13 @@ class SiteTask(OneTask):
         if site.standing(given.offer) != "open":
             return None
         over = now >= known.until_s
-        if over and _has_enough(site):  # its own deadline comes a little later: giving it took its time
+        if over and _has_enough(site):  # its own deadline is a little later, as giving the round took time
             site.close_round()
             return None
         return self._hopeless(site, over)
 
     def _hopeless(self, site: Site, over: bool) -> str | None:
-        """Why nothing comes of the open round as things stand; None while something may."""
+        """Why the open round cannot succeed any more; None while it can."""
         if not over and not (site.exhausted and site.contributions == 0):
             return None
         needed, roll = site.task.min_contributions, self._ground.roll
@@ -200,7 +199,7 @@ class SiteTask(OneTask):
         return f"none of the {roll.devices} devices of the site has answered in time"
 
     def _margin_s(self, site: Site, forwarded: Sequence[TensorSpec], remaining_s: float) -> float:
-        """Seconds that merging and uploading take, and as much as a plan may not fill."""
+        """Seconds to keep free before the deadline above: for merging and uploading, and as in any plan."""
         size = sum(np.dtype(spec.dtype).itemsize * spec.size for spec in forwarded)
         upload_s = size / self._link.over(UNMEASURED_LINK).up
         return max(site.merge_s + upload_s, min((1 - MARGIN) * remaining_s, MOST_SPARE_S))
@@ -215,7 +214,7 @@ def _specs(forwarded: AnyStrategy, bundle: Bundle) -> Sequence[TensorSpec]:
 
 
 def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
-    """What the site forwards."""
+    """The work that the site reports above: its merged update, or that there is none to send."""
     forwarded: AnyStrategy = kinds.forwarded
     content = made.weights
     if made.means_alone and kinds.means is not None:
@@ -247,7 +246,7 @@ def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
 
 
 def _sits_out(why: str, listener: Listener) -> WorkOutcome:
-    """The aggregator above is told, so that it does not wait."""
+    """Tell the aggregator above that the site sits out, so that it does not wait."""
     plan = UpdateChoice(None, (), NO_STRAGGLER)
     listener.decided(Decision(plan, (why,), inf))
     return WorkOutcome(plan, None, gave_up=(why,))

@@ -1,1 +1,1 @@
-"""The service over HTTP: dashboard, REST, /metrics and /healthz, in a thread of its own beside the loop."""
+"""The aggregator's HTTP server: dashboard, REST, /metrics, /healthz and the join page."""

@@ -1,4 +1,4 @@
-"""REST: what is known of each task, read from snapshots and the log; nothing here waits for the loop."""
+"""REST routes about tasks; they read snapshots and the journal, and never wait for the loop."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .shapes import DevicePage, Entries, ModelVersion, RollbackAnswer, RoundPage
 from .watch import ENOUGH, DeviceFilter, Hosted
 
 STREAMS = 32
-"""Live views at one time; more are asked to come back later."""
+"""The most live views at one time; any more get 503."""
 LOOK_S = 0.5
-"""Seconds between looks at whether anything has happened; all that has is told at once."""
+"""Seconds between two events of a live view, at least; each shows the latest state."""
 COMMENT_S = 15.0
-"""Seconds after which a live view hears that we are still here."""
+"""Seconds of silence after which a live view gets a comment, to keep the connection open."""
 PART = 1 << 20
-"""Bytes of a model that are read at a time."""
+"""Bytes of a model that are read at once."""
 
 bearer = HTTPBearer(auto_error=False, description="The token of http.token_file.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
@@ -43,7 +43,7 @@ Number = Annotated[int, Query(ge=0, lt=2**63)]
 
 
 class TokenGuard:
-    """Lets those in who have the token."""
+    """Refuses requests without the token."""
 
     def __init__(self, token: Token) -> None:
         self._token = token
@@ -56,15 +56,16 @@ class TokenGuard:
 
     @property
     def open(self) -> bool:
-        """Whether everybody has it: no token is asked for."""
+        """Whether no token is required."""
         return not self._token.needed
 
     def knows(self, credentials: HTTPAuthorizationCredentials | None) -> bool:
+        """Whether the credentials hold the token."""
         return self._token.fits(credentials.credentials if credentials else None)
 
 
 class Api:
-    """The answers about tasks. `closing` becomes true when the service stops: live views end then."""
+    """The routes about tasks. When the service stops, it sets `closing`, which ends live views."""
 
     def __init__(self, hosted: list[Hosted], guard: TokenGuard, metrics: ProcessMetrics) -> None:
         self._hosted = {one.task.name: one for one in hosted}
@@ -72,15 +73,15 @@ class Api:
         self._metrics = metrics
         self._streams = 0
         self.closing = False
-        no_token: dict[int | str, dict[str, Any]] = {401: {"description": "The token is missing, or another"}}
+        no_token: dict[int | str, dict[str, Any]] = {401: {"description": "The token is missing or wrong"}}
         self.router = router = APIRouter(dependencies=[Depends(guard)], responses=no_token)
         add, of_task = router.add_api_route, "/api/v1/tasks/{name}"
-        add("/api/v1/tasks", self.tasks, summary="All tasks, and where they are")
-        add(of_task, self.task, summary="One task, and where it is")
+        add("/api/v1/tasks", self.tasks, summary="All tasks and their state")
+        add(of_task, self.task, summary="One task and its state")
         add(f"{of_task}/rounds", self.rounds, summary="Closed rounds, with sums by kind of update")
         add(f"{of_task}/versions", self.versions, summary="The models that were served")
         cannot: dict[int | str, dict[str, Any]] = {
-            403: {"description": "The service asks for no token: then nobody may change anything"},
+            403: {"description": "The service requires no token, so nothing may be changed"},
             409: {"description": "There is no such model, or it is not kept any more"},
         }
         add(
@@ -91,7 +92,11 @@ class Api:
             summary="Serve the model of an earlier round from now on, and go on from it",
             responses=cannot,
         )
-        add(f"{of_task}/devices", self.devices, summary="The fleet: who, what, why, last seen")
+        add(
+            f"{of_task}/devices",
+            self.devices,
+            summary="The devices: what each does, why, and when it was last seen",
+        )
         add(
             f"{of_task}/contributions",
             self.contributions,
@@ -102,7 +107,7 @@ class Api:
             (
                 f"{of_task}/events",
                 self.events,
-                "Where the task is, whenever that changes",
+                "The state of the task, whenever it changes",
                 "text/event-stream",
             ),
             ("/metrics", self.metrics, "For Prometheus", "text/plain"),
@@ -171,7 +176,7 @@ class Api:
     def model(self, name: Name) -> StreamingResponse:
         hosted = self._of(name)
         try:
-            file = (hosted.folder / SERVED).open("rb")  # whole, whatever takes its place meanwhile
+            file = (hosted.folder / SERVED).open("rb")  # stays readable if another file replaces it
         except OSError:
             raise HTTPException(404, "no round is closed yet: there is no served model") from None
         headers = {

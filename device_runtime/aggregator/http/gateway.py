@@ -1,8 +1,8 @@
-"""MQTT over WebSockets where the page came from, and the broker's own port behind it.
+"""Relays MQTT over WebSockets from the address of the join page to the broker.
 
-A page then speaks to one origin: one port, one certificate. Nor does it wait for the WebSockets of Mosquitto,
-which in some builds (Debian's) send 4 KiB each 100 ms. Bytes are passed on as they are: who gets in is the
-broker's affair.
+A page then has one origin, with one port and one certificate. It also avoids the WebSockets of Mosquitto,
+which in some builds (Debian's) send only 4 KiB each 100 ms. Bytes are relayed unchanged: the broker decides
+which devices may connect.
 """
 
 from __future__ import annotations
@@ -22,36 +22,39 @@ from .security import by_local_name, counted_as, is_here
 log = logging.getLogger(__name__)
 
 PATH = "mqtt"
-"""Below /join/."""
+"""The path of the gateway, below /join/."""
 PROTOCOL = "mqtt"
 MOST = 200
-"""Pages at one time; a fleet of more has WebSockets of the broker's own."""
+"""The most pages at one time; a larger fleet uses the broker's own WebSockets."""
 SHARE = 100
-"""Of them those that one address beyond this machine may have: many may be behind it, and none has all."""
+"""The most pages of one remote address, which many devices may share; none can take all places."""
 CONNECT_S = 10.0
-"""Seconds to reach the broker, and those for a page to say all of its CONNECT: who is silent has no place."""
+"""Seconds to reach the broker, and for a page to send all of its CONNECT; a silent page loses its place."""
 CONNECT_BYTES = 16 * 1024
-"""Of that."""
+"""The most bytes of a CONNECT."""
 QUIET_S = 900.0
-"""Seconds without a word of a page. Devices ping each half minute, and the broker ends those that do not."""
+"""Seconds without a message of a page. Devices ping every 30 s, and the broker ends those that do not."""
 READ_BYTES = 64 * 1024
 TRY_LATER, NOT_HERE = 1013, 1008
+"""WebSocket close codes."""
 
 
 class NoConnect(Exception):
-    """What a page says first is no MQTT CONNECT."""
+    """The first message of a page is not an MQTT CONNECT."""
 
 
 class Gateway:
-    """Between pages and the broker."""
+    """Relays between pages and the broker."""
 
     def __init__(self, doorway: Doorway) -> None:
         self._doorway = doorway
         self._open: Counter[str] = Counter()
 
     async def pass_on(self, page: WebSocket) -> None:
-        """Until either side ends. A page of another site is not let in. Where the broker is open, nor is
-        who is on another machine, or came by a name that is not this one's (DNS rebinding).
+        """Relay until either side ends.
+
+        A page of another site is refused. Where the broker is open, so is a page on another machine, and one
+        that does not name this machine by a local name (DNS rebinding).
         """
         if not self._welcome(page) or PROTOCOL not in page.scope["subprotocols"]:
             await page.close(NOT_HERE)
@@ -65,7 +68,7 @@ class Gateway:
             await self._pass_on(page)
         finally:
             self._open[caller] -= 1
-            self._open += Counter()  # without those that have none
+            self._open += Counter()  # drops counts of 0
 
     def _welcome(self, page: WebSocket) -> bool:
         origin, address = page.headers.get("origin"), urlsplit(self._doorway.address).netloc
@@ -110,7 +113,7 @@ async def _down(reader: asyncio.StreamReader, page: WebSocket) -> None:
 
 
 async def _connect(page: WebSocket) -> bytes:
-    """What a page says until its CONNECT is whole. Raises NoConnect."""
+    """The bytes of a page until its CONNECT is complete. Raises NoConnect."""
     said = b""
     while not is_connect(said):
         data = (await page.receive()).get("bytes")
@@ -121,8 +124,9 @@ async def _connect(page: WebSocket) -> bytes:
 
 
 def is_connect(said: bytes) -> bool:
-    """Whether all of a CONNECT is there, whatever follows (MQTT 3.1.1 and 5, section 3.1). Raises NoConnect
-    for what cannot become one.
+    """Whether `said` begins with a complete CONNECT (MQTT 3.1.1 and 5, section 3.1).
+
+    Raises NoConnect for bytes that cannot become one.
     """
     if said[:1] not in (b"", b"\x10"):
         raise NoConnect(f"its first byte is {said[0]:#x}")

@@ -1,4 +1,4 @@
-"""One-time links over REST: made, listed, revoked, by who has the token; each with its QR code."""
+"""REST routes to make, list and revoke one-time links, each with its QR code; they need the token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fastapi import Path as InPath
 
 from device_runtime.aggregator.serving.join_address import Doorway
 from device_runtime.broker.errors import BrokerError
-from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
 from device_runtime.broker.security.one_time_links import OneTimeLink, State
@@ -21,13 +20,13 @@ from device_runtime.broker.wire.topics import TopicError
 
 from .api import TokenGuard
 
-Device = Annotated[str, Query(max_length=64, description="Its name; empty: one is drawn.")]
-Minutes = Annotated[float | None, Query(gt=0, le=7 * 24 * 60, description="That it is good for.")]
+Device = Annotated[str, Query(max_length=64, description="Name of the device; if empty, one is drawn.")]
+Minutes = Annotated[float | None, Query(gt=0, le=7 * 24 * 60, description="Minutes that the link is valid.")]
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """A link. Times are seconds since 1970; `used` and `revoked` are null until then."""
+    """A one-time link. Times are seconds since 1970; `used` and `revoked` are null until that happens."""
 
     id: str
     device: str
@@ -40,7 +39,7 @@ class Invitation:
 
 @dataclass(frozen=True)
 class NewLink:
-    """A new link; only this answer has its address. `qr`: rows of its QR code, 1 for dark."""
+    """A new link; its address is shown only here. `qr`: rows of its QR code, 1 for dark."""
 
     link: Invitation
     url: str
@@ -49,8 +48,9 @@ class NewLink:
 
 @dataclass(frozen=True)
 class Invitations:
-    """`page` is the join page, "" where there is none. `open`: whoever opens it joins, without a link; then
-    `qr` is of the page. `makes`: links can be made here.
+    """The join page and its links. `page`: its address, "" if there is none. `makes`: links can be made here.
+
+    `open`: browsers join without a link; then `qr` is the QR code of the page.
     """
 
     page: str = ""
@@ -61,7 +61,10 @@ class Invitations:
 
 
 class Inviting:
-    """`listens`: the address of HTTP; `clock`: seconds since 1970. Without a doorway there is no page."""
+    """The routes of one-time links. Without a doorway there is no join page.
+
+    `listens` gives the address of the HTTP server, `clock` seconds since 1970.
+    """
 
     def __init__(
         self,
@@ -72,10 +75,10 @@ class Inviting:
     ) -> None:
         self._doorway, self._guard = doorway, guard
         self._listens, self._clock = listens, clock
-        no_token: dict[int | str, dict[str, Any]] = {401: {"description": "The token is missing, or another"}}
+        no_token: dict[int | str, dict[str, Any]] = {401: {"description": "The token is missing or wrong"}}
         refused: dict[int | str, dict[str, Any]] = {
             403: {"description": "The service asks for no token, or makes no links"},
-            409: {"description": "There is such a device or link already, or none"},
+            409: {"description": "The device or link exists already, or does not exist"},
         }
         self.router = APIRouter(dependencies=[Depends(guard)], responses=no_token)
         add, path = self.router.add_api_route, "/api/v1/links"
@@ -85,8 +88,11 @@ class Inviting:
             f"{path}/{{name}}",
             self.revoke,
             methods=["DELETE"],
-            summary="Make a link void; its device, if it was used, is let in no more",
-            responses={**refused, 503: {"description": "It is void, but Mosquitto still lets its device in"}},
+            summary="Revoke a link, and the device that was enrolled with it",
+            responses={
+                **refused,
+                503: {"description": "It is revoked, but Mosquitto still accepts its device"},
+            },
         )
 
     @property
@@ -102,11 +108,11 @@ class Inviting:
             return Invitations(self.page, open=True, qr=rows_of(self.page))
         now = self._clock()
         try:
-            known = link_book.read(doorway.site).recent(now)
+            known = links.read_links(doorway.site).recent(now)
         except BrokerError as error:
             raise HTTPException(503, str(error)) from None
         makes = doorway.writable and not self._guard.open
-        return Invitations(self.page, makes=makes, links=[_told(link, now) for link in known])
+        return Invitations(self.page, makes=makes, links=[_invitation(link, now) for link in known])
 
     def make(self, device: Device = "", minutes: Minutes = None) -> NewLink:
         site, doorway = self._site(), self._doorway
@@ -117,7 +123,7 @@ class Inviting:
         except (BrokerError, TopicError) as error:
             raise HTTPException(409, str(error)) from None
         url = links.address(self.page, secret)
-        return NewLink(_told(link, now), url, rows_of(url))
+        return NewLink(_invitation(link, now), url, rows_of(url))
 
     def revoke(self, name: Annotated[str, InPath(max_length=64)]) -> Invitation:
         site, now = self._site(), self._clock()
@@ -127,31 +133,31 @@ class Inviting:
             raise HTTPException(409, str(error)) from None
         try:
             if link.used:
-                register.tell_of_revoked(site, link.device)
+                register.reload_after_revocation(site, link.device)
         except BrokerError as error:
             raise HTTPException(503, str(error)) from None
-        return _told(link, now)
+        return _invitation(link, now)
 
     def _site(self) -> BrokerFolder:
-        """Where links are kept. Raises HTTPException 403."""
+        """The folder of the links. Raises HTTPException 403 if no link can be made here."""
         if self._guard.open:
             raise HTTPException(403, "links need a token: set http.token_file")
         if self._doorway is None or self._doorway.site is None:
-            raise HTTPException(403, "no device is enrolled here: serve --web --enrolment DIR does")
+            raise HTTPException(403, "no devices are enrolled here: start with serve --web --enrolment DIR")
         if not self._doorway.writable:
-            raise HTTPException(403, f"{self._doorway.site.folder} is not whole here, or not ours to write")
+            raise HTTPException(403, f"{self._doorway.site.folder} is incomplete here, or cannot be written")
         return self._doorway.site
 
 
 def rows_of(text: str) -> list[str]:
-    """The QR code of a text, without the light border that belongs around it."""
+    """The QR code of a text, 1 for dark, without the light border that must be around it."""
     import segno  # in the extra `aggregator`
 
     code = segno.make(text, error="m", micro=False)
     return ["".join("1" if module else "0" for module in row) for row in code.matrix]
 
 
-def _told(link: OneTimeLink, now: float) -> Invitation:
+def _invitation(link: OneTimeLink, now: float) -> Invitation:
     return Invitation(
         id=link.id,
         device=link.device,

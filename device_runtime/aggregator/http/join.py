@@ -1,4 +1,4 @@
-"""What is under /join/: the page's files, what it must know, and a credential for who has a link."""
+"""Serves the join page under /join/, its settings, and credentials in exchange for one-time links."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from .watch import Hosted
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 4096
-"""Of what is posted; a secret and a claim are about 120."""
+"""The most bytes of a posted request; a secret and a claim have about 120."""
 BURST, RATE, ADDRESSES = 30.0, 1.0, 4096
-"""Of exchanges: so many at once from one address, then so many a second; addresses that are remembered."""
+"""Limits on exchanges of links: at once from one address, then a second; addresses that are remembered."""
 TOLD_S, LOOK_S = 5.0, 0.1
-"""Seconds in which Mosquitto is to know a new device, and between looks."""
+"""Seconds to wait until Mosquitto accepts a new device, and between two attempts."""
 
 
 @dataclass(frozen=True)
 class JoinableTask:
-    """A task, as the page shows it before it has joined. `over`: there is nothing to do in it any more."""
+    """A task as the page shows it before it has joined. `over`: the task is finished."""
 
     name: str
     bundle: str
@@ -66,7 +66,7 @@ class JoinableTask:
 
 
 class Join:
-    """`clock`: seconds since 1970."""
+    """The routes of the join page. `clock` gives seconds since 1970."""
 
     def __init__(
         self, doorway: Doorway, pages: Pages, hosted: list[Hosted], clock: Callable[[], float] = time.time
@@ -87,11 +87,11 @@ class Join:
         return self._pages.answer(path, request.headers)
 
     def config(self, request: Request) -> dict[str, Any]:
-        """Where the broker is, what is learnt, and whether a link is needed to enrol. `gateway`: where it is
-        reached at our own address, beside this; empty: at `broker`.
+        """The address of the broker, the tasks, and whether a link is needed to enrol.
 
-        Where the broker is open to this machine, it is told to who calls us by a name of this machine: a page
-        of another site, whose name leads here, learns nothing (DNS rebinding).
+        `gateway` is the path of the MQTT gateway at the address of this page; if it is empty, the page
+        connects to `broker`. If the broker is open to this machine only, requests that do not name this
+        machine by a local name are refused: a page of another site must learn nothing (DNS rebinding).
         """
         doorway = self._doorway
         if doorway.passes_on and doorway.site is None and not by_local_name(request):
@@ -103,22 +103,25 @@ class Join:
             "broker": {"url": doorway.broker, "user": "", "password": ""},
             "gateway": gateway.PATH if doorway.passes_on else "",
             "key": doorway.site.signer.public.hex() if doorway.site else "",
-            "tasks": [_learnt(one) for one in self._hosted],
+            "tasks": [_joinable(one) for one in self._hosted],
         }
 
     async def enrol(self, request: Request) -> dict[str, str]:
-        """The credential of who has a link, as a token."""
+        """Exchange a one-time link for a credential, as a token."""
         site = self._doorway.site
         if site is None or not self._doorway.writable:
             raise HTTPException(404, "no device is enrolled by links here")
         if not self._flood.lets(counted_as(request), self._clock()):
-            raise HTTPException(429, "too many asked from there: again in a while", {"Retry-After": "5"})
+            raise HTTPException(
+                429, "too many requests from this address: try again in a while", {"Retry-After": "5"}
+            )
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            raise HTTPException(403, "a link is used by its own page only")
+            raise HTTPException(403, "a link can only be used by its own page")
         enrolment = await run_in_threadpool(self._exchange, site, await _posted(request))
         return {"token": enrolment.token, "name": enrolment.name}
 
     def _exchange(self, site: BrokerFolder, opening: LinkRequest) -> Enrolment:
+        """Enrol a device with its link. Raises HTTPException 403, 409, 410 or 503."""
         try:
             enrolment = links.use(site, opening, self._clock())
         except (NameTaken, TopicError) as error:
@@ -128,13 +131,13 @@ class Join:
         except BrokerError as error:
             log.warning("a link could not be used: %s", error)
             raise HTTPException(503, "the device could not be enrolled", {"Retry-After": "10"}) from None
-        told = register.tell(site)
+        told = register.reload_mosquitto(site)
         log.info("%s is enrolled by its link; %s", enrolment.name, told.text)
         self._wait_until_known(enrolment)
         return enrolment
 
     def _wait_until_known(self, enrolment: Enrolment) -> None:
-        """Mosquitto reads its passwords a moment after it was told: until then it would refuse the device."""
+        """Wait until Mosquitto accepts the device: it reads changed passwords only after a moment."""
         url = replace(self._doorway.reached, user=enrolment.name, password=enrolment.password)
         end = time.monotonic() + TOLD_S
         while time.monotonic() < end:
@@ -145,7 +148,7 @@ class Join:
                 time.sleep(LOOK_S)
                 continue
             except BrokerError as error:
-                log.warning("whether the broker knows %s cannot be seen: %s", enrolment.name, error)
+                log.warning("cannot check whether the broker knows %s: %s", enrolment.name, error)
                 return
             finally:
                 link.close()
@@ -153,8 +156,8 @@ class Join:
         log.warning("the broker does not know %s yet: have it read its passwords", enrolment.name)
 
 
-def _learnt(hosted: Hosted) -> JoinableTask:
-    """What the service goes by; what its bundle is about is not told before that runs."""
+def _joinable(hosted: Hosted) -> JoinableTask:
+    """A task for the join page; labels and input are empty until the service has started."""
     task, over = hosted.task, hosted.watch.live().phase == "finished"
     kinds = tuple(kind.name for kind in task.kinds)
     known = JoinableTask(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds, over=over)
@@ -165,6 +168,7 @@ def _learnt(hosted: Hosted) -> JoinableTask:
 
 
 async def _posted(request: Request) -> LinkRequest:
+    """The posted request. Raises HTTPException 400, 413 or 415."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "expected application/json")
     body = b""
@@ -178,16 +182,15 @@ async def _posted(request: Request) -> LinkRequest:
         raise HTTPException(400, 'expected {"secret": "...", "claim": "...", "name": "..."}') from None
 
 
-# FROM pages: The files of the join page: the browser's side as it lies in web/, under /join/, and nothing
-# else of it.
+# The files of the join page: a part of web/, served under /join/.
 
 WEB = content("web")
 VENDOR, LOCK = "vendor", "package-lock.json"
 FOLDERS = ("page", "device", VENDOR)
 HIDDEN = "vendor.js"
-"""Of the scripts beside the folders, the one that is not the page's."""
+"""The script at the top of web/ that is not part of the page."""
 NEEDED = "ort/ort-wasm-simd-threaded.wasm"
-"""In vendor/: where it is missing, no page can train."""
+"""A file in vendor/ without which no page can train."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -199,21 +202,21 @@ TYPES = {
     ".png": "image/png",
 }
 PRESSED = (".html", ".css", ".js", ".mjs", ".json", ".svg")
-"""What is sent in gzip's form. `npm run vendor` lays a `.br` beside what is large."""
+"""Files that are sent with gzip. `npm run vendor` puts a `.br` (Brotli) beside large files."""
 SMALL = 1024
-"""Bytes; what is not longer is sent as it is."""
+"""Bytes of the largest file that is not compressed."""
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def root() -> Path:
-    """The folder of the page. Raises MissingExtra."""
+    """The folder of the page. Raises MissingExtra if the page is not installed."""
     if (WEB / "page" / "index.html").is_file():
         return WEB
     raise MissingExtra(f"the join page is not installed: {WEB} does not have it")
 
 
 def kept_vendor(web: Path) -> Path:
-    """Where `device-runtime web fetch` keeps the libraries of this page: others need others."""
+    """Where `device-runtime web fetch` puts the libraries, by a hash of the versions that this page needs."""
     needed = hashlib.sha256((web / LOCK).read_bytes()).hexdigest()[:12]
     return Path(platformdirs.user_data_dir("device-runtime", appauthor=False)) / f"web-{needed}" / VENDOR
 
@@ -231,7 +234,7 @@ def vendor(web: Path) -> Path:
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file to be sent; `etag` is another when it has changed."""
+    """A file to send. `size` is in bytes; `etag` changes with the file."""
 
     path: Path
     type: str
@@ -240,22 +243,22 @@ class FoundFile:
 
 
 class Pages:
-    """What is under /join/. `policies`: of pages, and of what computes (the worker and its WASM)."""
+    """Serves the files under /join/. `policies`: of pages, and of scripts that compute (worker and WASM)."""
 
     def __init__(self, web: Path, libraries: Path, policies: tuple[str, str]) -> None:
         self._web, self._libraries = web.resolve(), libraries.resolve()
         self._policies = policies
-        self._pressed: dict[str, bytes] = {}
+        self._gzipped: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, broker: str) -> Pages:
-        """Those that are installed here; `broker` as in `policies`. Raises MissingExtra."""
+        """The installed pages; `broker` as in `policies`. Raises MissingExtra."""
         web = root()
         return cls(web, vendor(web), policies(broker))
 
     def answer(self, path: str, headers: Headers) -> Response:
-        """To GET or HEAD of `path`, which is below /join/."""
+        """The response to GET or HEAD of `path`, below /join/."""
         if path == "":
             return RedirectResponse("page/", 308)
         found = self.find(path + "index.html" if path == "page/" else path)
@@ -264,7 +267,7 @@ class Pages:
         return self._sent(found, headers, self._policies[computes(path)])
 
     def find(self, path: str) -> FoundFile | None:
-        """None for what is not there, or is not for browsers."""
+        """The file of a path; None if it does not exist or is not for browsers."""
         parts = path.split("/")
         if not all(_PART.fullmatch(part) for part in parts):
             return None
@@ -302,24 +305,25 @@ class Pages:
         return FileResponse(brotli if form else found.path, headers=told, media_type=found.type)
 
     def _gzip(self, found: FoundFile) -> bytes:
-        """Made once for each state of a file."""
+        """The compressed file, cached until the file changes."""
         key = f"{found.path} {found.etag}"
         with self._lock:
-            if key not in self._pressed:
-                for old in [one for one in self._pressed if one.startswith(f"{found.path} ")]:
-                    del self._pressed[old]
-                self._pressed[key] = gzip.compress(found.path.read_bytes(), 6, mtime=0)
-            return self._pressed[key]
+            if key not in self._gzipped:
+                for old in [one for one in self._gzipped if one.startswith(f"{found.path} ")]:
+                    del self._gzipped[old]
+                self._gzipped[key] = gzip.compress(found.path.read_bytes(), 6, mtime=0)
+            return self._gzipped[key]
 
 
 def computes(path: str) -> bool:
-    """Whether what lies there may compile WASM: a worker has the policy that its own script came with."""
+    """Whether the script at a path may compile WASM: a worker has the policy of its own script."""
     return path == "worker.js" or path.startswith(f"{VENDOR}/ort/")
 
 
 def policies(broker: str) -> tuple[str, str]:
-    """Content-Security-Policy of pages, and of what computes. `broker`: its WebSockets, as a URL; empty where
-    pages reach it at our own address.
+    """The Content-Security-Policy of pages, and that of scripts that compute.
+
+    `broker`: the URL of its WebSockets; empty if pages reach it through the gateway at this address.
     """
     parts = urlsplit(broker)
     place = f" {parts.scheme}://{parts.netloc}" if broker else ""

@@ -1,8 +1,8 @@
-"""The log of contributions for people, refusals too: a SQLite file and a thread of its own.
+"""A log of contributions and refusals for people, in a SQLite file that its own thread writes.
 
-What counts is in run.sqlite, committed before its receipt; this is what is told of it. A crash may cost the
-last fraction of a second: contributions that counted are put back when their round closes, or at the next
-start. A disk that fails costs lines, and never the loop.
+The contributions that count are in run.sqlite, committed before their receipt; this is a log beside it. A
+crash may lose the last fraction of a second. Contributions that counted are added again when their round
+closes, or at the next start. A failing disk loses lines, but never stops the loop.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 FILE = "journal.sqlite"
 KEPT = {"accepted": 1_000_000, "refused": 100_000, "late": 100_000, "duplicate": 100_000}
-"""Lines of each status that are kept; the oldest go first."""
+"""Lines that are kept of each status; the oldest are removed first."""
 WAITING = 50_000
-"""Lines that may wait to be written; more are counted and dropped."""
+"""Lines that may wait to be written; any more are dropped and counted."""
 LARGEST = 2**63 - 1
-"""That SQLite holds."""
+"""The largest integer that SQLite holds."""
 GATHER_S = 0.2
-"""Seconds in which lines gather for one commit."""
+"""Seconds for which lines are collected for one commit."""
 PRUNE_EVERY = 10_000
-"""Lines between two looks at how many there are."""
+"""Lines written between two removals of old ones."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -61,9 +61,9 @@ UNWRITABLE = (
     sqlite3.InterfaceError,
     sqlite3.ProgrammingError,
 )
-"""What is wrong with one line, and not with the file."""
+"""Errors of one line, not of the file."""
 CLOSE_S = 10.0
-"""Seconds that the end waits for what is to be written still."""
+"""Seconds that `close` waits for lines to be written."""
 _INSERT = "INSERT INTO entries VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 Line = tuple[object, ...]
@@ -71,7 +71,7 @@ Line = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Filter:
-    """Which lines: those before `before`, and of this device, kind, status or round where it is given."""
+    """Selects lines before `before`, and by device, kind, status or round where these are given."""
 
     before: int | None = None
     limit: int = 100
@@ -82,14 +82,14 @@ class Filter:
 
 
 class Journal:
-    """An observer that never waits; `page` reads, from any thread. `clock` gives seconds since 1970."""
+    """An observer that never waits; `page` reads from any thread. `clock` gives seconds since 1970."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self._path = folder / FILE
         self._clock = clock
         self._queue: queue.Queue[Line | RoundClosed | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-        self._db: sqlite3.Connection | None = None  # the thread's
+        self._db: sqlite3.Connection | None = None  # of the thread
         self._since_pruned = 0
         self._failing = False
         self.dropped = 0
@@ -105,14 +105,14 @@ class Journal:
             case Contributed(record=record):
                 self._put(_counted(record, self._clock()))
             case ContributionRefused():
-                number = min(happening.round, LARGEST)  # of a round that never was, it may be any
+                number = min(happening.round, LARGEST)  # a refused contribution may name any round
                 line = (number, happening.device, happening.kind, happening.status, happening.reason)
                 self._put((self._clock(), *line, *(None,) * 6))
             case RoundClosed():
                 self._put(happening)
 
     def close(self) -> None:
-        """Write what waits, and end; a disk that hangs is not waited for longer than CLOSE_S."""
+        """Write waiting lines and end the thread; waits at most CLOSE_S for a disk that hangs."""
         if not self._thread.is_alive():
             return
         until_s = time.monotonic() + CLOSE_S
@@ -123,7 +123,7 @@ class Journal:
             log.warning("%s: the last lines are not written: the disk does not answer", self._path)
 
     def page(self, wanted: Filter) -> Entries:
-        """The latest lines first. Raises OSError when the file cannot be read now."""
+        """The selected lines, the latest first. Raises OSError if the file cannot be read now."""
         if not self._path.exists():
             return Entries([], None)
         given = {"device": wanted.device, "kind": wanted.kind, "status": wanted.status, "round": wanted.round}
@@ -159,7 +159,7 @@ class Journal:
         self._let_go()
 
     def _gather(self) -> tuple[list[Line | RoundClosed], bool]:
-        """What comes within GATHER_S of the first, however much that is, and whether to go on."""
+        """All items that come within GATHER_S of the first, and whether to go on."""
         items: list[Line | RoundClosed] = []
         item = self._queue.get()
         until_s = time.monotonic() + GATHER_S
@@ -184,15 +184,15 @@ class Journal:
                 self._since_pruned = 0
                 _prune(self._db)
             self._failing = False
-        except Exception as error:  # whatever it is, the next lines may be written
+        except Exception as error:  # the next lines may succeed
             self.dropped += len(items)
             if not self._failing:
-                log.warning("%s: %s; what it would tell is lost until it works", self._path, error)
+                log.warning("%s: %s; lines are lost until it can be written", self._path, error)
             self._failing = True
             self._let_go()
 
     def _insert(self, db: sqlite3.Connection, line: Line) -> None:
-        """One that cannot be written costs itself alone."""
+        """Write a line; one that cannot be written is left out."""
         try:
             db.execute(_INSERT, line)
         except UNWRITABLE as error:
@@ -211,7 +211,7 @@ class Journal:
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as error:
-            log.warning("%s is damaged (%s): put aside, a new one is begun", self._path, error)
+            log.warning("%s is damaged (%s): moved to .damaged, a new one is started", self._path, error)
             self._path.replace(self._path.with_suffix(".damaged"))
             for beside in ("-wal", "-shm"):
                 self._path.with_name(FILE + beside).unlink(missing_ok=True)
@@ -248,7 +248,10 @@ def _counted(record: ContributionRecord, at: float | None) -> Line:
 
 
 def _missing(db: sqlite3.Connection, closed: RoundClosed) -> list[Line]:
-    """What counted in a round and is not here. `user_version` is the last round that lines went of."""
+    """The lines of contributions that counted in a round but are missing here.
+
+    `user_version` is the last round of which lines were removed; its lines are not added again.
+    """
     number = closed.record.round
     if number <= db.execute("PRAGMA user_version").fetchone()[0]:
         return []
@@ -265,7 +268,7 @@ def _missing(db: sqlite3.Connection, closed: RoundClosed) -> list[Line]:
 
 
 def _prune(db: sqlite3.Connection) -> None:
-    """Let the oldest lines of each status go, beyond as many as are KEPT."""
+    """Remove the oldest lines of each status, beyond KEPT."""
     for status, kept in KEPT.items():
         row = db.execute(
             "SELECT id FROM entries WHERE status = ? ORDER BY id DESC LIMIT 1 OFFSET ?", (status, kept)

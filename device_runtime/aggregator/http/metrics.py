@@ -1,5 +1,7 @@
-"""What Prometheus collects. Labels are the task, its own kinds of update, and fixed words: nothing that a
-device may choose, so that no device can fill the memory of whoever collects.
+"""Metrics for Prometheus.
+
+Labels are the task, its kinds of update and fixed words, but nothing that a device may choose, so that no
+device can fill the memory of the collector.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from device_runtime.aggregator.views.listener import (
 from .watch import Hosted, by_kind
 
 OTHER = "other"
-"""Instead of a kind that the task does not have."""
+"""The label for a kind that the task does not have."""
 _SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, float("inf"))
 _P = "device_runtime_"
 
 
 class ProcessMetrics:
-    """The counters of this process's life: they begin at 0 with it."""
+    """The metrics of this process; counters begin at 0 when it starts."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -50,17 +52,15 @@ class ProcessMetrics:
         self.contributions = counter(
             "contributions", "Contributions by kind and by receipt.", "kind", "status"
         )
-        self.bytes = counter("round_bytes", "MQTT packets of closed rounds, by way.", "way")
-        self.kind_bytes = counter(
-            "kind_bytes", "The same of devices that contributed, by kind.", "kind", "way"
-        )
-        self.energy = counter("energy_joules", "Energy of contributions, as devices tell it.", "kind")
+        self.bytes = counter("round_bytes", "Bytes of MQTT packets of closed rounds, by way.", "way")
+        self.kind_bytes = counter("kind_bytes", "Bytes of devices that contributed, by kind.", "kind", "way")
+        self.energy = counter("energy_joules", "Energy of contributions, as devices report it.", "kind")
         self.train = histogram("train_seconds", "Time that devices trained for a contribution.", "kind")
         self.duration = histogram("round_seconds", "Time from the opening of a round to its end.")
         self._made: dict[str, Gauge] = {}
 
     def observe(self, hosted: Hosted) -> Observer:
-        """An observer of this task; and gauges of how it is, read when they are asked for."""
+        """Make an observer of a task, and gauges of its state, which are read when Prometheus asks."""
         self._gauges(hosted)
         task, kinds = hosted.task.name, {kind.name for kind in hosted.task.kinds}
 
@@ -70,7 +70,7 @@ class ProcessMetrics:
         def observer(happening: Happening) -> None:
             match happening:
                 case Started():
-                    self.rounds.labels(task)  # 0 is said, too
+                    self.rounds.labels(task)  # shows 0 from the start
                     self.extensions.labels(task)
                 case Contributed(record=record):
                     self.contributions.labels(task, known(record.kind), "accepted").inc()
@@ -85,7 +85,7 @@ class ProcessMetrics:
         return observer
 
     def text(self) -> bytes:
-        """The text format of Prometheus."""
+        """The metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
     def _closed(self, task: str, closed: RoundClosed, known: Callable[[str], str]) -> None:
@@ -114,14 +114,24 @@ class ProcessMetrics:
         def at_work(value: float) -> float | None:
             return None if live().phase == "finished" else value
 
-        gauge("round", "The round that is open, or was last.", lambda: live().round)
-        gauge("rounds", "Rounds that the task has.", lambda: live().rounds)
+        gauge("round", "The open round, or the last one.", lambda: live().round)
+        gauge("rounds", "Rounds of the task.", lambda: live().rounds)
         gauge("devices_online", "Devices that are online.", lambda: live().online)
-        gauge("devices_known", "Devices that were ever heard of.", lambda: live().devices)
-        gauge("accuracy", "Of the served model on the evaluation data, 0 to 1.", lambda: live().accuracy)
-        gauge("loss", "Of the served model on the evaluation data.", lambda: live().loss)
-        gauge("broker_connected", "1 while the broker has us.", lambda: at_work(link.connected))
+        gauge("devices_known", "Devices that were ever seen.", lambda: live().devices)
+        gauge(
+            "accuracy",
+            "Accuracy of the served model on the evaluation data, 0 to 1.",
+            lambda: live().accuracy,
+        )
+        gauge("loss", "Loss of the served model on the evaluation data.", lambda: live().loss)
+        gauge("broker_connected", "1 while the broker is connected.", lambda: at_work(link.connected))
         gauge("link_bytes_up", "PUBLISH packets sent since the start.", lambda: link.bytes_up)
         gauge("link_bytes_down", "PUBLISH packets received since the start.", lambda: link.bytes_down)
-        gauge("loop_silence_seconds", "Since the loop last looked.", lambda: at_work(hosted.pulse.silence_s))
-        gauge("journal_dropped", "Lines that the log of contributions lost.", lambda: hosted.journal.dropped)
+        gauge(
+            "loop_silence_seconds",
+            "Seconds since the loop was last active.",
+            lambda: at_work(hosted.pulse.silence_s),
+        )
+        gauge(
+            "journal_dropped", "Lines that the journal of contributions lost.", lambda: hosted.journal.dropped
+        )

@@ -1,4 +1,4 @@
-"""Headers that every answer has, and who is answered at all."""
+"""Security of HTTP: response headers, the address of a caller, and the token."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ HEADERS = {
 
 
 class Armoured:
-    """Adds HEADERS to every answer. With `anyone`, only those are answered who call us by a local name:
-    a page of another site, whose name leads here, learns nothing (DNS rebinding).
+    """Adds HEADERS to every response.
+
+    With `anyone` (no token), a request whose Host is not a name of this machine is refused: a page of another
+    site whose name resolves to this machine must learn nothing (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, anyone: bool) -> None:
@@ -41,7 +43,7 @@ class Armoured:
         self._anyone = anyone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def armoured(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 names = {name.lower() for name, _ in message["headers"]}
                 extra = ((n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in names)
@@ -50,9 +52,9 @@ class Armoured:
 
         if scope["type"] == "http" and self._anyone and not _local(dict(scope["headers"]).get(b"host", b"")):
             refusal = Response("open to this machine only: ask as localhost", 403, media_type="text/plain")
-            await refusal(scope, receive, armoured)
+            await refusal(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, armoured)
+        await self._app(scope, receive, send_with_headers)
 
 
 def _local(host: bytes) -> bool:
@@ -62,24 +64,24 @@ def _local(host: bytes) -> bool:
         return False
 
 
-# FROM callers: Who asks: from where, and by which name.
+def by_local_name(request: HTTPConnection) -> bool:
+    """Whether the request names this machine by a local name, as `localhost`."""
+    return is_loopback(request.url.hostname or "")
 
 
-def by_local_name(asked: HTTPConnection) -> bool:
-    """Whether who asks calls us by a name of this machine."""
-    return is_loopback(asked.url.hostname or "")
+def is_here(request: HTTPConnection) -> bool:
+    """Whether the request comes from this machine, and not through a proxy on it."""
+    forwarded = {"forwarded", "x-forwarded-for"} & set(request.headers)
+    return not forwarded and is_loopback(request.client.host if request.client else "")
 
 
-def is_here(asked: HTTPConnection) -> bool:
-    """Whether who asks is on this machine; not where a proxy here asks for somebody else."""
-    forwarded = {"forwarded", "x-forwarded-for"} & set(asked.headers)
-    return not forwarded and is_loopback(asked.client.host if asked.client else "")
+def counted_as(request: HTTPConnection) -> str:
+    """The address that limits count by: an IPv4 address, `::1`, or an IPv6 /64 network; "" if unknown.
 
-
-def counted_as(asked: HTTPConnection) -> str:
-    """Of whom is counted: an IPv4 address, `::1`, an IPv6 network. Of a proxy, where it is not trusted."""
+    It is that of the proxy, where the proxy is not trusted.
+    """
     try:
-        address = ipaddress.ip_address(asked.client.host if asked.client else "")
+        address = ipaddress.ip_address(request.client.host if request.client else "")
     except ValueError:
         return ""
     if isinstance(address, ipaddress.IPv6Address):
@@ -88,27 +90,25 @@ def counted_as(asked: HTTPConnection) -> str:
     return str(address if whole else ipaddress.ip_network((address, 64), strict=False))
 
 
-# FROM tokens: The token that HTTP asks for: from a file, compared in constant time, never shown.
-
 FILE = "http-token"
-"""In the run folder, where no file is named: made at the first start, readable by its owner only."""
+"""The token's file in the run folder, if no other is named: made at the first start, for its owner only."""
 SHORTEST = 16
-"""Characters; `openssl rand -hex 32` makes 64."""
+"""The fewest characters of a token; `openssl rand -hex 32` makes 64."""
 
 
 class Token:
-    """What must stand after `Authorization: Bearer`. None that is right exists where the service is open."""
+    """The token to be sent as `Authorization: Bearer TOKEN`; never printed. Empty if the service is open."""
 
     def __init__(self, text: str) -> None:
         self._expected = text.encode()
 
     @property
     def needed(self) -> bool:
-        """Whether anything is asked for at all."""
+        """Whether a token is required."""
         return bool(self._expected)
 
     def fits(self, given: str | None) -> bool:
-        """Whether this is it; takes the same time whatever is given."""
+        """Whether `given` is the token, compared in constant time; True if none is required."""
         right = hmac.compare_digest((given or "").encode(errors="replace"), self._expected)
         return right or not self.needed
 
@@ -117,7 +117,7 @@ class Token:
 
 
 def token_for(settings: HttpSection, folder: Path) -> tuple[Token, Path | None]:
-    """The token to ask for, and the file where it stands. Raises ConfigError."""
+    """The required token and its file; an empty token and None if the service is open. Raises ConfigError."""
     if settings.open:
         return Token(""), None
     if settings.token_file:

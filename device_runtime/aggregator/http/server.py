@@ -1,4 +1,4 @@
-"""The whole of HTTP: pages, REST, health, with headers that trust nothing; served in a thread of its own."""
+"""The HTTP server: pages, REST and health in its own thread, with limits on its connections."""
 
 from __future__ import annotations
 
@@ -36,60 +36,21 @@ from .security import Armoured, token_for
 from .shapes import Health
 from .watch import Hosted, examine, without_details
 
-# FROM certificate: The certificate of HTTPS, which is renewed on the disk while the service runs.
-
 log = logging.getLogger(__name__)
-
-LOOK_S = 30
-"""Seconds between looks at the files."""
-
-
-class ServerCertificate:
-    """Keeps `context` at what is in `cert` and `key`: connections from then on get the new one."""
-
-    def __init__(self, cert: Path, key: Path, context: ssl.SSLContext) -> None:
-        """`context` has what is in the files now."""
-        self._files, self._context = (cert, key), context
-        self._seen = self._state()
-
-    async def look(self) -> None:
-        """Take what has changed. Files that are no pair, or not yet, leave all as it was."""
-        state = self._state()
-        if state == self._seen:
-            return
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
-            self._context.load_cert_chain(*self._files)
-        except OSError as error:
-            log.warning(
-                "http.cert, http.key have changed and cannot be used, the ones before stay: %s", error
-            )
-        else:
-            log.info("http.cert, http.key have changed, and are served")
-        self._seen = state
-
-    def _state(self) -> tuple[tuple[int, int, int], ...]:
-        """What tells a file from another that takes its place."""
-        try:
-            found = [path.stat() for path in self._files]
-        except OSError:
-            return ()
-        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
-
 
 STATIC = Path(__file__).parent / "static"
 STOP_S = 3
-"""Seconds that answers under way have when the service stops."""
+"""Seconds that open requests get to finish when the service stops."""
 
 
 class HttpServer:
-    """HTTP for these tasks. Listens from the start, answers from `start`, and ends with `stop`.
+    """The HTTP server of these tasks. Listens once it is made, answers after `start`, and ends with `stop`.
 
     Raises ConfigError for a token or certificate that cannot be used, AddressError for the address.
     """
 
     def __init__(self, settings: HttpSection, hosted: list[Hosted], doorway: Doorway | None = None) -> None:
-        """`doorway`: where browsers come in, if they may; then MissingExtra for a page that is not here."""
+        """`doorway`: how browsers join, if they may; then raises MissingExtra if there is no join page."""
         self._settings = settings
         self._hosted = {one.task.name: one for one in hosted}
         self._metrics = ProcessMetrics()
@@ -134,22 +95,22 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The address of the server."""
         host, port = self._socket.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
         return f"{'https' if self._settings.cert else 'http'}://{host}:{port}"
 
     def observers(self, task: str) -> tuple[Observer, ...]:
-        """Who must be told of what happens in a task."""
+        """The observers that a task's service must have."""
         return (*self._hosted[task].observers, self._counted[task])
 
     def start(self) -> str:
-        """Begin to answer; returns the address and how to get in, for people."""
+        """Begin to answer. Returns a text for people: the address, and the file of the token."""
         self._thread.start()
         return f"{self.url} " + (f"(token: {self._token_file})" if self._token_file else "(open, no token)")
 
     def stop(self) -> None:
-        """Answer what is under way, and write the rest of the logs. May be called twice."""
+        """Finish open requests, and write the rest of the journals. May be called twice."""
         self._api.closing = True
         self._server.should_exit = True
         if self._thread.is_alive():
@@ -161,7 +122,7 @@ class HttpServer:
     def _run(self) -> None:
         try:
             self._server.run(sockets=[self._socket])
-        except BaseException:  # the rounds go on without
+        except BaseException:  # an error of HTTP must not stop the rounds
             log.exception("http ended by itself; the rounds go on")
 
 
@@ -190,7 +151,7 @@ def _app(routers: list[APIRouter], guard: TokenGuard, look: Callable[[], Health]
         app.include_router(router)
 
     def healthz(credentials: Credentials, response: Response) -> Health:
-        """Details are for those who have the token."""
+        """Details are shown only with the token."""
         health = look()
         response.status_code = 200 if health.ok else 503
         return health if guard.knows(credentials) else without_details(health)
@@ -210,27 +171,65 @@ def _page(file: str) -> Callable[[], FileResponse]:
     return page
 
 
-# FROM connections: Connections of HTTP, and WebSockets that they become: who asks nothing, or does not
-# read, holds none.
+# The certificate of HTTPS, which is renewed on disk while the service runs.
+
+LOOK_S = 30
+"""Seconds between looks at the certificate files."""
+
+
+class ServerCertificate:
+    """Reloads `cert` and `key` into `context` when they change; new connections get the new certificate."""
+
+    def __init__(self, cert: Path, key: Path, context: ssl.SSLContext) -> None:
+        """`context` must have loaded the files."""
+        self._files, self._context = (cert, key), context
+        self._seen = self._state()
+
+    async def look(self) -> None:
+        """Reload changed files. Files that are not a valid pair, or not yet, change nothing."""
+        state = self._state()
+        if state == self._seen:
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
+            self._context.load_cert_chain(*self._files)
+        except OSError as error:
+            log.warning(
+                "http.cert, http.key have changed and cannot be used, the ones before stay in use: %s", error
+            )
+        else:
+            log.info("http.cert, http.key have changed and are now in use")
+        self._seen = state
+
+    def _state(self) -> tuple[tuple[int, int, int], ...]:
+        """Inode, size and time of the files, which change when others take their place."""
+        try:
+            found = [path.stat() for path in self._files]
+        except OSError:
+            return ()
+        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+
+
+# Limits on connections and WebSockets: one that requests nothing, or does not read, is closed.
 
 CONNECTIONS = 256
-"""At one time, so that the files of the loop can always be opened; for one more an answered one goes."""
+"""The most open connections, so that the loop can always open files; one more closes an idle one."""
 LEAVING = 64
-"""So many may be going at one time; with more, a new one is closed at once."""
+"""The most connections that may be closing; beyond that, a new one is closed at once."""
 IDLE_S = 10
-"""Seconds after which a connection that asks nothing is closed."""
+"""Seconds after which a connection that requests nothing is closed."""
 HANDSHAKE_S = 60
-"""Seconds after which the event loop closes one whose TLS has not begun."""
+"""Seconds after which the event loop closes a connection whose TLS handshake is not done."""
 SLOW_S = 120.0
-"""Seconds after which a connection is cut that does not take what was written: some 64 KiB, with TLS 400."""
+"""Seconds after which a connection that reads nothing is cut: with 64 KiB unread, or 400 KiB over TLS."""
 LAST_S = 20.0
-"""Seconds for the end of a WebSocket, and for what was written before it."""
+"""Seconds for a WebSocket to close, and to send what was written before."""
 MOST_FRAMES = 1024
-"""Of one message; where each is empty, its size is no bound."""
+"""The most frames of one message: the size limit does not bound empty ones."""
 
 
 class Taking(asyncio.Protocol):
-    """Beside a protocol of uvicorn: what is written is taken in time, or the connection is cut."""
+    """A mixin for protocols of uvicorn: cuts a connection whose other end does not read for SLOW_S."""
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
@@ -254,19 +253,20 @@ class Taking(asyncio.Protocol):
 
 
 class Bounded(Taking, H11Protocol):
-    """Connections that are too many, or ask nothing, are closed; those that only begin TLS count, too.
+    """An HTTP/1.1 connection that is closed if there are too many, or if it requests nothing.
 
-    A browser holds six, and opens one again that was closed when all was answered; one whose request is lost
-    is a page without its program.
+    Connections that are still in the TLS handshake count too. Only connections whose requests are all
+    answered are closed to make room: a browser holds six, and opens such a one again, but a page that loses a
+    request lacks a script.
     """
 
     beginning: ClassVar[WeakSet[Bounded]] = WeakSet()
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Raises ConnectionAbortedError where too many begin: the event loop then closes this one."""
+        """Raises ConnectionAbortedError if too many are in the handshake; the loop then closes this one."""
         super().__init__(*args, **settings)
         if len(self.beginning) >= CONNECTIONS:
-            raise ConnectionAbortedError(f"{CONNECTIONS} connections that ask nothing yet")
+            raise ConnectionAbortedError(f"{CONNECTIONS} connections have requested nothing yet")
         self.beginning.add(self)
         self._begun = self.loop.call_later(HANDSHAKE_S, self.beginning.discard, self)
 
@@ -275,7 +275,7 @@ class Bounded(Taking, H11Protocol):
         self.beginning.discard(self)
         super().connection_made(transport)
         self._answered: object = None
-        if len(self.connections) > CONNECTIONS and not self._another_goes():
+        if len(self.connections) > CONNECTIONS and not self._close_idle():
             transport.abort()
             return
         self._look = self.loop.call_later(IDLE_S, self._idle)
@@ -286,26 +286,26 @@ class Bounded(Taking, H11Protocol):
             look.cancel()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """What speaks on is no idle asker; it is among `connections` still."""
+        """A WebSocket is not closed as idle; it still counts in `connections`."""
         self._look.cancel()
         super().handle_websocket_upgrade(event)
 
-    def _another_goes(self) -> bool:
-        """One that has all that it asked for, if there is one."""
+    def _close_idle(self) -> bool:
+        """Close a connection whose requests are all answered. Returns False if there is none."""
         if len(self.connections) > CONNECTIONS + LEAVING:
             return False
         for one in self.connections:
-            if isinstance(one, Bounded) and one._rests():
+            if isinstance(one, Bounded) and one._is_answered():
                 one.transport.close()
                 return True
         return False
 
-    def _rests(self) -> bool:
+    def _is_answered(self) -> bool:
         answered = self.cycle is not None and self.cycle.response_complete
         return answered and not self.transport.is_closing()
 
     def _idle(self) -> None:
-        """Close what has asked nothing new since the last look."""
+        """Close the connection if it has requested nothing new since the last look."""
         busy = self.cycle is not None and not self.cycle.response_complete
         if not busy and self.cycle is self._answered:
             self.transport.close()
@@ -315,7 +315,7 @@ class Bounded(Taking, H11Protocol):
 
 
 class Spoken(Taking, WebSocketsSansIOProtocol):
-    """WebSockets. A message is at most `ws_max_size` bytes; the next is read when it was taken."""
+    """A WebSocket. A message has at most `ws_max_size` bytes, and is handled before the next one is read."""
 
     def handle_cont(self, event: Frame) -> None:
         super().handle_cont(event)
@@ -323,7 +323,7 @@ class Spoken(Taking, WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def handle_ping(self) -> None:
-        """Who pings and does not read has no answers that wait."""
+        """Cut a connection that pings but does not read, so that no answers pile up."""
         if self.writable.is_set():
             super().handle_ping()
         else:

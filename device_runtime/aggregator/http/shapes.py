@@ -1,4 +1,7 @@
-"""What HTTP answers with. Times are seconds since 1970, UTC; a figure that was not measured is null."""
+"""The responses of the REST API.
+
+Times are seconds since 1970, UTC; a figure that was not measured is null.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Doing = Literal["", "planned", "sits out", "sent", "late", "refused"]
 
 
 def measured(value: float) -> float | None:
-    """The number, or None where there is none."""
+    """The value, or None if it is nan or infinite."""
     return value if isfinite(value) else None
 
 
@@ -23,10 +26,10 @@ class DeviceStatus:
     """One device of the fleet.
 
     `kind` and `why` are of its latest plan, contribution or refusal, in round `round`; `kind` is empty when
-    it sits out. `predicted_s` is by its own plan, `train_s` and `energy_j` were told with its latest
-    contribution: the energy by the meter `energy_source`, or "modelled", to within a fraction of it.
-    `last_seen` is null for one known from earlier lives of the run only. `battery_percent` is null where
-    there is none, or it does not say.
+    it sits out. `predicted_s` is from its own plan. `train_s` and `energy_j` came with its latest
+    contribution; `energy_source` is the energy meter or "modelled", `energy_uncertainty` a fraction of the
+    energy. `last_seen` is null for a device known only from earlier lives of the run. `battery_percent` is
+    null if the device has no battery or does not report it.
     """
 
     device: str
@@ -54,7 +57,7 @@ class DeviceStatus:
 
 @dataclass(frozen=True)
 class KindFigures:
-    """What the contributions of one kind came to in a round: sums over them."""
+    """Sums over the contributions of one kind in a round."""
 
     contributions: int = 0
     num_examples: int = 0
@@ -66,7 +69,7 @@ class KindFigures:
 
 @dataclass(frozen=True)
 class RoundStatus:
-    """A closed round. `accuracy` and `loss` are of the served model, `base_accuracy` of the distributed one.
+    """A closed round. `accuracy` and `loss` are of the served model, `base_accuracy` of the next base.
 
     `closed_at` is null for rounds of earlier lives of the run.
     """
@@ -89,10 +92,10 @@ class RoundStatus:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """Where a task is now. `version` grows with everything that happens.
+    """The state of a task now. `version` grows with every event.
 
-    `closes_at` is when the open round's deadline passes; `extended` counts how often that has been put off.
-    `contributions` is by kind, in the open round; `not_counted` how many were late, refused or came again.
+    `closes_at` is the deadline of the open round, `extended` how often it was extended. `contributions` are
+    those of the open round by kind; `not_counted` is how many were late, refused or duplicates.
     """
 
     task: str
@@ -124,7 +127,7 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """A contribution in the log, counted or not. `id` grows; `at` is null where it was not seen to come.
+    """A contribution in the journal, whether it counted or not. `id` grows; `at` is null if it is not known.
 
     `round` is the round that it counted in, or was made for when it did not count. `why` is the device's
     reason for its choice of this kind, or why it did not count.
@@ -147,7 +150,7 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """The model that a round served. `kept`: it is there, and can be gone back to; `served`: deployed now."""
+    """The model that a round served. `kept`: a rollback to it is possible; `served`: it is served now."""
 
     round: int
     since: float | None
@@ -162,14 +165,14 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class RollbackAnswer:
-    """The aggregator has been asked to go back to the model of this round; `versions` tells when it has."""
+    """A rollback to the model of this round is requested; `versions` shows when it is done."""
 
     round: int
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task of this service. `settings` are those of its task file, with the defaults."""
+    """A task of this service. `settings` are those of its task file, with defaults filled in."""
 
     name: str
     bundle: str
@@ -196,7 +199,7 @@ class RoundPage:
 
 @dataclass(frozen=True)
 class Entries:
-    """A page of the log, the latest first. `next` is `before` of the page after it; null at the end."""
+    """A page of the journal, the latest first. `next` is `before` of the following page; null at the end."""
 
     entries: list[LogEntry]
     next: int | None
@@ -204,7 +207,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that /healthz looks at. `detail` is told only to who has the token."""
+    """One check of /healthz. `detail` is shown only with the token."""
 
     name: str
     task: str
@@ -214,7 +217,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Health:
-    """`ok` is whether all checks are."""
+    """The health of the service; `ok` if all checks are."""
 
     ok: bool
     checks: list[Check]

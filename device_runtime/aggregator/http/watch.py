@@ -1,4 +1,4 @@
-"""An observer that keeps, for HTTP, where a task is: its devices, its open round, its closed rounds."""
+"""Observes tasks for HTTP: their devices, open and closed rounds, and whether each task is healthy."""
 
 from __future__ import annotations
 
@@ -46,14 +46,17 @@ from .shapes import (
 )
 
 MOST_DEVICES = 200_000
-"""Devices that are remembered; beyond that the one that was seen first is forgotten."""
+"""Devices that are remembered; beyond that, the one that was first seen longest ago is forgotten."""
 ENOUGH = 1000
-"""Rounds or devices on one page, at most."""
+"""The most rounds or devices on one page."""
 
 
 @dataclass(frozen=True)
 class DeviceFilter:
-    """Which devices: whose name, profile, kind or reason has `search` in it; only those that are online."""
+    """Selects devices by text in their name, profile, kind, reason or activity, and by presence.
+
+    `online`: True or False for those that are online or not, None for both.
+    """
 
     search: str = ""
     online: bool | None = None
@@ -62,10 +65,10 @@ class DeviceFilter:
 
 
 class TaskWatch:
-    """Told by the loop, read by any thread. `clock` gives seconds since 1970.
+    """The state of one task, written by the aggregator's loop and read by any thread.
 
-    Everything that is handed out is frozen or a copy; the lock is never held for longer than it takes to
-    copy a list of references.
+    `clock` gives seconds since 1970. Everything returned is frozen or a copy, and the lock is never held
+    longer than it takes to copy a list of references.
     """
 
     def __init__(self, task: str, clock: Callable[[], float]) -> None:
@@ -78,7 +81,7 @@ class TaskWatch:
         self._online = 0
         self._live = TaskStatus(task)
         self.manifest: Manifest | None = None
-        """What the service goes by, from when it runs."""
+        """The manifest of the task's bundle; None until the service has started."""
 
     def __call__(self, happening: Happening) -> None:
         with self._lock:
@@ -87,10 +90,11 @@ class TaskWatch:
 
     @property
     def version(self) -> int:
-        """Grows with everything that happens."""
+        """Grows with every event."""
         return self._live.version
 
     def live(self) -> TaskStatus:
+        """The state of the task now."""
         with self._lock:
             return replace(
                 self._live,
@@ -102,6 +106,7 @@ class TaskWatch:
             )
 
     def devices(self, wanted: DeviceFilter) -> DevicePage:
+        """The selected devices, those online first, then by name."""
         with self._lock:
             known = list(self._devices.values())
         words = wanted.search.casefold()
@@ -115,7 +120,7 @@ class TaskWatch:
         return DevicePage(len(found), found[wanted.offset : wanted.offset + wanted.limit])
 
     def rounds(self, after: int = 0, limit: int = ENOUGH) -> RoundPage:
-        """Those after round number `after`."""
+        """The closed rounds after round `after`, at most `limit`."""
         with self._lock:
             known = self._rounds[:]
         return RoundPage(len(known), [one for one in known if one.round > after][:limit])
@@ -293,9 +298,6 @@ def _texts(device: DeviceStatus) -> tuple[str, ...]:
     return (device.device, device.profile, device.kind, device.why, device.doing)
 
 
-# FROM hosted: What HTTP knows of one task: who tells it of it, and what it may look at.
-
-
 class LinkCounters(Protocol):
     """The part of `broker.wire.link.Link` that is used here; read from any thread."""
 
@@ -304,11 +306,14 @@ class LinkCounters(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has us now."""
+        """Whether the link to the broker is up."""
 
 
 class Hosted:
-    """A task, its run folder, and what watches it. `clock`: seconds since 1970; `database` as in Ports."""
+    """A task that HTTP serves: its run folder, its link, its observers, and the clock of its loop.
+
+    `clock` gives seconds since 1970; `database` as in Ports.
+    """
 
     def __init__(
         self,
@@ -330,11 +335,14 @@ class Hosted:
 
     @property
     def observers(self) -> tuple[Observer, ...]:
+        """The observers that the task's service must have."""
         return self.watch, self.journal
 
     def writable(self) -> int:
-        """The bytes that are free for the run folder. Writes nothing: anybody may ask. Raises OSError where
-        it cannot be written, by what the system says of it.
+        """The bytes that are free for the run folder.
+
+        Raises OSError if the folder cannot be written, according to the system: nothing is written to try it,
+        as /healthz may be asked without a token.
         """
         about = os.statvfs(self.folder)
         if about.f_flag & os.ST_RDONLY:
@@ -344,21 +352,20 @@ class Hosted:
         return about.f_bavail * about.f_frsize
 
 
-# FROM health: Whether a task is well: the loop alive, the broker there, the disk writable, the last round
-# moving.
+# Health: the loop runs, the broker is connected, the disk is writable, the open round gets contributions.
 
 DEADLINES = 3
-"""Deadlines of a round in which nothing at all may happen."""
+"""A round is unhealthy after this many of its deadlines without a contribution."""
 
 
 def examine(hosted: list[Hosted], settings: HttpSection) -> Health:
-    """All checks of all tasks. Reads only."""
+    """Check the health of all tasks. Only reads."""
     checks = [check for one in hosted for check in _checks(one, settings)]
     return Health(all(check.ok for check in checks), checks)
 
 
 def without_details(health: Health) -> Health:
-    """As those see it who have no token."""
+    """The health as it is shown without a token."""
     return Health(health.ok, [Check(check.name, check.task, check.ok) for check in health.checks])
 
 
@@ -366,7 +373,9 @@ def _checks(one: Hosted, settings: HttpSection) -> Iterator[Check]:
     task, live = one.task.name, one.watch.live()
     finished = live.phase == "finished"
     silence_s = one.pulse.silence_s
-    yield Check("loop", task, finished or silence_s < settings.stalled_s, f"looked {silence_s:.1f} s ago")
+    yield Check(
+        "loop", task, finished or silence_s < settings.stalled_s, f"last active {silence_s:.1f} s ago"
+    )
     up = one.link.connected
     yield Check("broker", task, up or finished, "connected" if up else "not connected, trying again")
     yield _disk(one, settings.min_free_mb)
@@ -383,7 +392,7 @@ def _disk(one: Hosted, min_free_mb: int) -> Check:
 
 
 def _round(live: TaskStatus, now: float, stalled_s: float) -> Check:
-    """Moving: it opened, or a contribution came, not too long ago."""
+    """Whether the open round has opened, or got a contribution, not too long ago."""
     where = f"round {live.round} of {live.rounds}"
     if live.phase != "collecting" or live.moved_at is None:
         return Check("round", live.task, True, f"{where}, {live.phase}")

@@ -1,1 +1,1 @@
-"""What comes from devices: received, checked, kept."""
+"""Receives, checks and stores the contributions of devices."""

@@ -1,4 +1,4 @@
-"""A contribution is checked before it is believed; every refusal says why, with values."""
+"""Checks contributions before they count; each refusal says why, with values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.errors import ModelError
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Chain
-from device_runtime.strategies.kind import AnyStrategy, formed
+from device_runtime.strategies.kind import AnyStrategy, form_named
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.device_half import MOST_LOSS
 
@@ -27,16 +27,17 @@ MOST = {
     "energy_mj": 10**12,  # 278 kWh
     "peak_memory_kib": 2**34,  # 16 TiB
 }
-"""What no device needs for one update."""
+"""The largest metrics that one update can have."""
 LEAST_LOSS = -1e-3
-"""No loss that kinds of update minimise is below 0, but by rounding."""
+"""The smallest loss that is accepted: no kind's loss is below 0, except by rounding."""
 
 
 @dataclass(frozen=True)
 class ExpectedContribution:
-    """What a contribution is held against: the task, this life of it, its models by member (the main one's
-    by ""), and the bases of the round that it was made for, by member too, where a norm is bounded or a codec
-    needs them.
+    """The task, run, models and base that a contribution is checked against.
+
+    `manifests` are by member of the family, "" for the main model. `base` gives the base of the round that
+    the contribution was made for, by member; no tensors where neither a norm bound nor a codec needs it.
     """
 
     task: Task
@@ -47,7 +48,7 @@ class ExpectedContribution:
 
 @dataclass(frozen=True)
 class Origin:
-    """What an update was made from. The base is read if the kind bounds the norm."""
+    """The kind, form, model and base that an update was made from."""
 
     kind: KindSettings
     form: AnyStrategy
@@ -56,7 +57,7 @@ class Origin:
 
 
 def kind_of(message: Contribution, offered: ExpectedContribution) -> KindSettings:
-    """The offered kind that this is. Raises UpdateRefused."""
+    """The settings of the kind, of those offered in its round. Raises UpdateRefused for any other kind."""
     for kind in offered.task.kinds:
         if kind.name == message.kind and kind.in_round(message.round):
             return kind
@@ -65,7 +66,7 @@ def kind_of(message: Contribution, offered: ExpectedContribution) -> KindSetting
 
 
 def check_address(message: Contribution, offered: ExpectedContribution) -> None:
-    """Whether it is meant for this life of this task. Raises UpdateRefused."""
+    """Raise UpdateRefused for a contribution to another task, or to another run of this one."""
     task = offered.task
     if message.task != task.name:
         raise UpdateRefused(f"it is for task {message.task!r}, this is {task.name!r}")
@@ -74,15 +75,16 @@ def check_address(message: Contribution, offered: ExpectedContribution) -> None:
 
 
 def check_message(message: Contribution, offered: ExpectedContribution) -> None:
-    """All that can be said before the content is here. Raises UpdateRefused."""
+    """Check all that can be checked before the content has arrived. Raises UpdateRefused."""
     check_samples(message, 0, offered)
     _check_metrics(message.metrics)
     _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
 
 
 def check_samples(message: Contribution, said: int, offered: ExpectedContribution) -> None:
-    """A device counts as no more samples than the task allows, nor than it said in its hello that it has; 0
-    where it has said nothing, as to an aggregator that was restarted. Raises UpdateRefused.
+    """Check the number of samples against the task's limit and against `said`, from the device's hello.
+
+    `said` is 0 if no hello has come, as after a restart of the aggregator. Raises UpdateRefused.
     """
     most, count = offered.task.max_num_examples, message.num_examples
     if not 1 <= count <= most:
@@ -92,7 +94,7 @@ def check_samples(message: Contribution, said: int, offered: ExpectedContributio
 
 
 def _check_metrics(metrics: Metrics) -> None:
-    """They are added up and shown: one that nobody can have would hide all others."""
+    """Raise UpdateRefused for impossible metrics: in sums, one of them would hide all others."""
     if min(metrics.train_time_ms, metrics.energy_mj, metrics.peak_memory_kib, metrics.epsilon_milli) < 0:
         raise UpdateRefused(f"its metrics are negative: {metrics}")
     for figure, most in MOST.items():
@@ -105,12 +107,12 @@ def _check_metrics(metrics: Metrics) -> None:
 
 
 def codec_of(kind: KindSettings) -> Chain:
-    """By which its updates come."""
-    return codecs.named(kind.strategy.codec)
+    """The codec chain of a kind's updates."""
+    return codecs.codec_named(kind.strategy.codec)
 
 
 def _check_size(message: Contribution, expected: Sequence[TensorSpec], codec: Chain) -> None:
-    """Nothing is fetched that is larger than what is expected can be."""
+    """Before a content is fetched, raise UpdateRefused if it is larger than expected tensors can be."""
     if (message.blob is None) == (not message.body):
         raise UpdateRefused("it has both a body and a blob" if message.body else "it has no content")
     size = message.blob.size if message.blob else len(message.body)
@@ -122,9 +124,9 @@ def _check_size(message: Contribution, expected: Sequence[TensorSpec], codec: Ch
 
 
 def check_content(message: Contribution, content: bytes, offered: ExpectedContribution) -> Tensors:
-    """The tensors, believed; that the content is the message's own was seen. Raises UpdateRefused."""
+    """Decode and check the content, whose hash is already verified. Raises UpdateRefused."""
     kind, expected = kind_of(message, offered), _expected(message, offered)
-    form = formed(kind.strategy, message.form)
+    form = form_named(kind.strategy, message.form)
     base = offered.base(form.member)
     try:
         update = codec_of(kind).decode(content, base, expected)
@@ -138,13 +140,13 @@ def check_content(message: Contribution, content: bytes, offered: ExpectedContri
 
 
 def _expected(message: Contribution, offered: ExpectedContribution) -> Sequence[TensorSpec]:
-    """Raises UpdateRefused for a kind that is not offered."""
-    form = formed(kind_of(message, offered).strategy, message.form)
+    """The tensors that a contribution may hold. Raises UpdateRefused for a kind that is not offered."""
+    form = form_named(kind_of(message, offered).strategy, message.form)
     return class_statistics.accepted(form, offered.manifests[form.member])
 
 
 def doubt(update: Tensors, num_examples: int, of: Origin) -> str:
-    """Why tensors that are as expected are not believed, with values; empty when they are."""
+    """Why tensors of the expected names and shapes are refused, with values; empty if they are accepted."""
     update, found = class_statistics.split_statistics(update)
     if why := class_statistics.doubt_of(of.form, found, num_examples, of.manifest):
         return why
@@ -162,7 +164,7 @@ def doubt(update: Tensors, num_examples: int, of: Origin) -> str:
 
 
 def norm(update: Tensors, base: Tensors) -> float:
-    """Euclidean distance from the base; tensors that the base does not have count from zero."""
+    """The Euclidean distance from the base; for tensors that the base does not have, from zero."""
     total = 0.0
     for key, value in update.items():
         change = value.astype(np.float64)
@@ -172,15 +174,15 @@ def norm(update: Tensors, base: Tensors) -> float:
     return sqrt(total)
 
 
-# FROM expected_update: What the contributions of a run are held against, in memory as far as it is needed.
-
 BASES_HELD = 2
-"""Bases in memory of each model, where contributions are held against them: the open round's, and one that a
-late contribution was made for."""
+"""Bases of each model kept in memory: the open round's, and that of the round of a late contribution."""
 
 
 class Standard:
-    """Of one life of a task. `weights` reads the base of a round and a member of `manifests`."""
+    """Makes the `ExpectedContribution` of each round of a run, and caches the bases that they need.
+
+    `weights` reads the base of a round and a member of `manifests`.
+    """
 
     def __init__(
         self,
@@ -195,6 +197,6 @@ class Standard:
         self.needs_base = any(kind.max_norm is not None or kind.strategy.codec for kind in task.kinds)
 
     def _offered(self, number: int) -> ExpectedContribution:
-        """With the base of round `number`, 0 for none; it is read only where something is held against it."""
+        """The expectation for round `number`, 0 for none; the base is read only when it is needed."""
         needed = self.needs_base and number > 0
         return ExpectedContribution(*self._of, lambda member: self._base(number, member) if needed else {})

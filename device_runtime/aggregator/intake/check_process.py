@@ -1,8 +1,8 @@
-"""A small contribution's content is checked ahead of the rounds, in a process beside that of the aggregator.
+"""Checks the content of small contributions in a worker process, before the aggregator reads them.
 
-It is what costs most of a contribution, and depends on nothing but the message, the task and the base of the
-message's own round, which never changes once that is open. Whether the contribution counts is for the rounds
-to say, as ever: so is whatever cannot be said here.
+The check is the most expensive step of a contribution. It depends only on the message, the task and the base
+of the contribution's own round, which never changes once that round is open. The aggregator still decides
+whether the contribution counts, and checks whatever cannot be checked here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.broker.errors import BlobError, BrokerError
 from device_runtime.broker.wire.link_events import Received
-from device_runtime.broker.wire.messages import Contribution, decode, said_in
+from device_runtime.broker.wire.messages import Contribution, decode, device_message_in
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 
@@ -31,24 +31,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CheckedMessage(Received):
-    """A message whose content was looked at. `refusal` says why it is not to be believed: empty where it is,
-    None where that could not be said.
+    """A message that a worker has checked. `refusal` says why it is refused; it is empty if the content is
+    accepted, and None if it could not be checked.
     """
 
     refusal: str | None = None
 
 
 class Checker:
-    """Of the run in `folder`, beside the aggregator that owns it."""
+    """Checks contributions to the run in `folder`, which it only reads: the aggregator owns it."""
 
     def __init__(self, folder: Path, database: str = "") -> None:
-        """`database` as in Ports. Raises RunFolderError where nothing is begun, DatabaseError, ModelError."""
+        """`database` as in Ports. Raises RunFolderError if there is no run, DatabaseError, ModelError."""
         self._store = Store(folder, True, database)
         identity = self._store.identity()
         if identity is None:
             raise RunFolderError(f"{folder} belongs to no run yet")
         self.task, self._run = tasks.decode(identity.task), identity.run
-        main = Bundle.open(bundles.find(self.task.bundle)).manifest
+        main = Bundle.open(bundles.find_bundle(self.task.bundle)).manifest
         family = open_family(self.task.family, main)
         manifests = {"": main, **{name: bundle.manifest for name, bundle in family.items()}}
         self._standard = Standard(
@@ -62,12 +62,12 @@ class Checker:
         self._store.close()
 
     def refusal(self, message: Contribution) -> str | None:
-        """As in Checked. Raises DatabaseError: then nothing can be said any more."""
+        """The refusal, as in `CheckedMessage`. After a DatabaseError nothing more can be checked."""
         if message.run != self._run or message.blob or not 1 <= message.round <= self.task.rounds:
             return None
         try:
             if self._standard.needs_base and not self._store.opened(message.round):
-                return None  # before it is open another base may take its place
+                return None  # until the round is open, its base may still change
             offered = self._standard.offered(message.round)
             check.check_message(message, offered)
             check.check_content(message, message.body, offered)
@@ -80,16 +80,16 @@ class Checker:
 
 
 def checked(event: Received, checkers: Mapping[str, Checker]) -> CheckedMessage:
-    """The same message, looked at by the checker of its task. Raises DatabaseError."""
+    """The same message, checked by the checker of its task. Raises DatabaseError."""
     refusal = None
     try:
-        message = decode(said_in(event.payload), Contribution)
+        message = decode(device_message_in(event.payload), Contribution)
         if message.task in checkers:
             refusal = checkers[message.task].refusal(message)
     except BrokerError:
-        pass  # no message at all: who takes it says so
+        pass  # not a valid message: the aggregator logs it
     except DatabaseError:
         raise
-    except Exception as error:  # whatever it is, the others must be served
+    except Exception as error:  # one faulty message must not stop the worker
         log.warning("message on %s is not checked here: %s: %s", event.topic, type(error).__name__, error)
     return CheckedMessage(event.topic, event.payload, event.retain, refusal)

@@ -1,4 +1,4 @@
-"""The contributions that count, and what the devices of a round have sent and been sent."""
+"""Stores the contributions that count, and the bytes that each device sent and received in a round."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Blob, Metrics
 
 ROUNDS_KNOWN = 4
-"""Rounds of whose contributions the keys are in memory: the disk need not be asked for each message."""
+"""Rounds whose contribution keys stay in memory, so that not every message needs a query."""
 
 _KEEP = "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 AT_ONCE = 256
-"""Contributions that one query reads with their contents, each of at most INLINE_LIMIT bytes."""
+"""Contributions that one query reads, with contents of at most INLINE_LIMIT bytes each."""
 
 _SOME = """SELECT * FROM contributions WHERE into_round = ? AND (kind, device, round) > (?, ?, ?)
 ORDER BY kind, device, round LIMIT ?"""
@@ -37,7 +37,7 @@ SET up = excluded.up, down = excluded.down"""
 
 @dataclass(frozen=True)
 class StoredContribution:
-    """A counted contribution. `round` is the one it was made for, `into` the one it counts in."""
+    """A contribution that counts. `round` is the one it was made for, `into` the one it counts in."""
 
     device: str
     round: int
@@ -53,14 +53,14 @@ class StoredContribution:
 
 @dataclass(frozen=True)
 class Bytes:
-    """MQTT packets of one device in one round, in bytes."""
+    """The bytes of one device's MQTT packets in one round."""
 
     up: int = 0
     down: int = 0
 
 
 class Contributions:
-    """The counted contributions of a run. Raises RunFolderError as Database does."""
+    """The contributions of a run that count. Raises RunFolderError as Database does."""
 
     def __init__(self, db: Database, updates: Blobs) -> None:
         self._db = db
@@ -70,13 +70,14 @@ class Contributions:
         self._known: dict[int, dict[str, str]] = {}
 
     def sent(self, number: int, device: str) -> str:
-        """The kind of the device's contribution that was made for a round and counts already, whatever round
-        it counts in; empty where none does. A device has one for each round.
+        """The kind of the device's contribution that was made for a round and counts, in whatever round.
+
+        Empty if there is none. At most one contribution of a device counts for each round.
         """
         return self._kept_kinds.get((number, device)) or self._of_round(number).get(device, "")
 
     def _of_round(self, number: int) -> dict[str, str]:
-        """Kinds by device of those on the disk that were made for a round; of the latest few it is known."""
+        """The kinds of stored contributions to a round, by device; a few rounds are cached."""
         if number not in self._known:
             while len(self._known) >= ROUNDS_KNOWN:
                 del self._known[next(iter(self._known))]
@@ -85,16 +86,16 @@ class Contributions:
         return self._known[number]
 
     def keep(self, stored: StoredContribution, moved: Bytes) -> None:
-        """Count a contribution, with what its device has moved in the round that it counts in.
+        """Count a contribution, with the bytes of its device in the round that it counts in.
 
-        It is on the disk after `settle`. Its blob, if it has one, is in `updates` already. Again: only the
-        bytes are new.
+        It is on disk after `settle`. Its blob, if it has one, must be in `updates`. If the contribution is
+        already stored, only the bytes are updated.
         """
         self._kept.append((stored, moved))
         self._kept_kinds[stored.round, stored.device] = stored.kind
 
     def let_go(self, blob: Blob) -> None:
-        """Remove the content of one that does not count, unless one that does has the same.
+        """Remove the blob of a contribution that does not count, unless one that counts has the same blob.
 
         Raises BlobError.
         """
@@ -104,7 +105,7 @@ class Contributions:
             self._updates.remove(blob)
 
     def settle(self) -> None:
-        """Write what was kept, at once: all of it is on the disk when this returns, none when it raises."""
+        """Write what was kept in one commit: all is on disk when this returns, nothing if it raises."""
         with self._db.commit() as db:
             db.executemany(_KEEP, [_row(stored) for stored, _ in self._kept])
             moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in self._kept]
@@ -115,31 +116,29 @@ class Contributions:
         self.drop()
 
     def drop(self) -> None:
-        """Forget what was kept: it is written, or cannot be."""
+        """Forget what was kept, after it was written or could not be."""
         self._kept, self._kept_kinds = [], {}
 
     def of_round(self, number: int) -> Iterator[StoredContribution]:
-        """Those that count in a round, by kind, device, and the round they were made for; a few in memory."""
+        """The contributions that count in a round, by kind, device and round made for; read in parts."""
         last: tuple[str, str, int] = ("", "", 0)
         while rows := self._db.rows(_SOME, number, *last, AT_ONCE):
             yield from map(_stored, rows)
             last = (rows[-1]["kind"], rows[-1]["device"], rows[-1]["round"])
 
     def since(self, number: int, first: int) -> dict[str, float]:
-        """Of each device with a late contribution in a round: the rounds since the one in which it counted
-        last, divided by its contributions in this one. Rounds before `first` are not looked at.
+        """For each device with a late contribution in round `number`: the rounds since it last counted,
+        divided by its contributions in this round. Rounds before `first` are not looked at.
         """
         rows = self._db.rows(_SINCE, number, number, first, number, number)
         return {row["device"]: (number - (row["before"] or first - 1)) / row["updates"] for row in rows}
 
     def content(self, stored: StoredContribution) -> bytes:
-        """The safetensors of a contribution whose round is not closed. Raises BlobError."""
+        """The encoded tensors of a contribution whose round is not closed. Raises BlobError."""
         return self._updates.get(stored.blob) if stored.blob else stored.body
 
     def prune(self, number: int, before: float = inf) -> None:
-        """Let go of the blobs of a closed round's contributions, of those before, and of what does not count;
-        `before` as in Blobs.prune.
-        """
+        """Remove blobs that no contribution to a round after `number` has; `before` as in Blobs.prune."""
         waiting = self._db.rows(
             "SELECT blob FROM contributions WHERE into_round > ? AND blob IS NOT NULL", number
         )
@@ -148,25 +147,26 @@ class Contributions:
         self._updates.prune(kept, before)
 
     def records(self, number: int) -> tuple[ContributionRecord, ...]:
-        """Those that count in a round, for people and files."""
+        """The records of a round's contributions, for display and files."""
         return self.every_record(number).get(number, ())
 
     def every_record(self, number: int | None = None) -> dict[int, tuple[ContributionRecord, ...]]:
-        """The same of every round, or of this one, by round."""
+        """The records of all rounds, or of one, by round."""
         moved = {(row["round"], row["device"]): row for row in self._db.rows(_TRAFFIC, number)}
         records: dict[int, list[ContributionRecord]] = {}
         for row in self._db.rows(_RECORDS, number):
-            told = moved.pop((row["into_round"], row["device"]), None)  # a device's bytes are told once
+            told = moved.pop((row["into_round"], row["device"]), None)  # a device's bytes count once
             bytes_moved = Bytes(told["up"], told["down"]) if told else Bytes()
             records.setdefault(row["into_round"], []).append(record_of(_stored(row), bytes_moved))
         return {into: tuple(made) for into, made in records.items()}
 
     def traffic(self, number: int) -> dict[str, Bytes]:
-        """Bytes of each device in a round, as last saved."""
+        """The bytes of each device in a round, as last saved."""
         rows = self._db.rows("SELECT device, up, down FROM traffic WHERE round = ?", number)
         return {row["device"]: Bytes(row["up"], row["down"]) for row in rows}
 
     def save_traffic(self, number: int, traffic: Mapping[str, Bytes]) -> None:
+        """Save the bytes of each device in a round."""
         rows = [(number, device, moved.up, moved.down) for device, moved in traffic.items()]
         with self._db.commit() as db:
             db.executemany(_SAVE_TRAFFIC, rows)
@@ -188,7 +188,7 @@ def _stored(row: DatabaseRow) -> StoredContribution:
 
 
 def _row(stored: StoredContribution) -> tuple[object, ...]:
-    """A contribution as it stands in the table."""
+    """A contribution as a row of the table."""
     return (
         stored.round,
         stored.device,
@@ -204,7 +204,7 @@ def _row(stored: StoredContribution) -> tuple[object, ...]:
 
 
 def record_of(stored: StoredContribution, moved: Bytes) -> ContributionRecord:
-    """A stored contribution in the units of people."""
+    """A stored contribution in seconds, joules and bytes."""
     metrics = stored.metrics
     return ContributionRecord(
         round=stored.into,

@@ -1,9 +1,9 @@
-"""Contributions whose content is on its way, pulled block by block; a few at a time, the others wait.
+"""Fetches large contributions from devices block by block, a few at a time.
 
-No clock, no sockets: `now` is in seconds, `ask` sends a Get to a device. What has arrived lies on disk, so
-that after a restart a pull goes on as soon as the device sends its message again. What is announced takes its
-room on the disk before it comes, so a device may have only so many contents there: an announcement that takes
-the place of another, or a further one of those that were given up, removes what had come of that.
+There is no clock and no socket: `now` is in seconds, `ask` sends a Get to a device. Blocks that have arrived
+are on disk, so after a restart a fetch goes on as soon as the device sends its message again. An announced
+contribution takes its space on disk before it arrives, so the number for each device is limited: a new
+announcement removes what had arrived of the one that it replaces, or of one too many that was given up.
 """
 
 from __future__ import annotations
@@ -23,27 +23,31 @@ from device_runtime.broker.wire.transfer import Pull
 log = logging.getLogger(__name__)
 
 MAX_PULLS = 64
-"""Contributions being fetched at one time: many, as most links are slow."""
+"""Contributions that are fetched at one time: many, as most links are slow."""
 BLOCKS_ASKED = 40
-"""Blocks that all of them together have on the way, but for one each: what may come in faster than it is
-written lies in memory."""
+"""The most blocks on the way for all fetches together, though each may always have one. Blocks that come in
+faster than they are written are in memory."""
 MOST_WAITING = 10_000
-"""Contributions that may wait to be fetched; of what comes beyond, devices send the message again."""
+"""Contributions that may wait to be fetched; devices announce any others again."""
 MOST_OF_ONE = 4
-"""Contents of one device that may wait or lie here in part; each is at most as large as its kind allows."""
+"""Contributions of one device that may wait or be here in part; the kind limits the size of each."""
 MOST_GIVEN_UP = 256
-"""Contents that lie here in part and are not asked for any more, of all devices: those may come back."""
+"""Contributions of all devices that are here in part and given up; their devices may come back."""
 MAX_SILENCES = 6
-"""Unanswered requests after which a pull is given up until the device sends its message again."""
+"""Unanswered requests after which a fetch is given up until the device sends its message again."""
 MAX_DAMAGES = 2
-"""Times that a content may arrive whole and have the wrong hash."""
+"""Times that a whole content may have the wrong hash; then the contribution is refused."""
 
 Key = tuple[str, int, str]
+"""Device, round and kind of a contribution."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A contribution whose content is here, `verified` just now, or never will be: `refusal` says why."""
+    """A contribution whose fetch has ended: its content is here or, if `refusal` says why, never will be.
+
+    `verified`: the hash of the content was checked just now.
+    """
 
     update: Update
     message: Contribution
@@ -61,7 +65,7 @@ class _Waiting:
 
 
 class Intake:
-    """The pulls of one run. Raises nothing: what fails is dropped, and the device will send again."""
+    """The fetches of one run. Raises nothing: what fails is dropped, and the device sends again."""
 
     def __init__(self, updates: Blobs, ask: Callable[[str, Get], None]) -> None:
         self._updates = updates
@@ -73,10 +77,10 @@ class Intake:
         self._said_full = False
 
     def want(self, update: Update, message: Contribution, blob: Blob) -> None:
-        """Fetch this one; sent again, only the sending that a receipt will name is new. Another content takes
-        the place of the one before.
+        """Fetch the blob of a contribution; it is dropped if too many wait.
 
-        Where too many wait, it is dropped.
+        If the same blob was announced before, only `update` and `message` are replaced, as the receipt names
+        the latest message. Another blob under the same key replaces the one before.
         """
         key = (update.device, update.round, update.kind)
         known = self._waiting.get(key)
@@ -97,7 +101,7 @@ class Intake:
             self._let_go(one)
 
     def make_room(self) -> None:
-        """Let go of all that has come in part: the disk is needed for what counts, and devices send again."""
+        """Remove all incomplete contents, as what counts needs the disk; devices send them again."""
         for key in [key for key, waiting in self._waiting.items() if waiting.pull]:
             self._drop(key, "the disk is full", stays=False)
         for one in list(self._given_up):
@@ -108,7 +112,7 @@ class Intake:
         self._release(one[1])
 
     def _release(self, blob: Blob) -> None:
-        """Remove what has come of a content in part, unless it was announced elsewhere too."""
+        """Remove the blocks of an incomplete content, unless another contribution announced the same blob."""
         self._announced[blob] -= 1
         if self._announced[blob] > 0:
             return
@@ -119,11 +123,12 @@ class Intake:
             log.warning("%s", error)
 
     def _is_full(self, device: str) -> bool:
-        """Whether no more may wait. That all are too many is said of the first that is dropped, until there
-        is room again.
+        """Whether no more contributions may wait, of this device or of all.
+
+        When too many of all devices wait, only the first that is dropped is logged until there is room again.
         """
         if len(self._of.get(device, ())) >= MOST_OF_ONE:
-            log.debug("update from %s put off: %d of it wait already", device, MOST_OF_ONE)
+            log.debug("update from %s put off: %d updates of this device wait already", device, MOST_OF_ONE)
             return True
         full = len(self._waiting) >= MOST_WAITING
         if full and not self._said_full:
@@ -132,30 +137,31 @@ class Intake:
         return full
 
     def received(self, device: str, sha: bytes, block: tuple[int, bytes], now: float) -> bool:
-        """A block (number, bytes) of a device's upload, and what is asked for next. Returns whether it was
-        waited for: one that is not, or has come before, is ignored.
+        """Take a block (number, bytes) of a device's upload, and ask for the next ones.
+
+        Returns whether the block was expected; one that was not, or that came before, is ignored.
         """
         index, data = block
-        waited_for = False
+        expected = False
         for key in sorted(self._of.get(device, ())):
             waiting = self._waiting[key]
             if waiting.pull and waiting.blob.sha == sha:
                 try:
-                    waited_for |= waiting.pull.received(index, data, now)
+                    expected |= waiting.pull.received(index, data, now)
                     if not (waiting.pull.done or waiting.pull.refused):
                         self._go_on(key, waiting.pull, now)
                 except BlobError as error:
                     self._drop(key, str(error))
-        return waited_for
+        return expected
 
     def restart(self) -> None:
-        """The link was down: what was asked for is not coming."""
+        """Ask again for what is missing: the link was down, and no answer to earlier requests will come."""
         for waiting in self._waiting.values():
             if waiting.pull:
                 waiting.pull.restart()
 
     def tick(self, now: float) -> list[Arrival]:
-        """Ask for what is missing, and return what has arrived since."""
+        """Ask for missing blocks, and return the contributions that are complete or refused."""
         first = list(islice(self._waiting, MAX_PULLS))
         return [arrival for key in first if (arrival := self._advance(key, now))]
 
@@ -171,7 +177,7 @@ class Intake:
             self._drop(key, str(error))
             return None
         if pull.refused:
-            self._drop(key, "the device does not have it any more", stays=False)
+            self._drop(key, "the device no longer has it", stays=False)
         elif pull.unanswered >= MAX_SILENCES:
             self._drop(key, f"no answer to {MAX_SILENCES} requests")
         else:
@@ -179,7 +185,7 @@ class Intake:
         return None
 
     def _go_on(self, key: Key, pull: Pull, now: float) -> None:
-        """Ask for what is missing; who has fallen silent lets those who wait go first."""
+        """Ask for missing blocks. A contribution whose device is silent goes to the end of the queue."""
         silences = pull.unanswered
         wanted = pull.wanted(now, BLOCKS_ASKED // min(len(self._waiting), MAX_PULLS))
         if pull.unanswered > silences:
@@ -191,7 +197,7 @@ class Intake:
         try:
             pull.finish()
         except BlobError as error:
-            if pull.done:  # the content is right, our disk is not
+            if pull.done:  # the content is right, but our disk failed
                 self._drop(key, str(error))
                 return None
             damages = waiting.damages + 1
@@ -204,7 +210,7 @@ class Intake:
         return Arrival(waiting.update, waiting.message, verified=True)
 
     def _drop(self, key: Key, why: str, stays: bool = True) -> None:
-        """Until its device announces it again; what has come of it `stays` for a while."""
+        """Stop a fetch until its device announces it again; `stays` keeps its blocks for a while."""
         waiting = self._forget(key)
         one = (key[0], waiting.blob)
         if not stays or waiting.pull is None or one in self._given_up:

@@ -1,8 +1,7 @@
-"""How many messages a device may send: one that has gone wrong must not keep the others from being heard.
+"""Limits the devices that are known, the messages that each may send, and the bytes that wait.
 
-A bucket of BURST messages for each device, which fills again by RATE a second; large messages count more.
-What is over is dropped, and gets no receipt: a device that means it sends again after a silence, and nothing
-that counts is lost. While a round is merged, an Inbox keeps only so many bytes, of one device and of all.
+A faulty device must not keep the messages of others from being read. What is over a limit is dropped without
+a receipt: an honest device sends again after a silence, so nothing that counts is lost.
 """
 
 from __future__ import annotations
@@ -15,38 +14,36 @@ from collections.abc import Callable, Iterable
 
 from device_runtime.broker.wire.link_events import Event, Received
 
-# FROM device_limit: Whom we know by name. On an open broker anybody may come under any name: only so many
-# are remembered.
-#
-# Where there is no more room, of those that are away the one that was heard longest ago is forgotten; while
-# all
-# are here, nobody else is let in. Enrolment keeps strangers out altogether.
-
 log = logging.getLogger(__name__)
 
 MOST_DEVICES = 100_000
-"""That are known at a time, and contributions that a round takes, where the settings say nothing."""
+"""The default limit of devices known at a time, and of contributions in a round."""
 LOOKED_AT = 100
-"""Devices that are looked at for one that is away, when another comes."""
+"""Known devices that are looked at to find one that is away, when a new one comes."""
 
 
 class Crowd:
-    """`away` says whether a device may be forgotten, `forget` is told of one that is."""
+    """Limits how many devices are known by name: on an open broker anybody may use any name.
+
+    When `most` devices are known, a new one takes the place of one that is away, the one that was silent
+    longest. While all are online, no new one is let in. Enrolment keeps strangers out altogether. `away` says
+    whether a device may be forgotten; `forget` is called with one that is.
+    """
 
     def __init__(self, away: Callable[[str], bool], forget: Callable[[str], object], most: int) -> None:
         self._away, self._forget, self._most = away, forget, most
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._refused, self._said_at = 0, 1
+        self._refused, self._log_at = 0, 1
 
     def __len__(self) -> int:
         return len(self._known)
 
     def remember(self, devices: Iterable[str]) -> None:
-        """Those that are known from before, however many."""
+        """Add devices that are known from an earlier life of the aggregator, however many."""
         self._known.update(dict.fromkeys(devices))
 
     def lets_in(self, device: str) -> bool:
-        """A device is heard: whether it is known from now on."""
+        """Note a message of a device. Returns whether the device is known from now on."""
         if device in self._known:
             self._known.move_to_end(device)
             return True
@@ -57,6 +54,7 @@ class Crowd:
         return True
 
     def _made_room(self) -> bool:
+        """Forget a device that is away. Returns False if none is found."""
         for _ in range(min(LOOKED_AT, len(self._known))):
             device = next(iter(self._known))
             if self._away(device):
@@ -67,13 +65,13 @@ class Crowd:
         return False
 
     def _refuse(self, device: str) -> None:
-        """Said of the first, the tenth, the hundredth: strangers have no end of names."""
+        """Log the first refusal, the tenth, the hundredth and so on, as strangers have no end of names."""
         self._refused += 1
-        if self._refused < self._said_at:
+        if self._refused < self._log_at:
             return
-        self._said_at *= 10
+        self._log_at *= 10
         log.warning(
-            "%d messages of others than the %d devices that are known are dropped, the last from %s: "
+            "%d messages dropped, as %d devices are known and no more are let in; the last was from %s: "
             "enrol devices to keep strangers out",
             self._refused,
             len(self._known),
@@ -82,26 +80,30 @@ class Crowd:
 
 
 BURST = 1000.0
+"""Messages that a device may send at once."""
 RATE = 100.0
-"""Messages a second: a device with all kinds of update sends a few a round."""
+"""Messages a second after that; a device with all kinds of update sends a few a round."""
 COUNTED_BYTES = 16 * 1024
-"""A message of more bytes counts as several."""
+"""A message counts one more for each of these bytes that it holds."""
 GET = 0.1
-"""What a Get counts: a device on a fast network sends hundreds a second, and asks for 256 KiB with each."""
+"""A Get counts less: on a fast network a device sends hundreds a second, each for 256 KiB."""
 INBOX_BYTES, INBOX_OF_ONE = 256 * 1024**2, 8 * 1024**2
 """The most bytes of messages that wait to be read, from all devices and from one of them.
 
 While a round is merged, an honest device sends one contribution and at most 4 MiB of blocks.
 """
 EVENT_BYTES = 512
-"""What an event takes beside its payload."""
+"""Bytes that an event takes beside its payload."""
 SAID_EVERY_S = 60.0
-"""Seconds between two lines of the log about one device."""
+"""Seconds between two log lines about one device."""
 
 
 class Flood:
-    """`now` is in seconds of any one clock. Of more than `most` devices the one that was silent longest is
-    forgotten, and begins anew.
+    """Limits how many messages each device may send (token bucket).
+
+    Each device has a bucket of `burst` messages, which refills by `rate` a second; a large message counts as
+    several. Beyond `most` devices, the one that was silent longest is forgotten and gets a full bucket. `now`
+    is in seconds of any one clock.
     """
 
     def __init__(self, burst: float = BURST, rate: float = RATE, most: int = MOST_DEVICES) -> None:
@@ -110,7 +112,7 @@ class Flood:
         self._said: OrderedDict[str, float] = OrderedDict()
 
     def lets(self, device: str, now: float, cost: float = 1.0) -> bool:
-        """Whether one more message of this device is taken, which counts as `cost` messages."""
+        """Whether another message of this device is accepted; it counts as `cost` messages."""
         left, then = self._left.pop(device, (self._burst, now))
         left = min(self._burst, left + max(0.0, now - then) * self._rate)
         taken = left >= cost
@@ -120,7 +122,7 @@ class Flood:
         return taken
 
     def worth_saying(self, device: str, now: float) -> bool:
-        """Whether it was not said lately that messages of this device are dropped."""
+        """Whether no log line of the last SAID_EVERY_S said that messages of this device are dropped."""
         if now - self._said.get(device, -SAID_EVERY_S) < SAID_EVERY_S:
             return False
         self._said.pop(device, None)
@@ -131,13 +133,14 @@ class Flood:
 
 
 def cost(leaf: str, size: int) -> float:
-    """As how many messages one of `size` bytes on a topic that ends in `leaf` counts."""
+    """How many messages a message of `size` bytes counts as, on a topic that ends in `leaf`."""
     return (GET if leaf == "get" else 1.0) + size // COUNTED_BYTES
 
 
 class BoundedInbox(queue.SimpleQueue[Event]):
-    """Events that wait to be heard. Messages beyond `most` bytes in all, or `most_of_one` of one device, are
-    dropped: their devices send again.
+    """A queue of events with a limit in bytes, as messages pile up while a round is merged.
+
+    A message is dropped if more than `most` bytes would wait, or more than `most_of_one` of its device.
     """
 
     def __init__(self, most: int = INBOX_BYTES, most_of_one: int = INBOX_OF_ONE) -> None:
@@ -148,7 +151,7 @@ class BoundedInbox(queue.SimpleQueue[Event]):
         self._of: Counter[str] = Counter()
 
     def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
-        """Never waits. What is no message always finds room."""
+        """Add an event; never waits. Events other than messages are always accepted."""
         if isinstance(item, Received):
             size, device = EVENT_BYTES + len(item.payload), _device(item)
             with self._lock:
@@ -157,12 +160,12 @@ class BoundedInbox(queue.SimpleQueue[Event]):
                     self._bytes += size
                     self._of[device] += size
             if full:
-                log.warning("message from %s dropped: too much waits to be heard", device)
+                log.warning("message from %s dropped: the inbox is full", device)
                 return
         super().put(item, block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Event:
-        """The next. Raises queue.Empty."""
+        """The next event. Raises queue.Empty."""
         item = super().get(block, timeout)
         if isinstance(item, Received):
             size, device = EVENT_BYTES + len(item.payload), _device(item)
@@ -174,10 +177,10 @@ class BoundedInbox(queue.SimpleQueue[Event]):
         return item
 
     def get_nowait(self) -> Event:
-        """The next, if there is one. Raises queue.Empty."""
+        """The next event, without waiting. Raises queue.Empty."""
         return self.get(block=False)
 
 
 def _device(message: Received) -> str:
-    """By its topic, which need not be one of ours."""
+    """The device that a message's topic names, even if the topic is not valid."""
     return "/".join(message.topic.split("/", 4)[2:4])

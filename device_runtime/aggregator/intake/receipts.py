@@ -1,4 +1,4 @@
-"""What becomes of contributions, as their devices are told; and whoever watches."""
+"""Sends receipts for contributions to their devices, and reports refusals to observers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 
 from device_runtime.aggregator.delivery.outbound import Outbound
-from device_runtime.aggregator.rounds import events as moves
+from device_runtime.aggregator.rounds.events import Reply
 from device_runtime.aggregator.rounds.state import RoundsState
 from device_runtime.aggregator.views.listener import ContributionRefused, Happening
 from device_runtime.aggregator.views.text import printable
@@ -18,12 +18,12 @@ from .reception import Reception
 log = logging.getLogger(__name__)
 
 RECEIPT_S = 5.0
-"""Seconds after which a short contribution has its receipt, if no next round says it: devices send it again
-after ten."""
+"""Seconds after which a compact contribution gets its receipt, unless the next round opens first, which says
+the same. Devices send again after 10 seconds."""
 
 
 class Receipts:
-    """Given through `out`; then `reception` has a contribution no longer in hand. `clock` gives seconds."""
+    """Sends receipts through `out` and releases the contributions from `reception`. `clock` gives seconds."""
 
     def __init__(
         self,
@@ -33,14 +33,15 @@ class Receipts:
         tell: Callable[[Happening], None],
     ) -> None:
         self._reception, self._out, self._clock, self._tell = reception, out, clock, tell
-        self._owed: dict[moves.Reply, float] = {}
+        self._owed: dict[Reply, float] = {}
         self._full = 0
 
-    def give(self, reply: moves.Reply, state: RoundsState) -> None:
-        """Send a receipt, and tell of it. One that cannot be sent is asked for again by its device.
+    def give(self, reply: Reply, state: RoundsState) -> None:
+        """Send a receipt, and report a contribution that does not count to observers.
 
-        That a short contribution has been counted is said soon: the next round, if that comes before, says so
-        too, in no bytes.
+        A device that gets no receipt sends its contribution again. The receipt for an accepted compact
+        contribution waits for up to RECEIPT_S: the offer of the next round, if it comes first, says the same
+        without another message.
         """
         update = reply.update
         if reply.status == "accepted" and not update.seq and not state.rules.counts_late:
@@ -58,11 +59,11 @@ class Receipts:
             self._tell(ContributionRefused(update.device, update.round, kind, reply.status, reason))
 
     def pay(self) -> None:
-        """Send those that are owed for too long."""
+        """Send the receipts that have waited for RECEIPT_S."""
         self._pay(self._clock() - RECEIPT_S)
 
     def pay_all(self, said: bool = False) -> None:
-        """Send those that are owed, unless it was `said` otherwise that what they are for counts."""
+        """Send all waiting receipts, or drop them if the next offer has `said` the same."""
         if said:
             self._owed.clear()
         self._pay(inf)
@@ -72,7 +73,7 @@ class Receipts:
             del self._owed[reply]
             self._send(reply)
 
-    def _send(self, reply: moves.Reply) -> None:
+    def _send(self, reply: Reply) -> None:
         update = reply.update
         self._out.receipt(
             update.device,
@@ -87,7 +88,7 @@ class Receipts:
         )
 
     def _say_full(self, state: RoundsState) -> None:
-        """Once in a round."""
+        """Log once a round that it takes no more contributions."""
         if self._full != state.round:
             self._full = state.round
             log.warning(
@@ -97,8 +98,8 @@ class Receipts:
             )
 
 
-def _addressed(reply: moves.Reply) -> str:
-    """The reason as one short line, whatever the device's own names in it; a sentence where it is refused."""
+def _addressed(reply: Reply) -> str:
+    """The reason as one printable line; for a refusal it names the device."""
     reason = printable(reply.reason)
     if reply.status == "refused":
         return f"update from {reply.update.device} refused: {reason}"

@@ -1,4 +1,4 @@
-"""Contributions from their message to their belief: addressed right, fetched, checked."""
+"""Takes contributions from devices: checks the address, fetches large contents, checks them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Desk:
-    """What the reception may do: take time, ask a device for blocks, and tell the round machine."""
+    """The outside of `Reception`: a clock in seconds, Gets to devices, and events to the round machine."""
 
     clock: Callable[[], float]
     ask: Callable[[str, Get], None]
@@ -29,7 +29,7 @@ class Desk:
 
 
 class Reception:
-    """Holds each message from `announce` until `release`, so that what is believed can be kept."""
+    """Holds each message from `announce` until `release`, so that it can be stored if it counts."""
 
     def __init__(self, rounds: OpenRun, desk: Desk) -> None:
         self._rounds = rounds
@@ -41,19 +41,22 @@ class Reception:
         self._offered = Standard(rounds.task, rounds.run, rounds.manifests, rounds.weights).offered
 
     def heard(self, device: str, samples: int) -> None:
-        """So many samples a device has by its hello; the most that it has said bounds its contributions."""
+        """Note the samples in a device's hello; the largest number limits those of its contributions."""
         self._samples[device] = max(samples, self._samples.get(device, 0))
 
     def forget(self, device: str) -> None:
-        """A device that is away need not be known any longer."""
+        """Forget a device that is away."""
         self._samples.pop(device, None)
 
     def check_address(self, message: Contribution) -> None:
-        """Raises UpdateRefused for a message to another task, or to another life of this one."""
+        """Raise UpdateRefused for a message to another task, or to another run of this one."""
         check.check_address(message, self._offered(0))
 
     def announce(self, update: Update, message: Contribution, refusal: str | None = None) -> None:
-        """A message has come: is its content wanted? `refusal` is what a worker found, as in Checked."""
+        """Tell the round machine of a contribution, which decides whether its content is wanted.
+
+        `refusal` is what a worker found, as in `CheckedMessage`.
+        """
         self._in_hand[update] = message
         self._refusals.pop(update, None)
         if refusal is not None:
@@ -61,15 +64,16 @@ class Reception:
         self._desk.feed(Announced(self._desk.clock(), update, self._sent(update)))
 
     def message(self, update: Update) -> Contribution:
+        """The message of a contribution that is not released."""
         return self._in_hand[update]
 
     def release(self, update: Update) -> None:
-        """It has its receipt, or will be sent again."""
+        """Forget a message whose receipt is sent, or that the device will send again."""
         self._in_hand.pop(update, None)
         self._refusals.pop(update, None)
 
     def turn_away(self, update: Update) -> None:
-        """It does not count: its content would lie there until the round is closed."""
+        """Remove the content of a contribution that does not count, before the round closes."""
         message = self._in_hand.get(update)
         if message and message.blob:
             try:
@@ -78,7 +82,7 @@ class Reception:
                 log.warning("content from %s: %s", update.device, error)
 
     def fetch(self, update: Update, number: int) -> None:
-        """Get the content of a message in hand, for the open round `number`."""
+        """Fetch and check the content of an announced contribution; `number` is the open round."""
         message = self._in_hand[update]
         refusal = self._refusals.get(update)
         try:
@@ -89,32 +93,33 @@ class Reception:
         except UpdateRefused as error:
             refusal = str(error)
         if refusal is not None:
-            self._say(update, refusal)
+            self._report(update, refusal)
             return
         if message.blob and not self._rounds.store.updates.has(message.blob):
             self.release(update)
             self._intake.want(update, message, message.blob)
         else:
-            self._judge(Arrival(update, message), number)
+            self._check_arrived(Arrival(update, message), number)
 
     def _check_opened(self, number: int) -> None:
-        """Rounds that are given need not be all."""
+        """Raise UpdateRefused for a round that this site has not offered: it may skip rounds from above."""
         if self._rounds.outside and not self._rounds.store.opened(number):
             raise UpdateRefused(f"round {number} was not offered here")
 
     def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> bool:
-        """One block (number, bytes) of an upload. Returns whether it was waited for."""
+        """Take a block (number, bytes) of an upload. Returns whether it was expected."""
         return self._intake.received(device, sha, block, self._desk.clock())
 
     def tick(self, number: int) -> None:
-        """Go on fetching; what is complete is judged, for the open round `number`."""
+        """Go on fetching, and check what is complete; `number` is the open round."""
         for arrival in self._intake.tick(self._desk.clock()):
             self._in_hand[arrival.update] = arrival.message
-            self._judge(arrival, number)
+            self._check_arrived(arrival, number)
 
     def make_room(self) -> int:
-        """The disk is full: let go of all contents that have come in part or do not count; devices send them
-        again. Returns the bytes freed. Raises BlobError.
+        """Make room on a full disk: remove all contents that are incomplete or do not count.
+
+        Their devices send them again. Returns the bytes freed. Raises BlobError.
         """
         updates = self._rounds.store.updates
         before = updates.taken()
@@ -123,11 +128,11 @@ class Reception:
         return before - updates.taken()
 
     def restart(self) -> None:
-        """The link was down."""
+        """Ask again for missing blocks, as the link was down."""
         self._intake.restart()
 
-    def _judge(self, arrival: Arrival, number: int) -> None:
-        """The content is here: is it to be believed?"""
+    def _check_arrived(self, arrival: Arrival, number: int) -> None:
+        """Check a content that has arrived, and tell the round machine the result."""
         update, message, refusal = arrival.update, arrival.message, arrival.refusal
         if not refusal and (update.round == number or self._may_count(update.round, number)):
             try:
@@ -135,13 +140,13 @@ class Reception:
                 check.check_content(message, self._content(arrival), offered)
             except UpdateRefused as error:
                 refusal = str(error)
-            except BlobError as error:  # our disk, not the device's fault: it will send again
+            except BlobError as error:  # our disk failed, not the device, which will send again
                 log.warning("update from %s dropped: %s", update.device, error)
                 self.release(update)
                 return
-        self._say(update, refusal)
+        self._report(update, refusal)
 
-    def _say(self, update: Update, refusal: str) -> None:
+    def _report(self, update: Update, refusal: str) -> None:
         now = self._desk.clock()
         if refusal:
             self._desk.feed(Rejected(now, update, refusal))
@@ -155,14 +160,15 @@ class Reception:
         return updates.read(blob) if arrival.verified else updates.get(blob)
 
     def _sent(self, update: Update) -> str:
-        """As in Announced."""
+        """The kind that already counts for this round, as in `Announced`."""
         if not 1 <= update.round <= self._rounds.task.rounds:
             return ""
         return self._rounds.store.contributions.sent(update.round, update.device)
 
     def _may_count(self, made_for: int, number: int) -> bool:
-        """Whether what was made for an earlier round may count in this one. Else it is too late, whatever its
-        content is, and the base that it would be held against need not be there.
+        """Whether a contribution to an earlier round may count in the open round `number`.
+
+        If not, its content is not checked, as the base to check it against may be gone.
         """
         rules = self._rounds.rules
         return made_for < number and rules.counts_late and number - made_for <= rules.max_staleness

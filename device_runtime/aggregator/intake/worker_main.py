@@ -1,7 +1,7 @@
-"""A worker: takes its share of the small contributions from the broker, checks them, and hands them on.
+"""The worker process that checks a share of the small contributions and passes them to the aggregator.
 
-It decides nothing and keeps nothing. What it has in hand when it is killed was acknowledged to nobody: its
-device sends again until the receipt, which comes after the aggregator's commit.
+It decides nothing and stores nothing. If it is killed, no receipt was sent for the contributions that it
+holds: their devices send them again until the receipt comes, which is after the aggregator's commit.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Until stdin ends, and with it the aggregator, or it says so."""
+    """Work until the aggregator closes stdin or ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the aggregator, which ends us
+        signal.signal(number, signal.SIG_IGN)  # the aggregator handles them, and ends its workers
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     order = read(sys.stdin.buffer, WorkerOrder)
     if order is None:
         return
     logs.configure(order.log)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed is no word of ours
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps printed text out of the messages
     try:
         _serve(order, out)
     except (AggregatorError, BrokerError, ModelError) as error:
         _say(out, WorkerFailed(str(error), exit_code(error)))
     except BrokenPipeError:
-        os._exit(0)  # nobody is there to hear of it
+        os._exit(0)  # the aggregator has ended
 
 
 def _serve(order: WorkerOrder, out: IO[bytes]) -> None:
-    """Until the process ends."""
+    """Check contributions until the process ends."""
     checkers = {checker.task.name: checker for checker in (Checker(f, order.database) for f in order.folders)}
     inbox = BoundedInbox()
     name, options = f"aggregator-{secrets.token_hex(4)}", LinkOptions(subscriptions=(order.topic,))
@@ -74,15 +74,15 @@ def _serve(order: WorkerOrder, out: IO[bytes]) -> None:
 
 
 def _leave_at_the_end(link: Link) -> None:
-    """What is in hand is given up: nobody was told that it is kept."""
-    while os.read(sys.stdin.fileno(), 4096):  # without its lock, which the interpreter takes as it ends
+    """End the process when stdin ends. Contributions in hand are given up: no receipt was sent for them."""
+    while os.read(sys.stdin.fileno(), 4096):  # sys.stdin has a lock, which the interpreter takes when it ends
         pass
     link.close()
     os._exit(0)
 
 
 def _taken(event: Received, flood: Flood) -> bool:
-    """Whether the device has not sent too much of late: the aggregator would not take it either."""
+    """Whether the device is within its message rate; beyond it the aggregator would drop the message too."""
     with suppress(BrokerError):
         address = topics.parse(event.topic)
         device, now = address.device, time.monotonic()

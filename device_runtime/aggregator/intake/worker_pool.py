@@ -1,4 +1,4 @@
-"""The workers beside an aggregator: started, heard, and started again when they end."""
+"""Starts and restarts the worker processes that check contributions, and defines their messages."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .check_process import CheckedMessage
 log = logging.getLogger(__name__)
 
 START_S = 120.0
-"""Seconds that the first start may take."""
+"""Seconds that a worker may take to start for the first time."""
 STOP_S = 5.0
-"""Seconds that a worker gets to leave."""
+"""Seconds that a worker gets to end before it is killed."""
 AGAIN_S = (0.5, 30.0)
-"""Seconds before an ended worker is started again: at first, and at most."""
+"""Seconds before a worker that has ended is started again: at first, and at most."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from device_runtime.aggregator.intake.worker_main import main; main()"
@@ -40,8 +40,10 @@ _BOOT = (
 
 
 class Workers:
-    """So many processes with one order between them; what they looked at goes to `inbox`. A context manager:
-    all are at work when it is entered, and gone when it is left. Raises WorkerError.
+    """A pool of `count` workers with one order, which put checked contributions into `inbox`.
+
+    A context manager: all workers are ready when it is entered, and have ended when it is left. Raises
+    WorkerError.
     """
 
     def __init__(self, count: int, order: WorkerOrder, inbox: queue.SimpleQueue[Event]) -> None:
@@ -66,25 +68,28 @@ class Workers:
 
 
 class _Worker:
+    """One worker process, and the thread that reads from it and starts it again."""
+
     def __init__(self, number: int, order: WorkerOrder, inbox: queue.SimpleQueue[Event]) -> None:
         self._number, self._order, self._inbox = number, order, inbox
-        self._begun: Future[None] = Future()
+        self._ready: Future[None] = Future()
         self._stop = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"worker {number}", daemon=True)
 
     def start(self) -> None:
+        """Start the process; returns at once."""
         self._thread.start()
 
     def wait(self) -> None:
-        """Until it is at work. Raises WorkerError."""
-        if not wait((self._begun,), START_S).done:
+        """Wait until it is ready. Raises WorkerError."""
+        if not wait((self._ready,), START_S).done:
             raise self._error(WorkerFailed(f"it is not ready after {START_S:g} s", Exit.MISTAKE))
-        self._begun.result()
+        self._ready.result()
 
     def leave(self) -> None:
-        """Say that it is over; returns at once."""
+        """Tell the process to end; returns at once."""
         with self._lock:
             self._stop.set()
             if self._process and self._process.stdin:
@@ -92,7 +97,7 @@ class _Worker:
                     self._process.stdin.close()
 
     def end(self) -> None:
-        """Wait until it is gone, or end it."""
+        """Wait until the process has ended; kill it after STOP_S."""
         if self._process:
             try:
                 self._process.wait(STOP_S)
@@ -102,24 +107,25 @@ class _Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        patience = ReconnectDelay(AGAIN_S)
+        """Start the process again whenever it ends, until `leave`."""
+        delay = ReconnectDelay(AGAIN_S)
         while not self._stop.is_set():
             since = time.monotonic()
             failed = self._life()
             if failed is None or self._stop.is_set():
                 break
-            patience.lost(time.monotonic() - since)
+            delay.lost(time.monotonic() - since)
             log.warning("worker %d has ended (%s); starting another", self._number, failed.why)
-            if not self._begun.done():
-                self._begun.set_exception(self._error(failed))
-            self._stop.wait(patience.wait_s())
-            patience.failed()
+            if not self._ready.done():
+                self._ready.set_exception(self._error(failed))
+            self._stop.wait(delay.wait_s())
+            delay.failed()
 
     def _error(self, failed: WorkerFailed) -> WorkerError:
         return WorkerError(f"worker {self._number} cannot work: {failed.why}", failed.code)
 
     def _life(self) -> WorkerFailed | None:
-        """From its start to its end; why that came. None where none was started, as all is over."""
+        """Run one process from its start to its end. Returns why it ended; None if the pool is stopping."""
         try:
             process = self._launched()
         except OSError as error:
@@ -134,7 +140,7 @@ class _Worker:
         return failed or WorkerFailed(f"status {code}", Exit.MISTAKE)
 
     def _launched(self) -> subprocess.Popen[bytes] | None:
-        """A new process with its order; None when all is over."""
+        """A new process that has got its order; None if the pool is stopping."""
         with self._lock:
             if self._stop.is_set():
                 return None
@@ -144,13 +150,13 @@ class _Worker:
                 stdout=subprocess.PIPE,
             )
             if self._process.stdin:
-                with suppress(OSError):  # it has ended already, which is heard of
+                with suppress(OSError):  # it has ended already, which `_hear` notices
                     write(self._process.stdin, self._order)
                     self._process.stdin.flush()
             return self._process
 
     def _hear(self, process: subprocess.Popen[bytes]) -> WorkerFailed | None:
-        """Until it ends; why, if it says so."""
+        """Read its messages until it ends. Returns the reason if it sent one."""
         if not process.stdout:
             return None
         try:
@@ -160,27 +166,26 @@ class _Worker:
                         case Looked():
                             self._inbox.put(CheckedMessage(word.topic, word.payload, False, word.refusal))
                         case WorkerReady():
-                            if not self._begun.done():
-                                self._begun.set_result(None)
+                            if not self._ready.done():
+                                self._ready.set_result(None)
                         case WorkerFailed():
                             return word
         except msgspec.MsgspecError as error:
             process.kill()
-            return WorkerFailed(f"what it says is no word: {error}", Exit.MISTAKE)
+            return WorkerFailed(f"its message is invalid: {error}", Exit.MISTAKE)
         return None
 
 
-# FROM worker_protocol: What a worker is told on its stdin, and says on its stdout: structs with their
-# length before them.
+# Messages on a worker's stdin (WorkerOrder) and stdout (the others): structs, each after its length.
 
 T = TypeVar("T")
 
 _LENGTH = 4
-"""Bytes."""
+"""Bytes of the length before each message."""
 
 
 class WorkerOrder(msgspec.Struct, frozen=True):
-    """What a worker is for: contributions that come by `topic`, for the runs in `folders`."""
+    """Tells a worker to check contributions on `topic` for the runs in `folders`."""
 
     broker: BrokerUrl
     topic: str
@@ -190,18 +195,18 @@ class WorkerOrder(msgspec.Struct, frozen=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The broker has taken its subscription."""
+    """The broker has accepted the worker's subscription."""
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """It cannot work, and ends; `code` as in WorkerError."""
+    """The worker cannot work, and ends; `code` as in WorkerError."""
 
     why: str
     code: int
 
 
 class Looked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A contribution has come; `refusal` as in `check_process.Checked`."""
+    """A contribution that a worker has checked; `refusal` as in `check_process.CheckedMessage`."""
 
     topic: str
     payload: bytes
@@ -212,13 +217,13 @@ Word = WorkerReady | WorkerFailed | Looked
 
 
 def write(stream: IO[bytes], struct: object) -> None:
-    """It is on its way after the stream's next flush. Lets OSError through."""
+    """Write a message; it is sent at the stream's next flush. Raises OSError."""
     content = msgspec.msgpack.encode(struct, enc_hook=str)  # paths
     stream.write(len(content).to_bytes(_LENGTH, "big") + content)
 
 
 def read(stream: IO[bytes], kind: type[T]) -> T | None:
-    """The next; None at the end, also where that comes in the middle of one."""
+    """The next message; None at the end of the stream, even in the middle of a message."""
     length = stream.read(_LENGTH)
     if len(length) < _LENGTH:
         return None

@@ -1,1 +1,1 @@
-"""From the contributions of a round to the next base model and the served one."""
+"""Merges the contributions of a round into the next base model and the served model."""

@@ -1,4 +1,4 @@
-"""What a model is worth: its figures on the task's own data, and a round's figures in one line."""
+"""Evaluates models on the task's evaluation data, and summarises a round."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .merge_round import samples
 
 
 class Evaluator:
-    """Runs a bundle on evaluation data; without data every figure is nan."""
+    """Evaluates a bundle on the task's data; without data every figure is nan."""
 
     def __init__(self, bundle: Bundle, data: str | None) -> None:
-        """`data`: as a device's `--data` names it. Raises TaskError, one line, for data that does not fit."""
+        """`data` is written as a device's `--data`. Raises TaskError for data that do not fit the bundle."""
         self._model = open_model(bundle) if data else None
         if data:
             self._data = samples(data, bundle, "evaluation data")
@@ -34,7 +34,7 @@ class Evaluator:
         return accuracy_and_loss(self._model.logits(self._data.x), self._data.y)
 
     def figures(self, served: Tensors, base: Tensors) -> ModelEvaluation:
-        """Of a round's two models."""
+        """Evaluates a round's served model and next base."""
         of_served, of_base = self.evaluate(served), self.evaluate(base)
         return ModelEvaluation(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc)
 
@@ -49,7 +49,7 @@ class TwoModels(Protocol):
 
 
 def trained_is_better(figures: TwoModels) -> str:
-    """Why the next base, with its trained head, is to be served; empty where it is not better."""
+    """The reason to serve the next base, with its trained head; empty where it is not better."""
     if not figures.base_eval_acc > figures.eval_acc:
         return ""
     return (
@@ -64,16 +64,16 @@ def summarise(
     traffic: Mapping[str, Bytes],
     lasted: tuple[int, float],
 ) -> RoundRecord:
-    """The line of a round; `lasted` is its number and its duration in seconds."""
+    """The record of a round; `lasted` is its number and its duration in seconds."""
     number, duration_s = lasted
-    told = [c for c in contributions if isfinite(c.train_loss)]
-    examples = sum(c.num_examples for c in told)
+    with_loss = [c for c in contributions if isfinite(c.train_loss)]
+    examples = sum(c.num_examples for c in with_loss)
     return RoundRecord(
         round=number,
         eval_acc=figures.eval_acc,
         eval_loss=figures.eval_loss,
         base_eval_acc=figures.base_eval_acc,
-        train_loss=sum(c.train_loss * c.num_examples for c in told) / examples if examples else nan,
+        train_loss=sum(c.train_loss * c.num_examples for c in with_loss) / examples if examples else nan,
         participants=len({c.device for c in contributions}),
         energy_j=sum(c.energy_j for c in contributions),
         train_time_s=sum(c.train_time_s for c in contributions),

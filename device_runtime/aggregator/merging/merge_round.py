@@ -1,8 +1,8 @@
-"""From the contributions of a round to the next base and the served model; may be done again at any time.
+"""Merges the contributions of a round into the next base and the served model.
 
-Contributions are read from disk one at a time, by kind and device: the order in which they arrived changes
-nothing, and memory does not grow with their number. One that was made for an earlier round counts with what
-it changed of that round's base.
+A merge can be repeated at any time. Contributions are read from disk one at a time, ordered by kind and
+device: the order of arrival changes nothing, and memory does not grow with their number. A contribution made
+for an earlier round counts with its change of that round's base.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.data import opened
-from device_runtime.models.engines.available import EngineWish, open_model
+from device_runtime.models.data import open_samples
+from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError, TensorError
-from device_runtime.strategies.kind import formed
-from device_runtime.strategies.merging.aggregator_half import Carried, RoundModel
+from device_runtime.strategies.kind import form_named
+from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.merging.merge import brought_forward
+from device_runtime.strategies.merging.merge import rebased_update
 from device_runtime.strategies.robust import Screen
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.device_half import Late, LocalData, TrainedUpdate
 
 BASES_HELD = 4
-"""Bases in memory of each model, while late contributions are merged."""
+"""Bases of each model that stay in memory while late contributions are merged."""
 
 
 Seeds = Callable[[int], int]
-"""That all devices of a round of this number share."""
+"""From a round's number to the seed that all its devices share."""
 
 
 def merge_round(store: Store, task: Task, tools: MergeTools, number: int, seed: Seeds) -> MergeResult:
-    """What the contributions of a round make; its blobs are durable, nothing is committed yet."""
+    """Merges the contributions of a round. The result's blobs are durable; nothing is committed yet."""
     manifest = tools.manifest()
     weights = base_weights(store, number, manifest)
     model = RoundModel(manifest, weights, number, seed(number), tools=tools)
@@ -64,8 +65,8 @@ def merge_round(store: Store, task: Task, tools: MergeTools, number: int, seed: 
     return MergeResult(base, served, carried, merged.steps, note)
 
 
-def keep(carried: Carried, store: Store, tools: MergeTools) -> CarriedBlobs:
-    """What goes to the next round, kept as blobs. Raises BlobError."""
+def keep(carried: CarriedState, store: Store, tools: MergeTools) -> CarriedBlobs:
+    """Stores what the next round takes over beside its base, as blobs. Raises BlobError."""
     models = store.models
     return CarriedBlobs(
         family={
@@ -77,10 +78,10 @@ def keep(carried: Carried, store: Store, tools: MergeTools) -> CarriedBlobs:
     )
 
 
-def _carried(store: Store, number: int, tools: MergeTools) -> Carried:
-    """What round `number` was handed beside its base."""
+def _carried(store: Store, number: int, tools: MergeTools) -> CarriedState:
+    """Reads what round `number` took over beside its base."""
     blobs = store.carried(number)
-    return Carried(
+    return CarriedState(
         family={name: base_weights(store, number, tools.manifest(name), name) for name in blobs.family},
         memory={name: tensors.decode(store.models.get(blob)) for name, blob in blobs.memory.items()},
         aside=tensors.decode(store.models.get(blobs.aside)) if blobs.aside else {},
@@ -88,7 +89,7 @@ def _carried(store: Store, number: int, tools: MergeTools) -> Carried:
 
 
 def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
-    """Fold all that counts in the round; returns whose content could not be read."""
+    """Folds all contributions that count in the round; returns those whose content could not be read."""
     lost, task, number = [], earlier.task, earlier.model.round
     first = max(1, number - task.max_staleness - 1)
     since = earlier.store.contributions.since(number, first) if task.waits_for_fast else {}
@@ -104,7 +105,7 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
 
 
 class _Earlier:
-    """The bases that contributions were made for; a few are held."""
+    """Reads contributions against the base of their own round; keeps a few bases in memory."""
 
     def __init__(self, store: Store, task: Task, model: RoundModel, seed: Seeds) -> None:
         self.store, self.model, self.task, self._seed = store, model, task, seed
@@ -114,24 +115,24 @@ class _Earlier:
         )
 
     def rebased(self, update: TrainedUpdate, number: int, times: float) -> TrainedUpdate:
-        """An update made for round `number`, that stands for so many rounds, as one of the model's.
+        """Converts an update made for round `number` into one of the current round.
 
-        Raises BlobError, RunFolderError.
+        `times`: the number of rounds that it stands for. Raises BlobError, RunFolderError.
         """
         now = self.model.round
         if number == now:
             return update
-        member = formed(self.kinds[update.kind].strategy, update.form).member
+        member = form_named(self.kinds[update.kind].strategy, update.form).member
         late = Late(number, self._seed(number), self.task.late_share(now - number), times)
-        return brought_forward(update, late, now, lambda one: self._base(one, member))
+        return rebased_update(update, late, now, lambda one: self._base(one, member))
 
     def read(self, stored: StoredContribution) -> TrainedUpdate:
-        """A contribution from disk, decoded against the base of its own round.
+        """Reads a contribution from disk and decodes it against the base of its own round.
 
-        Raises BlobError, RunFolderError, and TensorError where the disk does not hold what was checked.
+        Raises BlobError, RunFolderError, and TensorError where the disk no longer holds the checked content.
         """
         kind = self.kinds[stored.kind]
-        form, codec = formed(kind.strategy, stored.form), codec_of(kind)
+        form, codec = form_named(kind.strategy, stored.form), codec_of(kind)
         tools = self.model.tools
         manifest = tools.manifest(form.member) if tools else self.model.manifest
         expected = class_statistics.accepted(form, manifest)
@@ -142,39 +143,41 @@ class _Earlier:
         return TrainedUpdate(stored.kind, content, stored.num_examples, known, form.form)
 
     def _base(self, number: int, member: str) -> Tensors:
-        """What round `number` distributed of this member, or of the main model."""
+        """The weights that round `number` distributed for this member, or for the main model ("")."""
         if number == self.model.round and not member:
             return self.model.weights
         return self._kept(number, member)
 
 
-# FROM strategy_tools: What kinds of update may use on the aggregator: the models of a task, and samples
-# that are nobody's own.
-
-
 class MergeTools:
-    """See `strategies.kind.ServerTools`."""
+    """What kinds of update may use on the aggregator: the task's models, and its generic samples.
+
+    Implements `strategies.kind.ServerTools`.
+    """
 
     def __init__(
-        self, models: Mapping[str, Bundle], generic: LocalData | None = None, engine: EngineWish | None = None
+        self,
+        models: Mapping[str, Bundle],
+        generic: LocalData | None = None,
+        engine: EngineSettings | None = None,
     ) -> None:
-        """`models` by member, the main one by ""."""
+        """`models` by member, the main model by "". `generic`: samples that belong to no device."""
         self.generic = generic
-        self._bundles, self._engine = models, engine or EngineWish()
+        self._bundles, self._engine = models, engine or EngineSettings()
         self._opened: dict[str, DeviceModel] = {}
 
     def model(self, member: str = "") -> DeviceModel:
-        """Opened once; load weights before each use. Raises KeyError, ModelError."""
+        """The model of a member, opened once; load weights before each use. Raises KeyError, ModelError."""
         if member not in self._opened:
             self._opened[member] = open_model(self._bundles[member], self._engine)
         return self._opened[member]
 
     def manifest(self, member: str = "") -> Manifest:
-        """Raises KeyError."""
+        """The manifest of a member. Raises KeyError."""
         return self._bundles[member].manifest
 
     def unload(self) -> None:
-        """Give back the memory of all sessions, until the next use."""
+        """Frees the memory of all sessions until the next use."""
         for model in self._opened.values():
             model.unload()
 
@@ -182,12 +185,12 @@ class MergeTools:
 def open_family(paths: tuple[str, ...], main: Manifest) -> dict[str, Bundle]:
     """The smaller models of a task, by the names in their manifests.
 
-    Raises ModelError, and TaskError for two of one name, one without, or one that does not learn the same
-    from the same.
+    Raises ModelError, and TaskError for a model without a name, a name that is used twice, or inputs or
+    labels other than the main model's.
     """
     family: dict[str, Bundle] = {}
     for path in paths:
-        bundle = Bundle.open(bundles.find(path))
+        bundle = Bundle.open(bundles.find_bundle(path))
         member = bundle.manifest
         if member.name in ("", main.name, *family):
             raise TaskError(
@@ -195,14 +198,14 @@ def open_family(paths: tuple[str, ...], main: Manifest) -> dict[str, Bundle]:
                 if member.name
                 else f"{path} has no name: export it by one"
             )
-        if other := _otherwise(member, main):
-            raise TaskError(f"{member.name} has other inputs or labels than {main.name}: {other}")
+        if differences := _differences(member, main):
+            raise TaskError(f"{member.name} has other inputs or labels than {main.name}: {differences}")
         family[member.name] = bundle
     return family
 
 
-def _otherwise(member: Manifest, main: Manifest) -> str:
-    """What differs, as "mean is (0.0,), not (0.305,)"; empty when nothing does."""
+def _differences(member: Manifest, main: Manifest) -> str:
+    """Differences in inputs and labels, as "mean is (0.0,), not (0.305,)"; empty for none."""
     pairs = [
         (name, getattr(member.input, name), getattr(main.input, name))
         for name in main.input.__struct_fields__
@@ -212,8 +215,8 @@ def _otherwise(member: Manifest, main: Manifest) -> str:
 
 
 def samples(path: str, bundle: Bundle, what: str) -> LocalData:
-    """All labelled samples of a place, as a device's `--data` names it. Raises TaskError, one line."""
+    """All labelled samples at `path`, which is written as a device's `--data`. Raises TaskError."""
     try:
-        return opened(path, bundle.manifest, texts=bundle.texts).training
+        return open_samples(path, bundle.manifest, texts=bundle.texts).training
     except ModelError as error:
         raise TaskError(f"{what} {path}: {error}") from None

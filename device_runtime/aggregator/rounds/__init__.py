@@ -1,1 +1,1 @@
-"""Rounds: a pure machine, its events and state, and what drives it."""
+"""The round machine (a pure function with its events and state), and the code that drives it."""

@@ -1,8 +1,8 @@
-"""Contributions that are committed together: each receipt after its commit, and one commit for many.
+"""Commits several contributions at once, and sends each receipt after its commit.
 
-A commit waits for the disk, and each call of the database for other threads; the two are most of what a small
-contribution costs. So those that come close to each other are written at once, and what is to be said of them
-waits until then.
+A commit waits for the disk, and each call of the database for other threads; these two are most of the cost
+of a small contribution. So contributions that come close to each other are written together, and receipts
+and other reports wait until then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class CommitGroup:
-    """What counts already and is not on the disk yet."""
+    """Contributions that count already and are not on the disk yet."""
 
     def __init__(self, contributions: Contributions) -> None:
         self._contributions = contributions
@@ -26,21 +26,21 @@ class CommitGroup:
         self._said: list[Callable[[], None]] = []
 
     def keep(self, update: Update, stored: StoredContribution, moved: Bytes) -> None:
-        """One more, to be committed with the others."""
+        """Adds a contribution, to be committed with the others."""
         self._contributions.keep(stored, moved)
         self._updates.append(update)
 
     def then(self, say: Callable[[], None]) -> None:
-        """Call this once all that was kept before is on the disk; at once where nothing waits."""
+        """Calls `say` when all contributions added before are on the disk; at once where none waits."""
         if self._updates:
             self._said.append(say)
         else:
             say()
 
     def settle(self) -> None:
-        """Commit, then say what is to be said; what cannot be said keeps nothing else from it.
+        """Commits, then makes the calls that waited; one that fails does not stop the others.
 
-        Raises RunFolderError: none is kept, see `drop`.
+        Raises RunFolderError where the commit fails: nothing is stored then, call `drop`.
         """
         if not self._updates:
             return
@@ -54,7 +54,7 @@ class CommitGroup:
                 log.warning("what is kept could not be told: %s: %s", type(error).__name__, error)
 
     def drop(self) -> tuple[Update, ...]:
-        """It cannot be kept: nothing of it is written, or said. Returns whose contributions they were."""
+        """Drops all contributions and calls that wait. Returns the dropped contributions."""
         lost = tuple(self._updates)
         self._contributions.drop()
         self._updates, self._said = [], []

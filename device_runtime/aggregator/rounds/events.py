@@ -1,4 +1,4 @@
-"""What the round machine is told, and what it asks for. Times are seconds of the service's own clock."""
+"""Events that the round machine takes, and commands that it gives. Times in seconds of the service's clock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ WorkPhase = Literal["merge", "evaluate", "publish"]
 
 @dataclass(frozen=True)
 class Update:
-    """A contribution by its key (round, device), its kind, the sending (boot, seq) of its receipt, how many
-    samples it was made from, and which of the kind's forms it is.
+    """A contribution, identified by (round, device).
+
+    `boot` and `seq` name the transmission that its receipt answers. `samples`: how many it was made from;
+    `form`: the form of its kind.
     """
 
     device: str
@@ -30,14 +32,16 @@ class Update:
 
 @dataclass(frozen=True)
 class Tick:
+    """Time has passed."""
+
     now: float
 
 
 @dataclass(frozen=True)
 class DevicePresent:
-    """A device came, went, or was said to have gone by the last will of its life `boot`.
+    """A device came or went; the broker may have sent the last will of its process `boot`.
 
-    `ready`: it has the task and its data; rounds do not wait for one that still fetches them.
+    `ready`: it has the task and its data; rounds do not wait for a device that still fetches them.
     """
 
     now: float
@@ -49,7 +53,7 @@ class DevicePresent:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """A device that is away is not remembered any longer: there are too many."""
+    """A device that is away is dropped from the state, because there are too many."""
 
     now: float
     device: str
@@ -57,7 +61,7 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class Planned:
-    """A device has decided; an empty `kind` sits the round out."""
+    """A device has decided what to do in the round; an empty `kind` means that it sits out."""
 
     now: float
     device: str
@@ -67,8 +71,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class Announced:
-    """A contribution's message is here. `sent`: the kind of the device's contribution to that round which
-    counts already, if any does.
+    """A contribution's message has arrived.
+
+    `sent`: the kind of the device's contribution to that round that counts already; empty for none.
     """
 
     now: float
@@ -78,7 +83,7 @@ class Announced:
 
 @dataclass(frozen=True)
 class Validated:
-    """A contribution's content is here and has passed the checks. `sent` as in Announced."""
+    """A contribution's content has arrived and passed the checks. `sent` as in Announced."""
 
     now: float
     update: Update
@@ -96,7 +101,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class CommitFailed:
-    """The disk refused these, which were counted in the open round: they are as if they had never come."""
+    """The disk refused these contributions, which were counted in the open round; they count no more."""
 
     now: float
     updates: tuple[Update, ...]
@@ -106,8 +111,8 @@ class CommitFailed:
 class PhaseDone:
     """The work of a phase is done, and durable.
 
-    After `publish`: `score` says what the round's model is worth, the higher the better, nan where nobody
-    knows; `back`, where the run was set back to an earlier model in it, what had been learnt until that.
+    After `publish`: `score` is that of the round's model, the higher the better, nan without evaluation.
+    `back`: where the run rolled back to an earlier model in this round, the progress at that model.
     """
 
     now: float
@@ -118,7 +123,7 @@ class PhaseDone:
 
 @dataclass(frozen=True)
 class Invited:
-    """Who was really asked for the round; fewer than was wanted where there were no more to ask."""
+    """The devices that were asked for the round; fewer than wanted where there were no more to ask."""
 
     now: float
     round: int
@@ -127,8 +132,9 @@ class Invited:
 
 @dataclass(frozen=True)
 class Give:
-    """From outside: this round may be opened, a later one than any so far, or if it is the open one it has so
-    many seconds from now on.
+    """From outside: open this round, which is later than any so far, or set the deadline of the open one.
+
+    `deadline_s`: seconds from now.
     """
 
     now: float
@@ -138,14 +144,14 @@ class Give:
 
 @dataclass(frozen=True)
 class Close:
-    """From outside: the open round closes with what it has, were it nothing."""
+    """From outside: close the open round with the contributions that it has, even none."""
 
     now: float
 
 
 @dataclass(frozen=True)
 class RolledBack:
-    """The run went back to an earlier model: `rounds` are all that have been given up so far."""
+    """The run rolled back to an earlier model; `rounds` are all that rollbacks have discarded so far."""
 
     now: float
     rounds: frozenset[int]
@@ -170,7 +176,7 @@ Event = (
 
 @dataclass(frozen=True)
 class Announce:
-    """Open the round: keep it, then offer it. `again` after a restart: it is open already."""
+    """Open the round: store it, then offer it. `again`: it is open already, after a restart."""
 
     round: int
     again: bool = False
@@ -178,7 +184,8 @@ class Announce:
 
 @dataclass(frozen=True)
 class Extend:
-    """The deadline passed with contributions of too few devices and begins anew: offer the round again.
+    """Offer the round again, because its deadline passed with too few contributions and begins anew.
+
     `contributions` counts one for each device.
     """
 
@@ -188,10 +195,10 @@ class Extend:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Too many deadlines in a row have brought no contribution, though devices were there: the run ends.
+    """End the run: too many deadlines in a row brought no contribution though devices were there.
 
-    `deadlines` of `deadline_s` seconds (the last of them); `sat_out` and `missed` are devices, sorted: those
-    that did not begin, and those that were waited for in vain.
+    `deadlines`: their number; `deadline_s`: seconds of the last one. `sat_out` and `missed` are sorted names
+    of devices: those that did not begin, and those that did not answer in time.
     """
 
     round: int
@@ -203,9 +210,9 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class Invite:
-    """Pick so many more devices, offer them the open round, and answer with Invited before anything else.
+    """Draw `count` more devices, offer them the open round, and answer with Invited before anything else.
 
-    Pick from those that are ready, and neither asked for this round already nor at work on an earlier one.
+    Draw from devices that are ready, not asked for this round already, and not at work on an earlier one.
     """
 
     round: int
@@ -214,14 +221,14 @@ class Invite:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Get the content and check it; answer with Believed or Disbelieved."""
+    """Fetch the content and check it; answer with Validated or Rejected."""
 
     update: Update
 
 
 @dataclass(frozen=True)
 class StoreContribution:
-    """Store it durably, counted in round `into`. Only then may the commands after it be done."""
+    """Store the contribution durably, counted in round `into`, before the next commands are executed."""
 
     update: Update
     into: int
@@ -229,7 +236,7 @@ class StoreContribution:
 
 @dataclass(frozen=True)
 class Reply:
-    """Send a receipt; with `retry_s` it says to come again after so many seconds."""
+    """Send a receipt; with `retry_s` it tells the device to try again after so many seconds."""
 
     update: Update
     status: Status
@@ -239,10 +246,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class DoPhase:
-    """Do this phase's work on the round, and answer with Worked.
+    """Do this phase's work on the round, and answer with PhaseDone.
 
-    `durations` goes with `merge` where deadlines are learnt, or rounds wait for the fast: classes of `pace`
-    and how many devices needed so long; keep them. `early` says that the round closed before all were done.
+    `durations`, for `merge`, where deadlines are learnt or rounds wait for the fast: pairs of a class of
+    `pace` and a number of devices or samples, to be stored. `early` notes that the round closed before all
+    devices were done.
     """
 
     phase: WorkPhase
@@ -253,7 +261,7 @@ class DoPhase:
 
 @dataclass(frozen=True)
 class Finish:
-    """The last round is closed: say so. `best`: the round whose model is to be served; 0: the last one's."""
+    """Report that the last round is closed. `best`: the round whose model is served; 0: the last round's."""
 
     best: int = 0
 

@@ -1,4 +1,4 @@
-"""Rounds that are given from outside: an edge's, whose bases and seeds come from the aggregator above it."""
+"""Rounds of a site, whose bases and seeds come from the aggregator above it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from device_runtime.broker.wire.messages import Base, Step
 from device_runtime.broker.wire.partial_blob import replace_file
 
 FILE = "outside.msg"
-"""In the run folder: the round that was given last."""
+"""File in the run folder: the round that was given last."""
 SEEDS = 64
-"""Of the rounds before it that are kept: more than late contributions are counted for."""
+"""Seeds of earlier rounds that are kept: of more rounds than late contributions are counted for."""
 ITS_ROUNDS = (
-    "this run is of an edge: what its rounds begin with comes from the aggregator above, go back to another "
-    "model there"
+    "this run is of a site: its base models come from the aggregator above, go back to another model there"
 )
 
 
 class GivenRound(msgspec.Struct, frozen=True, array_like=True):
-    """Round `number` of this run: what it distributes, its seed, and how many seconds it has.
+    """Round `number` of this run as it was given: base, seed, and deadline in seconds.
 
-    `source` is whose round it is, in the words of whoever gave it. `steps` lead to its base from that of the
-    round given before, where both are on one line. `earlier` are the seeds of rounds before it; `Outside`
-    knows them. `rare` as in Offer.
+    `source` identifies the round to the code that gave it. `steps` are the zeroth-order steps from the base
+    of the round given before to this base, where both are on one line. `earlier`: the seeds of rounds before
+    it, filled in by `Outside`. `rare` as in Offer.
     """
 
     number: int
@@ -41,15 +40,15 @@ class GivenRound(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outside:
-    """The round that was given last, on the disk before it is offered. Raises RunFolderError."""
+    """Stores the round that was given last, before it is offered. Raises RunFolderError."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads what an earlier life was given."""
+        """Reads the round that an earlier process stored."""
         self._path = folder / FILE
         self.latest = self._read()
 
     def keep(self, given: GivenRound) -> None:
-        """It is durable when this returns; given again, it is replaced."""
+        """Stores a round, durable on return; a round that is given again is replaced."""
         given = msgspec.structs.replace(given, earlier=self._seeds(given.number))
         try:
             replace_file(self._path, msgspec.msgpack.encode(given))
@@ -58,15 +57,15 @@ class Outside:
         self.latest = given
 
     def round(self, number: int) -> GivenRound | None:
-        """Of this number, if it is the one that was given last."""
+        """Round `number`, if it is the one that was given last."""
         return self.latest if self.latest and self.latest.number == number else None
 
     def seed(self, number: int) -> int:
-        """Of this round. Raises KeyError for one that was not given, or too long ago."""
+        """The seed of a round. Raises KeyError for one that was not given, or too long ago."""
         return self._seeds(number + 1)[number]
 
     def _seeds(self, before: int) -> dict[int, int]:
-        """Of the latest rounds before this one."""
+        """The seeds of the latest SEEDS rounds before this one."""
         latest = self.latest
         known = {**latest.earlier, latest.number: latest.seed} if latest else {}
         numbers = sorted(number for number in known if number < before)

@@ -1,13 +1,14 @@
-"""The rounds as a pure function: `step(state, event) -> (state, commands)`, no I/O, time in the events.
+"""The round machine: a pure function `step(state, event) -> (state, commands)`, without I/O or a clock.
 
     wait -> collect -> merge -> evaluate -> publish -> collect (the next round) | done
             collect -> given up
 
-Where rounds are given from outside, it is `wait` again after `publish`, until the next one is.
+Events carry the time. Where rounds are given from outside, `publish` leads to `wait` until the next round is
+given.
 
-`merge`, `evaluate` and `publish` are work that the shell does and reports with `Worked`; each may be done
-again after a crash. A contribution passes twice: `Announced` when its message is here, so that nothing is
-fetched in vain, and `Believed` when its content has been fetched and checked.
+`merge`, `evaluate` and `publish` are work that the runner does and reports with `PhaseDone`; each may be
+repeated after a crash. A contribution is judged twice: as `Announced` when its message arrives, so that no
+content is fetched in vain, and as `Validated` when its content has been fetched and checked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.broker.wire.messages import Status
 
-from . import participation as attendance
+from . import participation
 from .events import (
     Announce,
     Announced,
@@ -51,29 +52,29 @@ from .state import MAX_RETRY_S, RETRY_S, SETTLE_S, RoundsState, Rules, Saved
 
 Result = tuple[RoundsState, tuple[Command, ...]]
 _TIMELESS = (Announced, CommitFailed, PhaseDone)
-"""They bring no time about: an announcement at the deadline is in time."""
+"""Events that do not let time pass: a contribution announced at the deadline is in time."""
 
 
 def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
-    """The state to go on from, after a restart or at the very beginning (None).
+    """The state and the first commands of a run, after a restart or for a new run (`saved` None).
 
-    The deadline of the open round begins anew: a crash must not cost devices their round.
+    The deadline of an open round begins anew: a crash must not cost devices their round.
     """
     if saved is None:
         return RoundsState(rules), ()
     state = RoundsState(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
     state = state.but(paces=saved.paces, progress=saved.progress, given_up=saved.given_up)
-    state = attendance.remembered(state.but(asked=HashTrieMap(saved.asked)), saved)
+    state = participation.remembered(state.but(asked=HashTrieMap(saved.asked)), saved)
     if saved.phase == "closed":
         return _next(state, now)
     if saved.phase == "collect":
         already = sum(number == saved.round for number in saved.asked.values())
-        opened = attendance.begun(state.but(round=saved.round - 1), now)
+        opened = participation.begun(state.but(round=saved.round - 1), now)
         opened = opened.but(
             contributions=sum(saved.counted.values()),
             counted=HashTrieMap(saved.counted),
             answered=HashTrieSet(saved.answered),
-            waiting=attendance.owing(opened, saved.answered),
+            waiting=participation.owing(opened, saved.answered),
             places=max(0, opened.places - already),
             measured=False,
             opened=HashTrieMap(),
@@ -86,28 +87,28 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
 
 
 def step(state: RoundsState, event: Event) -> Result:
-    """The state after an event, and what the shell must do, in this order."""
+    """The state after an event, and the commands to execute, in this order."""
     commands: tuple[Command, ...] = ()
     match event:
         case Announced():
-            state, commands = _announced(attendance.heard(state, event.update.device), event)
+            state, commands = _announced(participation.heard(state, event.update.device), event)
         case Validated():
-            state, commands = _believed(state, event)
+            state, commands = _validated(state, event)
         case DevicePresent():
-            state = attendance.present(state, event)
+            state = participation.present(state, event)
         case Forgotten():
-            state = attendance.forgotten(state, event.device)
+            state = participation.forgotten(state, event.device)
         case Planned():
-            state = attendance.planned(attendance.heard(state, event.device), event)
+            state = participation.planned(participation.heard(state, event.device), event)
         case Invited():
-            state = attendance.invited(state, event)
+            state = participation.invited(state, event)
         case Rejected():
             reply = Reply(event.update, "refused", event.reason)
-            state, commands = attendance.answered(state, event.update), (reply,)
+            state, commands = participation.answered(state, event.update), (reply,)
         case CommitFailed():
-            state = attendance.unkept(state, event)
+            state = participation.unkept(state, event)
         case PhaseDone():
-            state, commands = _worked(state, event)
+            state, commands = _phase_done(state, event)
         case Give():
             state, commands = _given(state, event)
         case Close():
@@ -124,7 +125,10 @@ def step(state: RoundsState, event: Event) -> Result:
 
 
 def _judge(state: RoundsState, update: Update, sent: str) -> tuple[Status, str]:
-    """What becomes of a contribution if its content is sound. A device has one voice in a round."""
+    """The status of a contribution if its content is valid, and the reason.
+
+    A device contributes to a round once; `sent` is the kind of a contribution that counts already.
+    """
     if sent == update.kind:
         return "duplicate", ""
     if sent:
@@ -144,7 +148,7 @@ def _judge(state: RoundsState, update: Update, sent: str) -> tuple[Status, str]:
 
 
 def _judge_late(state: RoundsState, update: Update) -> tuple[Status, str]:
-    """Of a contribution to an earlier round, where such may count."""
+    """The status of a contribution to an earlier round, where such contributions may count."""
     rules, rounds = state.rules, state.round - update.round
     if update.round in state.given_up:
         why = "and was given up: the run went back to an earlier model"
@@ -162,7 +166,7 @@ def _unasked(update: Update) -> str:
 
 
 def _verdict(state: RoundsState, event: Announced | Validated) -> Reply:
-    """What its device is told if its content is sound. Where there is no room for it, it may come again."""
+    """The receipt if the content is valid. In a full round it says after how many seconds to try again."""
     status, reason = _judge(state, event.update, event.sent)
     if status != "accepted" or not state.full:
         return Reply(event.update, status, reason)
@@ -178,27 +182,31 @@ def _announced(state: RoundsState, event: Announced) -> Result:
     return _replied(state, reply, event.now)
 
 
-def _believed(state: RoundsState, event: Validated) -> Result:
+def _validated(state: RoundsState, event: Validated) -> Result:
     update, reply = event.update, _verdict(state, event)
     if reply.status != "accepted":
         return _replied(state, reply, event.now)
-    state = attendance.counted(attendance.answered(state, update), update.device)
-    state = attendance.delivered(state, update, event.now)
+    state = participation.counted(participation.answered(state, update), update.device)
+    state = participation.delivered(state, update, event.now)
     if update.round == state.round:
-        state = attendance.needed(state, update, event.now)
+        state = participation.needed(state, update, event.now)
     return state, (StoreContribution(update, state.round), reply)
 
 
 def _replied(state: RoundsState, reply: Reply, now: float) -> Result:
-    """It does not count, and nobody waits for it; who is refused for good had no business to answer."""
+    """Sends the receipt of a contribution that does not count.
+
+    The round does not wait for its device any longer, except where it is refused for good: such a
+    contribution is no answer to the round.
+    """
     if reply.status == "late":
-        state = attendance.delivered(state, reply.update, now)
+        state = participation.delivered(state, reply.update, now)
     if reply.status != "refused" or reply.retry_s:
-        state = attendance.answered(state, reply.update)
+        state = participation.answered(state, reply.update)
     return state, (reply,)
 
 
-def _worked(state: RoundsState, event: PhaseDone) -> Result:
+def _phase_done(state: RoundsState, event: PhaseDone) -> Result:
     if event.phase != state.phase:
         return state, ()
     if event.phase == "publish":
@@ -211,12 +219,15 @@ def _worked(state: RoundsState, event: PhaseDone) -> Result:
 
 
 def _given(state: RoundsState, event: Give) -> Result:
-    """While a round is being merged none can be given; some numbers may be left out."""
+    """Opens the given round, or extends the open one; no effect while a round is merged.
+
+    Round numbers may be skipped.
+    """
     state = state.but(rules=replace(state.rules, round_deadline_s=event.deadline_s))
     if state.phase == "wait":
-        return attendance.begun(state.but(round=event.round - 1), event.now), (Announce(event.round),)
+        return participation.begun(state.but(round=event.round - 1), event.now), (Announce(event.round),)
     if state.phase == "collect":
-        return attendance.extended(state, event.now), (Extend(state.round, len(state.counted)),)
+        return participation.extended(state, event.now), (Extend(state.round, len(state.counted)),)
     return state, ()
 
 
@@ -232,20 +243,20 @@ def _next(state: RoundsState, now: float) -> Result:
     stop_after, progress = state.rules.stop_after, state.progress
     if state.round >= state.rules.rounds or progress.stuck(state.round, stop_after):
         return state.but(phase="done"), (Finish(progress.best if stop_after else 0),)
-    return attendance.begun(state, now), (Announce(state.round + 1),)
+    return participation.begun(state, now), (Announce(state.round + 1),)
 
 
 def _advance(state: RoundsState, now: float) -> Result:
-    """What time and presence alone bring about."""
+    """Applies what time and presence alone cause: a round opens, closes, or is extended."""
     if state.phase == "wait" and not state.rules.given and len(state.ready) >= state.rules.min_devices:
         return _next(state, now)
     if state.phase != "collect":
         return state, ()
     overdue = now >= state.closes_s
     if overdue:
-        state = attendance.overdue(state)
+        state = participation.overdue(state)
     if _complete(state, now, overdue):
-        state = attendance.collected(state)
+        state = participation.collected(state)
         durations = tuple(sorted(state.durations.items()))
         return state.but(phase="merge"), (
             DoPhase("merge", state.round, durations, _closed_early(state, now)),
@@ -254,11 +265,11 @@ def _advance(state: RoundsState, now: float) -> Result:
 
 
 def _extended(state: RoundsState, now: float) -> Result:
-    """The deadline begins anew; or the run is given up, where too many have been fruitless.
+    """Begins the deadline anew, or gives the run up after too many fruitless deadlines.
 
-    A deadline is fruitless that brought no contribution though a device was there which has none in the round
-    yet. Where none was, the round waits for other devices, however long. A learnt deadline is first made
-    longer, as far as it may be.
+    A deadline is fruitless if it brought no contribution though a device was ready that has none in the round
+    yet. Where no such device was ready, the round waits for one, however long. A learnt deadline first grows
+    to its maximum.
     """
     before, brought = state, state.contributions > state.had
     if state.rules.max_extensions and not state.rules.given:
@@ -269,12 +280,13 @@ def _extended(state: RoundsState, now: float) -> Result:
         sat_out, missed = tuple(sorted(state.sat_out)), tuple(sorted(state.waiting))
         number, deadline_s = state.round, before.deadline_s(state.round)
         return state.but(phase="given up"), (GiveUp(number, state.fruitless, deadline_s, sat_out, missed),)
-    return attendance.extended(state, now), (Extend(state.round, len(state.counted)),)
+    return participation.extended(state, now), (Extend(state.round, len(state.counted)),)
 
 
 def _complete(state: RoundsState, now: float, overdue: bool) -> bool:
-    """Whether the round closes: by its buffer, because all have answered, because the fast devices are done,
-    or because its time is over.
+    """Whether the round closes.
+
+    It closes when its buffer is full, all have answered, the fast devices are done, or its time is over.
     """
     rules, devices = state.rules, len(state.counted)
     if rules.buffer_size and devices >= rules.buffer_size:
@@ -290,14 +302,16 @@ def _complete(state: RoundsState, now: float, overdue: bool) -> bool:
 
 
 def _at_work(state: RoundsState) -> int:
-    """How many devices the round would wait for yet; with those at work on an earlier one, where a round that
-    closes too soon would make their updates too late to count.
+    """How many devices the round still waits for.
+
+    Where rounds wait for the fast, devices at work on an earlier round are included: if the round closed too
+    soon, their updates would be too late to count.
     """
     return len(state.waiting) + (len(state.behind) if state.fast_s < inf else 0)
 
 
 def _closed_early(state: RoundsState, now: float) -> str:
-    """That a round closed before all were done, in a few words; empty where it did not."""
+    """A note that the round closed before all devices were done; empty where it did not."""
     at_work = _at_work(state)
     if now < state.fast_s or not at_work:
         return ""
@@ -305,9 +319,9 @@ def _closed_early(state: RoundsState, now: float) -> str:
 
 
 def _invite(state: RoundsState, now: float) -> Result:
-    """Fill the places of a cohort that are free; a buffered run keeps all of them busy.
+    """Asks devices for the free places of a cohort; a buffered run keeps all places busy.
 
-    After a restart not before it is known who is there.
+    After a restart it waits until presence is known (SETTLE_S).
     """
     size = state.rules.devices_per_round
     if size is None or state.phase != "collect" or now < state.settles_s:

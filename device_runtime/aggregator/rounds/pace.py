@@ -1,7 +1,7 @@
-"""When a round ends, learnt from how long devices needed in the rounds before. Pure; seconds.
+"""Learns when a round closes, and detects when a run no longer improves. Pure; times in seconds.
 
-Durations are counted in classes that are STEP wide, so that what is kept of a round does not grow with its
-devices, and their order changes nothing.
+Deadlines come from the durations of devices in the rounds before. Durations are counted in classes that are a
+factor of STEP wide: what is kept of a round does not grow with its devices, and their order changes nothing.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from math import ceil, inf, isnan, log
 from typing import Literal
 
 STEP = 1.05
-"""How many times as long as a class's shortest duration its longest is."""
+"""Ratio of the longest duration of a class to its shortest."""
 LEAST_S = 1e-3
+"""Seconds; shorter durations count as this."""
 WINDOW = 5
-"""Rounds that are looked back on."""
+"""Number of past rounds that deadlines are learnt from."""
 
 Durations = Mapping[int, int]
-"""How many devices, or samples of theirs, needed how long: a number for each class."""
+"""From a class of durations to the number of devices in it, or of their samples."""
+Metric = Literal["accuracy", "loss"]
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Of the durations of the last rounds the `quantile`, times `margin`; at least `least_s`.
+    """How a deadline is learnt: the `quantile` of the last rounds' durations times `margin`, or `least_s`.
 
-    quantile: the share of devices whose whole work is to fit. margin: what is left to those that are slower
-    than they were.
+    `quantile`: share of devices whose work is to fit. `margin`: allows for devices that get slower. The
+    deadline is never shorter than `least_s` seconds.
     """
 
     quantile: float
@@ -36,8 +38,9 @@ class Pace:
 
 
 FAST = 4.0
-"""A device is fast if it needs at most this many times the median duration. The median is over samples: by
-then, devices with half of all samples are done.
+"""A device is fast if it needs at most this many times the median duration.
+
+The median is over samples: by then, devices with half of all samples are done.
 """
 
 
@@ -47,17 +50,17 @@ def class_of(seconds: float) -> int:
 
 
 def longest_s(number: int) -> float:
-    """The longest duration of a class."""
+    """The longest duration of a class, in seconds."""
     return float(STEP**number)
 
 
 def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
-    """What the next round has, after these; `most_s` where nothing is known, and at most."""
+    """The deadline of the round after `rounds`: at most `most_s`, which is also used where nothing is known."""
     return min(most_s, max(pace.least_s, pace.margin * _quantile_s(_counted(rounds), pace.quantile)))
 
 
 def closing_s(rounds: Iterable[Durations], least_s: float = 0.0) -> float:
-    """How many seconds the slowest of the fast devices needed in these rounds; at least `least_s`.
+    """Seconds that the slowest of the fast devices needed in these rounds; at least `least_s`.
 
     Infinite where nothing is known.
     """
@@ -67,7 +70,7 @@ def closing_s(rounds: Iterable[Durations], least_s: float = 0.0) -> float:
 
 
 def _counted(rounds: Iterable[Durations]) -> Counter[int]:
-    """What was done in all these rounds, by class."""
+    """The sum of the rounds' counts, by class."""
     counts: Counter[int] = Counter()
     for durations in rounds:
         counts.update(durations)
@@ -75,7 +78,7 @@ def _counted(rounds: Iterable[Durations]) -> Counter[int]:
 
 
 def _quantile_s(counts: Counter[int], share: float) -> float:
-    """In how many seconds this share was done; inf where nothing was."""
+    """Seconds in which this share was done; inf where nothing was."""
     wanted, done = share * counts.total(), 0
     for number in sorted(counts):
         done += counts[number]
@@ -84,15 +87,12 @@ def _quantile_s(counts: Counter[int], share: float) -> float:
     return inf
 
 
-# FROM progress: Whether a run still learns: rounds without a gain since the best one. Pure.
-
-Metric = Literal["accuracy", "loss"]
-
-
 @dataclass(frozen=True)
 class Progress:
-    """`best` is the round with the highest score so far (0: none), `since` the one that rounds without a
-    gain are counted from, `evaluated` the latest that was evaluated.
+    """Whether a run still improves.
+
+    `best` is the round with the highest score so far (0: none), `since` the round from which rounds without a
+    gain are counted, `evaluated` the latest round that was evaluated.
     """
 
     best: int = 0
@@ -101,10 +101,10 @@ class Progress:
     evaluated: int = 0
 
     def after(self, number: int, score: float, gain: float = 0.0, anew: bool = False) -> Progress:
-        """With one more round; `score` is nan for one that was not evaluated.
+        """The progress after one more round; `score` is nan for a round that was not evaluated.
 
-        It is better only where it is above the best by more than `gain`. `anew`: the run was set back in this
-        round, to the model of which this is the progress, and is given as many rounds again.
+        A round is a gain only where its score exceeds the best by more than `gain`. `anew`: the run rolled
+        back in this round to the model that this progress belongs to; rounds without a gain count from here.
         """
         if isnan(score):
             return Progress(self.best, self.score, number if anew else self.since, self.evaluated)
@@ -113,7 +113,7 @@ class Progress:
         return Progress(self.best, self.score, number if anew else self.since, number)
 
     def stuck(self, number: int, rounds: int) -> bool:
-        """Whether round `number`, the latest, was evaluated, and is the last of so many without a gain."""
+        """Whether round `number`, the latest, was evaluated and ends at least `rounds` rounds without a gain."""
         return 0 < rounds <= number - self.since and self.evaluated == number and self.best > 0
 
 
@@ -121,5 +121,5 @@ NO_PROGRESS = Progress()
 
 
 def score_of(metric: Metric, accuracy: float, loss: float) -> float:
-    """The higher, the better; nan without evaluation."""
+    """The score of a model, the higher the better; nan without evaluation."""
     return accuracy if metric == "accuracy" else -loss

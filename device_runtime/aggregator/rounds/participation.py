@@ -1,9 +1,9 @@
-"""Who is there, who is asked, and whom the open round waits for: functions of the state, no commands.
+"""Tracks which devices are present, asked, and waited for: pure functions of the state, without commands.
 
-What they keep true at every moment: `ready` holds the devices whose presence is awaited; `waiting` those of
-them that are asked for this round and have neither answered nor sat out; `behind` some of them that were
-asked for an earlier round, and for no later one. Each costs O(log n) with n devices; where a deadline passes
-or a round begins, as much as there are devices that it waits for.
+Invariants: `ready` holds the devices whose `Presence.awaited` is true; `waiting` those of them that are asked
+for this round and have neither answered nor sat out; `behind` some of them that were asked for an earlier
+round, and for no later one. Each function costs O(log n) with n devices; when a deadline passes or a round
+begins, the cost is linear in the devices that the round waits for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .state import SILENT, Presence, RoundsState, Saved
 
 
 def present(state: RoundsState, event: DevicePresent) -> RoundsState:
-    """A will of an earlier life than the known one says nothing about this one."""
+    """Updates a device's presence. A last will of an earlier process than the known one is ignored."""
     device, known = event.device, state.devices.get(event.device)
     if not event.online and (known is None or known.boot != event.boot):
         return state
@@ -38,7 +38,7 @@ def present(state: RoundsState, event: DevicePresent) -> RoundsState:
 
 
 def forgotten(state: RoundsState, device: str) -> RoundsState:
-    """As if it had never been here. What of its updates counts, counts."""
+    """Removes a device from the state; its counted contributions still count."""
     return state.but(
         needs=state.needs.discard(device),
         delivered=state.delivered.discard(device),
@@ -54,21 +54,22 @@ def forgotten(state: RoundsState, device: str) -> RoundsState:
 
 
 def remembered(state: RoundsState, saved: Saved) -> RoundsState:
-    """After a restart: whoever was here is taken to be here, as long as nothing else is heard.
+    """After a restart, takes devices that were present to be present until something else is heard.
 
-    A broker keeps the wills of those that left meanwhile; who is not heard at all lets deadlines pass.
+    The broker retains the last wills of devices that left meanwhile; a device that is not heard at all misses
+    deadlines.
     """
     devices = {device: Presence(boot, online=True) for device, boot in saved.present.items()}
     return state.but(devices=HashTrieMap(devices), ready=HashTrieSet(devices))
 
 
 def owing(state: RoundsState, answered: Set[str]) -> HashTrieSet[str]:
-    """Of those that are ready, who is asked for the open round and is not among these."""
+    """Ready devices that are asked for the open round and are not in `answered`."""
     return HashTrieSet(device for device in state.ready if device not in answered and state.is_asked(device))
 
 
 def heard(state: RoundsState, device: str) -> RoundsState:
-    """Whoever says something is not silent."""
+    """A device has sent a message, so it is not silent."""
     known = state.devices.get(device)
     if known is None or not known.silences:
         return state
@@ -78,11 +79,11 @@ def heard(state: RoundsState, device: str) -> RoundsState:
 
 
 def planned(state: RoundsState, event: Planned) -> RoundsState:
-    """A device sits its round out, or has thought better of it."""
+    """A device sits its round out, or has decided to take part after all."""
     device = event.device
     if event.round != state.round:
-        given_up = not event.kind and state.asked.get(device) == event.round
-        return _caught_up(state, device) if given_up else state
+        sits_out = not event.kind and state.asked.get(device) == event.round
+        return _caught_up(state, device) if sits_out else state
     if state.phase != "collect" or not state.is_asked(device):
         return state
     if not event.kind:
@@ -96,7 +97,7 @@ def planned(state: RoundsState, event: Planned) -> RoundsState:
 
 
 def answered(state: RoundsState, update: Update) -> RoundsState:
-    """A device has had its say about a round, whatever became of it: nobody waits for it any longer."""
+    """A device has answered a round, with any status: the round does not wait for it any longer."""
     device = update.device
     if update.round == state.round:
         if not state.is_asked(device):
@@ -113,7 +114,10 @@ def counted(state: RoundsState, device: str) -> RoundsState:
 
 
 def unkept(state: RoundsState, event: CommitFailed) -> RoundsState:
-    """What was counted is not on the disk, and nobody was told that it is: its devices owe it again."""
+    """Undoes counted contributions that the disk refused; the round waits for their devices again.
+
+    Their receipts have not been sent.
+    """
     answered, waiting, counted = state.answered, state.waiting, state.counted
     for update in event.updates:
         left = counted[update.device] - 1
@@ -133,7 +137,7 @@ def unkept(state: RoundsState, event: CommitFailed) -> RoundsState:
 
 
 def invited(state: RoundsState, event: Invited) -> RoundsState:
-    """These were asked; of who has gone in the meantime nothing is expected."""
+    """Records the devices that were asked; the round does not wait for those that left in the meantime."""
     if state.phase != "collect" or event.round != state.round or state.rules.devices_per_round is None:
         return state
     asked, waiting, behind = state.asked, state.waiting, state.behind
@@ -149,7 +153,7 @@ def invited(state: RoundsState, event: Invited) -> RoundsState:
 
 
 def needed(state: RoundsState, update: Update, now: float) -> RoundsState:
-    """A device has contributed to the open round: how long it needed since it was asked is noted."""
+    """Counts the time that a device needed from being asked to its contribution to the open round."""
     if state.rules.pace is None or not state.measured:
         return state
     seconds = now - state.asked_s.get(update.device, state.opened_s)
@@ -158,10 +162,11 @@ def needed(state: RoundsState, update: Update, now: float) -> RoundsState:
 
 
 def delivered(state: RoundsState, update: Update, now: float) -> RoundsState:
-    """A device has sent an update, of whatever round: how long it was at work on it is known.
+    """Records how long a device worked on an update that it has sent, for any round.
 
-    It began when that round opened, when it was asked, or when it had sent its last update. Nothing is known
-    of rounds that an earlier life of the aggregator opened. One that is sent again changes nothing.
+    Its work began when that round opened, when it was asked, or when it had sent its last update, whichever
+    came last. Nothing is known of rounds that opened before a restart of the aggregator. An update that is
+    sent again changes nothing.
     """
     device, opened_s = update.device, state.opened.get(update.round)
     number, sent_s = state.delivered.get(device, (0, -inf))
@@ -176,7 +181,7 @@ def delivered(state: RoundsState, update: Update, now: float) -> RoundsState:
 
 
 def _needs_of_the_fast(state: RoundsState) -> Durations:
-    """The samples of the ready devices that sent the richest update last, by the class of their durations."""
+    """The samples of ready devices whose last update was of the richest form, by class of duration."""
     ready = [needs for device, needs in state.needs.items() if device in state.ready]
     richest = min((rank for rank, _, _ in ready), default=0)
     durations: Counter[int] = Counter()
@@ -187,14 +192,14 @@ def _needs_of_the_fast(state: RoundsState) -> Durations:
 
 
 def _asked_now(state: RoundsState, devices: Iterable[str], now: float) -> RoundsState:
-    """They were asked at this moment, where that matters."""
+    """Records when devices were asked, where rounds wait for the fast."""
     if not state.rules.waits_for_fast:
         return state
     return state.but(asked_s=state.asked_s.update(dict.fromkeys(devices, now)))
 
 
 def _unnoted(state: RoundsState, update: Update) -> RoundsState:
-    """It has not contributed after all."""
+    """Removes a contribution from the durations."""
     number = state.noted.get((update.device, update.kind))
     if number is None:
         return state
@@ -202,10 +207,10 @@ def _unnoted(state: RoundsState, update: Update) -> RoundsState:
 
 
 def collected(state: RoundsState) -> RoundsState:
-    """The round closes: who was waited for in vain, or for whom nothing fitted, needed longer than there was.
+    """Completes the durations when the round closes, and keeps them with those of the last rounds.
 
-    What a device lacked may have been memory: a deadline that is too long for that costs nothing, as who sits
-    out says so at once.
+    Devices that missed the deadline or sat out count as slower than the deadline. A device may have sat out
+    for lack of memory; a deadline that is too long for that reason costs nothing, as devices sit out at once.
     """
     if state.rules.waits_for_fast:
         state = state.but(durations=HashTrieMap(_needs_of_the_fast(state)))
@@ -219,14 +224,14 @@ def collected(state: RoundsState) -> RoundsState:
 
 
 def _noted(state: RoundsState, number: int, devices: int) -> RoundsState:
-    """So many more devices of a class of durations."""
+    """Adds devices to a class of durations."""
     after = state.durations.get(number, 0) + devices
     durations = state.durations
     return state.but(durations=durations.insert(number, after) if after else durations.discard(number))
 
 
 def overdue(state: RoundsState) -> RoundsState:
-    """The deadline has passed: who has not said a word is noted."""
+    """Counts a missed deadline for each device that the round waits for."""
     devices, silent = state.devices, []
     for device in state.waiting:
         known = devices[device]
@@ -241,7 +246,7 @@ def overdue(state: RoundsState) -> RoundsState:
 
 
 def extended(state: RoundsState, now: float) -> RoundsState:
-    """Who sat out is asked again; of a cohort, whoever the lot falls on."""
+    """Begins the deadline anew. Devices that sat out are asked again; with cohorts, others are drawn."""
     size = state.rules.devices_per_round
     state = state.but(closes_s=now + state.deadline_s(state.round))
     if size is None:
@@ -255,7 +260,7 @@ def extended(state: RoundsState, now: float) -> RoundsState:
 
 
 def begun(state: RoundsState, now: float) -> RoundsState:
-    """A round begins: all who are ready are asked or, of a cohort, nobody yet."""
+    """Opens the next round: all ready devices are asked; with cohorts none yet."""
     closes_s = now + state.deadline_s(state.round + 1)
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
     state = state.but(contributions=0, counted=HashTrieMap(), answered=HashTrieSet(), sat_out=HashTrieSet())
@@ -273,9 +278,9 @@ def begun(state: RoundsState, now: float) -> RoundsState:
 
 
 def _opened(state: RoundsState, now: float) -> RoundsState:
-    """The round has just opened; when those did that nothing comes from any more is forgotten.
+    """Records when the round opened, and forgets rounds that are too old to count.
 
-    Round 1 teaches nothing: its base was fetched while devices waited for it.
+    Round 1 is left out: devices fetched its base before it opened, so it took them less time than others.
     """
     opened, earliest = state.opened, state.rules.earliest(state.round)
     for number in [number for number in opened if number < earliest]:
@@ -286,7 +291,7 @@ def _opened(state: RoundsState, now: float) -> RoundsState:
 
 
 def _still_asked(state: RoundsState, behind: HashTrieMap[str, float]) -> HashTrieMap[str, int]:
-    """Who was asked for a round that still matters, or is thought at work on one."""
+    """Devices asked for a round whose updates may still count, and devices that may be at work on one."""
     asked, earliest = state.asked, state.rules.earliest(state.round)
     for device in [device for device, number in asked.items() if number < earliest and device not in behind]:
         asked = asked.discard(device)
@@ -294,7 +299,7 @@ def _still_asked(state: RoundsState, behind: HashTrieMap[str, float]) -> HashTri
 
 
 def _still_behind(state: RoundsState, now: float) -> HashTrieMap[str, float]:
-    """Those who have not been silent for too long to be thought at work."""
+    """Devices `behind` that may still be at work, as no more than SILENT deadlines have passed."""
     most_s = SILENT * state.rules.round_deadline_s
     late = state.behind
     for device in [device for device, since in late.items() if now - since >= most_s]:
@@ -303,14 +308,14 @@ def _still_behind(state: RoundsState, now: float) -> HashTrieMap[str, float]:
 
 
 def _come(state: RoundsState, device: str) -> RoundsState:
-    """It is awaited from now on."""
+    """The device is awaited from now on."""
     owes = state.is_asked(device) and _owes(state, device)
     waiting = state.waiting.insert(device) if owes else state.waiting
     return state.but(ready=state.ready.insert(device), waiting=waiting, due=True)
 
 
 def _gone(state: RoundsState, device: str, now: Presence) -> RoundsState:
-    """It is not awaited any longer: offline, not ready, or silent."""
+    """The device is not awaited any longer: it is offline, not ready, or silent."""
     return state.but(
         devices=state.devices.insert(device, now),
         ready=state.ready.discard(device),
@@ -325,10 +330,10 @@ def _owes(state: RoundsState, device: str) -> bool:
 
 
 def _makes_room(state: RoundsState) -> bool:
-    """Whether, when nothing is expected of a device any more, another may be asked: in a buffered run."""
+    """Whether another device may be asked in place of one that is done: always in a buffered run."""
     return state.due or state.rules.buffer_size > 0
 
 
 def _caught_up(state: RoundsState, device: str) -> RoundsState:
-    """It is not at work on an earlier round any longer."""
+    """The device is not at work on an earlier round any longer."""
     return state.but(behind=state.behind.discard(device), due=True) if device in state.behind else state

@@ -1,4 +1,4 @@
-"""What the service is connected to: a link, a clock, observers."""
+"""The interfaces of the service to its environment: broker link, clock, signing, observers."""
 
 from __future__ import annotations
 
@@ -13,68 +13,68 @@ from device_runtime.aggregator.intake.limits import MOST_DEVICES
 from device_runtime.aggregator.views.listener import Observer
 from device_runtime.broker.wire.link import Event
 from device_runtime.broker.wire.messages import Offer, encode
-from device_runtime.broker.wire.session_mac import Pact
+from device_runtime.broker.wire.session_mac import SessionKey
 
 
 class AggregatorLink(Protocol):
-    """The part of `broker.wire.link.Link` that is used here."""
+    """The part of `broker.wire.link.Link` that the service uses."""
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
-        """Send, now or when the link is back; never waits. False when too much waits already."""
+        """Sends, now or when the link is back; never waits. False when too much waits already."""
 
 
 class Pulse:
-    """A clock for `Ports` that remembers when the loop last looked at it; read from any thread."""
+    """A clock for `Ports` that remembers when the loop last looked at it; any thread may read that."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last_s = clock()
 
     def __call__(self) -> float:
-        """Seconds that never go back. Only the loop asks."""
+        """Seconds that never go back. Only the loop calls this."""
         self._last_s = self._clock()
         return self._last_s
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the loop last looked: much while a round is merged, ever more when it hangs."""
+        """Seconds since the loop last looked: many while a round is merged, ever more when the loop hangs."""
         return self._clock() - self._last_s
 
 
 Seal = Callable[[str, Offer], bytes]
-"""The payload of an offer that goes to a topic, signed."""
+"""From a topic and an offer to the signed payload."""
 
 
-Agree = Callable[[bytes], Pact]
-"""With a device, by what its hello says. Raises MessageError."""
+Agree = Callable[[bytes], SessionKey]
+"""From the key in a device's hello to the session key shared with it. Raises MessageError."""
 
 
 class EnrolledDevices(Protocol):
-    """Which devices are enrolled, and their keys."""
+    """The enrolled devices and their keys."""
 
     def knows(self, device: str) -> bool:
-        """Whether it is enrolled."""
+        """Whether the device is enrolled."""
 
     def signs(self, device: str) -> bool:
-        """Whether it has a key, so that nothing unsigned is taken from it."""
+        """Whether the device has a key; then its unsigned messages are dropped."""
 
     def said(self, device: str, topic: str, payload: bytes) -> bytes:
-        """The encoded message in a payload. Raises NotTrusted for one that this device has not signed."""
+        """The encoded message in a payload. Raises NotTrusted where this device has not signed it."""
 
 
 def unsigned(_topic: str, offer: Offer) -> bytes:
-    """For those who know each other anyway; a device that is enrolled with a key will not take it."""
+    """Encodes an offer without a signature; a device that is enrolled with a key refuses it."""
     return encode(offer)
 
 
 @dataclass(frozen=True)
 class Ports:
-    """The outside of a service. `inbox` gets what `link` receives from topics.FROM_DEVICES.
+    """The environment of a service. `inbox` gets what `link` receives from topics.FROM_DEVICES.
 
-    `clock` gives seconds and never goes back; `mqtt5` only tells how large packets are; `will_grace_s`
-    as in Wills. `max_devices` are known at a time, and one round takes as many contributions. `database` is
-    the URL of the PostgreSQL where the run is kept; without one it is in its folder, or where it was begun.
-    `backlog`: the bytes that wait in `link` to be sent.
+    `clock` gives seconds and never goes back. `mqtt5` only changes the computed size of packets.
+    `will_grace_s` as in LastWills. At most `max_devices` are known at a time, and a round takes at most as
+    many contributions. `database`: URL of the PostgreSQL server that keeps the run; empty: its folder, or
+    the server where it was begun. `backlog` gives the bytes in `link` that wait to be sent.
     """
 
     link: AggregatorLink
@@ -84,9 +84,9 @@ class Ports:
     mqtt5: bool = False
     seal: Seal = unsigned
     agree: Agree | None = None
-    """None: nobody knows the key; what is said in few bytes goes to all, unsigned."""
+    """None: devices know no key of ours; compact offers go to all of them, unsigned."""
     devices: EnrolledDevices | None = None
-    """None: nobody is enrolled, and what comes under a name is taken for that device's."""
+    """None: devices are not enrolled, and a message under a name is taken for that device's."""
     will_grace_s: float = GRACE_S
     max_devices: int = MOST_DEVICES
     database: str = ""

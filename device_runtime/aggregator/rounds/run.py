@@ -1,4 +1,4 @@
-"""One life of a run: its folder opened, and what each phase of a round does on disk. No sockets, no clock."""
+"""An open run: reads and writes its folder in each phase of a round, without sockets or a clock."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from device_runtime.broker.wire.step_log import SEGMENT, TAIL
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.initial import fresh
+from device_runtime.models.bundles.initial import initial_values
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.merging.aggregator_half import Carried, RoundModel
-from device_runtime.strategies.merging.folding import derived
+from device_runtime.strategies.merging.aggregator_half import CarriedState, RoundModel
+from device_runtime.strategies.merging.folding import derived_bases
 from device_runtime.strategies.statistics import closed_form
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -44,22 +44,24 @@ from .state import Rules, Saved
 log = logging.getLogger(__name__)
 
 SERVED = "served.safetensors"
-"""In the run folder: the served model of the latest closed round."""
+"""File in the run folder: the served model of the latest closed round."""
 MERGED, SPARE_BYTES = 4, 16 * 1024**2
-"""Uploads leave this much of the disk free for merging a round: MERGED times the bundles, and SPARE_BYTES."""
+"""Uploads leave room on the disk for merging a round: MERGED times the bundles' size plus SPARE_BYTES."""
+FRESH = 3
+"""Keeps the draws of fresh parameters apart from all others of the same seed."""
 
 
 class OpenRun:
     """An open run. Raises RunFolderError, BlobError when the disk fails, ModelError for a bad bundle."""
 
     def __init__(self, task: Task, folder: Path, given: bool = False, database: str = "") -> None:
-        """Opens the folder, as a new run or where the last life left it. `given`: rounds come from outside;
-        `database` as in Ports.
+        """Opens the folder, as a new run or where the last process left it.
 
-        Raises TaskError for kinds of update that the bundle has no graphs for, or evaluation data that does
-        not fit, RunFolderError for another task's folder.
+        `given`: rounds come from outside (`given_rounds`). `database` as in Ports. Raises TaskError for kinds
+        of update that the bundle has no graphs for, or evaluation data that do not fit, and RunFolderError
+        for another task's folder.
         """
-        self.bundle = Bundle.open(bundles.find(task.bundle))
+        self.bundle = Bundle.open(bundles.find_bundle(task.bundle))
         self.manifest = self.bundle.manifest
         self.task = with_possible_head(task, self.manifest)
         family = open_family(task.family, self.manifest)
@@ -89,7 +91,7 @@ class OpenRun:
             raise
 
     def saved(self) -> Saved | None:
-        """Where the run is, for `machine.resume`."""
+        """The run's progress, for `machine.resume`; None for a new run."""
         saved = self.store.saved()
         if saved is None:
             return None
@@ -98,24 +100,24 @@ class OpenRun:
         return replace(saved, paces=paces, progress=progress, given_up=self.given_up())
 
     def given_up(self) -> frozenset[int]:
-        """The rounds after each model that the run went back to, until it did."""
+        """All rounds that a rollback discarded: those after the model rolled back to, until the rollback."""
         backs = self.store.history.rollbacks()
         return frozenset(n for back in backs for n in range(back.to + 1, back.into + back.instead))
 
     def deadline_s(self, number: int) -> float:
-        """Seconds that round `number` has: fixed, or learnt from the rounds before it."""
+        """The deadline of round `number` in seconds: fixed, or learnt from the rounds before it."""
         fixed, learnt = self.rules.deadline_s(number), self.task.pace
         if learnt is None or number <= self.task.untimed_rounds:
             return fixed
         return pace.deadline_s(learnt, self.store.paces(WINDOW, number), fixed)
 
     def progress(self) -> Progress:
-        """What has been learnt, by the figures of the rounds so far."""
+        """The progress of the run after all closed rounds."""
         known = self._progress()
         return known[max(known)]
 
     def _progress(self) -> dict[int, Progress]:
-        """After each closed round, and before the first; rounds that were given up are no part of it."""
+        """The progress after each closed round, and before the first (0), without rounds rolled back."""
         task, back = self.task, self._set_back()
         known, latest = {0: Progress()}, 0
         for number, figures in self.store.every_figures():
@@ -126,23 +128,25 @@ class OpenRun:
         return known
 
     def _set_back(self) -> dict[int, int]:
-        """The rounds in which the run went back to an earlier model, and whose that was."""
+        """For each round in which the run rolled back: the round whose model it went back to."""
         return {rollback.into: rollback.to for rollback in self.store.history.rollbacks()}
 
     def score(self, number: int) -> float:
-        """What the model of an evaluated round is worth, for moves.Worked."""
+        """The score of an evaluated round's model, for `events.PhaseDone`."""
         figures = self.store.figures(number)
         return score_of(self.task.stop_metric, figures.eval_acc, figures.eval_loss)
 
     def set_back(self, number: int) -> Progress | None:
-        """Where the run went back to an earlier model in this round: what had been learnt until that."""
+        """The progress at the model that the run rolled back to in this round; None without a rollback."""
         to = self._set_back().get(number)
         return None if to is None else self._progress()[to]
 
     @property
     def rules(self) -> Rules:
-        """With the deadline of the round that was given last, where rounds are given. What comes of rounds of
-        scalars alone are scalars again, along the directions of one round.
+        """The task's rules; where rounds are given from outside, with the deadline of the last one.
+
+        Where only zeroth-order updates are offered in given rounds, each counts in its own round only: their
+        merged scalars must all be along the directions of one round.
         """
         rules = Rules.of(self.task)
         if self.outside is None:
@@ -156,7 +160,7 @@ class OpenRun:
         )
 
     def given(self, number: int) -> GivenRound | None:
-        """What a round was given from outside with; None for one that was not, or is not the latest."""
+        """Round `number` as it was given from outside; None if it was not, or is not the latest."""
         return self.outside.round(number) if self.outside else None
 
     def seed(self, number: int) -> int:
@@ -164,7 +168,7 @@ class OpenRun:
         return self.outside.seed(number) if self.outside else self.task.round_seed(number)
 
     def open(self, number: int) -> None:
-        """Keep that a round is open. The first distributes the bundles' own weights, if not given others."""
+        """Stores that a round is open. Round 1 distributes the first base, if it is not given another."""
         if given := self.given(number):
             self.store.open_given(number, given.base, given.carried, given.steps)
         elif back := self.store.history.rollback_into(number, instead=False):
@@ -175,7 +179,10 @@ class OpenRun:
             self.store.open_round(number, self.store.base(number), self.store.carried(number))
 
     def lobby(self, number: int = 0) -> Offer:
-        """Round 0: what to get ready with, before there is a round, or while round `number` asks others."""
+        """The offer of round 0, with which devices prepare before round 1, or while round `number` is for others.
+
+        Its base is that of round `number`, or the first base.
+        """
         return Offer(
             task=self.task.name,
             run=self.run,
@@ -190,7 +197,7 @@ class OpenRun:
         )
 
     def offer(self, number: int, remaining_s: float) -> Offer:
-        """An open round as devices are told of it."""
+        """The offer of an open round."""
         return Offer(
             task=self.task.name,
             run=self.run,
@@ -207,8 +214,9 @@ class OpenRun:
         )
 
     def _rare(self, number: int) -> tuple[int, ...]:
-        """The labels of rare classes that round `number` names: by what is pooled at its beginning, or as the
-        aggregator above says.
+        """The labels of rare classes that round `number` names.
+
+        They come from the statistics pooled at its beginning, or from the aggregator above.
         """
         if self._known_rare[0] != number:
             self._known_rare = number, self._look_up_rare(number)
@@ -220,7 +228,7 @@ class OpenRun:
         if given := self.given(number):
             return given.rare
         kept = self.store.carried(number).memory.get(closed_form.MEMORY)
-        return closed_form.rare(tensors.decode(self.store.models.get(kept))) if kept else ()
+        return closed_form.rarest_classes(tensors.decode(self.store.models.get(kept))) if kept else ()
 
     def _members(self, carried: CarriedBlobs) -> tuple[Member, ...]:
         return tuple(
@@ -230,7 +238,7 @@ class OpenRun:
         )
 
     def farewell(self) -> Offer:
-        """The task is done; `base` is the served model. Raises BlobError when the disk fails."""
+        """The last offer of a finished task; its base is the served model. Raises BlobError if the disk fails."""
         last = self.store.latest_closed()
         return Offer(
             task=self.task.name,
@@ -246,7 +254,7 @@ class OpenRun:
         )
 
     def _served_base(self) -> Base:
-        """The served model as devices fetch it: what its round made, where that is the same model."""
+        """The served model as a base: the base that its round made, where that has the same weights."""
         made = self.registry.made(self.registry.served())
         if made.served.sha == made.base.sha:
             return made.base
@@ -256,11 +264,11 @@ class OpenRun:
         return self._served
 
     def weights(self, number: int, member: str = "") -> Tensors:
-        """What round `number` distributes."""
+        """The weights that round `number` distributes."""
         return bases.base_weights(self.store, number, self.manifests[member], member)
 
     def merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
-        """`durations` and `early` as in moves.Work."""
+        """Merges round `number`, or takes the model rolled back to; the rest as in `events.DoPhase`."""
         self.store.begin_merge(number, durations, early)
         if back := self.store.history.rollback_into(number, instead=True):
             self.store.merged(number, self._instead(back.to))
@@ -269,20 +277,23 @@ class OpenRun:
         self._tools.unload()
 
     def _made_again(self, number: int) -> tuple[Base, CarriedBlobs]:
-        """What an earlier round made, as a checkpoint of its own: the steps since do not lead to it."""
+        """The base and the rest that an earlier round made, as a new checkpoint.
+
+        It needs its own checkpoint, because the steps taken since do not lead to it.
+        """
         weights = bases.made_weights(self.store, number, self.manifest)
         return bases.checkpoint(weights, self.store.models, self.manifest), self.registry.made(number).carried
 
     def _instead(self, number: int) -> MergeResult:
-        """Of a round that was given up: the model that was gone back to."""
+        """The result of a round whose contributions a rollback discarded: the model rolled back to."""
         base, carried = self._made_again(number)
         note = f"went back to the model of round {number}; what came for this round does not count"
         return MergeResult(base, self.store.served(number), carried, (), note)
 
     def go_back(self, to: int) -> None:
-        """Serve the model of round `to`, and go on from it; see Registry.
+        """Serves the model of round `to` and continues from it; see `ModelVersions.go_back`.
 
-        Raises RollbackError, also where rounds are given.
+        Raises RollbackError, also where rounds are given from outside.
         """
         if self.outside is not None:
             raise RollbackError(ITS_ROUNDS)
@@ -290,20 +301,21 @@ class OpenRun:
         self.redeploy()
 
     def finish(self, best: int) -> None:
-        """The run is over: the model of round `best` is served (0: the last one's), unless somebody has gone
-        back to another. Raises RollbackError as Registry.end_with.
+        """Ends the run: serves the model of round `best` (0: of the last round), unless a rollback is pending.
+
+        Raises RollbackError as `ModelVersions.end_with`.
         """
         if best and self.registry.pending() is None:
             self.registry.end_with(best)
         self.redeploy()
 
     def redeploy(self) -> None:
-        """See to it that what is deployed is what is to be: a crash may have come between."""
+        """Writes the served model again, because a crash may have come before it was written."""
         if number := self.registry.served():
             self._deploy(self.store.served(number))
 
     def evaluate(self, number: int) -> None:
-        """Where the trained head is better than the closed-form one, the next base is served."""
+        """Evaluates the round's models; serves the next base where its trained head is the better one."""
         served, base = (
             tensors.decode(self.store.models.get(self.store.served(number))),
             self.weights(number + 1),
@@ -317,7 +329,7 @@ class OpenRun:
             self.store.evaluated(number, figures)
 
     def publish(self, number: int, traffic: Mapping[str, Bytes], duration_s: float) -> RoundClosed:
-        """Close the round; its served model is what is deployed from now on."""
+        """Closes the round and deploys its served model."""
         back = self.store.history.rollback_after(number)
         self._deploy(self.store.served(back.to if back else number))
         self.registry.published(number)
@@ -331,11 +343,12 @@ class OpenRun:
         return self.store.closed(number)[0]
 
     def _prune(self, number: int) -> None:
-        """Keep what is offered, what was until now (some may still fetch it), and the served model; with the
-        steps from their checkpoints on, and those that the log is written from.
+        """Deletes the blobs and steps that nothing needs any more after round `number`.
 
-        Where late contributions count, also the bases that they may have been made for. Where rounds are
-        given, the log goes on from what the last one was given with, and not from what it made.
+        Kept are the next base, that of round `number` (devices may still fetch it), the served models, the
+        steps since their checkpoints, and the steps that the log is written from. Where late contributions
+        count, the bases that they may have been made for are kept too. Where rounds are given from outside,
+        the log continues from the base that the last round was given, not from the one that it made.
         """
         back = self.task.max_staleness - 1 if self.rules.counts_late else 0
         first = max(1, number - max(0, back))
@@ -363,25 +376,19 @@ class OpenRun:
             raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-# FROM first_base: What round 1 distributes.
-
-FRESH = 3
-"""Purpose of the draws of fresh parameters."""
-
-
-def first(task: Task, models: Mapping[str, Bundle], tools: MergeTools) -> tuple[Tensors, Carried]:
-    """The bundles' weights, or fresh ones, of the main model and its family."""
+def first(task: Task, models: Mapping[str, Bundle], tools: MergeTools) -> tuple[Tensors, CarriedState]:
+    """The first base, which round 1 distributes: the bundles' weights, or fresh ones, with the family."""
     weights = {member: started(bundle, task, place) for place, (member, bundle) in enumerate(models.items())}
     main = weights.pop("")
     model = RoundModel(models[""].manifest, main, 0, task.seed, tools=tools)
-    cut = derived((kind.strategy for kind in task.kinds), main, model)
-    return main, Carried(family={**weights, **cut})
+    cut = derived_bases((kind.strategy for kind in task.kinds), main, model)
+    return main, CarriedState(family={**weights, **cut})
 
 
 def started(bundle: Bundle, task: Task, place: int) -> Tensors:
-    """The weights of one model at the start; `place` makes its draws its own."""
+    """The weights of one model at the start; `place`, its index, makes its random draws its own."""
     weights = bundle.weights()
     if task.start == "bundle":
         return weights
     rng = np.random.default_rng([task.seed, FRESH, place])
-    return {**weights, **fresh(bundle.manifest, weights, rng)}
+    return {**weights, **initial_values(bundle.manifest, weights, rng)}

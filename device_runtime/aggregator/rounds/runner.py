@@ -1,4 +1,4 @@
-"""Feeds the round machine and does what it commands, in its order. Not thread-safe, never waits."""
+"""Runs the round machine: feeds it events and executes its commands in order. Not thread-safe, never waits."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ from device_runtime.aggregator.views.listener import (
 from device_runtime.aggregator.views.text import in_vain, printable
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Offer
-from device_runtime.strategies.kind import formed
+from device_runtime.strategies.kind import form_named
 
-from . import events as moves
-from . import machine
+from . import events, machine
 from .commit_group import CommitGroup
-from .events import Invite
 from .ports import Ports
 from .run import OpenRun
 from .state import RoundsState, Rules
@@ -42,14 +40,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_OF_ONE = (moves.StoreContribution, moves.Fetch, moves.Reply)
-"""Commands about one contribution: what goes wrong with it does not stop the run."""
+_OF_ONE = (events.StoreContribution, events.Fetch, events.Reply)
+"""Commands about one contribution: an error in one of them does not stop the run."""
+PURPOSE = 0xC0407
+"""Keeps the draws of devices apart from all others of the same seed."""
 
 
 class Conductor:
-    """One run going on. `reception` takes contributions, `out` speaks to devices.
+    """Runs one run. `reception` receives contributions, `out` sends to devices.
 
-    `plans` are the latest by device: the kind, and why. `gave_up` says why the run was given up, if it was.
+    `plans`: the latest plan of each device, its kind and its reasons. `gave_up`: why the run was given up;
+    empty if it was not.
     """
 
     def __init__(self, rounds: OpenRun, ports: Ports, tell: Callable[[Happening], None]) -> None:
@@ -59,7 +60,7 @@ class Conductor:
         self.plans: dict[str, tuple[str, str]] = {}
         self.gave_up = ""
         self._fruitless = 0
-        self._most = ports.max_devices
+        self._max_devices = ports.max_devices
         self.state = RoundsState(self._rules)
         self.reception = Reception(
             rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
@@ -69,17 +70,17 @@ class Conductor:
         self._offering = Offering(rounds, self.out, ports.clock)
         self._clock = ports.clock
         self._tell = tell
-        self._events: deque[moves.Event] = deque()
+        self._events: deque[events.Event] = deque()
         self._busy = False
-        self._remembered = SavedSession(rounds.store)
+        self._session = SavedSession(rounds.store)
         self._receipts = Receipts(self.reception, self.out, ports.clock, tell)
 
     @property
     def _rules(self) -> Rules:
-        return replace(self.rounds.rules, max_contributions=self._most)
+        return replace(self.rounds.rules, max_contributions=self._max_devices)
 
     def start(self) -> None:
-        """Begin, or go on where the folder says."""
+        """Starts a new run, or resumes the one in the folder."""
         saved = self.rounds.saved()
         if saved:
             self.traffic.begin(self.rounds.store.contributions.traffic(saved.round))
@@ -91,54 +92,59 @@ class Conductor:
         self._drain()
         self._offering.started(self.state, saved.round if saved else 0)
 
-    def feed(self, event: moves.Event) -> None:
-        """Take an event; what it leads to is done when this returns, unless it came of a command itself."""
+    def feed(self, event: events.Event) -> None:
+        """Takes an event, and executes its commands before it returns.
+
+        An event that a command has caused waits until those before it are done.
+        """
         self._events.append(event)
         if not self._busy:
             self._drain()
 
     def settle(self) -> None:
-        """Commit what was counted and send its receipts; what the disk refuses is as if it had never come."""
+        """Commits counted contributions and sends their receipts; drops those that the disk refuses."""
         try:
             self._group.settle()
         except RunFolderError as error:
             self._lost(error)
             self._drain()
-        self._remembered.settle(self.state)
+        self._session.settle(self.state)
         self._receipts.pay()
 
     def attend(self, device: str) -> None:
-        """A device came, went, or is ready: the next life of the aggregator is to know it."""
-        self._remembered.attend(device)
+        """Saves for a restart that a device came, went, or is ready."""
+        self._session.attend(device)
 
     def forget(self, device: str) -> None:
-        """A device that is away need not be known any longer."""
+        """Forgets a device that is away."""
         self.plans.pop(device, None)
         self.traffic.forget(device)
         self.out.forget(device)
-        self.feed(moves.Forgotten(self._clock(), device))
-        self._remembered.forget(device)
+        self.feed(events.Forgotten(self._clock(), device))
+        self._session.forget(device)
 
     def offer(self) -> None:
-        """Publish where things are: a broker may have forgotten it."""
+        """Publishes the current offer again: a broker may have lost it."""
         self._offering.everybody(self.state)
 
     def answer(self, device: str) -> None:
-        """Tell a device that has said hello where things are for it."""
+        """Sends the current offer to a device that has said hello."""
         self._offering.one(self.state, device)
 
     def go_back(self, to: int) -> None:
-        """Serve an earlier round's model and go on from it; see Rounds. Raises RollbackError, RunFolderError.
+        """Serves an earlier round's model and continues from it; see `OpenRun.go_back`.
 
-        What an open round has collected is settled first: it is receipted, and then does not count.
+        Contributions of an open round get their receipts first, and then do not count. Raises RollbackError,
+        RunFolderError.
         """
         self.settle()
         self.rounds.go_back(to)
-        self.feed(moves.RolledBack(self._clock(), self.rounds.given_up()))
+        self.feed(events.RolledBack(self._clock(), self.rounds.given_up()))
 
     def heed(self) -> None:
-        """Do what the owner of the machine has asked for in the run folder; what cannot be done is said."""
-        if (to := rollback_request.taken(self.rounds.store.folder)) is None:
+        """Does a rollback that was requested in the run folder; logs why, where it cannot."""
+        to = rollback_request.taken(self.rounds.store.folder)
+        if to is None:
             return
         try:
             self.go_back(to)
@@ -148,11 +154,11 @@ class Conductor:
         rollback_request.done(self.rounds.store.folder, to)
 
     def farewell(self) -> Offer | None:
-        """What to leave behind on the broker; None when the run is to be resumed."""
+        """The offer to leave retained on the broker when the run is done; None when it is to be resumed."""
         return self.rounds.farewell() if self.state.phase == "done" else None
 
-    def reply(self, reply: moves.Reply) -> None:
-        """Tell a device what became of its contribution."""
+    def reply(self, reply: events.Reply) -> None:
+        """Sends a device the receipt of its contribution."""
         self._receipts.give(reply, self.state)
 
     def _drain(self) -> None:
@@ -165,12 +171,13 @@ class Conductor:
             self._busy = False
 
     def _do(
-        self, state: RoundsState, commands: tuple[moves.Command, ...], event: moves.Event | None = None
+        self, state: RoundsState, commands: tuple[events.Command, ...], event: events.Event | None = None
     ) -> None:
-        """Go to the state after an event; what cannot be kept is as if it had never come.
+        """Changes to the state after an event and executes its commands.
 
-        Whatever rests on what was counted comes after its commit: if that fails, the event is taken again
-        without it. Raises RunFolderError when the run itself cannot go on.
+        Commands that depend on counted contributions run after their commit. If a commit fails, the
+        contributions are dropped and the event is taken again without them. Raises RunFolderError when the
+        run itself cannot go on.
         """
         before, self.state = self.state, state
         for command in commands:
@@ -185,54 +192,57 @@ class Conductor:
             except Exception as error:
                 if not isinstance(command, _OF_ONE):
                     raise _stuck(command, error) from error
-                if isinstance(command, moves.StoreContribution):
+                if isinstance(command, events.StoreContribution):
                     self._undo(before, event, error)
                     return
                 log.warning("update from %s: %s: %s", command.update.device, type(error).__name__, error)
                 self.reception.release(command.update)
 
-    def _undo(self, before: RoundsState, event: moves.Event | None, error: Exception) -> None:
-        """The disk has refused what was counted, with or without what this event has added to it."""
+    def _undo(self, before: RoundsState, event: events.Event | None, error: Exception) -> None:
+        """Goes back to the state before an event, because the disk refused contributions counted in it."""
         self.state = before
-        mine = event.update if isinstance(event, moves.Validated) else None
-        if event is not None and mine is None:
+        own = event.update if isinstance(event, events.Validated) else None
+        if event is not None and own is None:
             self._events.appendleft(event)
-        self._lost(error, mine)
+        self._lost(error, own)
 
-    def _lost(self, error: Exception, uncounted: moves.Update | None = None) -> None:
-        """All that waited for its commit is gone, but for one that the state does not count anyway."""
+    def _lost(self, error: Exception, uncounted: events.Update | None = None) -> None:
+        """Drops all contributions that waited for their commit, and tells the machine that it failed.
+
+        `uncounted`: one more that is dropped, which the state does not count.
+        """
         lost = self._group.drop()
         for update in dict.fromkeys((*lost, uncounted) if uncounted else lost):
             log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
             self.reception.release(update)
         counted = tuple(update for update in lost if update != uncounted)
-        self._events.appendleft(moves.CommitFailed(self._clock(), counted))
+        self._events.appendleft(events.CommitFailed(self._clock(), counted))
 
-    def _one(self, command: moves.Command) -> None:
+    def _one(self, command: events.Command) -> None:
         match command:
-            case moves.Announce():
+            case events.Announce():
                 self._announce(command)
-            case moves.Extend():
+            case events.Extend():
                 self._extend(command)
-            case moves.GiveUp():
+            case events.GiveUp():
                 self._give_up(command)
-            case moves.Invite():
+            case events.Invite():
                 self._invite(command)
-            case moves.Fetch():
+            case events.Fetch():
                 self.reception.fetch(command.update, self.state.round)
-            case moves.StoreContribution():
-                self._keep(command)
-            case moves.Reply():
+            case events.StoreContribution():
+                self._store(command)
+            case events.Reply():
                 self._group.then(lambda: self.reply(command))
-            case moves.DoPhase():
-                self._work(command)
-            case moves.Finish():
+            case events.DoPhase():
+                self._do_phase(command)
+            case events.Finish():
                 self.rounds.finish(command.best)
                 self._receipts.pay_all()
                 self.offer()
                 self._tell(Finished(self.rounds.run, self.state.round))
 
-    def _announce(self, command: moves.Announce) -> None:
+    def _announce(self, command: events.Announce) -> None:
         task, number = self.rounds.task, command.round
         if not command.again:
             self.rounds.open(number)
@@ -243,8 +253,8 @@ class Conductor:
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
         self._receipts.pay_all(said=self._offering.opened(self.state))
 
-    def _extend(self, command: moves.Extend) -> None:
-        """How many deadlines were in vain is known after a crash too: else crashes make a run endless."""
+    def _extend(self, command: events.Extend) -> None:
+        """Extends a round. Fruitless deadlines are stored: else a run that keeps crashing would never end."""
         state, number = self.state, command.round
         if state.fruitless != self._fruitless:
             self.rounds.store.fruitless(number, state.fruitless)
@@ -262,21 +272,21 @@ class Conductor:
         )
         self._offering.extended(state)
 
-    def _give_up(self, command: moves.GiveUp) -> None:
-        """Who starts it again wants it to be tried as often again."""
+    def _give_up(self, command: events.GiveUp) -> None:
+        """Gives the run up. A restart is to try as often again, so the stored fruitless deadlines become 0."""
         self.rounds.store.fruitless(command.round, 0)
         self.gave_up = in_vain(command, {device: why for device, (_, why) in self.plans.items()})
 
-    def _invite(self, command: moves.Invite) -> None:
-        """The answer goes before whatever else waits: the next draw must know of this one."""
+    def _invite(self, command: events.Invite) -> None:
+        """Draws devices and offers them the round. Its answer precedes all waiting events: the next draw needs it."""
         devices = draw(self.state, command, self.rounds.task.seed)
         if devices:
             self.rounds.store.ask(command.round, devices, self.state.rules.earliest(command.round))
             self._offering.each(self.state, devices)
-        self._events.appendleft(moves.Invited(self._clock(), command.round, devices))
+        self._events.appendleft(events.Invited(self._clock(), command.round, devices))
 
-    def _keep(self, command: moves.StoreContribution) -> None:
-        """Content is durable already; the commit and then the receipt come with those of the group."""
+    def _store(self, command: events.StoreContribution) -> None:
+        """Adds a contribution to the commit group; its content is durable already, its receipt comes after."""
         device = command.update.device
         message, moved = self.reception.message(command.update), self.traffic.of(device)
         stored = StoredContribution(
@@ -289,19 +299,19 @@ class Conductor:
             why=self._why(command.update),
             blob=message.blob,
             body=message.body,
-            form=formed(self._strategies[message.kind], message.form).form,
+            form=form_named(self._strategies[message.kind], message.form).form,
         )
         self._group.keep(command.update, stored, moved)
         self._group.then(lambda: self._tell(Contributed(record_of(stored, moved))))
 
-    def _why(self, update: moves.Update) -> str:
-        """The reasons of the device's latest plan (sent when it changes), if this is what came of it."""
+    def _why(self, update: events.Update) -> str:
+        """The reasons of the device's latest plan (sent when it changes), if the update is of its kind."""
         kind, why = self.plans.get(update.device, ("", ""))
         return why if kind.split(" ")[0] == update.kind else ""
 
-    def _work(self, command: moves.DoPhase) -> None:
+    def _do_phase(self, command: events.DoPhase) -> None:
         number, rounds = command.round, self.rounds
-        worked = moves.PhaseDone(self._clock(), command.phase)
+        worked = events.PhaseDone(self._clock(), command.phase)
         match command.phase:
             case "merge":
                 self._with_room(lambda: rounds.merge(number, command.durations, command.early))
@@ -314,7 +324,7 @@ class Conductor:
         self._events.append(replace(worked, now=self._clock()))
 
     def _with_room(self, work: Callable[[], T]) -> T:
-        """Do a phase of a round, and do it again when the disk refused and uploads could make room for it."""
+        """Does a phase of a round; if the disk refuses, deletes unfinished uploads and tries once more."""
         try:
             return work()
         except (BlobError, RunFolderError) as error:
@@ -325,24 +335,20 @@ class Conductor:
             return work()
 
 
-def _stuck(command: moves.Command, error: Exception) -> AggregatorError:
+def _stuck(command: events.Command, error: Exception) -> AggregatorError:
+    """The error to raise where a command failed and the run cannot go on."""
     if isinstance(error, RunFolderError | DatabaseError):
         return error
     text = f"{type(error).__name__}: {printable(str(error))}"
     return RunFolderError(f"the run cannot go on at {command}: {text}; start again to retry")
 
 
-# FROM cohort: Which devices are asked for a round, where not all are: a draw that can be repeated.
+def draw(state: RoundsState, invite: events.Invite, seed: int) -> tuple[str, ...]:
+    """Draws the devices to ask for a round: `invite.count`, or fewer where there are fewer, uniformly.
 
-PURPOSE = 0xC0407
-"""Keeps these draws apart from all others of the same seed."""
-
-
-def draw(state: RoundsState, invite: Invite, seed: int) -> tuple[str, ...]:
-    """As many devices as are wanted, or as there are, of those that a round may ask; each as likely.
-
-    Of those that are ready, neither asked for this round nor at work on an earlier one. The same for the
-    same devices, task `seed`, round, and number of devices that were asked for the round before.
+    Candidates are ready, not yet asked for this round, and not at work on an earlier one. The draw can be
+    repeated: it is the same for the same candidates, task `seed`, round, and number of devices that were
+    asked for this round already.
     """
     number = invite.round
     free = sorted(d for d in state.ready if state.asked.get(d) != number and d not in state.behind)

@@ -1,6 +1,6 @@
-"""The shell around the round machine: one thread, fed by the link's inbox and a clock.
+"""The service of one task: a thread that takes messages from the broker link and drives the rounds.
 
-`run` is the loop; `start`, `handle` and `tick` are its parts, for whoever has a loop of their own.
+`run` is the loop; `start`, `handle` and `tick` are its parts, for a caller with its own loop.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from device_runtime.aggregator.views.listener import DeviceSeen, Happening, Plan
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import NotTrusted
-from device_runtime.broker.wire import compact_round as small
-from device_runtime.broker.wire import link, topics
+from device_runtime.broker.wire import compact_round, link, topics
 from device_runtime.broker.wire import messages as wire
 
-from . import events as moves
+from . import events
 from .given_rounds import GivenRound
 from .ports import Ports
 from .run import OpenRun
@@ -34,28 +33,28 @@ from .state import RoundsState
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
-"""Seconds between looks at the clock."""
+"""Seconds between ticks of the loop."""
 LINGER_S = 2.0
-"""Seconds that a finished service stays, at most, for the devices to hear of it and leave."""
+"""Seconds that a finished service stays, at most, so that devices learn that it is done, and leave."""
 FETCHED_S, MOST_LINGER_S = 10.0, 60.0
-"""Seconds that it stays after one of them has asked for a part of the model; and at most, for all that."""
+"""Seconds that it stays after a device has asked for a part of the model; and at most, all together."""
 
 
 MOST_REASONS = 64
-"""Of a plan, that are kept and told; a device has one for each form of a kind that it does not take."""
+"""Reasons of a plan that are kept and reported; a device sends one for each form that it does not choose."""
 SIGNED = ("hello", "plan", "contribution")
 """Messages that devices with a key sign."""
 
 
 class Service:
-    """The aggregator of one task, its run kept in `folder`; resumes what is there.
+    """The aggregator of one task, with its run in `folder`; resumes a run that is there.
 
-    Raises what Rounds raises; once it runs, RunFolderError or BlobError when the disk fails, and nothing
-    for whatever devices send.
+    The constructor raises as `OpenRun`. Later, RunFolderError or BlobError is raised when the disk fails, and
+    DatabaseError when its server is lost; nothing that a device sends raises.
     """
 
     def __init__(self, task: Task, folder: Path, ports: Ports, given: bool = False) -> None:
-        """`given`: rounds begin when they are given, by `give`, and at no other time."""
+        """`given`: a round begins only when it is given with `give`."""
         self._rounds = OpenRun(task, folder, given, ports.database)
         self._ports = ports
         self._run = Conductor(self._rounds, ports, self._tell)
@@ -68,7 +67,7 @@ class Service:
 
     @property
     def state(self) -> RoundsState:
-        """Of the round machine; frozen."""
+        """The state of the round machine; frozen."""
         return self._run.state
 
     @property
@@ -77,9 +76,9 @@ class Service:
 
     @property
     def finished(self) -> bool:
-        """Whether all is done, and the devices have left, or had time to hear of it and fetch the model.
+        """Whether the loop may end: the run was given up, or it is done and devices do not need us any more.
 
-        Or the run was given up.
+        That is when they have left, or had time to learn that it is done and to fetch the model.
         """
         if self.state.phase == "given up":
             return True
@@ -92,11 +91,11 @@ class Service:
 
     @property
     def rounds(self) -> OpenRun:
-        """What is on the disk."""
+        """The open run, which is on the disk."""
         return self._rounds
 
     def give(self, given: GivenRound) -> None:
-        """A later round, or the open one with another deadline; on the disk when it is offered.
+        """Gives a later round, or the open one with another deadline; it is stored before it is offered.
 
         Raises RunFolderError, and ValueError for a round that is neither.
         """
@@ -105,14 +104,14 @@ class Service:
         if outside is None or not (later or (same and state.phase == "collect")):
             raise ValueError(f"round {number} cannot be given in round {state.round} ({state.phase})")
         outside.keep(given)
-        self._run.feed(moves.Give(self._ports.clock(), given.deadline_s, number))
+        self._run.feed(events.Give(self._ports.clock(), given.deadline_s, number))
 
     def close_round(self) -> None:
-        """The open round is merged from what it has."""
-        self._run.feed(moves.Close(self._ports.clock()))
+        """Closes the open round; it is merged from the contributions that it has."""
+        self._run.feed(events.Close(self._ports.clock()))
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until the task is finished, or `stop`; either way all is on disk.
+        """Serves until the task is finished or `stop` is set; either way everything is on disk.
 
         Raises NoContributions where the run is given up: the same command tries again.
         """
@@ -128,7 +127,7 @@ class Service:
             raise NoContributions(self._run.gave_up)
 
     def farewell(self) -> link.Will | None:
-        """For Link.close: the retained word that the task is done; None when it is to be resumed."""
+        """The retained message that the task is done, for Link.close; None when it is to be resumed."""
         offer = self._run.farewell()
         if offer is None:
             return None
@@ -136,11 +135,11 @@ class Service:
         return link.Will(topic, self._ports.seal(topic, offer))
 
     def close(self) -> None:
-        """Let go of the run folder."""
+        """Closes the run folder."""
         self._rounds.store.close()
 
     def start(self) -> None:
-        """Begin, or go on where the folder says."""
+        """Starts a new run, or resumes the one in the folder."""
         rounds = self._rounds
         if rounds.task.evaluation_judges and not rounds.task.eval_data and rounds.outside is None:
             log.info(
@@ -153,19 +152,22 @@ class Service:
         self._crowd.remember((*self.state.asked, *self.state.devices))
 
     def tick(self) -> None:
-        """Look at the clock, and give what was handled since its receipts; call it several times a second."""
+        """Does what time brings about, and commits and receipts what was handled since the last tick.
+
+        Call it several times a second.
+        """
         self._run.heed()
         self._hear_wills()
         self._run.reception.tick(self.state.round)
-        self._run.feed(moves.Tick(self._ports.clock()))
+        self._run.feed(events.Tick(self._ports.clock()))
         self._run.settle()
         self._run.out.go_on()
 
     def handle(self, event: link.Event) -> None:
-        """One event of the link. Nothing that a device sends is raised."""
+        """Handles one event of the link. Nothing that a device sends raises."""
         match event:
             case link.Received():
-                self._survive(event)
+                self._hear_safely(event)
             case link.Connected(first=False):
                 self._wills.broker_back(self._ports.clock())
                 self._run.reception.restart()
@@ -174,7 +176,7 @@ class Service:
                 self._wills.broker_lost()
                 log.warning("broker: %s; trying again", event.reason)
 
-    def _survive(self, event: link.Received) -> None:
+    def _hear_safely(self, event: link.Received) -> None:
         try:
             self._hear(event)
         except (RunFolderError, DatabaseError):
@@ -200,7 +202,7 @@ class Service:
             return
         if payload and not event.retain:
             self._run.traffic.up(device, event.topic, payload)
-        if address.leaf != "block" and not self._taken(device, cost(address.leaf, len(payload))):
+        if address.leaf != "block" and not self._within_rate(device, cost(address.leaf, len(payload))):
             return
         is_signed = address.leaf in SIGNED and wire.is_from_device(payload)
         if address.leaf in SIGNED:
@@ -223,33 +225,38 @@ class Service:
                 self._remember(device, message, len(payload))
                 self._on_contribution(device, message, refusal)
             case "c":
-                self._on_short(device, payload)
+                self._on_compact(device, payload)
             case "get":
                 self._until_s = max(self._until_s, self._ports.clock() + FETCHED_S)
                 self._run.out.blocks(device, wire.decode(payload, wire.Get), self._rounds.store.models)
             case "block":
                 if not self._run.reception.block(device, address.sha, (address.index, payload)):
-                    self._taken(device)  # blocks that are asked for are free
+                    self._within_rate(device)  # blocks that are asked for are free
             case "trial":
                 pass  # `doctor` looks whether a device may write
             case leaf:
                 log.warning("message from %s dropped: no topic ends in %s", device, printable(leaf))
 
     def _is_stranger(self, address: topics.Address) -> bool:
-        """Whether it is not enrolled, where devices are. That one goes which was revoked is heard of."""
+        """Whether a device is not enrolled, though devices have to be.
+
+        The presence of a known device still counts: one that was revoked may go offline.
+        """
         devices, device = self._ports.devices, address.device
         if devices is None or devices.knows(device):
             return False
         return address.leaf != "state" or device not in self.state.devices
 
     def _said(self, device: str, topic: str, payload: bytes) -> bytes:
-        """What a device says, once it is known to be its own. Raises NotTrusted, MessageError."""
+        """The message in a payload, after a check of the device's signature. Raises NotTrusted, MessageError."""
         devices = self._ports.devices
-        return devices.said(device, topic, payload) if devices else wire.said_in(payload)
+        return devices.said(device, topic, payload) if devices else wire.device_message_in(payload)
 
     def _say_forged(self, device: str, what: str) -> None:
-        """That a message was dropped, as another than the device may have sent it. It is not answered: by a
-        refusal the device would drop its update. Said now and then; those of strangers together.
+        """Logs that a message was dropped because another than the device may have sent it.
+
+        It gets no answer: a refusal would make the real device drop its update. The number of log lines is
+        limited; messages of strangers share one limit.
         """
         if self._forged.worth_saying(device, self._ports.clock()):
             log.warning("dropped, perhaps forged: %s", printable(what))
@@ -264,8 +271,8 @@ class Service:
         self._run.reception.forget(device)
         self._run.forget(device)
 
-    def _taken(self, device: str, messages: float = 1.0) -> bool:
-        """Whether a device has not sent too much of late, with this that counts as so many messages."""
+    def _within_rate(self, device: str, messages: float = 1.0) -> bool:
+        """Whether a device stays within its rate limit with one more message, which counts as `messages`."""
         now = self._ports.clock()
         if self._flood.lets(device, now, messages):
             return True
@@ -274,7 +281,7 @@ class Service:
         return False
 
     def _on_state(self, device: str, state: wire.State, retain: bool) -> None:
-        """Presence that the broker kept is of a device that came before we did: we were away, it was not."""
+        """Takes a device's presence message; holds a last will back for a while, as the device may return."""
         before = self.state.devices.get(device)
         self._wills.heard(device)
         is_will = not (state.online or state.leaving) and before and before.online
@@ -283,11 +290,15 @@ class Service:
         self._on_presence(device, state, retain)
 
     def _on_presence(self, device: str, state: wire.State, retain: bool) -> None:
+        """Feeds a device's presence to the machine.
+
+        A retained message is of a device that was here before the aggregator started: it may be ready already.
+        """
         before = self.state.devices.get(device)
         known = before is not None and before.boot == state.boot
         ready = before.ready if before and known else retain and self.state.round > 0
         ready = ready and not state.paused  # until it says hello
-        self._run.feed(moves.DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
+        self._run.feed(events.DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
         self._run.attend(device)
         if self.state.devices.get(device) != before:
             self._tell(DeviceSeen(device, state.online))
@@ -296,15 +307,15 @@ class Service:
             self._run.out.clear_state(device)
 
     def _hear_wills(self) -> None:
-        """Those of who is not back in time count."""
+        """Applies the last wills of devices that did not come back in time."""
         for device, state in self._wills.due(self._ports.clock()):
             self._on_presence(device, state, retain=True)
 
     def _on_hello(self, device: str, hello: wire.Hello, signed: bool) -> None:
-        """Answered with the round that is open (clocks are not compared: what remains is said now).
+        """Answers a hello with the open round and the seconds that remain of it (clocks are not compared).
 
-        Before the first one, and where the device is not asked, that is round 0, the lobby: fetch the
-        bundle, measure, say hello again.
+        Before round 1, and for a device that is not asked, the answer is the offer of round 0 (the lobby):
+        the device fetches the bundle, measures, and says hello again.
         """
         self._wills.heard(device)
         if hello.task not in ("", self._rounds.task.name):
@@ -317,7 +328,7 @@ class Service:
         battery = hello.battery_percent if 0 <= hello.battery_percent <= 100 else None
         self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery))
         self._run.feed(
-            moves.DevicePresent(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0)
+            events.DevicePresent(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0)
         )
         self._run.attend(device)
         self._run.answer(device)
@@ -338,36 +349,39 @@ class Service:
                 reasons=reasons,
             )
         )
-        self._run.feed(moves.Planned(self._ports.clock(), device, plan.round, plan.kind))
+        self._run.feed(events.Planned(self._ports.clock(), device, plan.round, plan.kind))
 
     def _remember(self, device: str, message: wire.Contribution, size: int) -> None:
-        """What the next ones may be like: short ones have no number themselves."""
+        """Remembers a device's last full contribution: compact ones leave out what they share with it."""
         self._whole.pop(device, None)
-        if message.seq and message.body and size <= small.MOST_BYTES:
-            self._whole[device] = small.without_numbers(message)
+        if message.seq and message.body and size <= compact_round.MOST_BYTES:
+            self._whole[device] = compact_round.without_values(message)
 
-    def _on_short(self, device: str, payload: bytes) -> None:
-        """Like the last whole one, which a device knows that we have; else it sends it whole, in a while."""
+    def _on_compact(self, device: str, payload: bytes) -> None:
+        """Completes a compact contribution from the device's last full one.
+
+        Without that one it is ignored: the device sends it again in full after a while.
+        """
         like = self._whole.get(device)
         if like is None:
             return
-        said, word = small.split_mac(payload)
+        said, word = compact_round.split_mac(payload)
         signs = self._ports.devices is not None and self._ports.devices.signs(device)
         if signs and not self._run.out.has_said(device, like.run, said, word):
             self._say_forged(device, f"a contribution in few bytes without the word of {device}")
             return
-        self._on_contribution(device, small.long_of(said, like), None)
+        self._on_contribution(device, compact_round.full_contribution(said, like), None)
 
     def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
         key = device, message.round, message.kind, message.boot, message.seq
-        update = moves.Update(*key, samples=message.num_examples, form=message.form)
+        update = events.Update(*key, samples=message.num_examples, form=message.form)
         try:
             self._run.reception.check_address(message)
         except UpdateRefused as error:
-            self._run.reply(moves.Reply(update, "refused", str(error)))
+            self._run.reply(events.Reply(update, "refused", str(error)))
             return
         if device not in self.state.devices:
-            self._run.feed(moves.DevicePresent(self._ports.clock(), device, message.boot, True))
+            self._run.feed(events.DevicePresent(self._ports.clock(), device, message.boot, True))
             self._run.attend(device)
         self._run.reception.announce(update, message, refusal)
 

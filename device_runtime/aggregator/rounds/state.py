@@ -1,8 +1,8 @@
-"""Where a run is: the rules of its rounds, who is there, what has been counted. Times in seconds.
+"""The state of the round machine: rules, devices, and counted contributions. Times in seconds.
 
-What grows with the devices is held in persistent collections: an event changes a few nodes of them and
-shares the others with the state before, so that it costs the same with ten devices as with many thousands.
-They are in no order that means anything: whoever tells others of them sorts.
+Fields that grow with the devices are persistent collections: an event changes a few of their nodes and shares
+the others with the state before, so that it costs about the same with ten devices as with many thousands.
+Their order has no meaning: code that shows them to others sorts them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from .pace import NO_PROGRESS, Durations, Pace, Progress
 
 Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done", "given up"]
 SETTLE_S = 1.0
-"""Seconds after a restart in which a round does not close early: who is online must first be heard of."""
+"""Seconds after a restart in which a round does not close early, as presence must arrive first."""
 RETRY_S = 1.0
 """Seconds after which a buffered run looks again for devices to ask, where it found too few."""
 MAX_RETRY_S = 3600.0
-"""Seconds after which a device that found a round full comes again, at most; at least RETRY_S."""
+"""Seconds, at most, after which a device that found a round full tries again; at least RETRY_S."""
 UNTIMED_S = 30 * 86400.0
 """Seconds of a round that has no deadline: it closes when all have answered."""
 SILENT = 2
-"""Deadlines that a device may let pass without a word; then no round waits for it until it is heard again."""
+"""Deadlines that a device may miss without a message; then no round waits for it until it sends one."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """When a round opens and closes; as in Task. `richest`: each kind with each of its forms, the richest
-    first; `bound`: kinds that never count in a later round. No round takes more than `max_contributions`.
+    """When a round opens and closes; fields as in Task, and these.
 
-    `given`: each round is given from outside (moves.Give), and has the seconds that it was given with.
+    `richest`: pairs of kind and form, the richest first. `bound`: kinds that never count in a later round. No
+    round takes more than `max_contributions`. `given`: each round is given from outside (`events.Give`), with
+    its deadline.
     """
 
     rounds: int
@@ -63,7 +64,7 @@ class Rules:
 
     @classmethod
     def of(cls, task: Task) -> Rules:
-        """Kinds that are bound to their own round (prototypes) count in no other."""
+        """The rules of a task."""
         return cls(
             rounds=task.rounds,
             round_deadline_s=task.round_deadline_s,
@@ -89,11 +90,11 @@ class Rules:
         return UNTIMED_S if number <= self.untimed_rounds else self.round_deadline_s
 
     def earliest(self, number: int) -> int:
-        """The first round that still matters in round `number`: what comes for an earlier one is too late."""
+        """The first round whose contributions are not too late in round `number`."""
         return number - (self.max_staleness if self.counts_late else 0)
 
     def rank(self, kind: str, form: str) -> int:
-        """The place of a form of a kind in the order of preference, from 0; the last for an unknown one."""
+        """The place of a form in `richest`, from 0; an unknown form comes after all others."""
         return self.richest.index((kind, form)) if (kind, form) in self.richest else len(self.richest)
 
     @property
@@ -104,10 +105,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Presence:
-    """What is known of a device: the life that it spoke from last, whether that is online, and ready.
+    """What is known of a device: the process (`boot`) that was last heard, whether it is online, and ready.
 
-    `silences`: deadlines that it has let pass since it was last heard. A will may never come: of a device
-    that went while the broker was away, or that hangs.
+    `silences`: deadlines that it missed since it was last heard. They are counted because a last will may
+    never come: of a device that left while the broker was away, or that hangs.
     """
 
     boot: int
@@ -123,7 +124,10 @@ class Presence:
 
 @dataclass(frozen=True)
 class RoundsState:
-    """`round` is the open or latest one, 0 before the first; times are in seconds of the events' clock."""
+    """The state of a run. `round` is the open or latest round, 0 before the first.
+
+    Times are in seconds of the events' clock.
+    """
 
     rules: Rules
     phase: Phase = "wait"
@@ -133,13 +137,15 @@ class RoundsState:
     settles_s: float = 0.0
     contributions: int = 0
     counted: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
-    """How many contributions that count in this round each device has sent: more than one where some were
-    made for earlier rounds. A minimum and a buffer are of devices.
+    """The number of contributions of each device that count in this round.
+
+    It is more than one where some were made for earlier rounds. `min_contributions` and `buffer_size` count
+    devices.
     """
     had: int = 0
-    """Contributions that the round had at its last deadline, 0 before the first."""
+    """The number of contributions at the round's last deadline; 0 before the first deadline."""
     fruitless: int = 0
-    """Deadlines of this round in a row that brought no contribution, though devices were there."""
+    """The number of deadlines of this round in a row that brought no contribution, though devices were there."""
     devices: HashTrieMap[str, Presence] = field(default_factory=HashTrieMap)
     ready: HashTrieSet[str] = field(default_factory=HashTrieSet)
     """The devices that a round may wait for: Presence.awaited."""
@@ -147,60 +153,67 @@ class RoundsState:
     """Devices that have contributed to this round, or been refused."""
     sat_out: HashTrieSet[str] = field(default_factory=HashTrieSet)
     waiting: HashTrieSet[str] = field(default_factory=HashTrieSet)
-    """Whom the round waits for: those that are ready, and asked, and have neither answered nor sat out."""
+    """Devices that the round waits for: ready, asked, and neither answered nor sat out."""
     asked: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
-    """With cohorts: the latest round that each device was asked for, while that matters. Without: empty,
-    everyone is asked.
+    """With cohorts: the latest round that each device was asked for, as long as that matters.
+
+    Empty without cohorts: all devices are asked.
     """
     behind: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
-    """With cohorts: devices at work on a round before this one, and since when nobody waits for them."""
+    """With cohorts: devices at work on an earlier round, and the time since when no round waits for them."""
     places: int = 0
-    """With cohorts: devices that are to be asked still; there may have been none to ask."""
+    """With cohorts: the number of devices still to be asked; there may have been none to ask."""
     due: bool = False
-    """Whether there may be somebody to ask, or a place to fill, since that was tried last."""
+    """Whether a device to ask, or a free place, may have appeared since the last draw."""
     retries_s: float = inf
-    """When that is to be tried again anyhow."""
+    """When to draw again in any case."""
     asked_s: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
-    """Where deadlines are learnt: when devices of a cohort were asked that were not asked at the opening.
-    Where rounds wait for the fast: when each device was asked last, where that was not at an opening.
+    """When devices were asked.
+
+    Where deadlines are learnt: only devices of a cohort that were not asked when the round opened. Where
+    rounds wait for the fast: the last time of each device, if it was not when a round opened.
     """
     durations: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
-    """Where deadlines are learnt: how many devices needed how long in this round, by class (`pace`). Where
-    rounds wait for the fast: the samples of devices with the richest updates, when the last round closed.
+    """Durations by class (`pace`).
+
+    Where deadlines are learnt: the number of devices in each class in this round. Where rounds wait for the
+    fast: the samples of devices that sent the richest updates, as of when the last round closed.
     """
     fast_s: float = inf
     """Where rounds wait for the fast: when this round closes if enough have contributed; inf: not known."""
     opened: HashTrieMap[int, float] = field(default_factory=HashTrieMap)
-    """Where rounds wait for the fast: when those opened, but for the first, that updates may come from."""
+    """Where rounds wait for the fast: when each round opened that updates may still come from, but round 1."""
     needs: HashTrieMap[str, tuple[int, int, int]] = field(default_factory=HashTrieMap)
-    """Where rounds wait for the fast: of the last update of each device, in whatever round, the rank of its
-    form, the class of how long it took, and its samples.
+    """Where rounds wait for the fast: each device's last update, of any round.
+
+    Values: the rank of its form, the class of its duration, and its samples.
     """
     delivered: HashTrieMap[str, tuple[int, float]] = field(default_factory=HashTrieMap)
-    """Where rounds wait for the fast: the latest round that each device sent an update of, and when."""
+    """Where rounds wait for the fast: the latest round for which each device sent an update, and when."""
     noted: HashTrieMap[tuple[str, str], int] = field(default_factory=HashTrieMap)
-    """Which class each of this round's contributions, by device and kind, was counted in there."""
+    """The class of `durations` in which a contribution to this round was counted, by device and kind."""
     measured: bool = True
-    """Whether durations are known: not in a round that a restart has interrupted."""
+    """Whether durations are known; not in a round that a restart has interrupted."""
     paces: tuple[Durations, ...] = ()
     """The durations of the last rounds."""
     progress: Progress = NO_PROGRESS
     given_up: frozenset[int] = frozenset()
-    """Rounds that led to models which were given up: what comes late for them does not count."""
+    """Rounds that a rollback discarded: late contributions made for them do not count."""
 
     @property
     def online(self) -> frozenset[str]:
-        """A look at every device."""
+        """The devices that are online. Looks at every device."""
         return frozenset(name for name, presence in self.devices.items() if presence.online)
 
     @property
     def full(self) -> bool:
-        """Whether no more can count in this round."""
+        """Whether the round takes no more contributions."""
         return self.contributions >= self.rules.max_contributions
 
     def deadline_s(self, number: int) -> float:
-        """Seconds that round `number` has, which is open or the next: learnt where deadlines are, and then
-        doubled with each that was fruitless.
+        """The deadline of round `number`, the open or the next one, in seconds.
+
+        A learnt deadline doubles with each fruitless one.
         """
         fixed = self.rules.deadline_s(number)
         if self.rules.pace is None or number <= self.rules.untimed_rounds:
@@ -209,9 +222,11 @@ class RoundsState:
         return min(fixed, 2.0**fruitless * pace.deadline_s(self.rules.pace, self.paces, fixed))
 
     def closing_s(self, number: int) -> float:
-        """Seconds after which round `number`, open or the next, closes if enough have contributed; inf where
-        it waits for all: of a cohort too little is known in the first rounds. Whoever needs no more than the
-        deadline is at most `max_staleness` rounds late.
+        """Seconds after which round `number`, the open or the next one, closes if enough have contributed.
+
+        Infinite where it waits for all: in the first rounds, and with cohorts for longer, because too little
+        is known of the devices. It is long enough that a device which needs no more than the deadline is at
+        most `max_staleness` rounds late.
         """
         rules = self.rules
         if not rules.waits_for_fast or number <= rules.untimed_rounds:
@@ -222,7 +237,10 @@ class RoundsState:
 
     @property
     def extensions_left(self) -> int | None:
-        """How many more fruitless deadlines end the run; None where none do, or the next is a longer one."""
+        """The number of fruitless deadlines after which the run ends.
+
+        None where the run does not end by them, or the next deadline is a longer one.
+        """
         rules = self.rules
         if not rules.max_extensions or rules.given:
             return None
@@ -235,15 +253,16 @@ class RoundsState:
         return self.rules.devices_per_round is None or self.asked.get(device) == self.round
 
     def concerns(self, device: str) -> bool:
-        """Whether a device that comes is told of the open round: of a cohort, while it owes an answer."""
+        """Whether a device that comes is offered the open round; with cohorts, if asked and not answered yet."""
         if self.phase != "collect" or self.rules.devices_per_round is None:
             return self.phase == "collect"
         return self.is_asked(device) and device not in self.answered
 
     def remaining_s(self, now: float) -> float:
-        """Seconds that a device which is told of the open round now has for it.
+        """Seconds that a device has for the open round if it is offered now.
 
-        Until the deadline; in a buffered run, where rounds close by their number, a whole one.
+        They end at the deadline; in a buffered run, whose rounds close by their number of devices, a device
+        always has a full deadline.
         """
         if self.phase != "collect":
             return 0.0
@@ -252,7 +271,7 @@ class RoundsState:
         return max(0.0, self.closes_s - now)
 
     def but(self, **changes: Any) -> RoundsState:
-        """The state with these fields changed: dataclasses.replace in a tenth of its time."""
+        """The state with these fields changed; takes a tenth of the time of dataclasses.replace."""
         after = object.__new__(RoundsState)
         after.__dict__.update(self.__dict__)
         after.__dict__.update(changes)
@@ -261,7 +280,7 @@ class RoundsState:
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a run was: the latest round, how far it was, whose contributions it has, who was asked when."""
+    """The saved progress of a run: latest round, its phase, counted contributions, devices asked and present."""
 
     round: int
     phase: Literal["collect", "merge", "evaluate", "publish", "closed"]
@@ -271,7 +290,7 @@ class Saved:
     paces: tuple[Durations, ...] = ()
     progress: Progress = NO_PROGRESS
     present: Mapping[str, int] = field(default_factory=dict)
-    """Devices that were ready, and the life that each spoke from."""
+    """Devices that were ready, and the process (`boot`) of each that was heard."""
     fruitless: int = 0
-    """As in State."""
+    """As in RoundsState."""
     given_up: frozenset[int] = frozenset()

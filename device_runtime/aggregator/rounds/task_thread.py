@@ -1,4 +1,7 @@
-"""Several tasks in one process: each has its own service, run folder and thread; what comes in is routed."""
+"""Runs several tasks in one process: each has its own service, run folder and thread.
+
+Incoming messages are routed to the task that they are for.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,20 @@ from .ports import Pulse
 from .service import Service
 
 Publish = Callable[[str, bytes, bool], object]
-"""Of a link: topic, payload, and whether it is retained."""
+"""`Link.publish`: topic, payload, and whether it is retained."""
 
 LOOK_S = 0.2
-"""Seconds between looks at whether all have ended, while nothing comes in. Nobody waits for longer: a signal
-that comes just before the main thread begins to wait, or to another thread, does not end a wait.
+"""Seconds that the main thread waits at most, for a message or for a thread to end, before it looks again.
+
+A longer wait would delay the end: a signal that comes just before the wait begins, or to another thread, does
+not interrupt it.
 """
 
 
 class Lodger:
-    """One task, its inbox, and the clock that its service looks at. `stop` ends it.
+    """One task with its thread, its inbox, and the clock of its service. The event `stop` ends it.
 
-    `gave_up`: why its run was given up, if it was.
+    `gave_up`: the error with which its run was given up, if it was.
     """
 
     def __init__(self, task: Task, stop: threading.Event) -> None:
@@ -49,7 +54,7 @@ class Lodger:
         return self._thread is not None and self._thread.is_alive()
 
     def open(self, make: Callable[[], Service]) -> None:
-        """`make` its service, in the thread that will run it: its run folder is ours when this returns.
+        """Starts the thread, which calls `make` for its service; the run folder is open when this returns.
 
         Raises what Service raises.
         """
@@ -61,11 +66,11 @@ class Lodger:
             raise self._error
 
     def begin(self) -> None:
-        """The link is there: serve."""
+        """Lets the service run, now that the link is there."""
         self._begun.set()
 
     def end(self) -> None:
-        """Wait until the task is done, or it has stopped. Raises what Service.run raises."""
+        """Waits until the task is done or has stopped. Raises what Service.run raises."""
         self._begun.set()
         while self._thread and self._thread.is_alive():
             self._thread.join(LOOK_S)
@@ -93,17 +98,17 @@ class Lodger:
 
 
 def inbox_of(lodgers: Sequence[Lodger]) -> queue.SimpleQueue[Event]:
-    """What the link is to fill: that of a task alone needs no routing."""
+    """The inbox for the link: that of the only task, or a new one whose messages `serve` routes."""
     return lodgers[0].inbox if len(lodgers) == 1 else BoundedInbox()
 
 
 def serve(
     lodgers: Sequence[Lodger], inbox: queue.SimpleQueue[Event], publish: Publish, most: int = MOST_DEVICES
 ) -> None:
-    """Hand on what comes into `inbox_of` them until all are done or stopped; `publish` meanwhile, also to a
-    broker that may have forgotten it, that those are done which are. `most` devices are known at a time.
+    """Routes messages from `inbox` (of `inbox_of`) to the tasks until all are done or stopped.
 
-    Raises what the first of them raised that did.
+    `publish` sends the last offer of each finished task, and again after a reconnection, as the broker may
+    have lost it. At most `most` devices are known at a time. Raises the error of the first task that failed.
     """
     for lodger in lodgers:
         lodger.begin()
@@ -133,5 +138,5 @@ def _route(
 
 
 def silence_s(lodgers: Sequence[Lodger]) -> float:
-    """Seconds since the loop looked that has been quiet for longest, of those that still run."""
+    """The longest time in seconds since the loop of a running task last looked at its clock."""
     return max((lodger.pulse.silence_s for lodger in lodgers if lodger.running), default=0.0)

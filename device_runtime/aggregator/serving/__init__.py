@@ -1,1 +1,1 @@
-"""The process of the service: its settings, start, log and end."""
+"""The process of the service: settings, start, logs, and exit codes."""

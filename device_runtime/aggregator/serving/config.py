@@ -1,4 +1,7 @@
-"""How the service itself runs, apart from what it learns: a TOML file, with flags over it."""
+"""Settings of the service: a TOML file, with flags over it; opens its broker and database by them.
+
+Tasks have settings of their own (`tasks.task`). Passwords are in files of their own.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,8 @@ else:
     import tomli as tomllib
 
 AUTO = "auto"
+PORT = "port"
+"""File in the run folder: the broker's latest port, so that a restart can use the same one."""
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -50,11 +55,11 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class BrokerSection(Section, frozen=True):
-    """Which broker. `url` "auto" starts one on this machine, at `port` (0: as before, or a free one).
+    """The broker. `url` "auto" starts one on this machine, at `port` (0: the last port, or a free one).
 
-    `user` and `password_file` stand over those of the URL. `ca` signs the broker's certificate (None: the
-    system's authorities); `cert` and `key` are ours, where the broker asks for them. `enrolment` is a folder
-    of `broker init`: it has the address, the credential and the key that signs offers.
+    `user` and `password_file` override those of the URL. `ca` signs the broker's certificate (None: the
+    system's authorities); `cert` and `key` are the aggregator's, where the broker asks for them. `enrolment`
+    is a folder of `broker init`, with the address, the credential and the key that signs offers.
     """
 
     url: str = AUTO
@@ -78,14 +83,13 @@ class BrokerSection(Section, frozen=True):
 
 
 class HttpSection(Section, frozen=True):
-    """Where people and machines ask. `port` 0 takes a free one.
+    """The HTTP server. `port` 0 takes a free one.
 
-    Who asks needs the token in `token_file` (None: one is made, in the run folder); on this machine alone
-    `open = true` does without. Beyond this machine it is HTTPS (`cert`, `key`), or `insecure = true` says
-    that something in front of it does that; of `proxies`, addresses and networks, is believed for whom they
-    ask (X-Forwarded-For). `stay`: go on to answer when all tasks are done, until stopped.
-    `stalled_s`: after so many seconds without a sign of life /healthz says so; `min_free_mb`: with less room
-    on the disk too.
+    Requests need the token in `token_file` (None: one is made, in the run folder); `open = true` needs none,
+    for this machine alone. Other machines need HTTPS (`cert`, `key`), or `insecure = true` where a proxy
+    provides it. `proxies` are addresses and networks whose X-Forwarded-For header is trusted. `stay`: answer
+    until stopped, also when all tasks are done. /healthz reports an error when the loop has stalled for
+    `stalled_s` seconds, or less than `min_free_mb` megabytes of the disk are free.
     """
 
     host: str = "127.0.0.1"
@@ -124,9 +128,10 @@ class HttpSection(Section, frozen=True):
 
 
 class WebSection(Section, frozen=True):
-    """The page by which a browser becomes a device. `address` is how browsers reach it (None: http.host and
-    http.port), `broker` the WebSockets by which they reach the broker (None: they do through us). A one-time
-    link is good for `link_minutes`.
+    """The page by which a browser becomes a device.
+
+    `address`: how browsers reach it (None: http.host and http.port). `broker`: the URL of the broker's
+    WebSockets (None: browsers connect through the aggregator). A one-time link is valid for `link_minutes`.
     """
 
     address: str | None = None
@@ -140,10 +145,9 @@ class WebSection(Section, frozen=True):
 
 
 class DatabaseSection(Section, frozen=True):
-    """Where runs are kept: the `url` of a PostgreSQL, each in a schema of its own; without one, in SQLite in
-    their folders.
+    """The database of the runs: PostgreSQL at `url`, each run in its own schema; else SQLite in run folders.
 
-    The password, if there is one, is in `password_file`, or where libpq looks (PGPASSWORD, ~/.pgpass).
+    The password, if any, is in `password_file`, or where libpq looks (PGPASSWORD, ~/.pgpass).
     """
 
     url: str = ""
@@ -157,16 +161,18 @@ class DatabaseSection(Section, frozen=True):
 
 
 class LogSection(Section, frozen=True):
-    """How the log is written, on stderr; `format` None: bare lines, as always."""
+    """The log on stderr; `format` None: plain lines."""
 
     format: LogFormat | None = None
     level: LogLevel = "info"
 
 
 class ServerConfig(Section, frozen=True):
-    """All of a server file. `tasks` are task files. `run_dir` is where the run is kept (None: runs/NAME); of
-    several tasks, each in a folder of its name there (None: runs). `workers` are processes that take small
-    contributions and check them. `max_devices` as in Ports.
+    """The whole server file.
+
+    `tasks` are task files. `run_dir` is the run folder (None: runs/NAME); with several tasks, the folder with
+    a run folder for each, by its name (None: runs). `workers`: the number of processes that receive and check
+    small contributions. `max_devices` as in Ports.
     """
 
     tasks: tuple[Path, ...] = ()
@@ -190,7 +196,7 @@ _SECTIONS: Mapping[str, type[Section]] = {
 
 
 def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> ServerConfig:
-    """A server file, if any, with `flags` over it (section to key to value; "" for the top level).
+    """Reads a server file, if any, with `flags` over it (section to key to value; "" for the top level).
 
     Paths in the file are relative to the file. Raises ConfigError with the file and the key.
     """
@@ -212,7 +218,7 @@ def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server
 
 
 def _for_pages(http: dict[str, Any], broker: dict[str, Any]) -> dict[str, Any]:
-    """HTTP as the page needs it: over a network by the certificate of the enrolment, if no other is given."""
+    """HTTP settings for the page: on a network with the enrolment's certificate, if no other is given."""
     enrolment, host = broker.get("enrolment"), http.get("host", "")
     if enrolment is None or not isinstance(host, str) or is_loopback(host or "127.0.0.1"):
         return http
@@ -247,21 +253,17 @@ def _near(file: Path, value: str) -> Path:
 
 
 def _path(kind: type, value: object) -> object:
-    """Paths are written as strings."""
+    """Decodes a path, which is written as a string."""
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise TypeError("expected a path, as a string")
 
 
-# FROM run_backends: What a run stands on: its broker and its database, with the passwords that are in files
-# of their own.
-
-PORT = "port"
-"""In the run folder: the broker's latest port, for the next life to start its own at the same."""
-
-
 def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:
-    """The broker to use, and the one started for it: at the port that the run had before, if that is free."""
+    """Starts a broker if the settings ask for one, and returns it (else None) and the URL to use.
+
+    It starts at the port that the run had before, if that is free. Raises BrokerStartError, ConfigError.
+    """
     if section.url != AUTO or section.enrolment:
         return None, _address(section)
     before = 0 if section.port else port_before(folder)
@@ -278,7 +280,7 @@ def _address(section: BrokerSection) -> BrokerUrl:
     given = None if section.url == AUTO else BrokerUrl.parse(section.url, section.tls, section.insecure)
     url = enrolled.address(section.enrolment, given) if section.enrolment else given
     if url is None:
-        raise ConfigError("device_runtime.broker.wire.url: expected mqtt://, mqtts:// or wss://")
+        raise ConfigError("broker.url: expected mqtt://, mqtts:// or wss://")
     if section.password_file is None:
         return url
     password = _secret("broker.password_file", section.password_file)
@@ -286,7 +288,7 @@ def _address(section: BrokerSection) -> BrokerUrl:
 
 
 def database_for(section: DatabaseSection) -> str:
-    """As libpq has it, with the password from its file; empty for none. Raises ConfigError."""
+    """The database's URL for libpq, with the password from its file; empty for none. Raises ConfigError."""
     if not section.url or section.password_file is None:
         return section.url
     from device_runtime.aggregator.storage.postgres import with_password
@@ -302,7 +304,7 @@ def _secret(key: str, file: Path) -> str:
 
 
 def keep_port(folder: Path, url: BrokerUrl) -> None:
-    """For `port_before` in the next life. Raises RunFolderError."""
+    """Stores the broker's port, for `port_before` after a restart. Raises RunFolderError."""
     try:
         (folder / PORT).write_text(f"{url.port}\n")
     except OSError as error:
@@ -310,7 +312,7 @@ def keep_port(folder: Path, url: BrokerUrl) -> None:
 
 
 def port_before(folder: Path) -> int:
-    """The port of the broker that an earlier life of the run started; 0 when there was none."""
+    """The port of the broker that the run used last; 0 when there is none."""
     try:
         port = int((folder / PORT).read_text())
     except (OSError, ValueError):

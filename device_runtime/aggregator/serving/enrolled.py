@@ -1,4 +1,4 @@
-"""What an aggregator has of an enrolment: its place at the broker, and the key that its devices know."""
+"""Reads an enrolment folder: broker address, signing key, and the keys of enrolled devices."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from pathlib import Path
 
 from device_runtime.aggregator.rounds.ports import Agree, EnrolledDevices, Seal
 from device_runtime.broker.security import register
-from device_runtime.broker.security.signing import NotTrusted, Signer, said_by
+from device_runtime.broker.security.signing import NotTrusted, Signer, verify_message
 from device_runtime.broker.servers.broker_folder import (
     AGGREGATOR_KEY,
     DEVICES,
     ISSUED,
-    SHOWN_S,
+    SUCCESSION_SHOWN_S,
     BrokerFolder,
     SiteError,
     write,
 )
-from device_runtime.broker.wire.messages import Offer, said_in
+from device_runtime.broker.wire.messages import Offer, device_message_in
 from device_runtime.broker.wire.url import BrokerUrl
 
 log = logging.getLogger(__name__)
 
 AHEAD_S = 60
-"""Seconds that the file of issued offers is ahead: it is written once in so many."""
+"""Seconds that the file of issue times is ahead of the clock, so that it is written only once in so many."""
 
 
 def address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
-    """The broker that was set up there, or the one `given` with its credential and authority.
+    """The URL of the enrolment's broker, or `given` with the enrolment's credential and authority.
 
-    What `given` has of its own stands. Raises SiteError.
+    A credential or authority in `given` takes precedence. Raises SiteError.
     """
     url = BrokerFolder(enrolment).for_aggregator
     if given is None:
@@ -45,10 +45,10 @@ def address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
 
 
 class IssueClock:
-    """When offers are issued, in seconds since 1970; it never goes back, also not in another life.
+    """Gives the issue times of offers, in seconds since 1970; never goes back, not even after a restart.
 
-    Devices refuse an offer that is older than one they took. So the file says up to when this life may issue,
-    and the next one begins there where its clock is behind.
+    Devices refuse an offer that is older than one they accepted. So a file says up to which time this process
+    may issue offers, and the next process begins there if its clock is behind.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
@@ -80,13 +80,13 @@ class IssueClock:
 
 
 def sealing(enrolment: Path | None, run_folder: Path, clock: Callable[[], float] = time.time) -> Seal:
-    """For `Ports`: signs by the key of the enrolment, or by the run's own, which is made on first need.
+    """`Ports.seal`: signs with the enrolment's key, or with the run's own, which is made when first needed.
 
-    `clock` gives seconds since 1970. Raises SiteError, KeyFileError; what it returns raises both at first.
+    `clock` gives seconds since 1970. Raises SiteError, KeyFileError, as does the first call of the result.
     """
     opened = BrokerFolder(enrolment) if enrolment is not None else None
     keys = [opened.signer] if opened else []
-    changes = [one for one in opened.successions if one.made + SHOWN_S > clock()] if opened else []
+    changes = [one for one in opened.successions if one.made + SUCCESSION_SHOWN_S > clock()] if opened else []
     successions = tuple(changes)
     at = enrolment if enrolment is not None and os.access(enrolment, os.W_OK) else run_folder
     clocks: list[IssueClock] = []
@@ -102,12 +102,12 @@ def sealing(enrolment: Path | None, run_folder: Path, clock: Callable[[], float]
 
 
 def agreeing(enrolment: Path | None) -> Agree | None:
-    """For `Ports`: by the key of the enrolment; without one no device knows a key. Raises SiteError."""
+    """`Ports.agree`: by the enrolment's key; None without one, as devices know no other. Raises SiteError."""
     return BrokerFolder(enrolment).signer.agree if enrolment is not None else None
 
 
 class Enrolled(EnrolledDevices):
-    """The devices in `devices.json` of an enrolment, read again whenever that changes."""
+    """The devices in `devices.json` of an enrolment, read again whenever the file changes."""
 
     def __init__(self, opened: BrokerFolder) -> None:
         """Raises SiteError for a list that cannot be read."""
@@ -118,7 +118,7 @@ class Enrolled(EnrolledDevices):
 
     @property
     def unsigned(self) -> list[str]:
-        """Devices that were enrolled by an earlier version, without a key."""
+        """Devices without a key, which an earlier version enrolled."""
         return sorted(name for name, key in self._keys.items() if not key)
 
     def knows(self, device: str) -> bool:
@@ -133,12 +133,10 @@ class Enrolled(EnrolledDevices):
         key = self._keys.get(device)  # once: other tasks refresh too, each in a thread of its own
         if key is None:
             raise NotTrusted(f"message on {topic} refused: {device} is not enrolled in {self._path}")
-        return said_by(key, topic, payload) if key else said_in(payload)
+        return verify_message(key, topic, payload) if key else device_message_in(payload)
 
     def _refresh(self) -> None:
-        """The file is replaced as a whole: while it is the same one, nothing has changed. One that is gone or
-        damaged changes nothing either.
-        """
+        """Reads the file again if it was replaced; one that is missing or damaged changes nothing."""
         try:
             if self._stamp() != self._state:
                 self._read()
@@ -165,7 +163,7 @@ class Enrolled(EnrolledDevices):
 
 
 def devices(enrolment: Path | None) -> EnrolledDevices | None:
-    """For `Ports`: who may speak, and by which keys; None without an enrolment. Raises SiteError."""
+    """`Ports.devices`: the enrolled devices; None without an enrolment. Raises SiteError."""
     if enrolment is None:
         return None
     opened = BrokerFolder(enrolment)

@@ -1,6 +1,6 @@
-"""With what number `device-runtime serve` ends, and which error has which: the one place where this stands.
+"""Exit codes of `device-runtime serve`, and the errors that lead to them.
 
-0 and 130 need nobody; after 3, 4, 5 and 7 the same command may be tried again; 2, 6 and 8 need a person
+0 and 130 need no action; after 3, 4, 5 and 7 the same command may be tried again; 2, 6 and 8 need a person
 first.
 """
 
@@ -25,21 +25,21 @@ class Exit(IntEnum):
     DONE = 0
     """The task is finished, or the service was told to stop (SIGTERM, SIGINT) and did."""
     MISTAKE = 1
-    """An error that nobody expected, here or in a worker: a traceback stands on stderr. Please report it."""
+    """An unexpected error, here or in a worker, with a traceback on stderr. Please report it."""
     SETTINGS = 2
-    """Flags, server file, task file or bundle that cannot be meant; the message names the key."""
+    """Flags, server file, task file or bundle are invalid; the message names the key."""
     BROKER = 3
     """No broker answers, it refuses us, or our own could not be started."""
     FOLDER = 4
-    """The run folder is in use, another task's, damaged, or its disk does not do as it is told."""
+    """The run folder is in use, another task's, or damaged, or its disk fails."""
     ADDRESS = 5
-    """The address for HTTP cannot be listened on."""
+    """The service cannot listen on its HTTP address."""
     MISSING = 6
-    """Something is not installed; the message says what to install."""
+    """A package is not installed; the message says what to install."""
     DATABASE = 7
     """PostgreSQL does not answer, refuses us, or was away for too long."""
     FRUITLESS = 8
-    """Deadline after deadline no device contributed to a round; the message says why not."""
+    """No device contributed to a round in many deadlines in a row; the message says why."""
     INTERRUPTED = 130
     """Ctrl-C before the service ran."""
 
@@ -58,7 +58,7 @@ _OF: tuple[tuple[type[Exception], Exit], ...] = (
 
 
 def exit_code(error: Exception) -> int:
-    """The number for an error that has a text for people; a worker's is that of what it met."""
+    """The exit code of an expected error; for a WorkerError that of the worker's own error."""
     if isinstance(error, WorkerError):
         return error.code
     if isinstance(error, ModuleNotFoundError):

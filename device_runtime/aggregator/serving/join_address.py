@@ -1,4 +1,7 @@
-"""How a browser comes in: the address of the page, the way to the broker, and who may make links."""
+"""How browsers join: the address of the page, the route to the broker, and one-time links.
+
+The start of the service prints the page, a one-time link, and on a terminal its QR code.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,12 @@ WILD = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 @dataclass(frozen=True)
 class Doorway:
-    """`reached`: the broker, as we reach it; `broker`: its WebSockets, as browsers do, "" where they reach it
-    through us (web/gateway.py). `site`: that of `broker init`, where a device needs a credential; `writable`:
-    whether links can be made here. `address`: how browsers reach us, where it is not where HTTP listens.
+    """How browsers reach the join page and the broker.
+
+    `reached`: the broker's URL for the aggregator. `broker`: the URL of its WebSockets for browsers; "" where
+    they connect through the aggregator (`http.gateway`). `site`: the folder of `broker init`, where devices
+    need credentials. `address`: how browsers reach the page, if not where HTTP listens. A one-time link is
+    valid for `link_s` seconds.
     """
 
     reached: BrokerUrl
@@ -33,25 +39,25 @@ class Doorway:
 
     @property
     def passes_on(self) -> bool:
-        """Whether pages reach the broker through us."""
+        """Whether browsers connect to the broker through the aggregator."""
         return not self.broker
 
     @property
     def writable(self) -> bool:
-        """Whether this process may enrol: the folder of `broker init` is whole here, and ours to write."""
+        """Whether this process can enrol devices: the folder of `broker init` is complete and writable."""
         return self.site is not None and all(
             os.access(self.site.folder / name, os.W_OK) for name in ("", PASSWORDS, DEVICES)
         )
 
     def page(self, listens: str) -> str:
-        """The address of the join page; `listens`: of HTTP."""
+        """The address of the join page; `listens`: the address of HTTP."""
         return f"{(self.address or listens).rstrip('/')}/join/"
 
 
 def open_to(server: ServerConfig, reached: BrokerUrl) -> Doorway | None:
-    """Where browsers come in, if they are to. `reached` as in Doorway.
+    """How browsers join, by the settings; None where they are not to. `reached` as in Doorway.
 
-    Raises ConfigError for what no browser could reach, SiteError for an enrolment that is none.
+    Raises ConfigError for addresses that no browser could reach, SiteError for an invalid enrolment folder.
     """
     web, http = server.web, server.http
     if web is None or http is None:
@@ -66,7 +72,7 @@ def open_to(server: ServerConfig, reached: BrokerUrl) -> Doorway | None:
 
 
 def _direct(page: str, given: str, insecure: bool) -> str:
-    """The broker's WebSockets, where a page speaks to them itself. Raises ConfigError."""
+    """The URL of the broker's WebSockets, where a page connects to them itself. Raises ConfigError."""
     try:
         url = BrokerUrl.parse(given, insecure=insecure)
     except UrlError as error:
@@ -82,7 +88,10 @@ def _direct(page: str, given: str, insecure: bool) -> str:
 
 
 def _address(http: HttpSection, site: BrokerFolder | None) -> str:
-    """Where HTTP listens everywhere, the host that devices are told. Raises ConfigError."""
+    """The page's address where HTTP listens on all interfaces: by the host that devices know.
+
+    "" where HTTP listens on one address. Raises ConfigError.
+    """
     if http.host not in WILD:
         return ""
     if site is None or not http.port:
@@ -93,7 +102,7 @@ def _address(http: HttpSection, site: BrokerFolder | None) -> str:
 
 
 def _check_reachable(page: str, http: HttpSection, for_others: bool) -> None:
-    """Raises ConfigError."""
+    """Checks that browsers elsewhere can use page and broker. Raises ConfigError."""
     parts = urlsplit(page)
     if is_loopback(parts.hostname or ""):
         return
@@ -106,22 +115,22 @@ def _check_reachable(page: str, http: HttpSection, for_others: bool) -> None:
         raise ConfigError(f"web.address = {page}: a browser computes for pages over https:// only")
 
 
-# FROM welcome: What is said at the start of how browsers join: the page, a one-time link, on a terminal its
-# QR code.
-
-
 @dataclass(frozen=True)
 class Reader:
-    """Who reads it: at the moment `now` (seconds since 1970), on a terminal, where a QR code can be drawn."""
+    """The reader of the printed text.
+
+    `now`: seconds since 1970. `terminal`: whether it is a terminal, where a QR code can be drawn.
+    """
 
     now: float
     terminal: bool
 
 
 def told(doorway: Doorway, listens: str, reader: Reader | None) -> str:
-    """`listens`: the address of HTTP. Without a reader it goes into a log, which is told no link.
+    """The text that says how browsers join; `listens`: the address of HTTP.
 
-    Where links are made here, it is kept where the page is. Raises LinkError, SiteError.
+    Without a reader the text is for a log, and contains no link. Where links can be made here, the addresses
+    of page and broker are stored for links made later. Raises LinkError, SiteError.
     """
     page = doorway.page(listens)
     lines = [f"browsers join at {page}"]
@@ -130,7 +139,7 @@ def told(doorway: Doorway, listens: str, reader: Reader | None) -> str:
     elif not doorway.writable:
         lines.append(f"  with a token of `device-runtime device add NAME`, as {page}#TOKEN")
     else:
-        links.offered_at(doorway.site, page, doorway.broker)
+        links.store_addresses(doorway.site, page, doorway.broker)
         if reader is None:
             lines[0] += ", by one-time links that the dashboard makes"
         else:
@@ -148,7 +157,7 @@ def told(doorway: Doorway, listens: str, reader: Reader | None) -> str:
 
 
 def _drawn(address: str, reader: Reader | None) -> list[str]:
-    """The QR code, where somebody can point a phone at it and it leads anywhere."""
+    """The QR code, as lines; empty without a terminal, or where only this machine can open the address."""
     if reader is None or not reader.terminal or is_loopback(urlsplit(address).hostname or ""):
         return []
     import segno  # in the extra `aggregator`

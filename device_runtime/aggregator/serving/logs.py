@@ -1,4 +1,4 @@
-"""The log as machines read it: one line an event, in JSON or in text, on stderr."""
+"""Structured logging on stderr: one line per event, in JSON or text."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .config import LogFormat, LogSection
 log = logging.getLogger(__name__)
 
 WARNINGS, WITHIN_S = 20, 60.0
-"""Warnings that one place in the code may log, in so many seconds: devices can cause any number of them."""
+"""Warnings that one line of code may log in WITHIN_S seconds; devices could cause any number of them."""
 
 SMALL = 1e-3
-"""Below this a number is written with three digits."""
+"""Numbers below this are written with three significant digits."""
 
 
 def configure(settings: LogSection) -> None:
-    """Set the form and the level of what our packages say; others' warnings come too."""
+    """Sets the format of the log and the level of our packages; other packages log warnings."""
     level = settings.level.upper()
     logging.getLogger("device_runtime").setLevel(level)
     limit()
@@ -44,16 +44,16 @@ def configure(settings: LogSection) -> None:
 
 
 def limit() -> None:
-    """Have every handler leave out warnings that come too often."""
+    """Adds a filter to every handler that drops warnings which come too often."""
     for handler in logging.root.handlers:
         if not any(isinstance(one, Limited) for one in handler.filters):
             handler.addFilter(Limited())
 
 
 class Limited(logging.Filter):
-    """Lets each place in the code give WARNINGS warnings in WITHIN_S seconds.
+    """Lets each line of code log WARNINGS warnings in WITHIN_S seconds.
 
-    The first one after that says how many were left out.
+    The first warning after that says how many were left out.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Limited(logging.Filter):
 
 
 class LogFormatter(logging.Formatter):
-    """Records as lines. What `fields` an event has beside its text stand after it.
+    """Formats records as lines: the event's text, then its `fields`.
 
     JSON has `time` (UTC, RFC 3339), `level`, `logger`, `event`, the fields, and `exception`.
     """
@@ -104,7 +104,7 @@ def _short(value: object) -> str:
 
 
 def _rounded(value: object) -> object:
-    """Numbers as people read them, wherever they stand: six decimals, three digits of small ones."""
+    """Rounds all numbers in a value for people: to six decimals, small ones to three significant digits."""
     match value:
         case float() if not isfinite(value):
             return value
@@ -118,7 +118,7 @@ def _rounded(value: object) -> object:
 
 
 class Events:
-    """An observer that logs what happens: rounds at level info, what single devices do at debug."""
+    """An observer that logs rounds at level info and what single devices do at level debug."""
 
     def __init__(self, task: str) -> None:
         self._task = task

@@ -1,4 +1,7 @@
-"""One process of the service: broker, link, the loop, and beside it HTTP, until it is done or stopped."""
+"""The process of the service: runs broker, link, tasks, and HTTP until they are done or stopped.
+
+Reports its state to systemd (sd_notify(3)): ready, alive, stopping.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import ConfigError, MissingExtra, NoContributions
 from device_runtime.aggregator.intake.worker_pool import WorkerOrder, Workers
-from device_runtime.aggregator.rounds import task_thread as lodger
+from device_runtime.aggregator.rounds import task_thread
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.rounds.task_thread import Lodger
@@ -34,7 +37,6 @@ from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
 
 from . import enrolled, join_address
-from . import join_address as doorway
 from .config import ServerConfig, broker_for, database_for, keep_port
 from .join_address import Doorway, Reader
 from .logs import Events
@@ -46,17 +48,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 65_536
-"""Messages to devices that may wait to be sent."""
+"""Most messages to devices that may wait to be sent."""
 QUEUE_BYTES = 256 * 1024**2
-"""Bytes of them."""
+"""Most bytes of messages that may wait to be sent."""
 
 
 class Process:
-    """The service with these settings. `quiet`: only the tables at the end."""
+    """The service with these settings. `quiet`: prints only the tables at the end."""
 
     def __init__(self, server: ServerConfig, tasks: Sequence[Task], quiet: bool = False) -> None:
-        """Raises ConfigError for two tasks of one name, for several where one alone has its run, and for one
-        that wants more devices than there may be.
+        """Raises ConfigError for two tasks of one name, several tasks in the run folder of a single one, or a
+        task that needs more devices than `max_devices`.
         """
         names = [task.name for task in tasks]
         if len(set(names)) < len(names):
@@ -64,11 +66,11 @@ class Process:
         for task in tasks:
             _check_room(task, server.max_devices)
         self._server = server
-        self._doorway: Doorway | None = None
+        self._browser_access: Doorway | None = None
         self._quiet = quiet
         self._structured = server.log.format is not None
         self._stop = threading.Event()
-        self._lodgers = [Lodger(task, self._stop) for task in tasks]
+        self._tasks = [Lodger(task, self._stop) for task in tasks]
         parent = server.run_dir or Path("runs")
         alone = server.run_dir is not None and len(tasks) == 1
         if not alone and begun(parent):
@@ -79,10 +81,10 @@ class Process:
         self._folders = [parent if alone else parent / name for name in names]
 
     def run(self) -> None:
-        """Serve until all is done or a signal; a second signal ends it at once, and loses nothing either.
+        """Serves until all tasks are done or a signal comes; a second signal ends at once and loses nothing.
 
-        Raises AggregatorError, BrokerError, ModelError; NoContributions where a run was given up, when the
-        others are done.
+        Raises AggregatorError, BrokerError, ModelError; NoContributions where a run was given up, after the
+        other tasks are done.
         """
         _on_signals(self._stop)
         with ExitStack() as stack:
@@ -91,54 +93,56 @@ class Process:
                 stack.callback(broker.stop)
             if self._server.workers and broker and not isinstance(broker, Mosquitto):
                 raise ConfigError(f"workers share what comes in, and {broker.name} cannot: install Mosquitto")
-            self._doorway = doorway.open_to(self._server, url)
+            self._browser_access = join_address.open_to(self._server, url)
             self._serve(url, broker)
 
     def _serve(self, url: BrokerUrl, broker: RunningBroker | None) -> None:
-        inbox = lodger.inbox_of(self._lodgers)
-        wanted = topics.BUT_CONTRIBUTIONS if self._server.workers else (topics.FROM_DEVICES,)
+        inbox = task_thread.inbox_of(self._tasks)
+        wanted = topics.ALL_BUT_CONTRIBUTIONS if self._server.workers else (topics.FROM_DEVICES,)
         options = LinkOptions(subscriptions=wanted, queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES)
         link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
         with ExitStack() as stack:
-            views = [stack.enter_context(closing(self._view(url, one.task.name))) for one in self._lodgers]
-            site = stack.enter_context(self._site(link))
+            views = [stack.enter_context(closing(self._view(url, one.task.name))) for one in self._tasks]
+            http = stack.enter_context(self._http_server(link))
             stack.callback(self._end)
-            self._open(url, link, (views, site))
+            self._open(url, link, (views, http))
             if broker:
                 self._say(f"broker: {broker.name} at {broker.url} ({broker.why})")
                 self._say(f"devices join with: device-runtime join {broker.url} --data FOLDER")
-            if site:
-                self._say(f"http: {site.start()}")
-            if site and self._doorway:
-                self._welcome(site, self._doorway)
+            if http:
+                self._say(f"http: {http.start()}")
+            if http and self._browser_access:
+                self._welcome(http, self._browser_access)
             link.connect()
             at_work = stack.enter_context(ExitStack())
             at_work.enter_context(Workers(self._server.workers, self._order(url), inbox))
-            with SystemdWatchdog(lambda: lodger.silence_s(self._lodgers)):
-                lodger.serve(self._lodgers, inbox, link.publish, self._server.max_devices)
+            with SystemdWatchdog(lambda: task_thread.silence_s(self._tasks)):
+                task_thread.serve(self._tasks, inbox, link.publish, self._server.max_devices)
                 self._leave(link)
                 at_work.close()
                 self._stay()
-        for one in self._lodgers:
+        for one in self._tasks:
             if not one.done and not one.gave_up:
                 text = f"stopped in round {one.round}; the same command goes on with it"
                 log.info("%s", text) if self._structured else print(self._label(one.task.name) + text)
-        if vain := [f"{self._label(one.task.name)}{one.gave_up}" for one in self._lodgers if one.gave_up]:
+        if vain := [f"{self._label(one.task.name)}{one.gave_up}" for one in self._tasks if one.gave_up]:
             raise NoContributions("; ".join(vain))
 
-    def _welcome(self, site: HttpServer, door: Doorway) -> None:
-        """Say how browsers come in; a link is for the terminal alone, a log keeps it for too many."""
+    def _welcome(self, http: HttpServer, access: Doorway) -> None:
+        """Prints how browsers join; a log, which many may read, gets no one-time link."""
         shown = not (self._structured or self._quiet)
         reader = Reader(time.time(), sys.stdout.isatty()) if shown else None
-        self._say(join_address.told(door, site.url, reader))
+        self._say(join_address.told(access, http.url, reader))
 
-    def _open(self, url: BrokerUrl, link: Link, told: tuple[Sequence[PeopleView], HttpServer | None]) -> None:
-        """Every run folder, or none. Raises what Service raises."""
-        views, site = told
+    def _open(
+        self, url: BrokerUrl, link: Link, observing: tuple[Sequence[PeopleView], HttpServer | None]
+    ) -> None:
+        """Opens all run folders, or none. Raises what Service raises."""
+        views, http = observing
         database = database_for(self._server.database)
         devices = enrolled.devices(self._server.broker.enrolment)
-        for one, folder, view in zip(self._lodgers, self._folders, views, strict=True):
-            watchers: tuple[Observer, ...] = site.observers(one.task.name) if site else ()
+        for one, folder, view in zip(self._tasks, self._folders, views, strict=True):
+            watchers: tuple[Observer, ...] = http.observers(one.task.name) if http else ()
             observers = (Records(folder), view, *watchers)
             seal = enrolled.sealing(self._server.broker.enrolment, folder)
             ports = Ports(
@@ -158,37 +162,39 @@ class Process:
             keep_port(folder, url)
 
     def _order(self, url: BrokerUrl) -> WorkerOrder:
-        """For workers. The name of their group is secret: any device might join it."""
+        """The order for worker processes. The name of their group is secret: any device might join it."""
         topic = topics.shared(secrets.token_hex(16), topics.CONTRIBUTIONS)
         database = database_for(self._server.database)
         return WorkerOrder(url, topic, tuple(self._folders), database, self._server.log)
 
     def _end(self) -> None:
-        """Whatever happened, nothing goes on in the background."""
+        """Stops all task threads, also after an error."""
         self._stop.set()
-        for one in self._lodgers:
+        for one in self._tasks:
             with suppress(Exception):
                 one.end()
 
     def _leave(self, link: Link) -> None:
-        """With the retained word that a task is done, of those that are."""
-        wills = [one.farewell for one in self._lodgers if one.farewell]
+        """Closes the link, and leaves a retained message for each task that is done."""
+        wills = [one.farewell for one in self._tasks if one.farewell]
         for will in wills[:-1]:
             link.publish(will.topic, will.payload, will.retain)
         link.close(wills[-1] if wills else None)
 
     def _stay(self) -> None:
-        """Where it is wished, HTTP goes on to answer when all is done, until a signal."""
-        if any(one.gave_up for one in self._lodgers):
+        """Keeps HTTP running after all tasks are done until a signal comes, if `http.stay` is set."""
+        if any(one.gave_up for one in self._tasks):
             return
         if self._server.http and self._server.http.stay and not self._stop.is_set():
             self._say("all is done; http answers until it is stopped")
             while not self._stop.is_set():
-                time.sleep(lodger.LOOK_S)  # not by the event, whose lock a signal's handler may then wait for
+                time.sleep(
+                    task_thread.LOOK_S
+                )  # not by the event, whose lock a signal's handler may then wait for
 
     @contextmanager
-    def _site(self, link: Link) -> Iterator[HttpServer | None]:
-        """HTTP, if it is asked for. Raises MissingExtra, AddressError, ConfigError."""
+    def _http_server(self, link: Link) -> Iterator[HttpServer | None]:
+        """The HTTP server, if there are settings for it. Raises MissingExtra, AddressError, ConfigError."""
         if self._server.http is None:
             yield None
             return
@@ -202,13 +208,13 @@ class Process:
         database = database_for(self._server.database)
         hosted = [
             Hosted(one.task, folder, link, one.pulse, database=database)
-            for one, folder in zip(self._lodgers, self._folders, strict=True)
+            for one, folder in zip(self._tasks, self._folders, strict=True)
         ]
-        site = HttpServer(self._server.http, hosted, self._doorway)
+        http = HttpServer(self._server.http, hosted, self._browser_access)
         try:
-            yield site
+            yield http
         finally:
-            site.stop()
+            http.stop()
 
     def _say(self, text: str) -> None:
         if self._structured:
@@ -219,19 +225,19 @@ class Process:
     def _view(self, broker: BrokerUrl, task: str) -> PeopleView:
         if self._structured:
             return Events(task)
-        if self._quiet or not sys.stdout.isatty() or len(self._lodgers) > 1:
+        if self._quiet or not sys.stdout.isatty() or len(self._tasks) > 1:
             return ConsoleLog(sys.stdout, self._quiet, self._label(task))
         from device_runtime.aggregator.views.terminal import TerminalView
 
         return TerminalView(str(broker))
 
     def _label(self, task: str) -> str:
-        """What stands before a line that is of one task of several."""
-        return f"{task}: " if len(self._lodgers) > 1 else ""
+        """The prefix of a task's lines; empty for a single task."""
+        return f"{task}: " if len(self._tasks) > 1 else ""
 
 
 def _check_room(task: Task, most: int) -> None:
-    """Raises ConfigError where a task would wait for ever."""
+    """Raises ConfigError where a task would wait forever, for more devices than `most`."""
     for name in ("min_devices", "min_contributions", "buffer_size", "devices_per_round"):
         wanted = getattr(task, name)
         if wanted is not None and wanted > most:
@@ -239,7 +245,7 @@ def _check_room(task: Task, most: int) -> None:
 
 
 def _on_signals(stop: threading.Event) -> None:
-    """The first SIGTERM or SIGINT stops in order, the next one of either at once."""
+    """Has the first SIGTERM or SIGINT stop the service in order, and the next one at once."""
     both = (signal.SIGINT, signal.SIGTERM)
 
     def stopping(_number: int, _frame: object) -> None:
@@ -251,12 +257,8 @@ def _on_signals(stop: threading.Event) -> None:
         signal.signal(number, stopping)
 
 
-# FROM systemd_notify: What systemd wants to hear (sd_notify(3)): that we are ready, that we still work,
-# that we stop.
-
-
 def tell(state: str) -> None:
-    """Say a state, "READY=1"; nothing happens where nobody asked for it ($NOTIFY_SOCKET)."""
+    """Sends systemd a state such as "READY=1"; does nothing without $NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -265,7 +267,7 @@ def tell(state: str) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Seconds after which systemd takes silence for a hang; None when it does not look."""
+    """Seconds of silence that systemd takes for a hang; None when it does not watch."""
     try:
         return int(os.environ["WATCHDOG_USEC"]) / 1e6
     except (KeyError, ValueError):
@@ -273,7 +275,7 @@ def watchdog_s() -> float | None:
 
 
 class SystemdWatchdog:
-    """Says that we still work for as long as the loop does; a context manager.
+    """Context manager that reports to systemd for as long as the loop works.
 
     `silence_s` gives the seconds since the loop last looked at the clock.
     """

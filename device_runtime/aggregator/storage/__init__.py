@@ -1,1 +1,1 @@
-"""What a run must not lose: its database, its files, the models that it has served."""
+"""Persistent storage of a run: its database, its files, and its served models."""

@@ -1,4 +1,7 @@
-"""Base models: their checkpoints, the steps since on disk, and what a round makes the next one of."""
+"""Base models: stores their checkpoints, restores their weights, and makes the next base of a round.
+
+A base is a checkpoint and the zeroth-order steps taken since.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ from .store import Store
 
 @dataclass(frozen=True)
 class StepLine:
-    """What steps are taken on: a model, by the rounds of a task with this seed (None: of any)."""
+    """The model that steps are taken on, and the seed of the task whose rounds take them (None: any)."""
 
     manifest: Manifest
     seed: int | None
 
 
 def checkpoint(weights: Tensors, models: Blobs, manifest: Manifest) -> Base:
-    """A base that is all checkpoint, and begins a line; kept in `models` in parts. Raises BlobError."""
+    """Stores weights as a base without steps, which begins a new line; in parts. Raises BlobError."""
     return Base(_parts(weights, models, manifest), hashlib.sha256(tensors.encode(weights)).digest())
 
 
@@ -41,10 +44,10 @@ def _parts(weights: Tensors, models: Blobs, manifest: Manifest) -> tuple[Blob, .
 
 
 def base_weights(store: Store, number: int, manifest: Manifest, member: str = "") -> Tensors:
-    """The weights that round `number` distributes: its checkpoint, and the steps since.
+    """The weights that round `number` distributes, from its checkpoint and the steps since.
 
-    `manifest` is of the member of the family, or of the main model. Raises RunFolderError when they are not
-    the ones that were distributed.
+    `manifest` is that of the family's member, or of the main model. Raises RunFolderError when the weights
+    are not those that were distributed (by sha256).
     """
     base = store.carried(number).family[member] if member else store.base(number)
     return _weights_of(store, base, number, manifest)
@@ -56,7 +59,10 @@ def made_weights(store: Store, number: int, manifest: Manifest) -> Tensors:
 
 
 def _weights_of(store: Store, base: Base, number: int, manifest: Manifest) -> Tensors:
-    """Of a base that round `number` distributes, or might have; from the latest one where that is nearer."""
+    """The weights of a base that round `number` distributes or might have distributed.
+
+    Replays steps from the weights in memory where that takes fewer steps than from the checkpoint.
+    """
     latest = store.latest
     if latest is not None and latest.base.sha == base.sha:
         return latest.weights
@@ -70,7 +76,7 @@ def _weights_of(store: Store, base: Base, number: int, manifest: Manifest) -> Te
 
 
 def _joined(store: Store, base: Base) -> dict[str, NDArray[Any]]:
-    """All parts of a base's checkpoint."""
+    """The weights of a base's checkpoint, from all its parts."""
     weights: dict[str, NDArray[Any]] = {}
     for part in base.checkpoint:
         weights |= tensors.decode(store.models.get(part))
@@ -78,7 +84,7 @@ def _joined(store: Store, base: Base) -> dict[str, NDArray[Any]]:
 
 
 def next_base(store: Store, number: int, merged: Merged, line: StepLine) -> Base:
-    """The base of the round after `number`: more steps on its line, or the beginning of another line.
+    """The base of the round after `number`: more steps on the same line, or the beginning of a new line.
 
     Raises BlobError.
     """
@@ -94,8 +100,10 @@ def next_base(store: Store, number: int, merged: Merged, line: StepLine) -> Base
 
 
 def _further(store: Store, number: int, merged: Merged, line: StepLine) -> Base:
-    """On the line. Whenever a segment of the log is full there is a new checkpoint: from none that is
-    offered is it further than that.
+    """The next base on the same line.
+
+    Whenever a segment of the log is full, a new checkpoint is made, so that no offered base is more than a
+    segment of steps away from its checkpoint.
     """
     old, new = store.base(number), tuple(merged.steps)
     at = old.at + len(new)
@@ -113,12 +121,12 @@ def _further(store: Store, number: int, merged: Merged, line: StepLine) -> Base:
         line=old.line,
         steps=since,
         at=at,
-        tail=log.pack(log.last(recent), line.seed),
+        tail=log.pack(log.tail_of(recent), line.seed),
         log=(*whole, *segments)[-MOST_SEGMENTS:],
     )
 
 
 def _segments(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """Steps from the beginning of a segment on."""
+    """Splits steps, the first of which begins a segment, into segments."""
     for begin in range(0, len(steps), SEGMENT):
         yield steps[begin : begin + SEGMENT]

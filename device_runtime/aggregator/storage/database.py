@@ -1,8 +1,8 @@
-"""What is known of a run, in SQLite or PostgreSQL: of one process, every commit durable when it returns.
+"""The database of a run, SQLite or PostgreSQL: owned by one process, each commit durable on return.
 
-One text of SQL for both (`tables`): `?` stands for a value, and an insertion that may be repeated says so by
-ON CONFLICT. Writes are gathered and done in one transaction at the end of `commit`, where they can be done
-again should a server have been lost in the middle: each of them gives the same, done twice.
+Both use the same SQL (`tables`): `?` stands for a value, and an insertion that may be repeated has an ON
+CONFLICT clause. Writes are collected and executed in one transaction at the end of `commit`. If a server is
+lost in the middle, the transaction is repeated; each write has the same effect when it is done twice.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from typing import Any, Protocol
 
 from device_runtime.aggregator.errors import RunFolderError, RunInUse
 
-from . import tables as place
+from . import tables
 from .tables import SQLITE, VERSION, Statement, wrong_version
+
+FILE = "run.sqlite"
+"""The SQLite file in the run folder."""
 
 
 class DatabaseRow(Protocol):
-    """Its columns by place or by name."""
+    """A row whose columns are found by position or by name."""
 
     def __getitem__(self, key: int | str, /) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
 
 
 class Backend(Protocol):
-    """One of the databases, open. Raises RunFolderError, and a server's also DatabaseError."""
+    """An open database. Raises RunFolderError, and where it is a server DatabaseError."""
 
     def apply(self, statements: Sequence[Statement]) -> None:
-        """All or nothing, and on the disk when this returns."""
+        """Executes all statements or none; durable on return."""
 
     def rows(self, sql: str, values: Sequence[object]) -> Sequence[DatabaseRow]: ...
 
@@ -41,7 +44,7 @@ class Backend(Protocol):
 
 
 class Commit:
-    """What one commit is to write."""
+    """The statements of one commit."""
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
@@ -50,22 +53,25 @@ class Commit:
         self.statements.append((sql, [values]))
 
     def executemany(self, sql: str, values: Sequence[Sequence[object]]) -> None:
-        """Once for each of them."""
+        """Adds a statement to be executed once for each of `values`."""
         if values:
             self.statements.append((sql, list(values)))
 
 
 class Database:
-    """An open run. Raises RunFolderError, in every method, when the disk does not do as it is told, and
-    DatabaseError when a server is not there any more: then this object is of no use.
+    """An open run.
+
+    Every method raises RunFolderError when the disk fails, and DatabaseError when the server is lost; this
+    object cannot be used after the latter.
     """
 
     def __init__(self, folder: Path, reading: bool = False, url: str = "") -> None:
-        """`reading`: beside the process that owns the run, and nothing is written. `url` is of PostgreSQL;
-        without one it is where the run was begun, or in the folder.
+        """Opens a run. `reading`: only reads, beside the process that owns the run.
 
-        Raises RunInUse when another process has the folder open, RunFolderError for another version;
-        DatabaseError for a server that does not answer or refuses us, MissingExtra without its driver.
+        `url`: of a PostgreSQL server; empty: the server where the run was begun, or SQLite in the folder.
+        Raises RunInUse when another process has the folder open, RunFolderError for another version of the
+        tables, DatabaseError for a server that does not answer or refuses us, ModuleNotFoundError without
+        psycopg.
         """
         self.folder, self._lock = folder, -1
         if reading:
@@ -83,7 +89,7 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Let go of the run. May be called twice."""
+        """Closes the run. May be called twice."""
         self._backend.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -91,7 +97,7 @@ class Database:
 
     @contextmanager
     def commit(self) -> Iterator[Commit]:
-        """All that is written in it or nothing, and on the disk when it ends."""
+        """Context manager for one transaction: all or nothing, durable when it ends."""
         batch = Commit()
         yield batch
         if batch.statements:
@@ -103,12 +109,12 @@ class Database:
 
 
 def begun(folder: Path) -> bool:
-    """Whether a run is kept in a folder, or from it in a database."""
-    return (folder / FILE).exists() or place.of(folder) is not None
+    """Whether a folder has a run, in SQLite or on a server."""
+    return (folder / FILE).exists() or tables.of(folder) is not None
 
 
 def _opened(folder: Path, url: str, reading: bool) -> Backend:
-    known = place.of(folder)
+    known = tables.of(folder)
     if not url and known is None:
         return SqliteFile(folder, reading)
     if known is None and (folder / FILE).exists():
@@ -121,7 +127,7 @@ def _opened(folder: Path, url: str, reading: bool) -> Backend:
 
 
 def _locked(folder: Path) -> int:
-    """A lock that ends with the process, however it ends. Raises RunInUse, OSError."""
+    """Locks the run folder; the lock ends with the process, however that ends. Raises RunInUse, OSError."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,14 +140,8 @@ def _locked(folder: Path) -> int:
     return handle
 
 
-# FROM sqlite_file: The run folder's SQLite file.
-
-FILE = "run.sqlite"
-"""In the run folder."""
-
-
 class SqliteFile:
-    """An open run.sqlite, as `database.Backend`; of the thread that opened it."""
+    """An open run.sqlite; implements `Backend`. Only the thread that opened it may use it."""
 
     def __init__(self, folder: Path, reading: bool) -> None:
         """Raises RunFolderError for another version."""
@@ -170,7 +170,7 @@ class SqliteFile:
                         self._db.executemany(sql, values)
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # SQLite ends some by itself when the disk is full
+                if self._db.in_transaction:  # when the disk is full SQLite may have rolled back by itself
                     self._db.execute("ROLLBACK")
                 raise
 
@@ -187,7 +187,7 @@ class SqliteFile:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    """WAL with synchronous=FULL: a commit that has returned survives a power cut."""
+    """Creates the tables. WAL with synchronous=FULL: a commit that has returned survives a power cut."""
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=FULL")

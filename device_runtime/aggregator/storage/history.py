@@ -1,4 +1,4 @@
-"""The zeroth-order steps that the rounds of a run have taken, in its database; Store writes them."""
+"""The history of a run in its database: zeroth-order steps, publication times, and rollbacks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from device_runtime.broker.wire.messages import Step
 
 from .database import Database
 
+_GO_BACK = """INSERT INTO rollbacks VALUES (?, ?, ?, ?) ON CONFLICT (into_round) DO UPDATE
+SET to_round = excluded.to_round, instead = excluded.instead, asked_s = excluded.asked_s"""
+
 
 class StepHistory:
-    """In an open database. Raises what Database does."""
+    """The zeroth-order steps that the rounds of a run took; Store writes them. Raises as Database."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     def last(self, number: int, count: int) -> tuple[Step, ...]:
-        """The last so many steps that were taken before round `number`."""
+        """The last `count` steps before round `number`. Raises RunFolderError where some are missing."""
         rows = self._db.rows(
             "SELECT step FROM steps WHERE round < ? ORDER BY round DESC, position DESC LIMIT ?", number, count
         )
@@ -29,21 +32,20 @@ class StepHistory:
         return tuple(msgspec.msgpack.decode(row["step"], type=Step) for row in reversed(rows))
 
     def has(self, number: int, count: int) -> bool:
-        """Whether the last so many that were taken before round `number` are kept."""
+        """Whether the last `count` steps before round `number` are kept."""
         return self._begun(number, count) > 0
 
     def forget(self, needed: Iterable[tuple[int, int]]) -> None:
-        """All that were taken in rounds before those of steps which are needed: each time the last so many
-        that were taken before a round (number, count).
+        """Deletes the steps of all rounds before the first needed one.
+
+        `needed`: pairs (number, count), each for the last `count` steps before round `number`.
         """
         first = min(self._begun(number, count) for number, count in needed)
         with self._db.commit() as db:
             db.execute("DELETE FROM steps WHERE round < ?", (first,))
 
     def _begun(self, number: int, count: int) -> int:
-        """The round in which the first of the last so many steps before round `number` was taken; 0 where
-        those are not kept.
-        """
+        """The round of the first of the last `count` steps before round `number`; 0 where it is not kept."""
         if not count:
             return number
         sql = "SELECT round FROM steps WHERE round < ? ORDER BY round DESC, position DESC LIMIT 1 OFFSET ?"
@@ -51,16 +53,11 @@ class StepHistory:
         return int(rows[0]["round"]) if rows else 0
 
 
-# FROM serving_history: Since when the served models of a run are out, and which of them was gone back to.
-
-_GO_BACK = """INSERT INTO rollbacks VALUES (?, ?, ?, ?) ON CONFLICT (into_round) DO UPDATE
-SET to_round = excluded.to_round, instead = excluded.instead, asked_s = excluded.asked_s"""
-
-
 @dataclass(frozen=True)
 class Rollback:
-    """Going back to what round `to` made. `instead`: of what round `into`, open then, has collected; else it
-    is what round `into` opens with.
+    """A return to the models that round `to` made.
+
+    `instead`: they replace the result of round `into`, which was open; else round `into` opens with them.
     """
 
     into: int
@@ -69,36 +66,36 @@ class Rollback:
 
 
 class ServingHistory:
-    """In an open database. Raises what Database does."""
+    """When each served model was published, and which rollbacks there were. Raises as Database."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     def publish(self, number: int, now: float) -> None:
-        """The served model of a round is out since `now`, seconds since 1970; only the first time counts."""
+        """Records that a round's served model is published at `now` (seconds since 1970); only once a round."""
         with self._db.commit() as db:
             db.execute("INSERT INTO versions VALUES (?, ?) ON CONFLICT DO NOTHING", (number, now))
 
     def published(self) -> dict[int, float]:
-        """Since when the model of each round is out."""
+        """The publication time of each round's served model, in seconds since 1970."""
         return {row[0]: row[1] for row in self._db.rows("SELECT round, published_s FROM versions")}
 
     def go_back(self, rollback: Rollback, now: float) -> None:
-        """Going back is asked for, at `now`, seconds since 1970; the latest word on a round counts."""
+        """Records a rollback at `now` (seconds since 1970); it replaces an earlier one into the same round."""
         with self._db.commit() as db:
             db.execute(_GO_BACK, (rollback.into, rollback.to, int(rollback.instead), now))
 
     def rollbacks(self) -> tuple[Rollback, ...]:
-        """All, by the round in which they took effect, or will."""
+        """All rollbacks, ordered by the round in which they took or will take effect."""
         rows = self._db.rows("SELECT into_round, to_round, instead FROM rollbacks ORDER BY into_round")
         return tuple(Rollback(row[0], row[1], bool(row[2])) for row in rows)
 
     def rollback_after(self, number: int) -> Rollback | None:
-        """The latest that takes effect after round `number`."""
+        """The last rollback that takes effect after round `number`."""
         later = [rollback for rollback in self.rollbacks() if rollback.into > number]
         return later[-1] if later else None
 
     def rollback_into(self, number: int, instead: bool) -> Rollback | None:
-        """That of this round, if it takes effect so."""
+        """The rollback into round `number`, if there is one with this `instead`."""
         found = [one for one in self.rollbacks() if one.into == number and one.instead == instead]
         return found[0] if found else None

@@ -1,8 +1,7 @@
-"""The models that a run has served, one of each closed round: which are kept, which is served, which was gone
-back to.
+"""The served models of a run, one for each closed round: which are kept, which is served, and rollbacks.
 
-A version is what a round made: its served model, and the base with what goes beside it, so that the run can
-go on from there. Files are content-addressed; who they belong to is in the store.
+A version is what a round made: its served model, and the next base with what goes with it, so that the run
+can continue from there. Files are named by their content; the store knows which round they belong to.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Version:
-    """The model that round `round` served. `sha256` in hex, `size` in bytes; figures are nan without
-    evaluation, `published_s` is in seconds since 1970 (nan: before versions were kept).
+    """The served model of a round. `sha256` in hex, `size` in bytes; figures are nan without evaluation.
 
-    `kept`: it is still on the disk, and can be gone back to. `served`: it is what is deployed now. `note` is
-    that of its round.
+    `published_s`: seconds since 1970 (nan for models of releases that did not keep versions). `kept`: it is
+    still on the disk, and the run can go back to it. `served`: it is served now. `note`: its round's note.
     """
 
     round: int
@@ -46,7 +44,7 @@ class Version:
 
 @dataclass(frozen=True)
 class RoundModels:
-    """What a round made: the base of the next and what goes beside it, and the served model."""
+    """The models that a round made: the next base, what goes with it, and the served model."""
 
     base: Base
     carried: CarriedBlobs
@@ -54,12 +52,12 @@ class RoundModels:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """All that must be there to go back to it, beside the steps since the checkpoint."""
+        """All blobs that a rollback to it needs, besides the steps since the checkpoint."""
         return (*self.base.checkpoint, *self.carried.blobs, self.served)
 
 
 class ModelVersions:
-    """The versions of a run folder. `keep` is how many of the latest are kept, 0 for all.
+    """The versions of a run folder. `keep`: how many of the latest are kept; 0: all.
 
     Raises RunFolderError as Store does.
     """
@@ -69,16 +67,16 @@ class ModelVersions:
         self._store, self._keep, self._wall = store, keep, wall
 
     def made(self, number: int) -> RoundModels:
-        """By a merged round."""
+        """The models that a merged round made."""
         base, carried = self._store.made(number)
         return RoundModels(base, carried, self._store.served(number))
 
     def published(self, number: int) -> None:
-        """The model of a round is out."""
+        """Records that the served model of a round is published now."""
         self._store.history.publish(number, self._wall())
 
     def versions(self) -> tuple[Version, ...]:
-        """In the order of their rounds."""
+        """All versions, in the order of their rounds."""
         times, served = self._store.history.published(), self.served()
         return tuple(self._version(closed, times, served) for closed in self._store.closed())
 
@@ -101,7 +99,7 @@ class ModelVersions:
         return here and self._store.taken.has(number + 1, made.base.steps)
 
     def _is_sound(self, number: int) -> bool:
-        """Whether it is kept, and is what it was: after going back there would be no other way on."""
+        """Whether a version is kept and undamaged; after a rollback to a damaged one the run could not go on."""
         made = self.made(number)
         if not self._is_kept(number, made):
             return False
@@ -113,20 +111,20 @@ class ModelVersions:
         return True
 
     def served(self) -> int:
-        """The round whose model is deployed: the latest closed one's, or that which was gone back to; 0."""
+        """The round whose model is served: the latest closed one, or that of a rollback; 0 before round 1 closes."""
         latest = self._store.latest_closed()
         pending = self._store.history.rollback_after(latest)
         return pending.to if pending else latest
 
     def pending(self) -> Rollback | None:
-        """What was gone back to, where no round has closed since."""
+        """The rollback after which no round has closed yet; None without one."""
         return self._store.history.rollback_after(self._store.latest_closed())
 
     def go_back(self, to: int) -> Rollback:
-        """Make the version of round `to` the served one, and what the run goes on from; durable on return.
+        """Serves the version of round `to` and continues the run from it; durable on return.
 
-        An open round loses what has come for it: it was made from what is given up. Done again, it changes
-        nothing. Raises RollbackError for a version that is not there.
+        Contributions of an open round are discarded, as they were made from a discarded base. A repeated call
+        changes nothing. Raises RollbackError for a version that is not kept or is damaged.
         """
         saved = self._store.saved()
         closed = {one.record.round for one in self._store.closed()}
@@ -144,9 +142,9 @@ class ModelVersions:
         return rollback
 
     def end_with(self, best: int) -> None:
-        """Serve the version of round `best` or, where that is damaged, the latest that is not, and say so.
+        """Serves the version of round `best` or, where that is damaged, the latest sound one, with a warning.
 
-        Raises RollbackError where all are.
+        Raises RollbackError where all are damaged.
         """
         others = [version.round for version in reversed(self.versions()) if version.round != best]
         for number in (best, *others):
@@ -163,9 +161,7 @@ class ModelVersions:
         raise RollbackError("no model that was served is kept and sound")
 
     def kept(self, best: int) -> tuple[tuple[int, RoundModels], ...]:
-        """All versions that are to be kept, by their rounds: the latest, that of round `best`, and the served
-        one.
-        """
+        """The versions to keep, by round: the latest ones, that of round `best`, and the served one."""
         latest = self._store.latest_closed()
         first = max(1, latest - self._keep + 1) if self._keep else 1
         wanted = {*range(first, latest + 1), best, self.served()} - {0}

@@ -1,4 +1,9 @@
-"""A run in PostgreSQL. A lost connection is sought for PATIENCE_S, and what was under way is done again."""
+"""A run in PostgreSQL; reconnects for PATIENCE_S after a lost connection and repeats the interrupted work.
+
+A run has a schema of its own, so that a database may hold several. The process that owns the run holds an
+advisory lock, which ends with the connection. `life` in the schema names the owner: after a lost connection
+it tells the owner whether another process has had the run in the meantime.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +24,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from device_runtime.aggregator.errors import AggregatorError, ConfigError, DatabaseError, RunFolderError
 from device_runtime.aggregator.views.text import printable
 
-from . import tables as place
+from . import tables
 from .tables import POSTGRES, VERSION, DatabasePlace, Statement, wrong_version
-
-# FROM postgres_session: One connection to PostgreSQL for a run: how it is set, and that the run is ours
-# while it lasts.
-#
-# A run has a schema of its own, so that a database may hold several. Whoever owns the run holds an advisory
-# lock, which ends with the connection; `life` in the schema names the owner, so that one who comes back after
-# a lost connection knows whether another has had the run in the meantime.
 
 log = logging.getLogger(__name__)
 
 SECRETS = ("password", "sslpassword", "oauth_client_secret")
-"""Of a connection's parameters: never shown, never written down."""
+"""Connection parameters that are never shown and never written to a file."""
 DEFAULTS: dict[str, str | int] = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -40,7 +38,7 @@ DEFAULTS: dict[str, str | int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Of the connection, where the URL says nothing: a server that vanished is noticed in a minute."""
+"""Defaults of the connection's parameters, in s (tcp_user_timeout: ms): a lost server is noticed in a minute."""
 SETTINGS = {
     "synchronous_commit": "on",
     "tcp_keepalives_idle": "30",
@@ -48,12 +46,18 @@ SETTINGS = {
     "tcp_keepalives_count": "3",
     "client_min_messages": "warning",
 }
-"""Of the session: a commit that has returned is on the server's disk, and an owner that vanished loses its
-lock in a minute."""
+"""Settings of the session.
+
+A commit that has returned is on the server's disk, and an owner that vanished loses its lock in a minute.
+"""
 LOCK_S = 10.0
-"""Seconds that an owner which was just killed has to let go: the server may be at its last commit still."""
+"""Seconds to wait for the lock: the server may still be at the last commit of an owner that was just killed."""
 LOOK_S = 0.1
 """Seconds between two attempts at the lock."""
+PATIENCE_S = 60.0
+"""Seconds that a server may be away."""
+WAITS_S = (0.2, 5.0)
+"""Seconds between attempts to reconnect: at first, and at most."""
 _STANDBYS = "SELECT count(*), current_setting('synchronous_standby_names') FROM pg_stat_replication"
 _ABOUT = (
     "CREATE TABLE about (id BIGINT PRIMARY KEY CHECK (id = 1), version BIGINT NOT NULL, life TEXT NOT NULL)"
@@ -63,7 +67,7 @@ Connection = psycopg.Connection["Columns"]
 
 
 class Columns(tuple[Any, ...]):
-    """A row: its columns by place or by name."""
+    """A row whose columns are found by position or by name."""
 
     __slots__ = ()
     places: dict[str, int] = {}  # noqa: RUF012 - of each subclass
@@ -83,13 +87,16 @@ def _rows(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], Columns]:
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """Where PostgreSQL is: `parameters` for libpq. Its text holds no password."""
+    """Connection `parameters` for libpq. Its str() holds no password."""
 
     parameters: tuple[tuple[str, str], ...]
 
     @classmethod
     def parse(cls, url: str) -> PostgresServer:
-        """`postgresql://user@host:5432/database`, or as libpq has it. Raises ConfigError without the URL."""
+        """Parses `postgresql://user@host:5432/database` or another form that libpq takes.
+
+        Raises ConfigError, whose text does not contain the URL.
+        """
         try:
             given = conninfo_to_dict(url)
         except psycopg.Error:
@@ -101,7 +108,7 @@ class PostgresServer:
 
     @property
     def public(self) -> str:
-        """As libpq has it, without what is secret."""
+        """The connection string for libpq, without SECRETS."""
         return make_conninfo("", **{key: value for key, value in self.parameters if key not in SECRETS})
 
     def __str__(self) -> str:
@@ -111,31 +118,31 @@ class PostgresServer:
 
 
 def with_password(url: str, password: str) -> str:
-    """A URL as libpq has it, with a password in place of its own. Raises ConfigError."""
+    """The connection string of a URL for libpq, with this password. Raises ConfigError."""
     return make_conninfo("", **{**dict(PostgresServer.parse(url).parameters), "password": password})
 
 
 @dataclass(frozen=True)
 class RunClaim:
-    """What a process wants of a server: the run in `schema`, as `life`; an empty `life` only reads."""
+    """The run in `schema`, claimed under the owner's name `life`; an empty `life` only reads."""
 
     schema: str
     life: str
 
 
 def claim(schema: str) -> RunClaim:
-    """As a new owner."""
+    """A claim with the name of a new owner."""
     return RunClaim(schema, secrets.token_hex(8))
 
 
 def schema_for(name: str) -> str:
-    """A name for a new run in a folder of this name, that no other run has."""
+    """A unique schema name for a new run in a folder of this name."""
     plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:40] or "run"
     return f"{plain if plain[0].isalpha() else f'run_{plain}'}_{secrets.token_hex(4)}"
 
 
 def connect(server: PostgresServer, wanted: RunClaim) -> Connection:
-    """A session in the schema. Raises psycopg.Error."""
+    """Opens a session in the schema. Raises psycopg.Error."""
     owning = {"target_session_attrs": "read-write"} if wanted.life else {}
     parameters: dict[str, Any] = {**DEFAULTS, **owning, **dict(server.parameters)}
     parameters |= {"application_name": f"device-runtime {wanted.life}".strip(), "client_encoding": "UTF8"}
@@ -151,7 +158,7 @@ def connect(server: PostgresServer, wanted: RunClaim) -> Connection:
 
 
 def begin(connection: Connection, wanted: RunClaim) -> None:
-    """Make the run's schema, and own it. Raises psycopg.Error."""
+    """Creates the run's schema and owns it. Raises psycopg.Error, RunFolderError."""
     _lock(connection, wanted, clear=False)
     with connection.transaction():
         connection.execute(f'CREATE SCHEMA "{wanted.schema}"'.encode())
@@ -162,7 +169,7 @@ def begin(connection: Connection, wanted: RunClaim) -> None:
 
 
 def take(connection: Connection, wanted: RunClaim) -> None:
-    """Own a run that was begun. Raises psycopg.Error, RunFolderError when another owns it."""
+    """Takes ownership of an existing run. Raises psycopg.Error, RunFolderError when another process owns it."""
     check(connection, wanted)
     _lock(connection, wanted, clear=False)
     with connection.transaction():
@@ -172,7 +179,10 @@ def take(connection: Connection, wanted: RunClaim) -> None:
 
 
 def take_again(connection: Connection, wanted: RunClaim) -> None:
-    """Go on owning it after a lost connection. Raises psycopg.Error, DatabaseError if another had it."""
+    """Takes ownership again after a lost connection.
+
+    Raises psycopg.Error, DatabaseError if another process owns or has owned the run.
+    """
     try:
         _lock(connection, wanted, clear=True)
     except RunFolderError as error:
@@ -183,7 +193,7 @@ def take_again(connection: Connection, wanted: RunClaim) -> None:
 
 
 def check(connection: Connection, wanted: RunClaim) -> None:
-    """Whether the schema is there, and of this version. Raises psycopg.Error, RunFolderError."""
+    """Checks that the schema exists and has this version. Raises psycopg.Error, RunFolderError."""
     there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted.schema,)).fetchone()
     if there is None:
         raise RunFolderError(f"there is no schema {wanted.schema}, where this run is kept")
@@ -194,7 +204,10 @@ def check(connection: Connection, wanted: RunClaim) -> None:
 
 
 def _lock(connection: Connection, wanted: RunClaim, clear: bool) -> None:
-    """`clear`: an earlier connection of ours may hold it still, cut off from us, and is ended."""
+    """Takes the advisory lock of the run. Raises psycopg.Error, RunFolderError.
+
+    `clear`: ends earlier connections of this process, which may be cut off and still hold the lock.
+    """
     key = int.from_bytes(
         hashlib.sha256(f"device-runtime {wanted.schema}".encode()).digest()[:8], "big", signed=True
     )
@@ -212,6 +225,7 @@ def _lock(connection: Connection, wanted: RunClaim, clear: bool) -> None:
 
 
 def _warn(connection: Connection) -> None:
+    """Warns of server settings with which a commit may be lost."""
     row = connection.execute("SHOW fsync").fetchone()
     if row and row[0] == "off":
         log.warning("PostgreSQL runs with fsync = off: a power cut there may lose what was acknowledged")
@@ -223,17 +237,12 @@ def _warn(connection: Connection) -> None:
         )
 
 
-PATIENCE_S = 60.0
-"""Seconds that a server may be away."""
-WAITS_S = (0.2, 5.0)
-"""Seconds between attempts: at first, and at most."""
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """How long a server is waited for, and by which clock, in seconds."""
+    """How long to wait for a server that is away, in seconds, and the clock to use."""
 
     most_s: float = PATIENCE_S
     clock: Callable[[], float] = time.monotonic
@@ -241,14 +250,14 @@ class Waiting:
 
 
 class Postgres:
-    """An open run, as `database.Backend`. Once it has raised DatabaseError it raises it for ever."""
+    """An open run; implements `database.Backend`. Once it has raised DatabaseError, every call does."""
 
     def __init__(self, folder: Path, url: str, reading: bool, waiting: Waiting | None = None) -> None:
-        """`url` empty: where the folder says. Raises what Database does, and ConfigError for a bad URL."""
+        """`url` empty: as stored in the folder. Raises as Database, and ConfigError for a bad URL."""
         self._waiting = waiting or Waiting()
         self._over = ""
         self._connection: Connection | None = None
-        known = place.of(folder)
+        known = tables.of(folder)
         if known is None and (reading or not url):
             raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
         self._server = PostgresServer.parse(url or (known.server if known else ""))
@@ -285,7 +294,7 @@ class Postgres:
                 begin(connection, wanted)
             now = DatabasePlace(self._server.public, schema)
             if not reading and now != known:
-                place.keep(folder, now)
+                tables.keep(folder, now)
         except psycopg.Error as error:
             self.close()
             raise DatabaseError(f"{self._server}: {_said(error)}") from None
@@ -295,7 +304,7 @@ class Postgres:
         return wanted
 
     def _do(self, work: Callable[[Connection], T]) -> T:
-        """Once, or again while the server is away. Whoever waits holds up the rounds, and loses nothing."""
+        """Does `work`, again and again while the server is away. Rounds stop meanwhile; nothing is lost."""
         waiting, since, wait_s = self._waiting, None, WAITS_S[0]
         while True:
             if self._over:
@@ -340,7 +349,7 @@ class Postgres:
 
 
 def _translated(sql: str) -> bytes:
-    """Bytes are a query that psycopg takes as it is."""
+    """The SQL for psycopg; bytes, which psycopg takes as a query without checks of their type."""
     return sql.replace("?", "%s").encode()
 
 

@@ -12,11 +12,11 @@ from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.broker.wire.partial_blob import replace_file
 
 FILE = "rollback"
-"""In the run folder: the number of the round whose model is to be gone back to."""
+"""File in the run folder: the number of the round whose model is to be served."""
 
 
 def ask(folder: Path, to: int) -> None:
-    """Go back to the model of round `to`; durable on return. Of several who ask, the last is heeded.
+    """Requests a rollback to the model of round `to`; durable on return. The last of several requests counts.
 
     Raises RunFolderError.
     """
@@ -28,7 +28,7 @@ def ask(folder: Path, to: int) -> None:
 
 
 def taken(folder: Path) -> int | None:
-    """What is asked for; None for nothing, 0 for what is no number: no model is of that round."""
+    """The round that is requested; None without a request, 0 (no model's round) for an invalid one."""
     try:
         return int((folder / FILE).read_text("ascii"))
     except OSError:
@@ -38,8 +38,9 @@ def taken(folder: Path) -> int | None:
 
 
 def done(folder: Path, to: int) -> None:
-    """It is done, or cannot be; what has been asked for since then is still to be. Never waits: while
-    somebody asks, it is left for the next time.
+    """Removes the request for round `to`, which was done or is impossible; a newer request stays.
+
+    Never waits: if another process is writing a request, the old one is removed the next time.
     """
     with suppress(OSError), _alone(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
         if taken(folder) == to:
@@ -48,10 +49,7 @@ def done(folder: Path, to: int) -> None:
 
 @contextmanager
 def _alone(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Nobody else changes what is asked for; whoever is killed meanwhile leaves it to the next.
-
-    Raises OSError.
-    """
+    """Holds a lock on the request; it ends with the process, however that ends. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, how)

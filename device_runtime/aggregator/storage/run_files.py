@@ -1,4 +1,4 @@
-"""The figures of a run as files: rounds and contributions, each as JSON lines and as CSV."""
+"""Writes a run's figures as JSON lines and CSV, checks whose run folder it is, and saves who is online."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from device_runtime.aggregator.views.listener import (
 
 from .store import Identity, Store
 
+log = logging.getLogger(__name__)
+
+SHA_BYTES = 32
 Record = RoundRecord | ContributionRecord
 
 
 class Records:
-    """An observer that writes `rounds` and `contributions`, .jsonl and .csv, into a folder.
+    """An observer that writes `rounds` and `contributions`, as .jsonl and .csv, into a folder.
 
-    They are written anew from the run's store when the service starts, so that a crash between a commit
-    and its line costs nothing; then lines are appended. Field names are those of RoundRecord and
+    The files are written anew from the run's store when the service starts, so that a crash between a commit
+    and its line loses nothing; then lines are appended. Field names are those of RoundRecord and
     ContributionRecord; nan is null in JSON and empty in CSV.
     """
 
@@ -75,16 +78,11 @@ def _line(cells: Sequence[object]) -> str:
     return out.getvalue()
 
 
-# FROM identity: Whether a run folder is that of this task and these models.
-
-SHA_BYTES = 32
-
-
 def identified(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[str, bool]:
-    """The run's name, and whether it goes on; a new folder becomes this task's.
+    """Checks that a run folder belongs to this task; returns the run's name and whether it is resumed.
 
-    `shas` are of the main model's bundle and the smaller ones', in the task's order. Raises RunFolderError
-    for the folder of another task, or one that was begun with other models.
+    A new folder becomes this task's. `shas`: sha256 of the main model's bundle and of the smaller ones', in
+    the task's order. Raises RunFolderError for the folder of another task, or of a run with other models.
     """
     mine = Identity(task.json(), secrets.token_hex(4), b"".join(shas))
     found = store.identity()
@@ -119,39 +117,37 @@ def _differences(old: Task, new: Task) -> list[str]:
     return texts
 
 
-# FROM saved_session: Who is here, for the next life of the aggregator: a round may wait for them.
-
-log = logging.getLogger(__name__)
-
-
 class SavedSession:
-    """What has changed since it was last on the disk."""
+    """Saves which devices are online and ready: after a restart a round may wait for them.
+
+    It holds the changes that are not on the disk yet.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._came: set[str] = set()
+        self._changed: set[str] = set()
         self._forgotten: set[str] = set()
 
     def attend(self, device: str) -> None:
-        """It came, went, or is ready."""
-        self._came.add(device)
+        """Notes that a device came, went, or is ready."""
+        self._changed.add(device)
 
     def forget(self, device: str) -> None:
-        """It is away, and need not be known any longer."""
+        """Notes that a device is away and is to be forgotten."""
         self._forgotten.add(device)
-        self._came.add(device)
+        self._changed.add(device)
 
     def settle(self, state: RoundsState) -> None:
-        """Write it; what the disk refuses is written the next time."""
-        if not self._came:
+        """Writes the changes; if the disk refuses them, they are written the next time."""
+        if not self._changed:
             return
-        known = {device: state.devices.get(device) for device in self._came}
+        known = {device: state.devices.get(device) for device in self._changed}
         here = {device: one.boot for device, one in known.items() if one and one.online and one.ready}
         forgotten = [device for device in self._forgotten if device not in state.asked]
         try:
-            self._store.attend(here, self._came - here.keys(), forgotten)
+            self._store.attend(here, self._changed - here.keys(), forgotten)
         except RunFolderError as error:
             log.warning("who is here is not on disk: %s", error)
         else:
-            self._came.clear()
+            self._changed.clear()
             self._forgotten.clear()

@@ -1,12 +1,13 @@
-"""All that a run must not lose, in one folder: SQLite for what is known, blobs for what is large.
+"""Stores a run in one folder: a database for small data, and blobs for large ones.
 
-    run.sqlite   task, rounds, who was asked, contributions, traffic, the log of zeroth-order steps;
-                 or database.json, which says in which PostgreSQL that is
-    models/      bundle, checkpoints, logs, served models: what devices may fetch
-    updates/     contributions over INLINE_LIMIT, until their round is merged: what nobody may fetch
+    run.sqlite   task, rounds, devices asked, contributions, traffic, the log of zeroth-order steps;
+                 or database.json, which names the PostgreSQL server that holds them
+    models/      bundle, checkpoints, logs, served models; devices may fetch them
+    updates/     contributions over INLINE_LIMIT, until their round is merged; no device may fetch them
 
-The order is always: content durable, then one commit of the database, then whatever tells others of it.
-Every write may be repeated, and is done again where a server was lost. One process owns the run.
+The order is always the same: content is made durable, then one commit of the database refers to it, then
+others are told. Every write may be repeated, and is repeated where a server was lost. One process owns the
+run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .history import ServingHistory, StepHistory
 T = TypeVar("T")
 
 LEFT_S = 600.0
-"""When a run is opened, content that no contribution names is removed after so many seconds."""
+"""When a run is opened, content that no contribution refers to is removed if it is older than this."""
 
 _ATTEND = "INSERT INTO present VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET boot = excluded.boot"
 _ASK = "INSERT INTO asked VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET round = excluded.round"
@@ -49,8 +50,10 @@ WHERE round >= (SELECT coalesce(max(round), 0) FROM rounds WHERE round < ?)"""
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run folder belongs to. `task` is canonical JSON, `bundles` the sha256 of the main model's
-    canonical zip, and then those of the smaller models.
+    """The task, run and models that a run folder belongs to.
+
+    `task` is canonical JSON. `bundles` is the sha256 of the main model's canonical zip, followed by those of
+    the smaller models.
     """
 
     task: bytes
@@ -60,7 +63,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class ModelEvaluation:
-    """Evaluation of a round: of the served model, and the accuracy of the next base; nan without data."""
+    """Accuracy and loss of a round's served model, and accuracy of its next base; nan without data."""
 
     eval_acc: float
     eval_loss: float
@@ -68,7 +71,7 @@ class ModelEvaluation:
 
 
 class CarriedBlobs(msgspec.Struct, frozen=True, array_like=True):
-    """`strategies.merging.aggregator_half.Carried`, as it is kept: bases by member, blobs by kind."""
+    """`strategies.merging.aggregator_half.Carried` as it is stored: bases by member, blobs by kind."""
 
     family: dict[str, Base] = {}
     memory: dict[str, Blob] = {}
@@ -76,15 +79,16 @@ class CarriedBlobs(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """All that it names."""
+        """All blobs that it refers to."""
         parts = (part for base in self.family.values() for part in base.checkpoint)
         return (*parts, *self.memory.values(), *((self.aside,) if self.aside else ()))
 
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What the merge phase keeps: the next round's base and what goes with it, the served model, the steps
-    taken, oddities.
+    """The result of a merge: the next base and what goes with it, the served model, and the steps taken.
+
+    `note` says what was unusual; empty for nothing.
     """
 
     base: Base
@@ -96,18 +100,20 @@ class MergeResult:
 
 @dataclass(frozen=True)
 class Latest:
-    """A base, and the weights that it names."""
+    """A base and its weights."""
 
     base: Base
     weights: Tensors
 
 
 class Store:
-    """An open run folder. Raises what Database does, in every method, when it does not do as it is told."""
+    """An open run folder. Every method raises as `Database` when disk or server fail."""
 
     def __init__(self, folder: Path, reading: bool = False, database: str = "") -> None:
-        """Opens the folder, made if need be; `reading`: one that is there, beside its owner. `database`: URL
-        of a PostgreSQL for what is not to be in the folder. Raises what Database does.
+        """Opens the folder, and makes it if it is missing.
+
+        `reading`: only reads an existing folder, beside its owner. `database`: URL of the PostgreSQL server
+        for a run that is not to be in SQLite. Raises as Database.
         """
         self.folder = folder
         self._db = Database(folder, reading, database)
@@ -119,22 +125,23 @@ class Store:
             self.tidy(time.time() - LEFT_S)
 
     def tidy(self, before: float = inf) -> None:
-        """Remove the contents of contributions that do not count, in part or whole, which were written last
-        `before` that moment (seconds since 1970).
+        """Removes contents, complete or partial, that belong to no counted contribution.
+
+        Only those last written before `before` (seconds since 1970).
         """
         self.contributions.prune(self.latest_closed(), before)
 
     def close(self) -> None:
-        """Let go of the folder. May be called twice."""
+        """Closes the folder. May be called twice."""
         self._db.close()
 
     def identity(self) -> Identity | None:
-        """Whose folder it is; None for a new one."""
+        """The identity of the folder's run; None for a new folder."""
         rows = self._db.rows("SELECT task, run, bundle FROM meta")
         return Identity(*rows[0]) if rows else None
 
     def found(self, identity: Identity) -> None:
-        """Make the folder this run's. Raises RunFolderError when it is another's."""
+        """Makes the folder belong to a run. Raises RunFolderError when it belongs to another one."""
         with self._db.commit() as db:
             values = (identity.task, identity.run, identity.bundles)
             db.execute("INSERT INTO meta VALUES (1, ?, ?, ?) ON CONFLICT DO NOTHING", values)
@@ -142,7 +149,7 @@ class Store:
             raise RunFolderError(f"run folder {self.folder} belongs to a run already")
 
     def saved(self) -> Saved | None:
-        """Where the run is, for `machine.resume`."""
+        """The run's progress, for `machine.resume`; None for a new run."""
         rows = self._db.rows("SELECT round, phase FROM rounds ORDER BY round DESC LIMIT 1")
         if not rows:
             return None
@@ -157,8 +164,10 @@ class Store:
         return Saved(number, phase, voices, answered, asked, present=present, fruitless=fruitless)
 
     def attend(self, here: Mapping[str, int], gone: Iterable[str], forgotten: Iterable[str]) -> None:
-        """Devices that a round may wait for, each with the life (boot) that it speaks from; and no longer.
-        Of those that are forgotten it is not known either for which round they were asked.
+        """Stores which devices a round may wait for.
+
+        `here`: devices that are present, with the process (`boot`) of each. `gone`: devices that are present
+        no longer. `forgotten`: devices whose last asked round is deleted too.
         """
         with self._db.commit() as db:
             db.executemany(_ATTEND, list(here.items()))
@@ -166,26 +175,29 @@ class Store:
             db.executemany("DELETE FROM asked WHERE device = ?", [(device,) for device in forgotten])
 
     def ask(self, number: int, devices: Iterable[str], earliest: int) -> None:
-        """Devices of a cohort are asked for a round; only the latest round of each is kept, and none before
-        `earliest`.
+        """Stores that devices of a cohort were asked for a round.
+
+        Only the latest round of each device is kept, and none before `earliest`.
         """
         with self._db.commit() as db:
             db.execute("DELETE FROM asked WHERE round < ?", (earliest,))
             db.executemany(_ASK, [(device, number) for device in devices])
 
     def open_round(self, number: int, base: Base, carried: CarriedBlobs) -> None:
-        """A new round, whose phase is collect."""
+        """Stores a new round in the phase "collect"."""
         with self._db.commit() as db:
             db.execute(_OPEN, (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)))
 
     def fruitless(self, number: int, deadlines: int) -> None:
-        """So many deadlines of an open round have been fruitless in a row; see State."""
+        """Stores how many deadlines of an open round were fruitless in a row; see RoundsState."""
         with self._db.commit() as db:
             db.execute(_FRUITLESS, (number, deadlines))
 
     def open_given(self, number: int, base: Base, carried: CarriedBlobs, steps: Sequence[Step]) -> None:
-        """The same, where `steps` lead to its base from that of the latest round before it, in place of those
-        that were taken in it.
+        """Stores a new round that is given from outside.
+
+        `steps` lead to its base from that of the latest round before it; they replace the steps taken in that
+        round.
         """
         with self._db.commit() as db:
             db.execute(_FORGET_TAKEN, (number,))
@@ -194,12 +206,14 @@ class Store:
             db.execute(_OPEN, (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)))
 
     def opened(self, number: int) -> bool:
-        """Whether a round was opened: its base is what it is from then on."""
+        """Whether a round was opened; its base does not change after that."""
         return bool(self._db.rows("SELECT 1 FROM rounds WHERE round = ?", number))
 
     def begin_merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
-        """From here on nothing more counts in the round; `durations` says how long its devices needed, and
-        `early` that it closed before all were done.
+        """Stores that no more contributions count in the round.
+
+        `durations`: how long its devices needed (see `pace`). `early`: a note that it closed before all
+        devices were done.
         """
         with self._db.commit() as db:
             db.execute(
@@ -211,14 +225,14 @@ class Store:
                 db.execute("INSERT INTO pace VALUES (?, ?) ON CONFLICT DO NOTHING", (number, packed))
 
     def paces(self, most: int, before: int) -> tuple[dict[int, int], ...]:
-        """How long devices needed (see `pace`) in the last so many rounds before `before`, in order."""
+        """The durations (see `pace`) of the last `most` rounds before round `before`, in order."""
         sql = "SELECT durations FROM pace WHERE round < ? ORDER BY round DESC LIMIT ?"
         rows = self._db.rows(sql, before, most)
         kind = list[tuple[int, int]]
         return tuple(dict(msgspec.msgpack.decode(row["durations"], type=kind)) for row in reversed(rows))
 
     def merged(self, number: int, result: MergeResult) -> None:
-        """A round's note says how it closed, then what its merge says."""
+        """Stores the result of a merge. The round's note says how it closed, then what the merge noted."""
         early = self._db.rows("SELECT note FROM rounds WHERE round = ? AND phase = 'merge'", number)
         notes = [note for note in (early[0]["note"] if early else "", result.note) if note]
         with self._db.commit() as db:
@@ -238,7 +252,7 @@ class Store:
             )
 
     def evaluated(self, number: int, figures: ModelEvaluation, served: Blob | None = None) -> None:
-        """`served`: the model that is served instead of the one that was merged."""
+        """Stores a round's evaluation. `served`: the model that is served instead of the merged one."""
         with self._db.commit() as db:
             if served is not None:
                 db.execute(
@@ -250,7 +264,7 @@ class Store:
             )
 
     def close_round(self, record: RoundRecord) -> None:
-        """The record is final; the contents of the round's contributions are forgotten."""
+        """Stores the final record of a round, and deletes the contents of its contributions."""
         with self._db.commit() as db:
             db.execute(
                 "UPDATE rounds SET phase = 'closed', record = ? WHERE round = ?",
@@ -264,7 +278,7 @@ class Store:
         return int(self._db.rows("SELECT coalesce(max(round), 0) FROM rounds WHERE phase = 'closed'")[0][0])
 
     def every_figures(self) -> tuple[tuple[int, ModelEvaluation], ...]:
-        """Of every closed round, in order."""
+        """The evaluation of every closed round, in order."""
         sql = (
             "SELECT round, figures FROM rounds WHERE phase = 'closed' AND figures IS NOT NULL ORDER BY round"
         )
@@ -274,7 +288,7 @@ class Store:
         )
 
     def made(self, number: int) -> tuple[Base, CarriedBlobs]:
-        """What a merged round made for the next, whatever that was opened with."""
+        """The base and the rest that a merged round made, whatever the next round was opened with."""
         return self._read(number, "next_base", Base), self._read(number, "next_carried", CarriedBlobs)
 
     def base(self, number: int) -> Base:
@@ -282,7 +296,7 @@ class Store:
         return self._of_round(number, "base", Base)
 
     def carried(self, number: int) -> CarriedBlobs:
-        """What goes with that base."""
+        """What goes with `base(number)`."""
         return self._of_round(number, "carried", CarriedBlobs)
 
     def served(self, number: int) -> Blob:
@@ -290,7 +304,7 @@ class Store:
         return self._read(number, "served", Blob)
 
     def figures(self, number: int) -> ModelEvaluation:
-        """Of an evaluated round."""
+        """The evaluation of a round."""
         return self._read(number, "figures", ModelEvaluation)
 
     def closed(self, number: int | None = None) -> tuple[RoundClosed, ...]:
@@ -311,7 +325,7 @@ class Store:
         )
 
     def _of_round(self, number: int, column: str, kind: type[T]) -> T:
-        """As the round was opened with it, or else as the one before has made it."""
+        """The value that the round was opened with, or else the one that the round before made."""
         opened = self.opened(number)
         return self._read(number, column, kind) if opened else self._read(number - 1, f"next_{column}", kind)
 
@@ -322,5 +336,5 @@ class Store:
         return msgspec.msgpack.decode(rows[0][column], type=kind)
 
     def remember(self, base: Base, weights: Tensors) -> None:
-        """A base that was made just now: the next round is made from it. In memory only."""
+        """Keeps a base that was just made in memory, as the next round is made from it."""
         self.latest = Latest(base, weights)

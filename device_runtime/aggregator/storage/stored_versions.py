@@ -1,4 +1,4 @@
-"""Reads a run's served models from outside the aggregator, which may be running."""
+"""Reads a run's served models while its aggregator may be running."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
-from device_runtime.aggregator.rounds import given_rounds as outside
+from device_runtime.aggregator.rounds import given_rounds
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
@@ -18,15 +18,18 @@ from .store import Store
 
 
 def versions_in(folder: Path, database: str = "") -> tuple[Version, ...]:
-    """In the order of their rounds; `database` as in Ports. Raises RunFolderError, DatabaseError."""
+    """The versions of a run, by round; `database` as in Ports. Raises RunFolderError, DatabaseError."""
     with closing(Store(folder, True, database)) as store:
         return ModelVersions(store, 0).versions()
 
 
 def check_rollback(folder: Path, to: int, database: str = "") -> None:
-    """Raises RollbackError where the run cannot go back to the model of round `to`, and as versions_in."""
-    if (folder / outside.FILE).exists():
-        raise RollbackError(outside.ITS_ROUNDS)
+    """Checks that the run can go back to the model of round `to`; else raises RollbackError.
+
+    Also raises as versions_in.
+    """
+    if (folder / given_rounds.FILE).exists():
+        raise RollbackError(given_rounds.ITS_ROUNDS)
     kept = [version.round for version in versions_in(folder, database) if version.kept]
     if to not in kept:
         there = ", ".join(map(str, kept)) or "none"
@@ -34,9 +37,10 @@ def check_rollback(folder: Path, to: int, database: str = "") -> None:
 
 
 def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
-    """The served version, and its model as one ONNX file with the weights inside. Needs only the run folder.
+    """The served version, and its model as one ONNX file that includes the weights.
 
-    Raises RunFolderError where nothing is served yet, ModelError, BlobError, and as versions_in.
+    Needs only the run folder. Raises RunFolderError where no model is served yet, ModelError, BlobError, and
+    as versions_in.
     """
     with closing(Store(folder, True, database)) as store:
         identity = store.identity()
@@ -46,6 +50,6 @@ def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
         bundle = Bundle.open(store.models.path(identity.bundles[:SHA_BYTES]))
         weights = tensors.decode(store.models.get(store.served(version.round)))
         metadata = {"task": tasks.decode(identity.task).name, "round": str(version.round)}
-        return version, onnx_whole.whole(
-            bundle, weights, {**onnx_whole.described(bundle.manifest), **metadata}
+        return version, onnx_whole.graph_with_weights(
+            bundle, weights, {**onnx_whole.metadata_of(bundle.manifest), **metadata}
         )

@@ -1,4 +1,8 @@
-"""The tables of a run: one text for SQLite and PostgreSQL, which call their types by other names."""
+"""The tables of a run, in SQLite or PostgreSQL, and the file that names the PostgreSQL server.
+
+Both databases share one text of SQL; only their names of types differ. Without the file, the run is in SQLite
+in its folder.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,13 @@ from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.broker.wire.partial_blob import replace_file
 
 VERSION = 5
-"""Of the tables and what is kept in them."""
+"""Version of the tables and their contents."""
+
+PLACE_FILE = "database.json"
+"""File in the run folder that names server and schema; it holds no password."""
 
 Statement = tuple[str, list[Sequence[object]]]
-"""SQL with `?` for each value, and the values that it is done with, one time after the other."""
+"""SQL with `?` for each value, and one sequence of values for each execution."""
 
 SQLITE = """
 CREATE TABLE IF NOT EXISTS meta (
@@ -64,35 +71,31 @@ _TYPES = {
     "INTEGER": "BIGINT",
     "BLOB": "BYTEA",
     "REAL": "DOUBLE PRECISION",
-    "TEXT": 'TEXT COLLATE "C"',  # in the order of SQLite: merging goes by it
+    "TEXT": 'TEXT COLLATE "C"',  # sorts as SQLite does; merging depends on that order
 }
 POSTGRES = re.sub("|".join(_TYPES), lambda found: _TYPES[found[0]], SQLITE)
 
 
 def wrong_version(version: object) -> str:
-    """What to do about tables of another version."""
+    """The text of an error about tables of another version."""
     return (
         f"version {version}, this version reads {VERSION}: finish the run with the release that began it, "
         "or give another --run-dir"
     )
 
 
-# FROM database_place: Where a folder's run is, if not in the folder: a database server, and a schema of the
-# run's own.
-
-PLACE_FILE = "database.json"
-"""In the run folder; it holds no password."""
-
-
 class DatabasePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`server` as libpq has it ("host=db dbname=fl user=aggregator"), `schema` a name in its database."""
+    """The PostgreSQL server and the schema that hold a folder's run.
+
+    `server` is a connection string for libpq ("host=db dbname=fl user=aggregator").
+    """
 
     server: str
     schema: str
 
 
 def of(folder: Path) -> DatabasePlace | None:
-    """Of a run that was begun; None where it is in the folder itself. Raises RunFolderError."""
+    """The place of a folder's run; None where it is in the folder itself. Raises RunFolderError."""
     try:
         return msgspec.json.decode((folder / PLACE_FILE).read_bytes(), type=DatabasePlace)
     except FileNotFoundError:
@@ -102,7 +105,7 @@ def of(folder: Path) -> DatabasePlace | None:
 
 
 def keep(folder: Path, place: DatabasePlace) -> None:
-    """Durable on return. Raises RunFolderError."""
+    """Stores the place in the folder, durable on return. Raises RunFolderError."""
     try:
         replace_file(folder / PLACE_FILE, msgspec.json.encode(place) + b"\n")
     except OSError as error:

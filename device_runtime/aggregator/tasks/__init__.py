@@ -1,1 +1,1 @@
-"""What is to be learnt: the settings of a task, and the systems that it may be run as."""
+"""The settings of a task, and the systems (FedAvg, HeteroFL, ...) that it may be run as."""

@@ -1,4 +1,7 @@
-"""Whether a task asks for anything that its bundle has the graphs for; devices would sit out in silence."""
+"""Checks that a task's bundle has the graphs that its kinds of update need.
+
+Without the check, devices would sit out and no error would say why.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ log = logging.getLogger(__name__)
 
 ALONE: Mapping[str, Manifest] = MappingProxyType({})
 ANY_DEVICE = "pi-5"
-"""A device to predict for: what a kind needs does not depend on it."""
+"""The device that costs are predicted for; which graphs a kind needs does not depend on it."""
 
 
 def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] = ALONE) -> None:
-    """Logs each kind of update that no device can do with this bundle and family, by name.
+    """Logs each kind of update that no device can do with this bundle and family.
 
-    Raises TaskError where round 1 offers no other, for one that needs a generic set, narrower models or
-    graphs on the aggregator that there are not.
+    `family`: manifests by name. Raises TaskError where round 1 offers no other kind, and for a kind that
+    lacks a generic set, narrower models, or graphs on the aggregator.
     """
     for kind in task.kinds:
         if kind.strategy.generic and task.generic is None:
@@ -58,8 +61,8 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
 
 
 def with_possible_head(task: Task, manifest: Manifest) -> Task:
-    """The task; where the bundle can have no closed-form head, that says so and serves the trained one."""
-    if not task.closed_form or not (why := class_statistics.unfit(manifest, task.statistics)):
+    """The task, with the trained head where the bundle cannot have a closed-form one; logs that."""
+    if not task.closed_form or not (why := class_statistics.infeasible_reason(manifest, task.statistics)):
         return task
     level = logging.INFO if task.head == "auto" else logging.WARNING
     log.log(level, "bundle %s is served with its trained head: %s", manifest.name, why)
@@ -67,7 +70,7 @@ def with_possible_head(task: Task, manifest: Manifest) -> Task:
 
 
 def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
-    """What of the bundles is missing for all of its forms; empty when one has what it needs."""
+    """What the bundles lack for all forms of a kind; empty if one form has what it needs."""
     missing = ""
     for form in strategy.variants():
         manifest = manifests.get(form.member)

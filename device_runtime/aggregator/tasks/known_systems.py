@@ -1,4 +1,4 @@
-"""The systems of the papers, and of others: one line each."""
+"""Definitions of all systems: the kinds of update, settings and rounds of each paper, and of ours."""
 
 from __future__ import annotations
 
@@ -13,29 +13,27 @@ import msgspec
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
-from device_runtime.strategies.registry import KINDS, alone
-from device_runtime.strategies.zeroth_order import DRAWN, FEDMEZO, MEASURED
+from device_runtime.strategies.registry import KINDS, settings_alone
+from device_runtime.strategies.zeroth_order import FEDMEZO, MEASURED, SAMPLED_COHORT_LR
 
 from .task import KindSettings, Start, Task
-
-# FROM system: What a system is: kinds of update with their settings and rounds, and what else it makes of a
-# task.
 
 Settings = Mapping[str, Any]
 Rounds = Callable[[int], int]
 """From a task's number of rounds to a number of rounds."""
 
 TRAINING = ("epochs", "lr", "momentum", "weight_decay", "batch", "mu", "clip_norm", "codec")
-"""Settings of full updates that hold for other kinds of local training of a whole model, if unsaid there."""
+"""Settings of full updates that kinds in WHOLE take over, where they have no value of their own."""
 WHOLE = ("full+few-shot", "width-slice", "attention-transfer", "prototypes", "representatives")
+"""Kinds that train a whole model locally, as full updates do."""
 
 
 @dataclass(frozen=True)
 class SystemKind:
     """One kind of a system. `usual` are settings that a task may change, `fixed` those that it may not.
 
-    It is offered after the part `after` of the rounds, and until that number of rounds, which it is told
-    where it asks for `rounds`.
+    It is offered in the rounds after `after(rounds)` up to `until(rounds)`, with `rounds` of the task. A kind
+    that has a setting `rounds` gets its last round as the value.
     """
 
     kind: str
@@ -45,7 +43,7 @@ class SystemKind:
     until: Rounds = lambda rounds: rounds
 
     def of(self, task: Task) -> KindSettings:
-        """As this task offers it. Raises TaskError."""
+        """The kind's settings in this task. Raises TaskError, ModelError."""
         given = _given(task, self.kind)
         settings = {**self.usual, **_followed(task, self.kind), **given.settings, **self.fixed}
         if takes(self.kind, "members") and not settings.get("members"):
@@ -65,10 +63,11 @@ class SystemKind:
 
 @dataclass(frozen=True)
 class System:
-    """`says` in a line what it is, `source` where it is from. `rounds`: of one that is done in so many.
-    `drawn` are the parts where only some devices take part in a round, if they are others.
+    """A system: its kinds of update with settings and rounds, and its other settings of a task.
 
-    Parts that begin after a task's last round are left out.
+    `says`: a one-line description. `source`: the paper. `rounds`: the system's number of rounds, if fixed.
+    `untimed`: the number of first rounds without a deadline. `drawn`: the parts to use in place of `parts`
+    where only some devices are asked in a round. Parts that begin after a task's last round are left out.
     """
 
     says: str
@@ -81,7 +80,7 @@ class System:
     drawn: tuple[SystemKind, ...] = ()
 
     def of(self, task: Task) -> Task:
-        """The task as this system does it. Raises TaskError."""
+        """The task with this system's settings. Raises TaskError, ModelError."""
         rounds = task.rounds if self.rounds is None else self.rounds
         task = msgspec.structs.replace(task, rounds=rounds)
         parts = self.parts if task.devices_per_round is None else self.drawn or self.parts
@@ -97,22 +96,22 @@ class System:
 
 
 def server_of(task: Task, name: str) -> ServerOptimizer:
-    """The task's own where it is of this name."""
+    """The server optimizer of this name: the task's own, if it has this name, else with default settings."""
     return task.server if task.server.name == name else msgspec.convert({"name": name}, ServerOptimizer)
 
 
 def takes(kind: str, setting: str) -> bool:
-    """Whether there is such a kind, and it has such a setting."""
+    """Whether the kind exists and has the setting."""
     return kind in KINDS and setting in getattr(KINDS[kind], "__dataclass_fields__", {})
 
 
 def _given(task: Task, name: str) -> KindSettings:
     given = next((kind for kind in task.kinds if kind.name == name), KindSettings(name=name))
-    return msgspec.structs.replace(given, settings=alone(name, given.settings))
+    return msgspec.structs.replace(given, settings=settings_alone(name, given.settings))
 
 
 def _followed(task: Task, name: str) -> Settings:
-    """What the task says of full updates, for kinds that train a whole model as they do."""
+    """The task's settings of full updates that the kind takes over (TRAINING, WHOLE)."""
     if name not in WHOLE:
         return {}
     full = _given(task, "full").settings
@@ -121,8 +120,8 @@ def _followed(task: Task, name: str) -> Settings:
 
 @lru_cache
 def _name(path: str) -> str:
-    """The name of a member, which its manifest says. Raises ModelError."""
-    return Bundle.open(bundles.find(path)).manifest.name
+    """The name of a bundle, from its manifest. Raises ModelError."""
+    return Bundle.open(bundles.find_bundle(path)).manifest.name
 
 
 def _first(rounds: int) -> int:
@@ -130,12 +129,12 @@ def _first(rounds: int) -> int:
 
 
 def _probing(rounds: int) -> int:
-    """Of LP+FT: 5 rounds (Bernier 2024, table A.3), or half of them where there are fewer than 10."""
+    """Rounds of linear probing in LP+FT: 5 (Bernier 2024, table A.3), or half of fewer than 10 rounds."""
     return max(1, min(5, rounds // 2))
 
 
 def _gathering(rounds: int) -> int:
-    """In which class means are gathered from those who are drawn: 10, or half of fewer than 20."""
+    """Rounds in which class means are gathered from drawn devices: 10, or half of fewer than 20 rounds."""
     return max(1, min(10, rounds // 2))
 
 
@@ -145,14 +144,17 @@ def _share(share: float) -> Rounds:
 
 FULL = SystemKind("full")
 AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
-"""Class means of FedNCM: of every class that a device has, also one of a single sample."""
+"""Settings of class means in FedNCM: every class that a device has, even with a single sample."""
 ONE_EPOCH = {"reduced_epochs": 1}
 FIFTH = _share(0.2)
 FULL_ONCE = SystemKind("full", until=_first)
 
 
 def _fedft(says: str, **fixed: Any) -> System:
-    """Pre-trained; one round of full updates without a deadline, then the upper part on a selection."""
+    """A FedFT system, from pre-trained parameters.
+
+    One round of full updates without a deadline, then the upper part is trained on selected samples.
+    """
     parts = (FULL_ONCE, SystemKind("entropy-subset", fixed, after=_first))
     return System(says, "Shi 2025 (PhD thesis, Sheffield), section 6.4", parts, untimed=_first)
 
@@ -288,7 +290,11 @@ SYSTEMS: dict[str, System] = {
         ),
         drawn=(
             SystemKind("class-means", {**AS_PUBLISHED, "gathered": True}, until=_gathering),
-            SystemKind("zeroth-order", usual={**MEASURED, "lr": DRAWN, "tunable": "head"}, after=_gathering),
+            SystemKind(
+                "zeroth-order",
+                usual={**MEASURED, "lr": SAMPLED_COHORT_LR, "tunable": "head"},
+                after=_gathering,
+            ),
         ),
     ),
     "distmezo-naive": System(

@@ -1,4 +1,4 @@
-"""Learning rate, local epochs and batch size of a whole task: set on those of its kinds that have them."""
+"""Sets learning rate, local epochs, batch size, or codec for all kinds of a task that have the setting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {"lr": "learning rate", "epochs": "local epochs", "batch": "batch size"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--lr`, `--epochs`, `--batch`."""
+    """Adds the options `--lr`, `--epochs` and `--batch`."""
     add = parser.add_argument
     whose = "in all kinds that train in epochs (default: each kind's own)"
     add("--lr", type=float, metavar="RATE", help=f"Train at this learning rate {whose}.")
@@ -31,10 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def trained(task: Task, options: argparse.Namespace) -> Task:
-    """The task with what the options of `add_arguments` say, over what its kinds have; says which kinds.
+    """The task with the options of `add_arguments`, which override its kinds' own settings; logs which kinds.
 
-    Kinds that train in epochs take them. Others have a learning rate of another size, and keep their own,
-    unless no kind offered trains in epochs. Raises TaskError for what no kind takes, or may not be.
+    They apply to kinds that train in epochs. Other kinds need a learning rate of another magnitude and keep
+    their own, unless no offered kind trains in epochs. Raises TaskError for an option that no kind has, or a
+    value that is not allowed.
     """
     for setting, said in NAMES.items():
         value = getattr(options, setting)
@@ -59,24 +60,21 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-# FROM task_codec: One codec for a whole task: by which those of its kinds send that can.
-
-
 def coded(task: Task, word: str) -> Task:
-    """The task with this codec in the place of what its kinds have; kinds without the setting stay exact.
+    """The task with this codec for all kinds that have the setting; the others still send exact numbers.
 
-    The empty word sends all of them as they are. Raises TaskError for one that is no codec, or that nothing
-    would send by.
+    It replaces the kinds' own codecs; "" is no codec. Raises TaskError for an unknown codec, or one that no
+    kind would use.
     """
     try:
-        codecs.named(word)
+        codecs.codec_named(word)
     except CodecError as error:
         raise TaskError(str(error)) from None
-    if word and not any(registry.coding(kind.name, word) for kind in task.kinds):
+    if word and not any(registry.codec_setting(kind.name, word) for kind in task.kinds):
         kinds = ", ".join(kind.name for kind in task.kinds)
         raise TaskError(f"codec {word}: the numbers of {kinds} are sent exactly as they are")
     changed = tuple(
-        msgspec.structs.replace(kind, settings={**kind.settings, **registry.coding(kind.name, word)})
+        msgspec.structs.replace(kind, settings={**kind.settings, **registry.codec_setting(kind.name, word)})
         for kind in task.kinds
     )
     return msgspec.structs.replace(task, kinds=changed)

@@ -1,8 +1,7 @@
-"""The systems of the papers, and of others, by name: what each makes of a task.
+"""Runs a task as a named system: of a paper, ours, or one kind of update alone.
 
-A name is that of a system, or of one kind of update alone, and may be followed by modifiers, as in
-"fedpeft-bias+dp", "fedncm+ft+fedadam", "moon+". Settings that a task gives a kind stand over those that
-papers name, and under those without which it would be another system.
+Modifiers may follow the name, as in "fedpeft-bias+dp", "fedncm+ft+fedadam", "moon+". A task's settings of a
+kind override the paper's usual values, but not the values that define the system.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ELSEWHERE = {
     "choose": "what a task is without a system: leave it out",
     "centralised": "all data in one place: only `simulate` has that",
 }
-"""Names that `simulate` compares, and no task can be run as."""
+"""Names that `simulate` compares and that no task can be run as."""
 SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
 MODIFIERS: Mapping[str, str] = {
     "": "stragglers train one epoch instead of being dropped",
@@ -39,31 +38,31 @@ MODIFIERS: Mapping[str, str] = {
 
 
 def names() -> tuple[str, ...]:
-    """Every system, and every kind alone; modifiers may follow."""
+    """The names of all systems, and of all kinds alone; modifiers may follow."""
     return (*SYSTEMS, *(kind for kind in KINDS if kind not in SYSTEMS))
 
 
 def under(name: str, task: Task) -> Task:
-    """What the system of this name makes of a task. Raises TaskError, ModelError."""
+    """The task as the system of this name. Raises TaskError, ModelError."""
     system, modifiers = _parsed(name)
     return modified(system.of(task), modifiers, task)
 
 
 def modified(task: Task, modifiers: Iterable[str], given: Task) -> Task:
-    """The task with these modifiers, where `given` is what a system has made it of. Raises TaskError."""
+    """The task with these modifiers; `given` is the task before a system changed it. Raises TaskError."""
     for modifier in modifiers:
         task = _modified(task, modifier, given)
     return task
 
 
 def describe(name: str) -> str:
-    """What it is, in a line. Raises TaskError."""
+    """A one-line description of a system with its modifiers. Raises TaskError."""
     system, modifiers = _parsed(name)
     return "; ".join((f"{system.says} ({system.source})", *(MODIFIERS[modifier] for modifier in modifiers)))
 
 
 def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
-    """The longest system that it begins with, and the modifiers that follow."""
+    """The system with the longest name that `name` begins with, and the modifiers that follow."""
     if name in ELSEWHERE:
         raise TaskError(f"{name!r}: {ELSEWHERE[name]}")
     name = ALIASES.get(name, name)
@@ -77,7 +76,7 @@ def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
 
 
 def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
-    """Those in what follows a system in a name, as in "+dp". Raises TaskError."""
+    """The modifiers in `rest`, the part of `name` after the system, as in "+dp". Raises TaskError."""
     modifiers = tuple(rest.split("+")[1:])
     for modifier in modifiers:
         if modifier not in MODIFIERS:
@@ -87,7 +86,7 @@ def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
 
 
 def _instead(name: str) -> str:
-    """What may have been meant: `device-runtime systems` shows more than fits into a line."""
+    """A hint at similar names, or at all names: `device-runtime systems` shows more than fits into a line."""
     near = get_close_matches(name.lower().partition("+")[0], names(), n=3, cutoff=0.7)
     if near:
         return f"near it are {', '.join(near)}; `device-runtime systems` lists all"
@@ -95,12 +94,13 @@ def _instead(name: str) -> str:
 
 
 def _alone(kind: str) -> System:
-    """One kind for every device, as published."""
+    """The system of one kind for every device, as published."""
     fixed = AS_PUBLISHED if kind == "class-means" else {}
     return System(f"{kind} alone, for every device", "as published", (SystemKind(kind, fixed),))
 
 
 def _modified(task: Task, modifier: str, given: Task) -> Task:
+    """The task with one modifier; the rest as in `modified`."""
     if modifier in SERVERS:
         return msgspec.structs.replace(task, server=server_of(given, modifier))
     if modifier in ("all", "fast"):
@@ -125,5 +125,5 @@ def _modified(task: Task, modifier: str, given: Task) -> Task:
 
 
 def _with(kind: KindSettings, setting: str, value: Any) -> Settings:
-    """The kind's settings; what a task says of it already stays, but that it is off."""
+    """The kind's settings with this one; a value that the task has already stays, unless it is off."""
     return {**kind.settings, setting: kind.settings.get(setting) or value}

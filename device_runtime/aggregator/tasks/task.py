@@ -1,4 +1,4 @@
-"""What is to be learnt and by which rules: the settings of a task, from TOML, flags or code."""
+"""The settings of a task: what is learnt and by which rules, from a TOML file, flags, or code."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _STALENESS = 0.5
 class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """One kind of update that is offered, from round `from_round` to `until_round` (None: to the end).
 
-    `weight` multiplies the samples that updates count as when they are averaged. `max_norm` bounds the
-    distance of an update from the base, the Euclidean norm over all its tensors; tensors that the base does
-    not have count whole.
+    `weight` is a factor on the weight of its updates in the mean, which is in samples. `max_norm` bounds the
+    distance of an update from the base, as the Euclidean norm over all its tensors; a tensor that the base
+    does not have counts with its own norm.
     """
 
     name: Annotated[str, Setting("Kind of update: `device-runtime kinds` lists them.", "full")]
@@ -55,7 +55,7 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         int | None, Setting("The last round that offers it; none: to the end.", 5, "rounds", at_least=1)
     ] = None
     weight: Annotated[
-        float, Setting("Times the samples that its updates count as in a mean.", 0.5, more_than=0)
+        float, Setting("Factor on the weight of its updates in the mean.", 0.5, more_than=0)
     ] = 1.0
     max_norm: Annotated[
         float | None,
@@ -81,11 +81,11 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return registry.make(self.name, self.settings)
 
     def weight_of(self, contribution: TrainedUpdate) -> float:
-        """Of an update of this kind in a mean."""
+        """The weight of an update of this kind in the mean, in samples."""
         return self.weight * self.strategy.counted(contribution)
 
     def with_statistics(self, statistics: ClassStatistics | None) -> KindSettings:
-        """The same kind, with these class statistics beside its updates; None: without any."""
+        """The same kind, with these class statistics beside its updates; None: without class statistics."""
         if self.strategy.statistics == statistics:
             return self
         own = {name: value for name, value in self.settings.items() if name != registry.STATISTICS}
@@ -93,57 +93,61 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return msgspec.structs.replace(self, settings={**own, **more})
 
     def in_round(self, number: int) -> bool:
-        """Whether it is offered in this round."""
+        """Whether the kind is offered in round `number`."""
         return self.from_round <= number and (self.until_round is None or number <= self.until_round)
 
 
 def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
-    """Kinds in this order of preference; when there are several, with settings that join one base."""
-    offered = registry.offered(tuple(names))
+    """Kinds in this order of preference; several kinds get the settings of a mixed round, with one base."""
+    offered = registry.default_settings(tuple(names))
     return tuple(KindSettings(name=name, settings=settings) for name, settings in offered)
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of a task; raises TaskError for those that cannot be meant.
+    """Settings of a task. Raises TaskError for invalid settings.
 
-    A round closes when every device that is online has answered, or after `round_deadline_s` seconds if
-    `min_contributions` devices have contributed; with fewer it is extended by as much. Round 1 waits for
-    `min_devices`. The first `untimed_rounds` have no deadline. A device counts as at most `max_num_examples`
-    samples, and as no more than its hello says. After `max_extensions` deadlines in a row that brought no
-    contribution to the open round though devices were there, the run ends and says why (0: it goes on).
-    With `devices_per_round` only so many are asked, drawn anew for each round from those that are ready.
-    With `buffer_size` B > 0 a round closes as soon as B devices have contributed, whoever still works
-    (FedBuff, Nguyen et al. 2022); of a cohort so many are kept at work, whatever rounds they work on.
+    Model and data. `bundle` is a path or the name of a shipped bundle, and `family` those of smaller models
+    that some kinds train. `eval_data` is an .npz with `x` (raw inputs) and `y` (labels). So is `generic`:
+    samples that belong to no device, which some kinds need on the aggregator. With start="random" round 1
+    distributes fresh parameters, drawn by `seed`, in place of the bundle's.
 
-    What comes after its round is refused, or with late="count" or a buffer goes into the open one, if it is
-    not more than `max_staleness` rounds late: made tau rounds ago, it moves the model by
-    (1 + tau) ** -staleness_weight of what it moved its own round's. `eval_data` is an .npz with `x` (raw
-    inputs) and `y` (labels), and so is `generic`, samples that are nobody's own, which some kinds need here;
-    `bundle` a path or the name of a shipped bundle, `family` those of smaller models that some kinds train.
-    With wait_for="fast" a round closes when the fast devices are done: those that send the richest updates,
-    in at most four times the median of their times in the last rounds (`pace.closing_s`). Devices plan
-    against `round_deadline_s` all the same, and what comes later counts as with late="count", but as many
-    times as the rounds in which its device was at work (`stands_for`) in place of
-    (1 + tau) ** -staleness_weight. So that it can, no round closes before `round_deadline_s` /
-    `max_staleness`. Rounds 1 and 2 wait for all, of a cohort rounds 3 to 6 as well.
-    wait_for="auto" does so where several kinds are offered, all of which count late too, and no other setting
-    says when rounds end or how late updates count.
-    `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
-    parameters, drawn by `seed`, in place of the bundle's.
+    Rounds. A round closes when every device that is online has answered, or after `round_deadline_s` seconds
+    if `min_contributions` devices have contributed; with fewer it is extended by the same time. Round 1 waits
+    for `min_devices`. The first `untimed_rounds` have no deadline. After `max_extensions` deadlines in a row
+    that brought no contribution to the open round though devices were there, the run ends and says why
+    (0: it continues). With `devices_per_round` only so many devices are asked, drawn anew for each round from
+    those that are ready. With `buffer_size` B > 0 a round closes as soon as B devices have contributed,
+    whatever the others do (FedBuff, Nguyen et al. 2022); with both settings, `devices_per_round` devices are
+    kept at work, on any rounds.
 
-    With `deadline_quantile` the deadline is learnt: so long that this share of the devices would have been
-    ready in the last rounds, times `deadline_margin`, at least `deadline_least_s`; `round_deadline_s` is that
-    of the first round then, and the longest. A learnt deadline that brought no contribution is doubled, up to
-    the longest, before the run ends. After `stop_after` rounds (0: never) in which `stop_metric` was not
-    better than the best so far by more than `stop_gain`, the task is done; the best model is served then. Of
-    the served models the latest `keep_versions` are kept (0: all), and the best.
-    With head="closed-form" devices send class statistics beside their updates, as `statistics` says, and the
-    served model has a head in closed form, from those of all rounds so far (`statistics.closed_form`); where
-    the evaluation data say that the trained head is better, that is served. Where `statistics` has devices
-    hold samples out, these say so instead (`statistics.held_out`). head="auto" does so where several kinds
-    are offered.
-    `robust` is the rule by which updates are merged where some devices may lie, with the numbers of
-    `strategies.robust.Robust` (robust_trim is its `trim`, and so on).
+    Late updates. An update that arrives after its round is refused. With late="count" or a buffer it counts
+    in the open round, if it is at most `max_staleness` rounds late: made tau rounds ago, it moves the model
+    by (1 + tau) ** -staleness_weight of what it moved the model of its own round. With wait_for="fast" a
+    round closes when the fast devices are done: of the devices that send the richest updates, those that
+    need at most four times the median of their times in the last rounds (`pace.closing_s`). Devices still
+    plan for `round_deadline_s`. Later updates count as with late="count", but each as many times as the
+    number of rounds in which its device was at work (`stands_for`), not with (1 + tau) ** -staleness_weight.
+    So that they can count, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait
+    for all devices; with cohorts rounds 3 to 6 do too. wait_for="auto" is "fast" where several kinds are
+    offered, all of them may count late, and no other setting says when rounds end or how late updates count.
+
+    Learnt deadlines. With `deadline_quantile` the deadline is the time in which this share of the devices
+    would have been ready in the last rounds, times `deadline_margin`, and at least `deadline_least_s`;
+    `round_deadline_s` is then the deadline of the first round, and the longest. A learnt deadline that
+    brought no contribution is doubled, up to the longest, before the run ends.
+
+    Merging. `server` is the server optimizer: how the base follows the mean of the updates. A device counts
+    as at most `max_num_examples` samples, and as no more than its hello says. `robust` is the rule of merging
+    where some devices may lie, with the numbers of `strategies.robust.Robust` (robust_trim is its `trim`, and
+    so on).
+
+    End and served model. After `stop_after` rounds (0: never) in which `stop_metric` was not better than the
+    best so far by more than `stop_gain`, the task is done and the best model is served. Of the served models
+    the latest `keep_versions` (0: all) and the best are kept. With head="closed-form" devices send class
+    statistics beside their updates, as `statistics` says, and the served model has a head in closed form,
+    from the statistics of all rounds so far (`statistics.closed_form`). The trained head is served instead
+    where it is better on the evaluation data or, where `statistics` has devices hold samples out, on those
+    (`statistics.held_out`). head="auto" is "closed-form" where several kinds are offered.
     """
 
     bundle: Annotated[
@@ -204,9 +208,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kinds: Annotated[
         tuple[KindSettings, ...],
         Setting("Kinds of update offered, the preferred first: [[kinds]] tables.", ({"name": "full"},)),
-    ] = msgspec.field(default_factory=lambda: kinds_named(registry.USUAL))
+    ] = msgspec.field(default_factory=lambda: kinds_named(registry.DEFAULT_KINDS))
     max_num_examples: Annotated[
-        int, Setting("The most samples that an update may say it was made of.", 5000, "samples", at_least=1)
+        int, Setting("The most samples that an update may report.", 5000, "samples", at_least=1)
     ] = 1_000_000
     eval_data: Annotated[
         str | None,
@@ -218,7 +222,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = ()
     generic: Annotated[
         str | None,
-        Setting("Samples that are nobody's own, for kinds that train on the aggregator.", "generic.npz"),
+        Setting("Samples that belong to no device, for kinds that train on the aggregator.", "generic.npz"),
     ] = None
     server: Annotated[
         ServerOptimizer, Setting("How the base follows the mean of the updates.", {"name": "fedadam"})
@@ -274,7 +278,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     stop_gain: Annotated[
         float, Setting("An improvement of stop_metric up to this is no gain.", 0.001, at_least=0)
     ] = 0.0
-    stop_metric: Annotated[Metric, Setting("What is to gain.", "loss")] = "accuracy"
+    stop_metric: Annotated[Metric, Setting("The metric that is to improve.", "loss")] = "accuracy"
     keep_versions: Annotated[
         int, Setting("Latest served models kept beside the best; 0: all.", 3, "models", at_least=0)
     ] = 10
@@ -334,7 +338,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self._mixed and not otherwise and not self._ends_otherwise()
 
     def _ends_otherwise(self) -> str:
-        """What does not go with rounds that wait for the fast devices; empty for nothing."""
+        """The setting that conflicts with rounds that wait for the fast devices; empty for none."""
         if self.buffer_size:
             return "buffer_size is set: a buffered round closes by its number of devices"
         if self.deadline_quantile is not None:
@@ -359,16 +363,16 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
 
     def offered(self, number: int) -> tuple[KindSettings, ...]:
-        """The kinds of round `number`, in order of preference."""
+        """The kinds offered in round `number`, in order of preference."""
         return tuple(kind for kind in self.kinds if kind.in_round(number))
 
     def offer_kinds(self, number: int) -> tuple[Kind, ...]:
-        """The same as they stand in an offer."""
+        """The kinds of round `number` as they are written in an offer."""
         return tuple(registry.write(kind.strategy) for kind in self.offered(number))
 
     @property
     def _mixed(self) -> bool:
-        return class_statistics.by_default([kind.strategy for kind in self.kinds])
+        return class_statistics.serves_closed_form([kind.strategy for kind in self.kinds])
 
     @property
     def closed_form(self) -> bool:
@@ -377,7 +381,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def evaluation_judges(self) -> bool:
-        """Whether evaluation data, if any, say which of the two heads is served; else devices do."""
+        """Whether evaluation data, if any, decide which of the two heads is served; else devices do."""
         return self.closed_form and not self.statistics.hold_out
 
     @property
@@ -389,7 +393,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def screening(self) -> Robust:
-        """The rule of merging and its numbers. Raises ValueError for those that cannot be meant."""
+        """The robust rule and its numbers. Raises ValueError for invalid ones."""
         return Robust(
             self.robust,
             self.robust_trim,
@@ -399,18 +403,19 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         )
 
     def late_share(self, rounds: int) -> float:
-        """How much of its change an update moves the model by that is so many rounds late: all of it where no
-        round waits for it.
+        """The share of its change by which an update that is `rounds` rounds late moves the model.
+
+        It is 1 where rounds wait for the fast devices only.
         """
         return 1.0 if self.waits_for_fast else float((1 + rounds) ** -self.staleness_weight)
 
     def stands_for(self, rounds: int, since: float) -> float:
-        """How many times its samples an update weighs that is so many rounds late; `since`: rounds since the
-        round in which its device counted last, divided by its updates in this one.
+        """The factor on the samples of an update that is `rounds` rounds late.
 
-        Where rounds wait for the fast, an update stands for the rounds in which its device was at work, so
-        that each device weighs the same over time (by its participation interval: Wang and Ji 2024). Where
-        some devices are drawn for a round, who is at work longer is not drawn less often.
+        `since`: rounds since the round in which its device last counted, divided by the device's updates in
+        this round. Where rounds wait for the fast, an update stands for all rounds in which its device was at
+        work, so that each device has the same weight over time (by its participation interval: Wang and Ji
+        2024). With `devices_per_round` the factor is 1: a device that works longer is not drawn less often.
         """
         if not self.waits_for_fast or self.devices_per_round is not None:
             return 1.0
@@ -421,7 +426,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return round_seed(self.seed, number)
 
     def json(self) -> bytes:
-        """Canonical: equal tasks give equal bytes, settings that are defaults are written out too."""
+        """Canonical JSON: equal tasks give equal bytes; default settings are written out too."""
         full = [
             msgspec.structs.replace(kind, settings=registry.settings(kind.strategy)) for kind in self.kinds
         ]
@@ -440,7 +445,7 @@ def decode(data: bytes) -> Task:
 
 
 def load(path: Path | None, flags: Mapping[str, object]) -> Task:
-    """A task from a TOML file, if any, with `flags` over it. Raises TaskError.
+    """Reads a task from a TOML file, if any, with `flags` over it. Raises TaskError.
 
     Paths in the file are relative to the file.
     """
@@ -468,7 +473,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _near(folder: Path, value: object) -> object:
-    """The path of what lies in the folder; anything else as it is."""
+    """The path of a file in the folder; any other value unchanged."""
     return str(folder / value) if isinstance(value, str) and (folder / value).exists() else value
 
 

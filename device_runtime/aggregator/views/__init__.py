@@ -1,1 +1,1 @@
-"""How people follow a run: a terminal, a log, tables."""
+"""Views of a run for people: a live terminal, log lines, and tables."""

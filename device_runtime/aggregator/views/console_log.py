@@ -1,4 +1,4 @@
-"""The view where there is no terminal: one line a round, and a table at the end."""
+"""The view without a terminal: one line per round, and a table at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PeopleView(Observer, Protocol):
 
 
 class ConsoleLog:
-    """Writes lines as rounds close; `quiet`: only the table at the end. `label` stands before each line."""
+    """Writes a line as each round closes, with `label` before it; `quiet`: only the table at the end."""
 
     def __init__(self, out: TextIO, quiet: bool = False, label: str = "") -> None:
         self._out = out
@@ -39,7 +39,7 @@ class ConsoleLog:
         self._closed: list[RoundClosed] = []
         self._rounds = 0
         self._idle: dict[str, str] = {}
-        self._somebody = True  # that nobody is there is said once
+        self._devices_seen = True  # so that "no device is there" is printed once
 
     def __call__(self, happening: Happening) -> None:
         match happening:
@@ -48,15 +48,15 @@ class ConsoleLog:
                 self._rounds = happening.task.rounds
                 self._line(started(happening))
             case RoundOpened():
-                self._idle, self._somebody = {}, True
+                self._idle, self._devices_seen = {}, True
             case PlanMade(device=device, kind="", reasons=reasons):
                 self._idle[device] = "; ".join(reasons) or "no reason given"
             case PlanMade(device=device):
                 self._idle.pop(device, None)
             case RoundExtended():
-                if happening.devices or self._somebody:
+                if happening.devices or self._devices_seen:
                     self._line(extended(happening) + idle(self._idle))
-                self._idle, self._somebody = {}, happening.devices > 0
+                self._idle, self._devices_seen = {}, happening.devices > 0
             case RoundClosed():
                 self._closed.append(happening)
                 self._line(f"round {happening.record.round} of {self._rounds}: {summary(happening)}")
@@ -73,7 +73,7 @@ class ConsoleLog:
 
 
 def started(happening: Started) -> str:
-    """The first line: which task and run, and whether it goes on."""
+    """The first line: task, run, and whether it is resumed."""
     task = happening.task
     text = f"task {task.name!r}, run {happening.run}: {task.rounds} rounds of {task.round_deadline_s:g} s"
     if happening.resumed:
@@ -82,7 +82,7 @@ def started(happening: Started) -> str:
 
 
 def extended(happening: RoundExtended) -> str:
-    """Why a round takes longer."""
+    """The line that says why a round is extended."""
     return (
         f"round {happening.round} extended by {happening.deadline_s:g} s: "
         f"{happening.contributions} of {happening.needed} contributions{happening.outlook}"
@@ -90,7 +90,7 @@ def extended(happening: RoundExtended) -> str:
 
 
 def idle(reasons: Mapping[str, str]) -> str:
-    """Who sits out, and why the first of them does."""
+    """How many devices sit out, and the reason of the first one."""
     for device, why in sorted(reasons.items()):
         return f"; {len(reasons)} sitting out, {device} as {why}"
     return ""
@@ -114,7 +114,7 @@ def summary(closed: RoundClosed) -> str:
 
 
 def table(closed: list[RoundClosed]) -> str:
-    """Every round, one row each."""
+    """A table with one row per round."""
     rows = [
         [
             c.record.round,
@@ -133,7 +133,7 @@ def table(closed: list[RoundClosed]) -> str:
 
 
 def energy_from(closed: RoundClosed) -> str:
-    """Whether meters told a round's energy: " measured", " modelled", or of how many."""
+    """Whether a round's energy was measured: " measured", " modelled", or by how many devices."""
     measured = sum(one.energy_source != MODELLED for one in closed.contributions)
     devices = len(closed.contributions)
     if not devices:
@@ -144,7 +144,7 @@ def energy_from(closed: RoundClosed) -> str:
 
 
 def who(closed: RoundClosed) -> str:
-    """Who did what, as counts: "3 full, 1 zeroth-order"."""
+    """The number of contributions of each kind: "3 full, 1 zeroth-order"."""
     counts = Counter(contribution.kind for contribution in closed.contributions)
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())
 

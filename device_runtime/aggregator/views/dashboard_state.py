@@ -1,4 +1,4 @@
-"""What a live view shows, gathered from happenings; knows nothing of terminals."""
+"""The state of a live view, updated by each event; independent of the terminal."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .listener import (
 )
 
 MOST_DEVICES = 10_000
-"""That are shown; of more, the one that was seen first is not."""
+"""Most devices that are kept; with more, the one that was seen first is dropped."""
 
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One device. `doing` is its kind in this round, `why` its reason or that of a refusal."""
+    """One device. `doing`: its kind in this round; `why`: the reason of its plan or of a refusal."""
 
     device: str
     online: bool = True
@@ -40,7 +40,7 @@ class DeviceRow:
 
 @dataclass
 class Dashboard:
-    """The state of the display. `closes_s` is by the clock whose `now` comes with each happening."""
+    """The state of the display. `closes_s` is by the same clock as `now` of `take`."""
 
     title: str = ""
     rounds: int = 0
@@ -51,7 +51,7 @@ class Dashboard:
     closed: list[RoundClosed] = field(default_factory=list)
 
     def take(self, happening: Happening, now: float) -> None:
-        """Bring the board up to date; `now` in seconds."""
+        """Updates the state by an event; `now` in seconds."""
         match happening:
             case Started():
                 self._start(happening)
@@ -120,7 +120,7 @@ class Dashboard:
 
 
 def sparkline(values: list[float]) -> str:
-    """One block a value, from the lowest to the highest; nan is a blank."""
+    """A line chart of block characters, one per value; nan is a blank."""
     blocks = "▁▂▃▄▅▆▇█"
     real = [value for value in values if value == value]
     low, high = min(real, default=0.0), max(real, default=0.0)

@@ -1,4 +1,4 @@
-"""What the service tells whoever listens: a view, the files of a run, tests."""
+"""Events that the service reports to its observers: views, the files of a run, tests."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from device_runtime.broker.wire.messages import Status
 from device_runtime.models.bundles.manifest import Manifest
 
 MODELLED = "modelled"
-"""The source of energy that no meter has measured."""
+"""The source of energy figures that no meter has measured."""
 
 
 @dataclass(frozen=True)
 class ContributionRecord:
-    """One counted contribution; a line of contributions.jsonl. Energy is the device's own figure.
+    """One counted contribution; a line of contributions.jsonl. Energy is as the device reports it.
 
-    `round` is the round it counted in. `bytes_up` and `bytes_down` are those of the device in that round,
-    whole MQTT packets; they stand at the first of several contributions, the others have 0. `epsilon` is what
-    the device has spent of its samples' privacy, nan for an update that is not private. `energy_source` names
-    the meter, "modelled" where there was none; `energy_uncertainty` is a fraction, nan where it is not told.
+    `round` is the round it counted in. `bytes_up` and `bytes_down` are those of the device in that round, in
+    whole MQTT packets; with several contributions, the first has them and the others have 0. `epsilon`: the
+    privacy budget spent on the device's samples so far, nan for an update that is not private.
+    `energy_source` names the meter, "modelled" without one; `energy_uncertainty` is a fraction, nan if not
+    reported.
     """
 
     round: int
@@ -42,12 +43,12 @@ class ContributionRecord:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One closed round; a line of rounds.jsonl. Without evaluation data its figures are nan.
+    """One closed round; a line of rounds.jsonl. Without evaluation data the evaluation figures are nan.
 
-    `eval_*` are of the served model, `base_eval_acc` of the distributed one. `train_loss` is the mean over
-    the contributions that have one, by num_examples. `energy_j`, `train_time_s` (of all devices together),
-    `bytes_up` and `bytes_down` are sums; the bytes are those of every device, contributor or not.
-    `deadline_s` is the time that the round had, fixed or learnt; nan where it had as much as it needed.
+    `eval_*` are of the served model, `base_eval_acc` of the next base. `train_loss` is the mean over the
+    contributions that have one, weighted by num_examples. `energy_j`, `train_time_s`, `bytes_up` and
+    `bytes_down` are sums over devices; the bytes include devices that did not contribute. `deadline_s`:
+    seconds, fixed or learnt; nan without a deadline.
     """
 
     round: int
@@ -66,7 +67,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class RoundClosed:
-    """A round is over and published. `note` says what was odd about it; empty when nothing was."""
+    """A round is closed and its model published. `note` says what was unusual; empty for nothing."""
 
     record: RoundRecord
     contributions: tuple[ContributionRecord, ...]
@@ -75,8 +76,10 @@ class RoundClosed:
 
 @dataclass(frozen=True)
 class Started:
-    """The service runs. `closed`: the rounds of earlier lives of this run; `resumed`: there was one.
-    `manifest`: of the bundle that it goes by, whatever becomes of its files; None where nobody asks.
+    """The service has started.
+
+    `resumed`: the run existed already; `closed`: its closed rounds. `manifest`: the bundle's, as it was read
+    at the start; None where no observer needs it.
     """
 
     task: Task
@@ -88,7 +91,7 @@ class Started:
 
 @dataclass(frozen=True)
 class RoundOpened:
-    """`again`: it was open before a restart, and has `contributions` already."""
+    """A round is open. `again`: it was open before a restart, and has `contributions` already."""
 
     round: int
     kinds: tuple[str, ...]
@@ -99,10 +102,11 @@ class RoundOpened:
 
 @dataclass(frozen=True)
 class RoundExtended:
-    """The deadline passed with too few contributions; it begins anew, `deadline_s` seconds from now.
+    """The deadline passed with too few contributions; the new one is `deadline_s` seconds from now.
 
-    `devices` are there. `fruitless` deadlines in a row have brought no contribution though some were; `left`
-    more of them end the run (None: no number does, or not yet, as a learnt deadline is made longer).
+    `devices`: how many are ready. `fruitless`: the number of deadlines in a row that brought no contribution
+    though devices were there. `left`: how many more end the run (None: no number does, or a learnt deadline
+    is made longer first).
     """
 
     round: int
@@ -115,7 +119,7 @@ class RoundExtended:
 
     @property
     def outlook(self) -> str:
-        """How it goes on, to follow the figures in a text; empty where that was a deadline as any other."""
+        """Text to append that says how the run continues; empty after a deadline that was not fruitless."""
         if not self.devices:
             return "; no device is there, waiting for one"
         if self.left is not None:
@@ -139,7 +143,7 @@ class DeviceSeen:
 
 @dataclass(frozen=True)
 class PlanMade:
-    """What a device decided, by its own prediction; `kind` is empty when it sits out."""
+    """A device's plan, with the costs that it predicts; `kind` is empty when it sits out."""
 
     device: str
     round: int
@@ -170,7 +174,7 @@ class ContributionRefused:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last round is closed. `run` and `rounds` as in Started."""
+    """The last round is closed. `run` as in Started, `rounds`: the number of the last one."""
 
     run: str
     rounds: int
@@ -190,6 +194,6 @@ Happening = (
 
 
 class Observer(Protocol):
-    """Called in the service's own thread: it must not take long. What it raises is logged, not obeyed."""
+    """A callable that takes events, in the service's own thread: it must be quick. Its errors are logged."""
 
     def __call__(self, happening: Happening) -> None: ...

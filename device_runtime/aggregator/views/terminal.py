@@ -1,4 +1,4 @@
-"""The view on a terminal: header, devices, rounds, redrawn a few times a second (rich)."""
+"""The live view on a terminal: header, devices, rounds, redrawn a few times a second (with rich)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 MOST_DEVICES = 20
 MOST_ROUNDS = 8
 WHY_WIDTH = 40
-"""Characters of a reason."""
+"""Characters of a reason that are shown."""
 
 
 class TerminalView:
-    """An observer that draws. Log lines stand below while it is open.
+    """An observer that draws the live view. While it is open, it shows the latest warnings below.
 
     Raises MissingExtra where rich is not installed.
     """
@@ -61,7 +61,7 @@ class TerminalView:
             logging.root.handlers[:] = self._handlers
 
     def draw(self) -> RenderableType:
-        """The whole display, as it is now."""
+        """The whole display in its current state."""
         from rich.console import Group
         from rich.text import Text
 
@@ -84,7 +84,7 @@ class TerminalView:
 
 
 class _LastLines(logging.Handler):
-    """The latest warnings, for the display."""
+    """A log handler that keeps the latest warnings for the display."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Texts that came from devices, made fit for a log, a terminal and a file."""
+"""Cleans texts from devices for logs, terminals and files, and says why a run was given up."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from device_runtime.aggregator.rounds.events import GiveUp
 
 LIMIT = 200
-"""Characters that are kept."""
+"""Most characters of a text from a device."""
 NAMED = 3
-"""Devices that a text names, of many."""
+"""Most devices that a text names."""
 
 
 def printable(text: str) -> str:
-    """One line without control characters, at most LIMIT characters."""
+    """A text as one line without control characters, of at most LIMIT characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * LIMIT]).split())
     return line if len(line) <= LIMIT else f"{line[: LIMIT - 3]}..."
 
 
 def in_vain(command: GiveUp, why: Mapping[str, str]) -> str:
-    """Why a run is given up: what the devices did, `why` as those said it that sit out."""
+    """Says why a run is given up: what the devices did, and `why`, the reasons of those that sat out."""
     told = [(device, why.get(device, "").split("; ")[0]) for device in command.sat_out]
     said = [f"{device} ({reason})" if reason else device for device, reason in told]
     parts = filter(None, (_named("sit out", said), _named("missed the deadline", command.missed)))
@@ -32,7 +32,7 @@ def in_vain(command: GiveUp, why: Mapping[str, str]) -> str:
 
 
 def _named(what: str, devices: Sequence[str]) -> str:
-    """So many devices did it, and the names of the first."""
+    """The number of devices that did `what`, and the names of the first ones."""
     if not devices:
         return ""
     return f"{len(devices)} {what}: {', '.join(devices[:NAMED])}{', ..' if len(devices) > NAMED else ''}"

@@ -11,7 +11,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
 from device_runtime.broker.errors import BrokerError, BrokerRefused, BrokerUnreachable
-from device_runtime.broker.wire.link import HUNG_UP, refusal, unreachable
+from device_runtime.broker.wire.link import CLOSED_SILENTLY, refusal_reason, unreachable_reason
 from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.url import BrokerUrl
 
@@ -78,11 +78,11 @@ class AccessTrial:
         try:
             client.connect(url.host, url.port)
         except (OSError, ValueError) as error:
-            raise BrokerUnreachable(unreachable(url, error)) from None
+            raise BrokerUnreachable(unreachable_reason(url, error)) from None
         client.loop_start()
         if not self._ready.wait(ANSWER_S):
             self._failure = BrokerUnreachable(
-                unreachable(url, TimeoutError("it does not answer as a broker"))
+                unreachable_reason(url, TimeoutError("it does not answer as a broker"))
             )
         if self._failure:
             self.close()
@@ -116,7 +116,7 @@ class AccessTrial:
             if "protocol version" in str(code).lower():
                 self._failure = BrokerUnreachable(f"{self._url}: {code}")
             else:
-                self._failure = BrokerRefused(f"the broker at {self._url} {refusal(self._url, code)}")
+                self._failure = BrokerRefused(f"the broker at {self._url} {refusal_reason(self._url, code)}")
             self._ready.set()
         else:
             client.subscribe([(topic, 1) for topic in self._filters])
@@ -131,7 +131,7 @@ class AccessTrial:
 
     def _on_disconnect(self, _c: object, _d: object, _f: object, _code: object, _p: object) -> None:
         if not self._ready.is_set():
-            self._failure = BrokerUnreachable(unreachable(self._url, ConnectionError(HUNG_UP)))
+            self._failure = BrokerUnreachable(unreachable_reason(self._url, ConnectionError(CLOSED_SILENTLY)))
             self._ready.set()
         with self._changed:
             self._lost = True

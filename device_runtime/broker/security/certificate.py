@@ -35,7 +35,7 @@ class PeerCertificate:
     protocol: str
 
 
-def examine(url: BrokerUrl, timeout_s: float = 5.0) -> PeerCertificate:
+def examine_certificate(url: BrokerUrl, timeout_s: float = 5.0) -> PeerCertificate:
     """Do the TLS handshake as `Link` would. Raises CertificateRefused, OSError, UrlError."""
     context = url.tls.context()
     with socket.create_connection((url.host, url.port), timeout=timeout_s) as plain:

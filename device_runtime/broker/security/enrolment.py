@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.broker.errors import BrokerError, UrlError
-from device_runtime.broker.wire.partial_blob import admit
+from device_runtime.broker.wire.partial_blob import move_into_place
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import BrokerUrl
 
@@ -120,7 +120,7 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
                 file.write(msgspec.json.encode(self) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            admit(beside, folder / FILE)
+            move_into_place(beside, folder / FILE)
         except OSError as error:
             beside.unlink(missing_ok=True)
             raise EnrolmentError(

@@ -34,7 +34,7 @@ SECRET_BYTES = 24
 """Random bytes of a link's secret: nobody guesses 192 bits."""
 CLAIM_LETTERS = (22, 86)
 """The shortest and the longest claim, in letters: 16 to 64 bytes in base64."""
-MOST = 500
+MOST_OPEN_LINKS = 500
 """The most links that may be open at a time."""
 KEPT_S = 7 * 86400
 """Seconds for which a link that was used or has expired stays in the list."""
@@ -84,7 +84,7 @@ class OneTimeLink(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.ends, self.used) + KEPT_S > now
 
 
-class Book(msgspec.Struct, frozen=True, kw_only=True):
+class LinkBook(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `links.json`; the newest link is first.
 
     `page`: the URL at which the page was last offered. `broker`: the URL of the broker's WebSockets for that
@@ -99,7 +99,7 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
         """The recent links. Older ones are stored for their devices only, which may ask again."""
         return [link for link in self.links if link.recent(now)]
 
-    def with_link(self, link: OneTimeLink) -> Book:
+    def with_link(self, link: OneTimeLink) -> LinkBook:
         """The book with `link` in place of its earlier state."""
         links = tuple(link if one.id == link.id else one for one in self.links)
         return msgspec.structs.replace(self, links=links)
@@ -116,10 +116,10 @@ class LinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"LinkRequest({self.name!r})"
 
 
-def offered_at(opened: BrokerFolder, page: str, broker: str) -> None:
+def store_addresses(opened: BrokerFolder, page: str, broker: str) -> None:
     """Store the URLs of the page and of its broker, as in Book. Raises SiteError."""
-    with alone(opened):
-        keep(opened, msgspec.structs.replace(read(opened), page=page, broker=broker))
+    with locked(opened):
+        write_links(opened, msgspec.structs.replace(read_links(opened), page=page, broker=broker))
 
 
 def make(opened: BrokerFolder, now: float, lasts_s: float, device: str = "") -> tuple[OneTimeLink, str]:
@@ -128,10 +128,10 @@ def make(opened: BrokerFolder, now: float, lasts_s: float, device: str = "") -> 
     The secret is not stored, so that this is the only time to show it. Raises LinkError, TopicError,
     SiteError.
     """
-    with alone(opened):
-        book = read(opened)
-        if sum(link.state(now) == "open" for link in book.links) >= MOST:
-            raise LinkError(f"{MOST} links are open: revoke some, or wait until they expire")
+    with locked(opened):
+        book = read_links(opened)
+        if sum(link.state(now) == "open" for link in book.links) >= MOST_OPEN_LINKS:
+            raise LinkError(f"{MOST_OPEN_LINKS} links are open: revoke some, or wait until they expire")
         if device:
             _check_free(opened, book, device, now)
         secret = secrets.token_urlsafe(SECRET_BYTES)
@@ -143,7 +143,7 @@ def make(opened: BrokerFolder, now: float, lasts_s: float, device: str = "") -> 
             ends=int(now + lasts_s),
             after=register.revocations(opened),
         )
-        keep(opened, msgspec.structs.replace(book, links=(link, *_to_keep(opened, book, now))))
+        write_links(opened, msgspec.structs.replace(book, links=(link, *_to_keep(opened, book, now))))
     return link, secret
 
 
@@ -162,19 +162,21 @@ def use(opened: BrokerFolder, request: LinkRequest, now: float) -> Enrolment:
     size = len(request.claim)
     if not CLAIM_LETTERS[0] <= size <= CLAIM_LETTERS[1] or not request.claim.isascii():
         raise LinkError(f"a claim has {CLAIM_LETTERS[0]} to {CLAIM_LETTERS[1]} letters, this {size}")
-    with alone(opened):
-        book = read(opened)
+    with locked(opened):
+        book = read_links(opened)
         link = _claimed(_found(book, request.secret), _hash(request.claim), now)
         if not link.device:
             name = request.name or f"browser-{secrets.token_hex(4)}"
             _check_free(opened, book, name, now)
             link = msgspec.structs.replace(link, device=name)
-        keep(opened, book.with_link(link))
+        write_links(opened, book.with_link(link))
         site = opened.site
         url = book.broker or (site.web_url if site.websockets else site.url)
-        agreed = register.Agreed(link.device, _password(request), _secret(request), url, link.after)
+        agreed = register.AgreedCredentials(
+            link.device, _password(request), _secret(request), url, link.after
+        )
         try:
-            return register.settle(opened, agreed, datetime.fromtimestamp(link.used, timezone.utc))
+            return register.enrol_agreed(opened, agreed, datetime.fromtimestamp(link.used, timezone.utc))
         except RegisterError as error:
             raise LinkError(str(error), over=True) from None
 
@@ -184,35 +186,35 @@ def revoke(opened: BrokerFolder, name: str, now: float) -> OneTimeLink:
 
     Raises LinkError, SiteError.
     """
-    with alone(opened):
-        book = read(opened)
+    with locked(opened):
+        book = read_links(opened)
         link = next((one for one in book.links if one.id == name), None)
         if link is None:
             raise LinkError(f"no link is called {name!r}")
         void = link if link.revoked else msgspec.structs.replace(link, revoked=int(now))
-        keep(opened, book.with_link(void))
+        write_links(opened, book.with_link(void))
         if _has_device(link, _enrolled(opened)):
             register.revoke(opened, link.device, datetime.fromtimestamp(now, timezone.utc))
     return void
 
 
-def read(opened: BrokerFolder) -> Book:
+def read_links(opened: BrokerFolder) -> LinkBook:
     """Read `links.json`. Raises SiteError."""
     if not (opened.folder / LINKS).exists():
-        return Book()
+        return LinkBook()
     try:
-        return msgspec.json.decode(opened.read(LINKS), type=Book)
+        return msgspec.json.decode(opened.read(LINKS), type=LinkBook)
     except msgspec.DecodeError as error:
         raise SiteError(f"{opened.folder / LINKS} cannot be read: {error}") from None
 
 
-def keep(opened: BrokerFolder, book: Book) -> None:
+def write_links(opened: BrokerFolder, book: LinkBook) -> None:
     """Write `links.json` durably. Raises SiteError."""
     opened.write(LINKS, msgspec.json.format(msgspec.json.encode(book)).decode() + "\n")
 
 
 @contextmanager
-def alone(opened: BrokerFolder) -> Iterator[None]:
+def locked(opened: BrokerFolder) -> Iterator[None]:
     """Lock the folder while links change: of two users, in one process or several, one waits."""
     folder = os.open(opened.folder, os.O_RDONLY)
     try:
@@ -222,7 +224,7 @@ def alone(opened: BrokerFolder) -> Iterator[None]:
         os.close(folder)
 
 
-def _found(book: Book, secret: str) -> OneTimeLink:
+def _found(book: LinkBook, secret: str) -> OneTimeLink:
     wanted = _hash(secret)
     found = [link for link in book.links if hmac.compare_digest(link.secret, wanted)]
     if not found:
@@ -246,7 +248,7 @@ def _claimed(link: OneTimeLink, claim: str, now: float) -> OneTimeLink:
     return msgspec.structs.replace(link, claim=claim, used=int(now))
 
 
-def _to_keep(opened: BrokerFolder, book: Book, now: float) -> list[OneTimeLink]:
+def _to_keep(opened: BrokerFolder, book: LinkBook, now: float) -> list[OneTimeLink]:
     """The links to keep: recent ones, and those whose device is still enrolled."""
     enrolled = _enrolled(opened)
     return [link for link in book.links if link.recent(now) or _has_device(link, enrolled)]
@@ -262,7 +264,7 @@ def _enrolled(opened: BrokerFolder) -> Mapping[str, RegisteredDevice]:
     return {entry.name: entry for entry in register.entries(opened) if not entry.revoked}
 
 
-def _check_free(opened: BrokerFolder, book: Book, name: str, now: float) -> None:
+def _check_free(opened: BrokerFolder, book: LinkBook, name: str, now: float) -> None:
     """Raise NameTaken for a name that is enrolled or has an open link, TopicError for an invalid one."""
     check_device(name)
     waiting = {link.device for link in book.links if link.state(now) == "open"}

@@ -19,7 +19,7 @@ import psutil
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.servers.broker_folder import DATA, DEVICES, PASSWORDS, PID, BrokerFolder, SiteError
-from device_runtime.broker.servers.mosquitto import hash_passwords, is_of_password
+from device_runtime.broker.servers.mosquitto import hash_passwords, matches_password
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.topics import check_device
 
@@ -76,7 +76,9 @@ def add(opened: BrokerFolder, name: str, now: datetime, web: bool = False, again
     if name == opened.site.aggregator:
         raise RegisterError(f"{name!r} is the aggregator's own name at this broker: give another")
     url = opened.site.web_url if web else opened.site.url
-    agreed = Agreed(name, secrets.token_urlsafe(PASSWORD_BYTES), secrets.token_bytes(KEY_BYTES), url)
+    agreed = AgreedCredentials(
+        name, secrets.token_urlsafe(PASSWORD_BYTES), secrets.token_bytes(KEY_BYTES), url
+    )
     enrolment = _enrolment(opened, agreed, now)
     with opened.alone():
         known = {entry.name: entry for entry in entries(opened)}
@@ -90,7 +92,7 @@ def add(opened: BrokerFolder, name: str, now: datetime, web: bool = False, again
 
 
 @dataclass(frozen=True)
-class Agreed:
+class AgreedCredentials:
     """The credentials of a device that both sides know already, and the broker's address for it.
 
     They were agreed on after `after` revocations: a later revocation of this name makes them void.
@@ -103,7 +105,7 @@ class Agreed:
     after: int = 0
 
 
-def settle(opened: BrokerFolder, agreed: Agreed, now: datetime) -> Enrolment:
+def enrol_agreed(opened: BrokerFolder, agreed: AgreedCredentials, now: datetime) -> Enrolment:
     """Enrol a device with agreed credentials. A repetition changes nothing.
 
     Raises RegisterError for a name that is enrolled with another password, or was revoked since.
@@ -116,7 +118,7 @@ def settle(opened: BrokerFolder, agreed: Agreed, now: datetime) -> Enrolment:
         if before and before.revocation > agreed.after:
             raise RegisterError(f"device {agreed.name!r} was revoked since: ask for a new link")
         lines = (one for one in opened.read(PASSWORDS).splitlines() if one.partition(":")[0] == agreed.name)
-        same = any(is_of_password(line, agreed.password) for line in lines)
+        same = any(matches_password(line, agreed.password) for line in lines)
         if before and not before.revoked:
             if not same:
                 raise RegisterError(
@@ -152,7 +154,7 @@ class BrokerReload:
     text: str
 
 
-def tell(opened: BrokerFolder) -> BrokerReload:
+def reload_mosquitto(opened: BrokerFolder) -> BrokerReload:
     """Tell a Mosquitto on this machine to read its files again (SIGHUP)."""
     by_hand = "have Mosquitto read its files anew: kill -HUP its process, or `systemctl reload mosquitto`"
     nobody = BrokerReload(
@@ -170,14 +172,14 @@ def tell(opened: BrokerFolder) -> BrokerReload:
     return BrokerReload(True, f"Mosquitto (process {number}) has been told")
 
 
-def tell_of_revoked(opened: BrokerFolder, name: str) -> BrokerReload:
+def reload_after_revocation(opened: BrokerFolder, name: str) -> BrokerReload:
     """`tell`, then `check_told`."""
-    reload = tell(opened)
-    check_told(opened, name, reload)
+    reload = reload_mosquitto(opened)
+    check_reloaded(opened, name, reload)
     return reload
 
 
-def check_told(opened: BrokerFolder, name: str, reload: BrokerReload) -> None:
+def check_reloaded(opened: BrokerFolder, name: str, reload: BrokerReload) -> None:
     """Raise RegisterError when Mosquitto was not told: it still accepts the device's old password."""
     if not reload.reached:
         raise RegisterError(
@@ -186,17 +188,19 @@ def check_told(opened: BrokerFolder, name: str, reload: BrokerReload) -> None:
         )
 
 
-def _enrolment(opened: BrokerFolder, agreed: Agreed, now: datetime) -> Enrolment:
+def _enrolment(opened: BrokerFolder, agreed: AgreedCredentials, now: datetime) -> Enrolment:
     issued = int(now.timestamp())
     key, authority = opened.signer.public, opened.authority
     return Enrolment(agreed.url, agreed.name, agreed.password, authority, key, issued, agreed.secret)
 
 
-def _public(agreed: Agreed) -> str:
+def _public(agreed: AgreedCredentials) -> str:
     return DeviceSigner(agreed.secret).public.hex()
 
 
-def _enter(opened: BrokerFolder, known: dict[str, RegisteredDevice], agreed: Agreed, now: datetime) -> None:
+def _enter(
+    opened: BrokerFolder, known: dict[str, RegisteredDevice], agreed: AgreedCredentials, now: datetime
+) -> None:
     _set_password(opened, agreed.name, hash_passwords(BrokerOptions(users={agreed.name: agreed.password})))
     before = known[agreed.name].revocation if agreed.name in known else 0
     moment = now.isoformat(timespec="seconds")

@@ -27,7 +27,7 @@ from device_runtime.broker.wire.messages import (
     encode,
 )
 from device_runtime.broker.wire.partial_blob import sync_folder
-from device_runtime.broker.wire.session_mac import Pact
+from device_runtime.broker.wire.session_mac import SessionKey
 
 KEY_BYTES = 32
 _OFFER_PURPOSE = b"device-runtime offer/1\0"
@@ -78,12 +78,12 @@ class Signer:
         signature = self._key.sign(_succession_bytes(self.public, new, made)).signature
         return Succession(self.public, new, made, signature)
 
-    def agree(self, device: bytes) -> Pact:
+    def agree(self, device: bytes) -> SessionKey:
         """The secret shared with the process of a device, by its public key for MACs.
 
         Raises MessageError for an invalid key.
         """
-        return session_mac.of_aggregator(bytes(self._key.to_curve25519_private_key()), device)
+        return session_mac.aggregator_session(bytes(self._key.to_curve25519_private_key()), device)
 
 
 class Verifier:
@@ -122,13 +122,13 @@ class Verifier:
             ) from None
         return decode(sealed.offer, Offer), sealed.issued
 
-    def agree(self, secret: bytes) -> Pact:
+    def agree(self, secret: bytes) -> SessionKey:
         """The secret shared with the aggregator, by a secret key of this device for MACs.
 
         Raises NotTrusted when the aggregator's key is not a point on the curve.
         """
         try:
-            return session_mac.of_device(secret, bytes(self._key.to_curve25519_public_key()))
+            return session_mac.device_session(secret, bytes(self._key.to_curve25519_public_key()))
         except (CryptoError, MessageError):
             name = fingerprint(bytes(self._key))
             raise NotTrusted(f"the aggregator's key {name} is not valid for key agreement") from None
@@ -167,7 +167,7 @@ class DeviceSigner:
         return encode(FromDevice(signature=signature, message=payload))
 
 
-def said_by(public: bytes, topic: str, payload: bytes) -> bytes:
+def verify_message(public: bytes, topic: str, payload: bytes) -> bytes:
     """The encoded message in a payload that came on this topic, verified by the device's public key.
 
     Raises NotTrusted for one that is unsigned or another's.

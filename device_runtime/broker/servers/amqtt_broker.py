@@ -31,7 +31,7 @@ STOP_S = 5.0
 """Seconds it gets to end by itself; then its connections are cut."""
 
 
-class Embedded:
+class AmqttBroker:
     """A running amqtt. Raises BrokerStartError when it cannot be started with these options."""
 
     def __init__(self, options: BrokerOptions | None = None, why: str = "asked for") -> None:
@@ -89,8 +89,8 @@ class Embedded:
         with tempfile.TemporaryDirectory(prefix="amqtt-") as folder:
             ports = self.port, self._web_port
             broker = _Broker(_configure(self.options, ports, Path(folder)), loop=self._loop)
-        broker._subscriptions = _Settled(broker._subscriptions)
-        broker._retained_messages = _Settled(broker._retained_messages)
+        broker._subscriptions = _SnapshotDict(broker._subscriptions)
+        broker._retained_messages = _SnapshotDict(broker._retained_messages)
         await broker.start()
         self._settled.set()
         await self._over.wait()
@@ -114,7 +114,7 @@ class _Broker(Broker):  # type: ignore[misc]  # amqtt is not read by mypy
         await super().ws_connected(websocket, listener_name)
 
 
-class _Settled(dict[str, Any]):
+class _SnapshotDict(dict[str, Any]):
     """A dict that iterates over a snapshot of itself.
 
     amqtt iterates over its tables while it waits for clients, and other tasks change them meanwhile: it then

@@ -21,7 +21,7 @@ import msgspec
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import KEY_BYTES, Signer
 from device_runtime.broker.wire.messages import Succession
-from device_runtime.broker.wire.partial_blob import admit
+from device_runtime.broker.wire.partial_blob import move_into_place
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 
 FORMAT = 1
@@ -36,7 +36,7 @@ AGGREGATOR_KEY, AGGREGATOR_PASSWORD = "aggregator.key", "aggregator.password"
 SUCCESSIONS = "successions.json"
 """The file with the changes of the aggregator's key, see `rotate_key`."""
 MOST_SUCCESSIONS = 16
-SHOWN_S = 365 * 86400
+SUCCESSION_SHOWN_S = 365 * 86400
 """Seconds for which a change of key is sent with every offer."""
 ISSUED = "issued"
 """The file with the latest time at which offers may have been issued, in seconds since 1970."""
@@ -158,7 +158,9 @@ def rotate_key(opened: BrokerFolder, now: int) -> Signer:
     new = Signer(secret)
     with opened.alone():
         old = opened.signer
-        kept = [one for one in opened.successions if one.old != old.public and one.made + SHOWN_S > now]
+        kept = [
+            one for one in opened.successions if one.old != old.public and one.made + SUCCESSION_SHOWN_S > now
+        ]
         told = msgspec.json.encode([*kept[-MOST_SUCCESSIONS + 1 :], old.succeeded(new.public, now)])
         opened.write(SUCCESSIONS, msgspec.json.format(told).decode() + "\n")
         opened.write(AGGREGATOR_KEY, secret.hex() + "\n")
@@ -177,7 +179,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
             before = path.stat()
             if os.geteuid() == 0:
                 os.chown(beside, before.st_uid, before.st_gid)
-        admit(beside, path)
+        move_into_place(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise SiteError(f"cannot write {path}: {error.strerror or error}") from None

@@ -31,9 +31,9 @@ def start(kind: Choice = "auto", options: BrokerOptions | None = None) -> Runnin
 
 def _embedded(options: BrokerOptions | None, why: str) -> RunningBroker:
     try:
-        from .amqtt_broker import Embedded
+        from .amqtt_broker import AmqttBroker
     except ImportError:
         raise BrokerStartError(
             "no broker here: install mosquitto, or run pip install 'device-runtime[aggregator]'"
         ) from None
-    return Embedded(options, why)
+    return AmqttBroker(options, why)

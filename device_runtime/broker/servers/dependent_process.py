@@ -33,7 +33,7 @@ exit "$code"
 """
 
 
-class Dependent:
+class DependentProcess:
     """A running program that ends when this process does. Its output goes to the file `log`.
 
     It has a session of its own, so that Ctrl-C in the terminal reaches this process only, which then ends it.

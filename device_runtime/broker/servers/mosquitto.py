@@ -19,7 +19,7 @@ from pathlib import Path
 from device_runtime.broker.errors import BrokerStartError
 from device_runtime.broker.wire import topics
 
-from .dependent_process import Dependent
+from .dependent_process import DependentProcess
 from .server import WEB_USER, BrokerOptions, accepts, find_ports, url_of, web_url_of
 
 START_S = 60.0
@@ -114,7 +114,7 @@ class Mosquitto:
         self._process.close()
         self._let_go()
 
-    def _launch(self, program: str) -> Dependent:
+    def _launch(self, program: str) -> DependentProcess:
         configuration = self._folder / "mosquitto.conf"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class Mosquitto:
             _write_private(configuration, configure(self.options, ports, self._folder.resolve()))
             _write_private(self._folder / "passwords", hash_passwords(self.options))
             _write_private(self._folder / "access", access_list(self.options))
-            return Dependent([program, "-c", str(configuration)], self._log)
+            return DependentProcess([program, "-c", str(configuration)], self._log)
         except OSError as error:
             raise BrokerStartError(f"cannot start {self.name} in {self._folder}: {error}") from error
 
@@ -219,7 +219,7 @@ def hash_passwords(options: BrokerOptions) -> str:
     return "".join(f"{user}:$7$101${_hashed(password)}\n" for user, password in users.items()) or "\n"
 
 
-def is_of_password(line: str, password: str) -> bool:
+def matches_password(line: str, password: str) -> bool:
     """Whether a line of `hash_passwords` is for this password."""
     kept = line.rpartition("$7$101$")[2]
     try:

@@ -52,7 +52,7 @@ _PUBLIC = (CA, SERVER, SITE, CONFIGURATION, ACCESS)
 _FOR_MOSQUITTO = (CA, SERVER, SERVER_KEY, CONFIGURATION, ACCESS, PASSWORDS, DATA)
 
 
-def found(folder: Path, site: BrokerSite, now: datetime, days: int = SERVER_DAYS) -> BrokerFolder:
+def init_broker(folder: Path, site: BrokerSite, now: datetime, days: int = SERVER_DAYS) -> BrokerFolder:
     """Make everything that a broker needs. `days`: how long the broker's certificate is valid.
 
     After a failure half-way it may be called again. Raises SiteError when files of a broker exist already,

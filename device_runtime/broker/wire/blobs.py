@@ -20,7 +20,16 @@ from pathlib import Path
 from device_runtime.broker.errors import BlobError, NoRoom
 
 from .messages import Blob
-from .partial_blob import BLOCK, Partial, admit, blob_error, block_count, block_length, disk, sync_folder
+from .partial_blob import (
+    BLOCK,
+    Partial,
+    blob_error,
+    block_count,
+    block_length,
+    disk_errors,
+    move_into_place,
+    sync_folder,
+)
 
 __all__ = [
     "BLOCK",
@@ -28,9 +37,9 @@ __all__ = [
     "BlobRoom",
     "Blobs",
     "Partial",
+    "blob_of",
     "block_count",
     "block_length",
-    "name",
     "sync_folder",
 ]
 
@@ -38,7 +47,7 @@ MAX_BYTES = 4 * 1024**3
 """Bytes. A larger blob is refused unless the store was told otherwise."""
 
 
-def name(data: bytes) -> Blob:
+def blob_of(data: bytes) -> Blob:
     """The hash and size of these bytes."""
     return Blob(hashlib.sha256(data).digest(), len(data))
 
@@ -70,7 +79,7 @@ class Blobs:
         self._partials = self.folder / "partial"
         self._live: weakref.WeakValueDictionary[Blob, Partial] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
-        with disk("make", self._partials):
+        with disk_errors("make", self._partials):
             self._partials.mkdir(parents=True, exist_ok=True)
 
     def path(self, sha: bytes) -> Path:
@@ -87,19 +96,19 @@ class Blobs:
 
     def put(self, data: bytes) -> Blob:
         """Store these bytes. They survive a power cut once this returns."""
-        blob = name(data)
+        blob = blob_of(data)
         self._check_size(blob)
         temporary = self._partials / f"{blob.hex}.put"
         with self._lock:
             if self.has(blob):
                 return blob
-            with disk("write", temporary):
+            with disk_errors("write", temporary):
                 try:
                     with temporary.open("wb") as file:
                         file.write(data)
                         file.flush()
                         os.fsync(file.fileno())
-                    admit(temporary, self.path(blob.sha))
+                    move_into_place(temporary, self.path(blob.sha))
                 finally:
                     temporary.unlink(missing_ok=True)
         return blob
@@ -143,7 +152,7 @@ class Blobs:
         length = block_length(blob, index)
         if not self.has(blob):
             raise BlobError(f"blob {blob.hex[:12]} of {blob.size} bytes is not in {self.folder}")
-        with disk("read", self.path(blob.sha)), self.path(blob.sha).open("rb") as file:
+        with disk_errors("read", self.path(blob.sha)), self.path(blob.sha).open("rb") as file:
             file.seek(index * BLOCK)
             data = file.read(length)
         if len(data) != length:
@@ -167,14 +176,14 @@ class Blobs:
     def discard(self, blob: Blob) -> int:
         """Remove the blocks of a blob that is no longer fetched; a whole one stays. Returns bytes freed."""
         path = Partial.path_of(blob, self._partials)
-        with self._lock, disk("remove", path):
+        with self._lock, disk_errors("remove", path):
             self._live.pop(blob, None)
             return _remove(path) if path.exists() else 0
 
     def taken(self) -> int:
         """Bytes that the store and the folders beside it take; a blob being fetched counts in full."""
         total = 0
-        with self._lock, disk("read", self.folder):
+        with self._lock, disk_errors("read", self.folder):
             beside = (path for folder in self.room.beside for path in folder.rglob("*"))
             for path in (*self._files(), *beside):
                 with suppress(FileNotFoundError):  # another process has just moved it
@@ -183,7 +192,7 @@ class Blobs:
 
     def remove(self, blob: Blob | bytes) -> None:
         """Remove a blob, if it is here."""
-        with self._lock, disk("remove", self.path(_sha(blob))):
+        with self._lock, disk_errors("remove", self.path(_sha(blob))):
             self.path(_sha(blob)).unlink(missing_ok=True)
 
     def prune(self, keep: Iterable[Blob | bytes], before: float = inf) -> int:
@@ -193,7 +202,7 @@ class Blobs:
         """
         kept = {_sha(blob).hex() for blob in keep}
         freed = 0
-        with self._lock, disk("prune", self.folder):
+        with self._lock, disk_errors("prune", self.folder):
             kept |= {blob.hex for blob in self._live}
             for path in self._files():
                 if path.name[:64] not in kept and (before == inf or path.stat().st_mtime < before):
@@ -211,7 +220,7 @@ class Blobs:
         if self.room.most is not None and (taken := self.taken()) + blob.size > self.room.most:
             raise NoRoom(f"{what}: {taken} of the {self.room.most} bytes for models here are taken")
         if self.room.spare:
-            with disk("look at", self.folder):
+            with disk_errors("look at", self.folder):
                 free = shutil.disk_usage(self.folder).free
             if free - blob.size < self.room.spare:
                 raise NoRoom(

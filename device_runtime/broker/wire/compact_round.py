@@ -17,22 +17,22 @@ from . import step_log as log
 from .messages import CHECK_BYTES, VERSION, Contribution, MessageError, Offer, Step, Stretch
 
 _VERSION = VERSION & 0x0F
-WITH_WORD, _OVER, _STRETCHES = 0x10, 0x20, 0x40
-WORD_BYTES = 8
+WITH_MAC, _OVER, _STRETCHES = 0x10, 0x20, 0x40
+MAC_BYTES = 8
 MOST_ROUNDS = 2**35
 MOST_BYTES = 2048
 """The largest full contribution that has compact forms; in a larger one the saving does not matter."""
-FOLLOWED = 128
+FOLLOWED_STEPS = 128
 """Steps that a device keeps while it follows compact offers, to replay when it works again."""
 _METRICS = struct.Struct("<f2H")
 
 
-class LostTrack(MessageError):
+class UnknownRoundBefore(MessageError):
     """The round before is not known here as the sender knows it: ask for the full offer."""
 
 
 @dataclass(frozen=True)
-class Next:
+class CompactOffer:
     """The compact offer of round `round`: nothing has changed but the round and, by steps, the base.
 
     `check`: the first CHECK_BYTES of the hash of the new base. `steps`: the steps of the round before; or
@@ -47,31 +47,31 @@ class Next:
     steps: tuple[Stretch, ...] = ()
 
 
-def is_next(payload: bytes) -> bool:
+def is_compact_offer(payload: bytes) -> bool:
     """Whether a payload is a compact offer, not a MessagePack array."""
     return bool(payload) and payload[0] < 0x80
 
 
-def encode_next(compact: Next) -> bytes:
+def encode_offer(compact: CompactOffer) -> bytes:
     """The compact offer in bytes, without a MAC."""
     flags = (_OVER if compact.over else 0) | (_STRETCHES if compact.steps else 0)
     rest = msgspec.msgpack.encode(compact.steps) if compact.steps else _floats(compact.scalars)
     return bytes([_VERSION | flags]) + _varint(compact.round) + compact.check + rest
 
 
-def with_word(payload: bytes, mac: bytes) -> bytes:
+def with_mac(payload: bytes, mac: bytes) -> bytes:
     """The payload with its MAC (see `session_mac`) appended."""
-    return bytes([payload[0] | WITH_WORD]) + payload[1:] + mac
+    return bytes([payload[0] | WITH_MAC]) + payload[1:] + mac
 
 
 def split_mac(payload: bytes) -> tuple[bytes, bytes]:
     """The payload without its MAC, and the MAC; the MAC is empty if there is none."""
-    if not payload[:1] or not payload[0] & WITH_WORD:
+    if not payload[:1] or not payload[0] & WITH_MAC:
         return payload, b""
-    return bytes([payload[0] & ~WITH_WORD]) + payload[1:-WORD_BYTES], payload[-WORD_BYTES:]
+    return bytes([payload[0] & ~WITH_MAC]) + payload[1:-MAC_BYTES], payload[-MAC_BYTES:]
 
 
-def decode_next(payload: bytes) -> Next:
+def decode_offer(payload: bytes) -> CompactOffer:
     """Read a compact offer that has no MAC (see `split_mac`). Raises MessageError."""
     number, rest = _split_header(payload, "next round")
     check, rest = rest[:CHECK_BYTES], rest[CHECK_BYTES:]
@@ -79,30 +79,32 @@ def decode_next(payload: bytes) -> Next:
     if len(check) < CHECK_BYTES:
         raise MessageError(f"not a next round: {len(payload)} bytes")
     if not payload[0] & _STRETCHES:
-        return Next(number, check, over, scalars=_from_floats(rest))
+        return CompactOffer(number, check, over, scalars=_from_floats(rest))
     try:
-        return Next(number, check, over, steps=msgspec.msgpack.decode(rest, type=tuple[Stretch, ...]))
+        return CompactOffer(number, check, over, steps=msgspec.msgpack.decode(rest, type=tuple[Stretch, ...]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"not a next round: {error}") from None
 
 
-def following(before: Offer, compact: Next) -> Offer:
+def full_offer(before: Offer, compact: CompactOffer) -> Offer:
     """The full offer, from the offer before and a compact one. Raises LostTrack, MessageError."""
     if before.done or before.round < 1 or compact.round != before.round + 1:
-        raise LostTrack(
+        raise UnknownRoundBefore(
             f"round {compact.round} of {before.task!r} is open; round {before.round} is known here"
         )
     base = before.base
     new = compact.steps
     if compact.scalars:
         if not base.tail:
-            raise LostTrack(f"round {compact.round} of {before.task!r}: the previous step is not known here")
+            raise UnknownRoundBefore(
+                f"round {compact.round} of {before.task!r}: the previous step is not known here"
+            )
         like = base.tail[-1]
         step = Step(before.round, like.generator, before.seed, like.tunable, like.lr, 1.0, compact.scalars)
         new = log.pack([step], like.seeds if isinstance(like.seeds, int) else None)
-    tail = log.joined(base.tail, new, FOLLOWED)
+    tail = log.last_of_both(base.tail, new, FOLLOWED_STEPS)
     if not tail or not isinstance(tail[-1].seeds, int):
-        raise LostTrack(f"round {compact.round} of {before.task!r}: its seed is not known here")
+        raise UnknownRoundBefore(f"round {compact.round} of {before.task!r}: its seed is not known here")
     count = log.count(new)
     base = msgspec.structs.replace(
         base, sha=compact.check, steps=base.steps + count, at=base.at + count, tail=tail, log=()
@@ -116,17 +118,19 @@ def following(before: Offer, compact: Next) -> Offer:
     )
 
 
-def next_after(before: Offer, now: Offer, steps: tuple[Step, ...], over: bool) -> Next | None:
+def compact_offer(before: Offer, now: Offer, steps: tuple[Step, ...], over: bool) -> CompactOffer | None:
     """The compact offer for a device that has the offer before; None if only a full one will do."""
     if before.done or before.base.checkpoint != now.base.checkpoint or before.base.line != now.base.line:
         return None
     check = now.base.sha[:CHECK_BYTES]
-    candidates = [Next(now.round, check, over, steps=log.pack(steps, _task_seed(now)))] if steps else []
+    candidates = (
+        [CompactOffer(now.round, check, over, steps=log.pack(steps, _task_seed(now)))] if steps else []
+    )
     if len(steps) <= 1:
-        candidates.insert(0, Next(now.round, check, over, steps[0].scalars if steps else ()))
+        candidates.insert(0, CompactOffer(now.round, check, over, steps[0].scalars if steps else ()))
     for candidate in candidates:
         try:
-            full = following(before, decode_next(encode_next(candidate)))
+            full = full_offer(before, decode_offer(encode_offer(candidate)))
             if _alike(full, now) and log.unpack(full.base.tail)[-len(steps) or full.base.at :] == steps:
                 return candidate
         except (MessageError, OverflowError):
@@ -146,7 +150,7 @@ def _alike(decoded: Offer, now: Offer) -> bool:
     return msgspec.structs.replace(decoded, base=base, remaining_s=now.remaining_s) == now
 
 
-def short_of(message: Contribution, like: Contribution) -> bytes | None:
+def compact_contribution(message: Contribution, like: Contribution) -> bytes | None:
     """The compact contribution for an aggregator that has received `like`; None if that is not possible."""
     head = _head(like.body)
     metrics = message.metrics
@@ -160,15 +164,15 @@ def short_of(message: Contribution, like: Contribution) -> bytes | None:
     short += message.body[len(head) :]
     if not head or not message.body.startswith(head) or message.round >= MOST_ROUNDS:
         return None
-    return short if _same(long_of(short, like), message) else None
+    return short if _same(full_contribution(short, like), message) else None
 
 
-def without_numbers(message: Contribution) -> Contribution:
+def without_values(message: Contribution) -> Contribution:
     """A contribution without the values of its tensors: all that `long_of` needs of `like`."""
     return msgspec.structs.replace(message, body=_head(message.body))
 
 
-def long_of(payload: bytes, like: Contribution) -> Contribution:
+def full_contribution(payload: bytes, like: Contribution) -> Contribution:
     """The full contribution, from a compact one and the one that it is like; `seq` is 0.
 
     Raises MessageError.
@@ -245,7 +249,7 @@ def _varint(value: int) -> bytes:
 
 def _split_header(payload: bytes, what: str) -> tuple[int, bytes]:
     """The number of the round, and the bytes behind it. Raises MessageError."""
-    if not payload or payload[0] & 0x0F != _VERSION or payload[0] & (0x80 | WITH_WORD):
+    if not payload or payload[0] & 0x0F != _VERSION or payload[0] & (0x80 | WITH_MAC):
         raise MessageError(f"not a {what} of protocol version {VERSION}")
     number = 0
     for place, byte in enumerate(payload[1:6]):

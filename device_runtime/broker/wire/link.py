@@ -28,7 +28,7 @@ from device_runtime.broker.errors import BrokerError, BrokerRefused, BrokerUnrea
 from .link_events import Connected, Disconnected, Event, Received, Will
 from .link_timing import ReconnectDelay, packet_bytes, qos_of
 from .messages import MESSAGE_LIMIT, MessageError
-from .topics import matched_by
+from .topics import filter_of
 from .url import BrokerUrl
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ UNSENT_BYTES = 16 * 1024
 """Bytes that the system may hold unsent."""
 FAREWELL_S = 2.0
 """Seconds that `close` waits for its last message to leave."""
-HUNG_UP = "it closed the connection without a word; with TLS, look at the certificates"
+CLOSED_SILENTLY = "it closed the connection without a word; with TLS, look at the certificates"
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Link:
         self.bytes_up = 0
         self.bytes_down = 0
         self._options = options or LinkOptions()
-        self._filters = tuple(map(matched_by, self._options.subscriptions))
+        self._filters = tuple(map(filter_of, self._options.subscriptions))
         self._inbox = inbox
         self._delay = ReconnectDelay(self._options.reconnect_s, self._options.seed)
         self._answer: queue.SimpleQueue[BrokerError | None] = queue.SimpleQueue()
         self._count = threading.Lock()
-        self._in_flight = UnderWay()
+        self._in_flight = InFlight()
         self._ready = threading.Event()
         self._was_ready = False
         self._closing = False
@@ -127,14 +127,14 @@ class Link:
             )
         except (OSError, ValueError) as error:
             self._stop()  # otherwise the client would not connect again
-            raise BrokerUnreachable(unreachable(self.url, error)) from None
+            raise BrokerUnreachable(unreachable_reason(self.url, error)) from None
         self._client.loop_start()
         try:
             failure = self._answer.get(timeout=max(0.1, timeout_s - (time.monotonic() - started)))
         except queue.Empty:
             self._stop()
             silence = TimeoutError("something listens there, but does not answer as a broker")
-            raise BrokerUnreachable(unreachable(self.url, silence)) from None
+            raise BrokerUnreachable(unreachable_reason(self.url, silence)) from None
         if failure:
             self._stop()
             raise failure
@@ -236,9 +236,9 @@ class Link:
     ) -> None:
         if code.is_failure:
             if self._was_ready:
-                log.warning("the broker at %s %s", self.url, refusal(self.url, code))
+                log.warning("the broker at %s %s", self.url, refusal_reason(self.url, code))
             else:
-                self._answer.put(BrokerRefused(f"the broker at {self.url} {refusal(self.url, code)}"))
+                self._answer.put(BrokerRefused(f"the broker at {self.url} {refusal_reason(self.url, code)}"))
             return
         if self._options.subscriptions:
             client.subscribe([(topic, 1) for topic in self._options.subscriptions])
@@ -254,7 +254,7 @@ class Link:
             topic for topic, code in zip(self._options.subscriptions, codes, strict=False) if code.is_failure
         ]
         if refused:
-            user, topics = who_is(self.url), ", ".join(refused)
+            user, topics = user_of(self.url), ", ".join(refused)
             text = f"the broker at {self.url} does not let {user} read {topics}: check its access list"
             if not self._was_ready:
                 self._answer.put(BrokerRefused(text))
@@ -290,9 +290,11 @@ class Link:
         self._wait_before_next()
         self._delay.failed()
         if not self._was_ready:
-            self._answer.put(BrokerUnreachable(unreachable(self.url, ConnectionError(HUNG_UP))))
+            self._answer.put(
+                BrokerUnreachable(unreachable_reason(self.url, ConnectionError(CLOSED_SILENTLY)))
+            )
         elif was_ready and not self._closing:
-            self._inbox.put(Disconnected(ended(code, self._name if self._delay.crowded else "")))
+            self._inbox.put(Disconnected(disconnect_reason(code, self._name if self._delay.crowded else "")))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         try:
@@ -328,7 +330,7 @@ def _clean_start(url: BrokerUrl) -> bool | Literal[3]:
     return True if url.mqtt5 else paho.MQTT_CLEAN_START_FIRST_ONLY  # MQTT 3.1.1 sets it in `_build`
 
 
-class UnderWay:
+class InFlight:
     """Messages that paho has and the broker has not acknowledged (PUBACK), in the order of publishing.
 
     They are on their way, or wait to be sent. Not thread-safe.
@@ -360,27 +362,27 @@ class UnderWay:
             self._bytes -= self._sent.popleft()[1]
 
 
-def refusal(url: BrokerUrl, code: ReasonCode) -> str:
+def refusal_reason(url: BrokerUrl, code: ReasonCode) -> str:
     """Why the broker refused a connection, to follow "the broker at ...": "refused user 'x': ..."."""
     text = str(code).lower()
     if text in ("bad user name or password", "not authorized"):
-        return f"refused {who_is(url)}: wrong user name or password"
+        return f"refused {user_of(url)}: wrong user name or password"
     return f"refused the connection: {text}"
 
 
-def ended(code: ReasonCode, rival: str = "") -> str:
+def disconnect_reason(code: ReasonCode, rival: str = "") -> str:
     """Why a connection ended. `rival`: our name, if another client seems to have it too."""
     text = str(code).lower()
     text = "connection lost" if text == "unspecified error" else text
     return f"{text}, again after a short time: is another client called {rival!r}?" if rival else text
 
 
-def who_is(url: BrokerUrl) -> str:
+def user_of(url: BrokerUrl) -> str:
     """The user of a URL, for messages."""
     return "a client without user name" if url.user is None else f"user {url.user!r}"
 
 
-def unreachable(url: BrokerUrl, error: Exception) -> str:
+def unreachable_reason(url: BrokerUrl, error: Exception) -> str:
     """Why no MQTT broker answered, and what to check: one line."""
     if isinstance(error, ssl.SSLError):
         why = getattr(error, "verify_message", "") or error.reason or str(error)

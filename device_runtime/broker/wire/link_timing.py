@@ -51,8 +51,8 @@ def qos_of(topic: str, payload: bytes) -> int:
     A receiver must notice by itself that it missed a compact message: a PUBACK of the broker does not say
     that the receiver has it.
     """
-    compact = topics.is_offer(topic) and compact_round.is_next(payload)
-    return 0 if compact or topic.endswith(topics.IN_FEW_BYTES) else 1
+    compact = topics.is_offer(topic) and compact_round.is_compact_offer(payload)
+    return 0 if compact or topic.endswith(topics.COMPACT_TOPICS) else 1
 
 
 def packet_bytes(topic: str, payload: bytes, qos: int | None = None, mqtt5: bool = False) -> int:

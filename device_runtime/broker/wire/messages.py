@@ -356,7 +356,7 @@ def is_from_device(payload: bytes) -> bool:
     return payload[:1] == bytes([0x90 + len(FromDevice.__struct_fields__)])
 
 
-def said_in(payload: bytes) -> bytes:
+def device_message_in(payload: bytes) -> bytes:
     """A device's encoded message in a payload, signed or not; a signature is not checked.
 
     Raises MessageError.
@@ -364,6 +364,6 @@ def said_in(payload: bytes) -> bytes:
     return decode(payload, FromDevice).message if is_from_device(payload) else payload
 
 
-def pack(settings: object) -> msgspec.Raw:
+def encode_settings(settings: object) -> msgspec.Raw:
     """Any msgspec-encodable value, as the `settings` of a Kind."""
     return msgspec.Raw(_encoder.encode(settings))

@@ -69,7 +69,7 @@ class Partial:
         """Continue with the file that is there, or make one. Returns the missing blocks."""
         size, count = self.blob.size, block_count(self.blob)
         self._digest, self._hashed = hashlib.sha256(), 0
-        with disk("make room for", self._path):
+        with disk_errors("make room for", self._path):
             there = self._path.stat().st_size if self._path.exists() else -1
             if there == size:  # it was being finished
                 return set()
@@ -104,7 +104,7 @@ class Partial:
             raise BlockError(
                 f"block {index} of blob {self.blob.hex[:12]} has {length} bytes, not {len(data)}"
             )
-        with self._lock, disk("write", self._path):
+        with self._lock, disk_errors("write", self._path):
             if index not in self._missing:
                 return False
             file = self._file = self._file or FileIO(self._path, "r+")
@@ -132,13 +132,13 @@ class Partial:
         Raises BlobError when blocks are missing, and when the hash is wrong: then all of it is discarded,
         and this object begins again with every block missing.
         """
-        with self._lock, disk("finish", self._path):
+        with self._lock, disk_errors("finish", self._path):
             if self._missing:
                 raise BlobError(f"blob {self.blob.hex[:12]} still lacks {len(self._missing)} blocks")
             self._close()
             if not self._is_here():
                 self._verify()
-                admit(self._path, self._target)
+                move_into_place(self._path, self._target)
             self._path.unlink(missing_ok=True)
             return self._target
 
@@ -178,10 +178,10 @@ def replace_file(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    admit(beside, path)
+    move_into_place(beside, path)
 
 
-def admit(temporary: Path, target: Path) -> None:
+def move_into_place(temporary: Path, target: Path) -> None:
     """Move a complete, synced file into its place, durably. Raises OSError."""
     temporary.replace(target)
     sync_folder(target.parent)
@@ -213,7 +213,7 @@ def blob_error(verb: str, path: Path, error: OSError) -> BlobError:
 
 
 @contextmanager
-def disk(verb: str, path: Path) -> Iterator[None]:
+def disk_errors(verb: str, path: Path) -> Iterator[None]:
     """Raise an OSError of the block inside as BlobError: "cannot {verb} {path}: ..."."""
     try:
         yield

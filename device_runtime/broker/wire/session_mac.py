@@ -15,7 +15,7 @@ import hmac
 from nacl.bindings import crypto_scalarmult, crypto_scalarmult_base
 from nacl.exceptions import CryptoError
 
-from .compact_round import WORD_BYTES
+from .compact_round import MAC_BYTES
 from .messages import MessageError
 
 KEY_BYTES = 32
@@ -24,7 +24,7 @@ KEY_BYTES = 32
 _PURPOSE = b"device-runtime pact/1\0"
 
 
-class Pact:
+class SessionKey:
     """The secret that an aggregator shares with one process of a device."""
 
     def __init__(self, secret: bytes) -> None:
@@ -33,30 +33,30 @@ class Pact:
     def word(self, topic: str, run: str, payload: bytes) -> bytes:
         """The MAC of a payload on a topic; `run` is "" for a message of no run."""
         said = b"".join((topic.encode(), b"\0", run.encode(), b"\0", payload))
-        return hmac.digest(self._secret, said, hashlib.sha256)[:WORD_BYTES]
+        return hmac.digest(self._secret, said, hashlib.sha256)[:MAC_BYTES]
 
     def holds(self, mac: bytes, topic: str, run: str, payload: bytes) -> bool:
         """Whether `mac` is the MAC of the payload."""
         return hmac.compare_digest(mac, self.word(topic, run, payload))
 
 
-def of_aggregator(own: bytes, device: bytes) -> Pact:
+def aggregator_session(own: bytes, device: bytes) -> SessionKey:
     """The shared secret at the aggregator, from its own secret key and a device's public key (X25519).
 
     Raises MessageError for an invalid key.
     """
-    return Pact(_secret(_shared(own, device), device, crypto_scalarmult_base(own)))
+    return SessionKey(_secret(_shared(own, device), device, crypto_scalarmult_base(own)))
 
 
-def of_device(own: bytes, aggregator: bytes) -> Pact:
+def device_session(own: bytes, aggregator: bytes) -> SessionKey:
     """The shared secret at a device, from its own secret key and the aggregator's public key (X25519).
 
     Raises MessageError for an invalid key.
     """
-    return Pact(_secret(_shared(own, aggregator), crypto_scalarmult_base(own), aggregator))
+    return SessionKey(_secret(_shared(own, aggregator), crypto_scalarmult_base(own), aggregator))
 
 
-def public(secret: bytes) -> bytes:
+def public_key(secret: bytes) -> bytes:
     """The public key of a secret key, which is KEY_BYTES random bytes."""
     return crypto_scalarmult_base(secret)
 

@@ -38,7 +38,7 @@ def numbers_bytes(step: Step) -> int:
     return _FORMS[_form(step.scalars)][1] * len(step.scalars)
 
 
-def last(steps: Sequence[Step]) -> tuple[Step, ...]:
+def tail_of(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The last steps, as many as fit in an offer."""
     room, count = TAIL_BYTES, 0
     for step in reversed(steps[-TAIL:]):
@@ -70,7 +70,7 @@ def unpack(stretches: Sequence[Stretch]) -> tuple[Step, ...]:
     return tuple(step for stretch in stretches for step in _steps(stretch))
 
 
-def joined(before: Sequence[Stretch], new: Sequence[Stretch], most: int) -> tuple[Stretch, ...]:
+def last_of_both(before: Sequence[Stretch], new: Sequence[Stretch], most: int) -> tuple[Stretch, ...]:
     """The last `most` steps of both; stretches that continue each other become one.
 
     Raises MessageError as `unpack`.
@@ -110,7 +110,7 @@ def decode(data: bytes) -> tuple[Step, ...]:
         raise MessageError(f"not a log of steps: {error}") from None
 
 
-def log_begins(base: Base) -> int:
+def log_start(base: Base) -> int:
     """The position on its line at which the log of a base begins."""
     if not base.log:
         return base.at

@@ -24,10 +24,10 @@ FROM_DEVICES = f"{ROOT}/d/+/up/#"
 CONTRIBUTIONS = f"{ROOT}/d/+/up/contribution"
 UP = ("state", "hello", "plan", "contribution", "c", "get", "block/+/+", "trial")
 """What a device may write on its own branch; `trial` is written by `doctor`, and nobody reads it."""
-BUT_CONTRIBUTIONS = tuple(f"{ROOT}/d/+/up/{leaf}" for leaf in UP if leaf != "contribution")
+ALL_BUT_CONTRIBUTIONS = tuple(f"{ROOT}/d/+/up/{leaf}" for leaf in UP if leaf != "contribution")
 """All topics of devices but contributions, for an aggregator whose workers subscribe to those."""
 
-IN_FEW_BYTES = ("up/c", "dn/n")
+COMPACT_TOPICS = ("up/c", "dn/n")
 """The ends of topics of compact messages."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -74,7 +74,7 @@ def shared(group: str, topic: str) -> str:
     return f"$share/{group}/{topic}"
 
 
-def matched_by(subscription: str) -> str:
+def filter_of(subscription: str) -> str:
     """The topic filter of a subscription, shared or not."""
     return subscription.split("/", 2)[2] if subscription.startswith("$share/") else subscription
 

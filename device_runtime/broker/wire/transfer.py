@@ -132,12 +132,12 @@ class Pull:
         self._window = max(1, self._window // 2)
 
 
-def opening(blob: Blob) -> Get:
+def opening_blocks(blob: Blob) -> Get:
     """A Get for the first WINDOW blocks, which a sender may answer unasked if the receiver needs them."""
     return Get(blob=blob, blocks=tuple(range(min(WINDOW, block_count(blob)))))
 
 
-def answer(blobs: Blobs, get: Get, limit: int = MAX_WINDOW) -> Iterator[tuple[int, bytes]]:
+def answer_get(blobs: Blobs, get: Get, limit: int = MAX_WINDOW) -> Iterator[tuple[int, bytes]]:
     """The (number, bytes) of the blocks that answer a Get: each once, at most `limit`.
 
     A blob that is not here is answered by (UNKNOWN, b""), so that the receiver does not wait in vain.

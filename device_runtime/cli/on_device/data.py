@@ -6,17 +6,17 @@ import argparse
 
 import msgspec
 
-from device_runtime.cli.options import DATA, add_data, memory_bytes, place, positive
+from device_runtime.cli.options import DATA_HELP, add_data, memory_bytes, place, positive
 from device_runtime.client.training.engine_guard import limit_bytes
-from device_runtime.models.bundles.bundle import Bundle, find
-from device_runtime.models.data import Selection, Shelf
+from device_runtime.models.bundles.bundle import Bundle, find_bundle
+from device_runtime.models.data import LocalSamples, Selection
 from device_runtime.models.data.report import lines, report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="check", required=True)
     check = actions.add_parser("check", help="Read everything, train nothing, and report.")
-    check.add_argument("data", metavar="PATH", help=DATA)
+    check.add_argument("data", metavar="PATH", help=DATA_HELP)
     check.add_argument(
         "--bundle", default="digits-wrn-10-1", help="Check for the task of this bundle (default: the digits)."
     )
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 if no sample fits the task. Raises DataError, BundleError."""
-    bundle = Bundle.open(find(options.bundle))
+    bundle = Bundle.open(find_bundle(options.bundle))
     keep = Selection(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
-    shelf = Shelf(place(options.data, options), bundle.manifest, keep, bundle.texts)
+    shelf = LocalSamples(place(options.data, options), bundle.manifest, keep, bundle.texts)
     shelf.refresh()
     told = report(shelf)
     if options.format == "json":

@@ -64,11 +64,11 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
         storage,
         work,
     )
-    from device_runtime.models.bundles.bundle import Bundle, find
+    from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
     yield from machine()
     try:
-        opened = Bundle.open(find(bundle))
+        opened = Bundle.open(find_bundle(bundle))
     except BundleError as error:
         yield Finding("bundle", "problem", str(error), "name a sound one with --bundle")
     else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_runtime.cli.options import add_engine, add_pretence, count, positive
+from device_runtime.cli.options import add_emulation, add_engine, count, positive
 
 if TYPE_CHECKING:
     from device_runtime.client.selection.choose import Candidate, UpdateChoice
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
     )
     add_engine(parser)
-    add_pretence(parser)
+    add_emulation(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -81,24 +81,26 @@ def run(options: argparse.Namespace) -> int:
     from device_runtime.client.doctor.installation import rules
     from device_runtime.client.policy import work_gate
     from device_runtime.client.selection.choose import MAIN, choose
-    from device_runtime.models.bundles.bundle import Bundle, find
+    from device_runtime.models.bundles.bundle import Bundle, find_bundle
     from device_runtime.strategies import registry
     from device_runtime.strategies.kind import ClassStatistics
     from device_runtime.strategies.statistics import class_statistics
 
     from . import profile as profile_command
 
-    bundle = Bundle.open(find(options.bundle))
+    bundle = Bundle.open(find_bundle(options.bundle))
     profile = _shipped(options) if options.board else profile_command.measured(bundle, options)
     load = _workload(options, bundle)
-    names = options.kinds.split(",") if options.kinds else registry.USUAL
+    names = options.kinds.split(",") if options.kinds else registry.DEFAULT_KINDS
     kinds = [
-        registry.make(name, {**settings, **registry.coding(name, options.codec)})
-        for name, settings in registry.offered(names)
+        registry.make(name, {**settings, **registry.codec_setting(name, options.codec)})
+        for name, settings in registry.default_settings(names)
     ]
-    if options.head == "closed-form" or (options.head == "auto" and class_statistics.by_default(kinds)):
-        kinds = [class_statistics.asking(kind, ClassStatistics()) for kind in kinds]
-    policy = work_gate.kept(options.state) if options.state else None
+    if options.head == "closed-form" or (
+        options.head == "auto" and class_statistics.serves_closed_form(kinds)
+    ):
+        kinds = [class_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
+    policy = work_gate.kept_policy(options.state) if options.state else None
     barred = policy.allowed.bars if policy else lambda _: ""
     plan = choose(profile, kinds, {MAIN: load}, options.deadline, barred)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
@@ -133,12 +135,12 @@ def _shipped(options: argparse.Namespace) -> DeviceProfile:
 
 def _added(candidate: Candidate, load: Workload, profile: DeviceProfile) -> Cost | None:
     """The part of a candidate's cost that is for class statistics; None if it has no cost."""
-    from device_runtime.profiles.cost import as_measured
+    from device_runtime.profiles.cost import with_measured_memory
 
     whole = candidate.cost
     if whole is None:
         return None
-    plain = candidate.strategy.cost(as_measured(load, profile.speed), profile)
+    plain = candidate.strategy.cost(with_measured_memory(load, profile.speed), profile)
     names = [field.name for field in fields(plain)]
     return replace(plain, **{name: getattr(whole, name) - getattr(plain, name) for name in names})
 

@@ -17,33 +17,33 @@ from pathlib import Path
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.topics import check_task
 from device_runtime.cli.options import (
-    DATA,
+    DATA_HELP,
     add_connection,
     add_data,
+    add_emulation,
     add_engine,
     add_meter,
     add_personal,
-    add_pretence,
+    emulation,
     engine_wish,
     memory_bytes,
     meter,
     meter_wish,
+    personal_settings,
     place,
     positive,
-    pretence,
-    wish,
 )
 from device_runtime.client.agent import Agent
-from device_runtime.client.backend.base import MakePlace
+from device_runtime.client.backend.base import MakeBackend
 from device_runtime.client.backend.subprocess import STAYS_S, Subprocess
-from device_runtime.client.connection.connecting import Connection, connect, enrol, no_trace, reach
-from device_runtime.client.connection.other_tasks import look_out
+from device_runtime.client.connection.connecting import Connection, connect, enrol, first_connection, no_trace
+from device_runtime.client.connection.other_tasks import warn_if_absent
 from device_runtime.client.duty import in_this_process
-from device_runtime.client.energy import listens
-from device_runtime.client.service.instance_lock import heed_pauses, welcome
+from device_runtime.client.energy import needs_listening
+from device_runtime.client.service.instance_lock import pause_on_signals, running_as_device
 from device_runtime.client.settings import Settings
 from device_runtime.models.errors import DataError
-from device_runtime.strategies.terms.accountant import Limit
+from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from . import policy_options
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKEN",
         help="Enrol with this token of `device add`, and keep it; '-' reads it from stdin.",
     )
-    parser.add_argument("--data", type=Path, metavar="PATH", help=DATA)
+    parser.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
     add_data(parser)
     add_personal(parser)
     parser.add_argument(
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine(parser)
     add_meter(parser)
-    add_pretence(parser)
+    add_emulation(parser)
     parser.add_argument(
         "--in-process", action="store_true", help="Work in this process, not in one that ends when idle."
     )
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _join(options: argparse.Namespace, connection: Connection, joined: Callable[[], None]) -> int:
     """Take part until stopped, or install a service that does; `joined` is called once it has joined."""
-    heed_pauses(connection.folder)
+    pause_on_signals(connection.folder)
     url = connection.url
     if options.insecure and not url.secure:
         logging.warning("--insecure: passwords and updates cross the network in the clear")
@@ -126,13 +126,15 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
-    with welcome(agent, link, policy_options.policy(options), policy_options.manners(options)):
+    with running_as_device(
+        agent, link, policy_options.policy(options), policy_options.process_priority(options)
+    ):
         agent.warm_up()
         try:
-            if reach(link, stop, waits=agent.close):
+            if first_connection(link, stop, waits=agent.close):
                 joined()
                 if settings.task:
-                    look_out(connection, settings.task, lambda: agent.heard, stop)
+                    warn_if_absent(connection, settings.task, lambda: agent.heard, stop)
                 agent.run(link, stop, until_done=options.until_done)
         finally:
             agent.close()
@@ -140,7 +142,7 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
     return 0
 
 
-def _backend(options: argparse.Namespace) -> MakePlace:
+def _backend(options: argparse.Namespace) -> MakeBackend:
     """The backend that works: this process, or a process of its own. Raises MeterError.
 
     A process of its own ends when idle, unless the meter must be read all the time.
@@ -148,7 +150,7 @@ def _backend(options: argparse.Namespace) -> MakePlace:
     if options.in_process:
         return in_this_process
     wish = meter_wish(options)
-    return partial(Subprocess, meter=wish, stays_s=inf if listens(wish) else STAYS_S)
+    return partial(Subprocess, meter=wish, stays_s=inf if needs_listening(wish) else STAYS_S)
 
 
 def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
@@ -156,14 +158,14 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         connection.name,
         place(options.data, options),
         connection.folder,
-        pretence(options),
+        emulation(options),
         memory_bytes(options),
         engine_wish(options),
         _privacy_limit(options),
         connection.key,
         check_task(options.task) if options.task else "",
         meter(options).meter if options.in_process else None,
-        wish(options),
+        personal_settings(options),
         policy_options.disk_bytes(options, connection.folder),
         connection.secret,
         policy_options.allowed(options),
@@ -178,11 +180,11 @@ def _token(given: str) -> str:
     return sys.stdin.readline() if given == "-" else given
 
 
-def _privacy_limit(options: argparse.Namespace) -> Limit | None:
+def _privacy_limit(options: argparse.Namespace) -> PrivacyBudget | None:
     """The privacy that all tasks together may spend. Raises DataError."""
     if options.privacy_epsilon is None:
         return None
     try:
-        return Limit(options.privacy_epsilon, options.privacy_delta)
+        return PrivacyBudget(options.privacy_epsilon, options.privacy_delta)
     except ValueError as error:
         raise DataError(f"--privacy-epsilon, --privacy-delta: {error}") from None

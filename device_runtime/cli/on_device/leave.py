@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 1 if the answer to "Go on?" was no."""
     folder = folder_of(options)
     uninstall.check(folder)
-    if (count := uninstall.waiting(folder)) and not (options.keep_outbox or options.force):
+    if (count := uninstall.unreceipted(folder)) and not (options.keep_outbox or options.force):
         raise InstallError(
             f"contributions in {folder} that wait for a receipt: {count}. Join until they are sent, "
             "or give --keep-outbox, or --force to lose them"
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         print(done)
     if goodbye:
         print(goodbye)
-    late = uninstall.waiting(folder) and not options.force  # contributions made until it had stopped
+    late = uninstall.unreceipted(folder) and not options.force  # contributions made until it had stopped
     left = uninstall.remove(folder, options.keep_outbox or bool(late))
     print(f"removed {folder}" if left is None else f"kept in {left}: {', '.join(_names(left))}")
     return 0

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.cli.options import (
+    add_emulation,
     add_engine,
     add_meter,
-    add_pretence,
     count,
     engine_wish,
     memory_bytes,
@@ -85,16 +85,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
     add_engine(parser)
     add_meter(parser)
-    add_pretence(parser)
+    add_emulation(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 if no kind could be measured."""
     from device_runtime.client.selection.measurement import idle_watts, interleaved, row
     from device_runtime.client.training.emulation import Time
-    from device_runtime.models.bundles.bundle import Bundle, find
+    from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
-    bundle, names = Bundle.open(find(options.bundle)), _kinds(options)
+    bundle, names = Bundle.open(find_bundle(options.bundle)), _kinds(options)
     draw = _drawing(options)
     found = meter(options)
     profile = profile_command.measured(bundle, options)
@@ -122,9 +122,9 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     """The kinds to measure; checks all options before anything is measured. Raises KindError, DataError."""
     from device_runtime.strategies import registry
 
-    names = list(dict.fromkeys(options.kinds.split(","))) if options.kinds else list(registry.USUAL)
+    names = list(dict.fromkeys(options.kinds.split(","))) if options.kinds else list(registry.DEFAULT_KINDS)
     for name in names:
-        registry.make(name, registry.coding(name, options.codec))
+        registry.make(name, registry.codec_setting(name, options.codec))
     if options.data:
         local_data.check_path(options.data)
     for path in (options.csv, options.plot):
@@ -134,10 +134,10 @@ def _kinds(options: argparse.Namespace) -> list[str]:
 
 
 def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> MeasuredDevice:
-    from device_runtime.client.selection.measure_one import MeasuredDevice, Pretended
+    from device_runtime.client.selection.measure_one import EmulatedDevice, MeasuredDevice
     from device_runtime.models.bundles.manifest import ARENA_FACTOR
 
-    pretended = Pretended(options.pretend, options.slow, options.uplink) if options.pretend else None
+    pretended = EmulatedDevice(options.pretend, options.slow, options.uplink) if options.pretend else None
     wish = replace(engine_wish(options), run_bytes=speed.run_bytes // ARENA_FACTOR)
     return MeasuredDevice(speed, wish, memory_bytes(options), pretended, options.meter, idle_w)
 

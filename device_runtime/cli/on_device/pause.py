@@ -8,11 +8,11 @@ from device_runtime.client.connection.connecting import folder_of, is_device
 from device_runtime.client.errors import NoDevice
 from device_runtime.client.policy import work_gate
 
-from .policy_options import add_place
+from .policy_options import add_device_choice
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_place(parser)
+    add_device_choice(parser)
 
 
 def run(options: argparse.Namespace) -> int:

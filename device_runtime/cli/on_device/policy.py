@@ -12,12 +12,12 @@ from device_runtime.client.policy import work_gate
 from device_runtime.client.policy.rules import Policy, RuleVerdict
 
 from . import policy_options
-from .policy_options import add_place
+from .policy_options import add_device_choice
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     policy_options.add_policy(parser)
-    add_place(parser)
+    add_device_choice(parser)
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
     )
@@ -30,8 +30,8 @@ def run(options: argparse.Namespace) -> int:
     policy_options.configure(options, join.add_arguments)
     folder = folder_of(options)
     given = policy_options.policy(options)
-    rules = given if given != Policy() else work_gate.kept(folder) or given
-    verdict = work_gate.Owner(rules, folder, lambda: (0, 0)).judged()
+    rules = given if given != Policy() else work_gate.kept_policy(folder) or given
+    verdict = work_gate.OwnerRules(rules, folder, lambda: (0, 0)).judged()
     if options.format == "json":
         print(msgspec.json.format(msgspec.json.encode(verdict)).decode())
     else:

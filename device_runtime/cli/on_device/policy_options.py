@@ -10,7 +10,7 @@ from pathlib import Path
 from device_runtime.cli.options import count, positive
 from device_runtime.client.delivery.downloads import BLOBS, BUNDLES
 from device_runtime.client.errors import PolicyError
-from device_runtime.client.policy.process_priority import Manners
+from device_runtime.client.policy.process_priority import ProcessPriority
 from device_runtime.client.policy.rules import SHORTEST, AllowList, DayWindow, Policy
 from device_runtime.client.service import device_file
 
@@ -106,7 +106,7 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
+def add_device_choice(parser: argparse.ArgumentParser) -> None:
     """Add `--name` and `--state`, which choose a device of this machine."""
     parser.add_argument("--name", help="Choose the device of this name (default: the only one that is here).")
     parser.add_argument("--state", type=Path, help="Choose the device of this folder (default: by its name).")
@@ -155,8 +155,8 @@ def disk_bytes(options: argparse.Namespace, folder: Path) -> int:
     return (sum(path.stat().st_size for path in kept) + shutil.disk_usage(folder).free) // 2
 
 
-def manners(options: argparse.Namespace) -> Manners:
-    return Manners(options.nice, options.idle_io, options.cores)
+def process_priority(options: argparse.Namespace) -> ProcessPriority:
+    return ProcessPriority(options.nice, options.idle_io, options.cores)
 
 
 def window(text: str) -> DayWindow:

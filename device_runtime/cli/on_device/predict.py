@@ -11,7 +11,7 @@ from device_runtime.cli.options import add_engine, count, engine_wish
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.models.errors import DataError
 
-from .policy_options import add_place
+from .policy_options import add_device_choice
 
 if TYPE_CHECKING:
     from device_runtime.client.personal.asking import Personal, Prediction
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--export-onnx", type=Path, metavar="FILE", help="Write the model as one ONNX file for any program.")
     add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
-    add_place(parser)
+    add_device_choice(parser)
     add("--state-dir", dest="state", type=Path, metavar="DIR", help="Do the same as --state.")
     add_engine(parser)
 

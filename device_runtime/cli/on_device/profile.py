@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from device_runtime.cli.options import (
+    add_emulation,
     add_engine,
     add_meter,
-    add_pretence,
+    emulation,
     engine_wish,
     memory_bytes,
     meter,
-    pretence,
 )
 
 if TYPE_CHECKING:
@@ -32,16 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine(parser)
     add_meter(parser)
-    add_pretence(parser)
+    add_emulation(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     import msgspec
     from tabulate import tabulate
 
-    from device_runtime.models.bundles.bundle import Bundle, find
+    from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
-    bundle = Bundle.open(find(options.bundle))
+    bundle = Bundle.open(find_bundle(options.bundle))
     found = meter(options)
     profile = measured(bundle, options)
     if options.format == "json":
@@ -64,7 +64,7 @@ def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     from device_runtime.client.training.engine_guard import own_memory, watcher
     from device_runtime.models.engines.available import engine_choice, open_model
 
-    other = pretence(options)
+    other = emulation(options)
     watch = watcher(other, memory_bytes(options))
     wish = replace(engine_wish(options), run_bytes=watch.run_bytes)
     engine = str(engine_choice(bundle, wish.engine))

@@ -7,11 +7,11 @@ import argparse
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.client.policy import work_gate
 
-from .policy_options import add_place
+from .policy_options import add_device_choice
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_place(parser)
+    add_device_choice(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,11 +10,11 @@ from tabulate import tabulate
 from device_runtime.client import traffic
 from device_runtime.client.connection.connecting import folder_of
 
-from .policy_options import add_place
+from .policy_options import add_device_choice
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_place(parser)
+    add_device_choice(parser)
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
     )

@@ -15,7 +15,7 @@ from device_runtime.broker.security.signing import fingerprint
 from device_runtime.broker.servers.broker_folder import (
     AGGREGATOR_KEY,
     CONFIGURATION,
-    SHOWN_S,
+    SUCCESSION_SHOWN_S,
     SUCCESSIONS,
     BrokerFolder,
     BrokerSite,
@@ -92,7 +92,11 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do one of the actions. Raises BrokerError."""
-    from device_runtime.broker.servers.production import CA_DAYS, found, renew  # needs the extra `aggregator`
+    from device_runtime.broker.servers.production import (  # needs the extra `aggregator`
+        CA_DAYS,
+        init_broker,
+        renew,
+    )
 
     if args.action == "rotate-key":
         return _rotate_key(BrokerFolder(args.folder), int(datetime.now(timezone.utc).timestamp()))
@@ -105,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         opened = BrokerFolder(args.folder)
         until = renew(opened, now, args.days)
         print(f"the certificate of {opened.site.names[0]} is valid until {until:%Y-%m-%d}")
-        print(register.tell(opened).text)
+        print(register.reload_mosquitto(opened).text)
         return 0
     names = args.name or [platform.node()]
     site = BrokerSite(
@@ -115,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         listen=args.listen,
         run_as=args.run_as or (getpass.getuser() if os.geteuid() == 0 else ""),
     )
-    opened = found(args.folder, site, now, args.days)
+    opened = init_broker(args.folder, site, now, args.days)
     print(_next_steps(opened, args.days))
     return 0
 
@@ -130,7 +134,7 @@ def _rotate_key(opened: BrokerFolder, now: int) -> int:
     )
     print(
         "Devices take the new key over with the next offer, and refuse the old one from then on. One that "
-        f"hears no offer for {SHOWN_S // 86400} days must be enrolled again."
+        f"hears no offer for {SUCCESSION_SHOWN_S // 86400} days must be enrolled again."
     )
     return 0
 
@@ -146,7 +150,7 @@ def _upgrade(opened: BrokerFolder) -> int:
     print(
         f"written in {opened.folder}: {', '.join(changed)} (before: {', '.join(f'{n}.old' for n in changed)})"
     )
-    print(register.tell(opened).text)
+    print(register.reload_mosquitto(opened).text)
     if CONFIGURATION in changed:
         print(
             "Start Mosquitto anew for the limits in mosquitto.conf: `systemctl restart mosquitto`, or by hand"

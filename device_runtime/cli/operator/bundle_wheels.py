@@ -20,8 +20,8 @@ from device_runtime.client.service.wheel_selection import (
     PLATFORMS,
     Machine,
     Wheel,
-    lacking,
     machine,
+    missing_requirements,
     needed,
     read,
 )
@@ -75,7 +75,7 @@ def _fill(out: Path, where: Machine, own: Wheel, extras: Sequence[str], pins: Se
     root.extras = set(extras)
     for _ in range(DEPTH):
         _download(out, where, wanted)
-        wanted = lacking(map(read, _fitting(out, where)), root, where)
+        wanted = missing_requirements(map(read, _fitting(out, where)), root, where)
         if not wanted:
             return
     raise InstallError(f"still lacking after {DEPTH} downloads: {', '.join(map(str, wanted))}")

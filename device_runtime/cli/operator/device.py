@@ -69,13 +69,13 @@ def run(options: argparse.Namespace) -> int:
         return _revoke(opened, options.name, now)
     enrolment = register.add(opened, options.name, now, options.websockets, options.again)
     line = f"device-runtime join --enrol {enrolment.token}"
-    reload = register.tell(opened)
+    reload = register.reload_mosquitto(opened)
     print(f"{options.name} is enrolled at {enrolment.url}; {reload.text}", file=sys.stderr)
     print("Paste this on the device, and nowhere else: it holds the password.", file=sys.stderr)
     print(line, flush=True)
     _draw(line, options.qr)
     if options.again:
-        register.check_told(opened, options.name, reload)  # until Mosquitto is told, the old token works
+        register.check_reloaded(opened, options.name, reload)  # until Mosquitto is told, the old token works
     return 0
 
 
@@ -85,7 +85,7 @@ def _revoke(opened: BrokerFolder, name: str, now: datetime) -> int:
     Raises RegisterError when Mosquitto was not told.
     """
     device = name
-    if name in {link.id for link in links.read(opened).links}:
+    if name in {link.id for link in links.read_links(opened).links}:
         link = links.revoke(opened, name, now.timestamp())
         if not link.used:
             print(f"{name} is revoked; nobody used it", file=sys.stderr)
@@ -93,7 +93,7 @@ def _revoke(opened: BrokerFolder, name: str, now: datetime) -> int:
         device = link.device
     else:
         register.revoke(opened, name, now)
-    print(f"{name} is revoked; {register.tell_of_revoked(opened, device).text}", file=sys.stderr)
+    print(f"{name} is revoked; {register.reload_after_revocation(opened, device).text}", file=sys.stderr)
     return 0
 
 
@@ -114,7 +114,7 @@ def _draw(text: str, wanted: bool | None) -> None:
 
 
 def _link(opened: BrokerFolder, now: float, options: argparse.Namespace) -> int:
-    page = options.page or links.read(opened).page
+    page = options.page or links.read_links(opened).page
     if not page:
         raise links.LinkError("where is the page? serve --web --enrolment DIR offers it; or give --page URL")
     if options.minutes <= 0:
@@ -129,7 +129,7 @@ def _link(opened: BrokerFolder, now: float, options: argparse.Namespace) -> int:
 
 def _list(opened: BrokerFolder, now: float, form: str) -> int:
     """Print the devices, and below them the recent links."""
-    entries, known = register.entries(opened), links.read(opened).recent(now)
+    entries, known = register.entries(opened), links.read_links(opened).recent(now)
     if form == "json":
         print(msgspec.json.format(msgspec.json.encode(entries)).decode())
         return 0

@@ -19,7 +19,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.options import add_connection, count
-from device_runtime.client.connection.connecting import Connection, connect, reach
+from device_runtime.client.connection.connecting import Connection, connect, first_connection
 from device_runtime.client.settings import Settings
 
 __all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
@@ -142,7 +142,7 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
         link = Link(above.url, above.client_id, agent.inbox, presence)
         below.connect()
         try:
-            if reach(link, stop):
+            if first_connection(link, stop):
                 edge.run(link, stop, until_done=options.until_done)
         finally:
             link.close(agent.farewell())

@@ -25,7 +25,7 @@ __all__ = [
     "add_arguments",
     "exit_code",
     "run",
-    "server_of",
+    "server_config",
     "task_of",
     "tasks_of",
 ]
@@ -292,7 +292,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until done or a signal. Raises the errors to which `exit_code` gives numbers."""
     from device_runtime.aggregator.serving.process import Process
 
-    server = server_of(args)
+    server = server_config(args)
     logs.configure(server.log)
     if args.database and urlsplit(args.database).password:
         log.warning(
@@ -303,7 +303,7 @@ def run(args: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def server_of(args: argparse.Namespace) -> ServerConfig:
+def server_config(args: argparse.Namespace) -> ServerConfig:
     """The server file, overridden by flags. Raises ConfigError."""
     flags: dict[str, dict[str, object]] = {
         "": {

@@ -28,12 +28,12 @@ from device_runtime.simulation.demo.fleet import (
     SAMPLES,
     SLOW,
     DemoDevice,
-    beside,
     holders,
+    with_javascript,
 )
 from device_runtime.simulation.demo.plot import draw
 from device_runtime.simulation.demo.runs import BUNDLE, DemoPolicy, DemoRun, DemoSetting, perform, save
-from device_runtime.simulation.demo.worth import worths
+from device_runtime.simulation.demo.worth import device_worths
 from device_runtime.strategies.registry import KINDS
 
 ERRORS = (AggregatorError,)
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
     folder = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     if folder.exists():
         raise AggregatorError(f"{folder} is there already: give another --run-dir, or remove it")
-    fleet = beside(options.javascript)
+    fleet = with_javascript(options.javascript)
     if options.javascript:
         processes.node_command()
     scale = 1.0 if options.deadline else _scale()
@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
 def _scale() -> float:
     """The factor by which the emulated boards must be slower on this machine (see `calibration`)."""
     print("measuring this machine ..", flush=True)
-    bundle = Bundle.open(bundles.find(BUNDLE))
+    bundle = Bundle.open(bundles.find_bundle(BUNDLE))
     given = calibration.DemoRound(DEADLINE_S, SAMPLES * EPOCHS / BATCH)
     return calibration.scale(bundle, [(member.profile, SLOW) for member in FLEET], given)
 
@@ -205,7 +205,7 @@ def _recalls(runs: list[DemoRun]) -> list[tuple[str, ...]]:
 
 def _report_worths(settings: list[DemoSetting]) -> None:
     try:
-        whole, found = worths(POLICIES[0], settings)
+        whole, found = device_worths(POLICIES[0], settings)
     except futures.TimeoutError:  # from Python 3.11 on the built-in one
         print("given up: this machine is too busy now")
         return

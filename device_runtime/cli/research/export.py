@@ -18,7 +18,7 @@ from device_runtime.models.bundles.manifest import TRAINING, Source
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS, TUNABLE_SETS
 from device_runtime.models.data.reading import inputs
 from device_runtime.models.errors import ExportError, one_line
-from device_runtime.models.export.network_factory import build, once, settings
+from device_runtime.models.export.network_factory import build, settings, unique_pairs
 
 from .export_texts import TextReading, add_text_arguments, folder_settings, reading
 
@@ -226,9 +226,9 @@ def spec(
         input=taken,
         labels=tuple(args.labels.split(",")),
         head=args.head,
-        levels=once(_level(item) for item in args.level) or None,
-        outputs=once(_level(item) for item in args.output) or None,
-        sets=once(_tunable(item) for item in args.tunable) or {"all": {}, "mid": {}, "head": {}},
+        levels=unique_pairs(_level(item) for item in args.level) or None,
+        outputs=unique_pairs(_level(item) for item in args.output) or None,
+        sets=unique_pairs(_tunable(item) for item in args.tunable) or {"all": {}, "mid": {}, "head": {}},
         objectives=tuple(name for name in dict.fromkeys(args.objective) if name != NONE)
         if args.objective
         else ("train",),

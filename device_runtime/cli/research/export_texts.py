@@ -123,7 +123,7 @@ def _file(args: argparse.Namespace) -> TokenizerFile | None:
     size = TOKENS if args.tokens is None else args.tokens
     if not LEAST_TOKENS <= size <= MOST_IDS:
         raise ExportError(f"--tokens is {size}, expected {LEAST_TOKENS} to {MOST_IDS}")
-    return vocabulary.learnt(vocabulary.texts_of(args.tokenizer_from), form, size)
+    return vocabulary.learn_tokenizer(vocabulary.texts_of(args.tokenizer_from), form, size)
 
 
 def _special(file: TokenizerFile, framing: Framing, needs_mask: bool) -> tuple[int, int, int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from tabulate import tabulate
 
-from device_runtime.models.bundles.bundle import Bundle, find
+from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.inputs import TextInput
 from device_runtime.models.bundles.manifest import Manifest, Setting, Tunable
 from device_runtime.models.bundles.names import LEVELS
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the bundle. Raises BundleError."""
-    bundle = Bundle.open(find(args.bundle))
+    bundle = Bundle.open(find_bundle(args.bundle))
     manifest = bundle.manifest
     counts = {tunable: manifest.num_parameters(tunable) for tunable in manifest.sets}
     figures = BundleFigures(bundle.sha256, len(bundle.packed()), counts, manifest)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from device_runtime.strategies.kind import AnyStrategy
-    from device_runtime.strategies.settings import Listed
+    from device_runtime.strategies.settings import SettingText
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
         print(_json(_overview()) if options.format == "json" else _kinds())
         return 0
     kind = registry.kind(options.name)
-    settings = list(ranges.listed(kind, kind.refused))
+    settings = list(ranges.list_settings(kind, kind.refused))
     print(_json(_described(kind, settings)) if options.format == "json" else _settings(kind, settings))
     return 0
 
@@ -46,7 +46,7 @@ def _kinds() -> str:
     from device_runtime.strategies import registry
 
     rows = [tuple(row.values()) for row in _overview()]
-    head, usual = ("kind", "a device trains", "and sends", "method"), ", ".join(registry.USUAL)
+    head, usual = ("kind", "a device trains", "and sends", "method"), ", ".join(registry.DEFAULT_KINDS)
     return (
         f"{tabulate(rows, head, maxcolwidths=[None, 36, 30, 40])}\n\n"
         f"A round offers {usual},\n"
@@ -55,15 +55,15 @@ def _kinds() -> str:
     )
 
 
-def _described(kind: type[AnyStrategy], settings: list[Listed]) -> dict[str, object]:
+def _described(kind: type[AnyStrategy], settings: list[SettingText]) -> dict[str, object]:
     return {"name": kind.name, **asdict(kind.about), "settings": [_plain(row) for row in settings]}
 
 
-def _plain(row: Listed) -> dict[str, object]:
+def _plain(row: SettingText) -> dict[str, object]:
     return {key: value for key, value in asdict(row).items() if key != "given"}
 
 
-def _settings(kind: type[AnyStrategy], settings: list[Listed]) -> str:
+def _settings(kind: type[AnyStrategy], settings: list[SettingText]) -> str:
     from tabulate import tabulate
 
     rows = [(row.name, row.default, row.range, row.unit, row.meaning) for row in settings]
@@ -76,7 +76,7 @@ def _settings(kind: type[AnyStrategy], settings: list[Listed]) -> str:
     )
 
 
-def example(kind: type[AnyStrategy], settings: list[Listed]) -> str:
+def example(kind: type[AnyStrategy], settings: list[SettingText]) -> str:
     """The kind in a task file, with its most used settings, or else its first three."""
     chosen = [row for row in settings if row.name in ("epochs", "lr", "batch")] or settings[:3]
     pairs = ", ".join(row.example for row in chosen)

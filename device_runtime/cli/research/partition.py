@@ -15,7 +15,7 @@ from device_runtime.models.export.network_factory import settings
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.keys import explained
 from device_runtime.simulation import scenario
-from device_runtime.simulation.data import DataSet, DataSpec, among, divide, load
+from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
 from device_runtime.simulation.data.spec import PARTITIONS, SOURCES
 from device_runtime.simulation.errors import DataSetError, SimulationError
 from device_runtime.simulation.partition.figures import PartitionShape, by_group, shape, table
@@ -78,16 +78,16 @@ def run(options: argparse.Namespace) -> int:
     _check_picture(options.out)
     data = load(spec, options.seed)
     drawn = fleet.draw(devices, options.seed) if fleet is not None and spec.groups else None
-    parts = divide(data, spec, devices, options.seed) if drawn is None else among(data, spec, drawn)
+    parts = divide(data, spec, devices, options.seed) if drawn is None else divide_fleet(data, spec, drawn)
     groups = [] if drawn is None else [drawn.group(device) for device in range(devices)]
     about = shape(data.train_y, parts, len(data.labels), groups)
-    print(said(data, about))
+    print(description(data, about))
     print()
     print(tabulate(table(about), ("", "least", "median", "most", "mean"), disable_numparse=True))
     if about.groups:
         heads = ("group of the fleet", "clients", "samples", "classes")
         print(f"\n{tabulate(by_group(about, data.labels), heads, disable_numparse=True)}")
-    title = f"{spec.source} divided among {devices:,} clients: {way(spec)}"
+    title = f"{spec.source} divided among {devices:,} clients: {partition_text(spec)}"
     _written(options.out, lambda path: draw(about, data.labels, title, path))
     print(f"\npicture in {options.out}")
     if options.vectors_out is not None:
@@ -111,7 +111,7 @@ def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None]
         raise DataSetError(explained(error, DataSpec, "data")) from None
 
 
-def way(spec: DataSpec) -> str:
+def partition_text(spec: DataSpec) -> str:
     """The partition in words."""
     said = {
         "dirichlet": f"Dirichlet({spec.alpha:g})",
@@ -130,7 +130,7 @@ def way(spec: DataSpec) -> str:
     return said
 
 
-def said(data: DataSet, about: PartitionShape) -> str:
+def description(data: DataSet, about: PartitionShape) -> str:
     """The size of the data set, and how much of it is given to clients."""
     form = f"{data.train_x.dtype} {'x'.join(str(size) for size in data.train_x.shape[1:])}"
     lines = [

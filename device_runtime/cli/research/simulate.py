@@ -15,15 +15,20 @@ from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.cli.options import count, positive
 from device_runtime.models.engines.available import AUTO, ENGINES
 from device_runtime.profiles.machine import usable_cores
-from device_runtime.simulation.compare.performing import How, perform
+from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, check, scenario_in
-from device_runtime.simulation.compare.progress import Bars, ProgressLines, ProgressView, Teller
-from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.compare.progress import (
+    ProgressBars,
+    ProgressLines,
+    ProgressView,
+    ProgressWriter,
+)
+from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.running import (
-    Children,
+    ProcessOptions,
     end_with_parent,
+    folder_lock,
     interruptible,
-    occupied,
     run_all,
 )
 from device_runtime.simulation.errors import ScenarioError, SimulationError
@@ -31,7 +36,7 @@ from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorWish
 from device_runtime.strategies.robust.settings import RULES
 
-from .simulate_options import PRESET, again, plan_of, presets, said
+from .simulate_options import PRESET, description, plan_of, presets, resume_hint
 
 if TYPE_CHECKING:
     from device_runtime.simulation.report.write import WrittenReport
@@ -174,7 +179,7 @@ def run(options: argparse.Namespace) -> int:
             check(plan.scenario, missing, _wish(options))
         _drawable()
         plan.folder.mkdir(parents=True, exist_ok=True)
-        with interruptible(), occupied(plan.folder) as held:
+        with interruptible(), folder_lock(plan.folder) as held:
             report, failed = _simulated(plan, options, held)
     except OSError as error:
         raise _unwritable(error, plan.folder) from None
@@ -193,7 +198,7 @@ def _simulated(
 
     plan.save()
     missing = plan.missing()
-    print(said(plan, missing), file=sys.stderr if options.format == "json" else sys.stdout, flush=True)
+    print(description(plan, missing), file=sys.stderr if options.format == "json" else sys.stdout, flush=True)
     try:
         if missing:
             _run(plan, missing, options, held)
@@ -218,11 +223,11 @@ def _perform(options: argparse.Namespace) -> int:
     mine = scenario_in(options.run_dir)
     if mine is None:
         raise ScenarioError(f"{options.run_dir} holds no scenario")
-    name = Name(policy, int(seed))
+    name = RunName(policy, int(seed))
     plan = ComparisonPlan(mine, Comparison(policies=(policy,)), options.run_dir)
-    teller = Teller(sys.stdout)
+    teller = ProgressWriter(sys.stdout)
     try:
-        perform(mine, name, plan.of(name), How(_wish(options), options.probes), teller)
+        perform(mine, name, plan.of(name), RunOptions(_wish(options), options.probes), teller)
     except BrokenPipeError:  # the command that started this process has ended
         raise
     except OSError as error:
@@ -241,7 +246,7 @@ def _wish(options: argparse.Namespace) -> ExecutorWish:
     return ExecutorWish(options.executor, options.workers, options.address)
 
 
-def _run(plan: ComparisonPlan, missing: Sequence[Name], options: argparse.Namespace, held: int) -> None:
+def _run(plan: ComparisonPlan, missing: Sequence[RunName], options: argparse.Namespace, held: int) -> None:
     parallel = min(options.parallel or usable_cores(), len(missing))
     workers = options.workers or max(1, usable_cores() // parallel)
     arguments = ["--executor", options.executor, "--workers", str(workers), "--probes", str(options.probes)]
@@ -249,21 +254,23 @@ def _run(plan: ComparisonPlan, missing: Sequence[Name], options: argparse.Namesp
         arguments += ["--address", options.address]
     view = _view(missing, plan, options)
     try:
-        run_all(plan, missing, Children(tuple(arguments), parallel, workers, (held,)), view)
+        run_all(plan, missing, ProcessOptions(tuple(arguments), parallel, workers, (held,)), view)
     except KeyboardInterrupt:
         done = len(plan.names) - len(plan.missing())
         view.close()
-        print(f"stopped: {done} of {len(plan.names)} runs are finished; {again(plan)}", file=sys.stderr)
+        print(f"stopped: {done} of {len(plan.names)} runs are finished; {resume_hint(plan)}", file=sys.stderr)
         raise
     finally:
         view.close()
 
 
-def _view(missing: Sequence[Name], plan: ComparisonPlan, options: argparse.Namespace) -> ProgressView:
+def _view(missing: Sequence[RunName], plan: ComparisonPlan, options: argparse.Namespace) -> ProgressView:
     rounds = plan.scenario.task.rounds
     if options.format == "json":
         return ProgressLines(missing, rounds, sys.stderr)
-    return Bars(missing, rounds) if sys.stdout.isatty() else ProgressLines(missing, rounds, sys.stdout)
+    return (
+        ProgressBars(missing, rounds) if sys.stdout.isatty() else ProgressLines(missing, rounds, sys.stdout)
+    )
 
 
 def _whole(text: str) -> int:

@@ -25,15 +25,15 @@ from device_runtime.simulation.compare.plan import (
     comparison_in,
     scenario_in,
 )
-from device_runtime.simulation.compare.run_folder import Name, fingerprint
-from device_runtime.simulation.compare.wording import asking, lasting
+from device_runtime.simulation.compare.run_folder import RunName, fingerprint
+from device_runtime.simulation.compare.wording import asked_devices, duration
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.scenario import Scenario
 
 PRESET = "digits"
-AS_IT_IS = ("choose",)
+SCENARIO_POLICIES = ("choose",)
 """The policies of a given scenario without --compare."""
-AGAINST = ("choose", "drop")
+PRESET_POLICIES = ("choose", "drop")
 """The policies that are compared when no scenario is given either."""
 
 _PLACES = {
@@ -90,7 +90,7 @@ def plan_of(options: argparse.Namespace) -> ComparisonPlan:
     return ComparisonPlan(mine, comparison, folder)
 
 
-def said(plan: ComparisonPlan, missing: Sequence[Name]) -> str:
+def description(plan: ComparisonPlan, missing: Sequence[RunName]) -> str:
     """The first lines of the output: what is run."""
     mine, task, comparison = plan.scenario, plan.scenario.task, plan.comparison
     runs = len(plan.names)
@@ -98,14 +98,14 @@ def said(plan: ComparisonPlan, missing: Sequence[Name]) -> str:
     seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     return (
         f"{mine.name}: {mine.devices:,} devices of fleet {mine.fleet.name}, {mine.data.source} divided by "
-        f"{mine.data.partition}; {task.rounds} rounds of at most {lasting(task.round_deadline_s)}, "
-        f"{asking(task)}\n"
+        f"{mine.data.partition}; {task.rounds} rounds of at most {duration(task.round_deadline_s)}, "
+        f"{asked_devices(task)}\n"
         f"{', '.join(comparison.policies)}; {seeds}: {runs} run{'s' if runs > 1 else ''}"
         f"{f', {there} of them finished before' if there else ''}; kept in {plan.folder}/"
     )
 
 
-def again(plan: ComparisonPlan) -> str:
+def resume_hint(plan: ComparisonPlan) -> str:
     """A hint how to go on with a comparison that was stopped."""
     return f"go on with: device-runtime simulate --run-dir {shlex.quote(str(plan.folder))}"
 
@@ -127,7 +127,7 @@ def _of_scenario(mine: Scenario) -> str:
     task = mine.task
     return (
         f"{mine.devices} devices of {mine.fleet.name}; {mine.data.source} by {mine.data.partition}; "
-        f"{task.rounds} rounds of {lasting(task.round_deadline_s)}; {task.bundle}"
+        f"{task.rounds} rounds of {duration(task.round_deadline_s)}; {task.bundle}"
     )
 
 
@@ -160,7 +160,7 @@ def _trained(mine: Scenario, options: argparse.Namespace) -> Scenario:
 
 
 def _usual(options: argparse.Namespace) -> tuple[str, ...]:
-    return AS_IT_IS if options.scenario else AGAINST
+    return SCENARIO_POLICIES if options.scenario else PRESET_POLICIES
 
 
 def _policies(text: str) -> tuple[str, ...]:

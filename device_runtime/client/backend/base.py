@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from device_runtime.broker.wire.messages import Blob, Contribution, Hello, Offer, Plan
-from device_runtime.client.connection.offers import Open
-from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.connection.offers import OpenRound
+from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 
 if TYPE_CHECKING:
@@ -84,22 +84,22 @@ class WorkBackend(Protocol):
     def warm_up(self) -> None:
         """There will be work soon."""
 
-    def look(self, current: Open) -> RoundPreview:
+    def look(self, current: OpenRound) -> RoundPreview:
         """What a round still needs before its work. Makes its task once the bundles are here."""
 
-    def prepare(self, current: Open) -> None:
+    def prepare(self, current: OpenRound) -> None:
         """Make the base of a round. Nothing may be missing."""
 
-    def work(self, current: Open, listener: BackendListener) -> bool:
+    def work(self, current: OpenRound, listener: BackendListener) -> bool:
         """Do the round's work. False: it goes on in the background; call `work` again soon.
 
         Raises what `listener` raise.
         """
 
-    def after(self, current: Open, between: Callable[[], None]) -> None:
+    def after(self, current: OpenRound, between: Callable[[], None]) -> None:
         """Work for the device's own model after a round, once nothing waits to be sent."""
 
-    def keep(self, over: Open, between: Callable[[], None]) -> None:
+    def keep(self, over: OpenRound, between: Callable[[], None]) -> None:
         """Keep the model of a task that is done, as the owner wants it. Nothing may be missing."""
 
     def settle(self, message: Contribution, counts: bool) -> None:
@@ -118,7 +118,7 @@ class WorkBackend(Protocol):
         """End the backend. May be called twice."""
 
 
-MakePlace = Callable[["Settings", Hours, LinkSpeed], WorkBackend]
+MakeBackend = Callable[["Settings", WorkGate, LinkSpeed], WorkBackend]
 
 
 def bundles_of(offer: Offer) -> Bundles:

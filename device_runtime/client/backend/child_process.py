@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from .rpc import Rpc, Said, WorkerGone, WorkTerms
+from .rpc import Rpc, WorkerGone, WorkerMessage, WorkTerms
 
 END_S = 2.0
 """Seconds that the process may take to end."""
@@ -41,7 +41,7 @@ class Child:
             number = theirs.fileno()
             command = [sys.executable, "-c", PROGRAM, str(number), *map(os.path.abspath, sys.path)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
-        self.crossing: Rpc[Said] = Rpc(ours, Said)
+        self.crossing: Rpc[WorkerMessage] = Rpc(ours, WorkerMessage)
         with suppress(WorkerGone):  # the next request raises it again
             self.crossing.say(terms)
 

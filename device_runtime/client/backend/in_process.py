@@ -10,18 +10,18 @@ from functools import partial
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Contribution, Hello, Offer
 from device_runtime.client.cache.model_cache import ModelCache
-from device_runtime.client.connection.offers import Open
+from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.delivery import reports
-from device_runtime.client.delivery.error_feedback import Leftovers, Of
-from device_runtime.client.errors import LeftOut, RoundOver, UnusableBase, WorkerDeath
+from device_runtime.client.delivery.error_feedback import ErrorFeedback, FeedbackKey
+from device_runtime.client.errors import RoundLeftOut, RoundOver, UnusableBase, WorkerDeath
 from device_runtime.client.one_task import MakeTask, OneTask, RoundInputs
-from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.engine_guard import limit_bytes
 from device_runtime.client.training.local_task import DeviceTask
 from device_runtime.client.training.memory_watchdog import guarded
-from device_runtime.client.training.work import Decision, HeldUp, Listener, WorkOutcome
+from device_runtime.client.training.work import ClosedWhilePaused, Decision, Listener, WorkOutcome
 from device_runtime.models.errors import BundleError, TensorError
 from device_runtime.strategies.directions.directions import UnknownGenerator
 from device_runtime.strategies.errors import KindError
@@ -29,7 +29,7 @@ from device_runtime.strategies.training.workload import ENVELOPE_BYTES
 
 from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult, bundles_of
 
-WRONG = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
+ROUND_ERRORS = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
 """Errors of one round or its bundle, which do not concern the next."""
 
 
@@ -40,7 +40,7 @@ class InProcess:
     """
 
     def __init__(
-        self, settings: Settings, hours: Hours, link: LinkSpeed, make: MakeTask = DeviceTask
+        self, settings: Settings, hours: WorkGate, link: LinkSpeed, make: MakeTask = DeviceTask
     ) -> None:
         """`make` makes the task."""
         self.task: OneTask | None = None
@@ -49,7 +49,7 @@ class InProcess:
         self.bundles: Bundles = ()
         self.deaths: tuple[WorkerDeath, ...] = ()
         self._settings, self._hours, self._link, self._make = settings, hours, link, make
-        self._leftovers = Leftovers(settings.folder / LEFT)
+        self._leftovers = ErrorFeedback(settings.folder / LEFT)
         self._given: RoundInputs | None = None
 
     def hello(self, boot: int) -> Hello:
@@ -58,12 +58,12 @@ class InProcess:
     def warm_up(self) -> None:
         """Does nothing."""
 
-    def look(self, current: Open) -> RoundPreview:
+    def look(self, current: OpenRound) -> RoundPreview:
         """Of a family, only the base of the model that the device would train now is asked for."""
         offer = current.offer
-        with left_out():
+        with round_errors_as_left_out():
             if why := self._settings.allowed.refuses(blob for _, blob in bundles_of(offer)):
-                raise LeftOut(why)
+                raise RoundLeftOut(why)
             if missing := self.holdings.missing_bundles(offer):
                 return RoundPreview(current.member, missing)
             if current.member is None or self.bundles != bundles_of(offer):
@@ -73,13 +73,13 @@ class InProcess:
                 self.holdings.take_parts(task.bundle(current.member or ""), current.base)
             return RoundPreview(current.member, self.holdings.missing(current.base, offer.aside))
 
-    def prepare(self, current: Open) -> None:
-        with left_out():
+    def prepare(self, current: OpenRound) -> None:
+        with round_errors_as_left_out():
             self._given_by(current)
 
-    def work(self, current: Open, listener: BackendListener) -> bool:
+    def work(self, current: OpenRound, listener: BackendListener) -> bool:
         offer = current.offer
-        with left_out():
+        with round_errors_as_left_out():
             given = self._given_by(current)
             task = self._task_of(offer)
             if before := task.unsent(offer):
@@ -92,14 +92,14 @@ class InProcess:
             self._report(task, given, outcome, listener)
             return True
 
-    def after(self, current: Open, between: Callable[[], None]) -> None:
-        with left_out():
+    def after(self, current: OpenRound, between: Callable[[], None]) -> None:
+        with round_errors_as_left_out():
             given, task = self._given_by(current), self._task_of(current.offer)
             self._given = None
             task.after(given, between)
 
-    def keep(self, over: Open, between: Callable[[], None]) -> None:
-        with left_out():
+    def keep(self, over: OpenRound, between: Callable[[], None]) -> None:
+        with round_errors_as_left_out():
             given, task = self._given_by(over), self._task_of(over.offer)
             self._given = None
             task.final(given, between)
@@ -120,7 +120,7 @@ class InProcess:
     def close(self) -> None:
         """Does nothing."""
 
-    def _given_by(self, current: Open) -> RoundInputs:
+    def _given_by(self, current: OpenRound) -> RoundInputs:
         """The inputs of a round; the same again while its work goes on. Raises as the methods do."""
         offer, member, known = current.offer, current.member or "", self._given
         task = self._task_of(offer)
@@ -148,7 +148,7 @@ class InProcess:
         if made is None:
             listener.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
             return
-        of, waiting = Of(offer.run, made.kind, given.member), listener.waiting(offer.run)
+        of, waiting = FeedbackKey(offer.run, made.kind, given.member), listener.waiting(offer.run)
         try:
             encoded = task.encoded(given, outcome, self._leftovers.get(of, waiting))
             body = encoded.body
@@ -167,12 +167,12 @@ class InProcess:
 
 
 @contextmanager
-def left_out() -> Iterator[None]:
+def round_errors_as_left_out() -> Iterator[None]:
     """Raises LeftOut in place of errors that concern one round only."""
     try:
         yield
-    except WRONG as error:
-        raise LeftOut(str(error)) from error
+    except ROUND_ERRORS as error:
+        raise RoundLeftOut(str(error)) from error
 
 
 def _listener(offer: Offer, listener: BackendListener) -> Listener:
@@ -189,6 +189,6 @@ def _heeding(between: Callable[[], None]) -> Callable[[], None]:
         try:
             between()
         except RoundOver as error:
-            raise HeldUp(str(error)) from None
+            raise ClosedWhilePaused(str(error)) from None
 
     return heeding

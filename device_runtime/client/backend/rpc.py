@@ -18,17 +18,17 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from device_runtime.broker.wire.messages import Contribution, Hello, Plan
-from device_runtime.client.connection.offers import Open
+from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.energy import Meter
 from device_runtime.client.errors import WorkerDeath
 from device_runtime.client.personal.wish import PersonalWish
 from device_runtime.client.policy.rules import ANYTHING, AllowList
 from device_runtime.client.settings import Settings
-from device_runtime.client.training.emulation import Pretence
-from device_runtime.models.bundles.names import EngineWish
+from device_runtime.client.training.emulation import Emulation
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import Place
 from device_runtime.profiles import DeviceProfile
-from device_runtime.strategies.terms.accountant import Limit
+from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from .base import Bundles, RoundPreview, WorkResult
 
@@ -56,7 +56,7 @@ class Rpc(Generic[M]):
         """Seconds since either side sent a message; 0 if one waits to be read."""
         return 0.0 if self._came or self._readable(0.0) else time.monotonic() - self._spoke_s
 
-    def say(self, message: Asked | Said) -> None:
+    def say(self, message: Request | WorkerMessage) -> None:
         """Send a message. Raises WorkerGone."""
         data = self._encoder.encode(message)
         self._spoke_s = time.monotonic()
@@ -117,11 +117,11 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
     name: str
     place: Place
     folder: Path
-    engine: EngineWish
+    engine: EngineSettings
     meter: str
     personal: PersonalWish
     memory_bytes: int | None = None
-    owner: Limit | None = None
+    owner: PrivacyBudget | None = None
     pretended: DeviceProfile | None = None
     slow: float = 1.0
     disk_bytes: int | None = None
@@ -150,7 +150,7 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
         )
 
     def settings(self, meter: Meter | None) -> Settings:
-        pretence = None if self.pretended is None else Pretence(self.pretended, self.slow)
+        pretence = None if self.pretended is None else Emulation(self.pretended, self.slow)
         known = Settings(self.name, self.place, self.folder, pretence, self.memory_bytes, self.engine)
         return replace(
             known,
@@ -165,14 +165,14 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
 class LookAt(msgspec.Struct, frozen=True, tag=True):
     """A call of `WorkBackend.look`; `seen` as in LinkSpeed."""
 
-    current: Open
+    current: OpenRound
     seen: tuple[float | None, float | None]
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """A call of `WorkBackend.prepare`."""
 
-    current: Open
+    current: OpenRound
 
 
 class WorkOrder(msgspec.Struct, frozen=True, tag=True):
@@ -181,7 +181,7 @@ class WorkOrder(msgspec.Struct, frozen=True, tag=True):
     `waiting`: rounds of this run whose contributions have no receipt; `lost_s` as in Hours.
     """
 
-    current: Open
+    current: OpenRound
     seen: tuple[float | None, float | None]
     waiting: tuple[int, ...]
     lost_s: float
@@ -191,13 +191,13 @@ class WorkOrder(msgspec.Struct, frozen=True, tag=True):
 class After(msgspec.Struct, frozen=True, tag=True):
     """A call of `WorkBackend.after`."""
 
-    current: Open
+    current: OpenRound
 
 
 class KeepModel(msgspec.Struct, frozen=True, tag=True):
     """A call of `WorkBackend.keep`."""
 
-    over: Open
+    over: OpenRound
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):
@@ -258,5 +258,5 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     cpu_s: float = 0.0
 
 
-Asked = WorkTerms | LookAt | Prepare | WorkOrder | After | KeepModel | Settle | PutDown | GoOn
-Said = Beat | Decided | Reported | Ended
+Request = WorkTerms | LookAt | Prepare | WorkOrder | After | KeepModel | Settle | PutDown | GoOn
+WorkerMessage = Beat | Decided | Reported | Ended

@@ -12,10 +12,10 @@ from device_runtime.broker.errors import BlobError, NoRoom
 from device_runtime.broker.wire.messages import Contribution, Hello, Offer, Plan
 from device_runtime.client import energy as meters
 from device_runtime.client import errors
-from device_runtime.client.connection.offers import Open
+from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.delivery.reports import bare_hello
 from device_runtime.client.errors import DeviceError, RoundOver, WorkDied, WorkerDeath
-from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.models import errors as model_errors
@@ -25,7 +25,6 @@ from .base import LEFT, BackendListener, Bundles, RoundPreview, WorkResult
 from .child_process import Child
 from .rpc import (
     After,
-    Asked,
     Beat,
     Decided,
     Ended,
@@ -36,9 +35,10 @@ from .rpc import (
     Prepare,
     PutDown,
     Reported,
-    Said,
+    Request,
     Settle,
     WorkerGone,
+    WorkerMessage,
     WorkOrder,
     WorkTerms,
 )
@@ -75,7 +75,7 @@ class Subprocess:
     def __init__(
         self,
         settings: Settings,
-        hours: Hours,
+        hours: WorkGate,
         link: LinkSpeed,
         meter: str = meters.MODELLED,
         stays_s: float = STAYS_S,
@@ -89,7 +89,7 @@ class Subprocess:
         self._busy = self._stands_still = False
         self._unsettled: list[Settle] = []
         self._at, self._reported = "", False
-        self._deaths: tuple[Open | None, tuple[WorkerDeath, ...]] = (None, ())
+        self._deaths: tuple[OpenRound | None, tuple[WorkerDeath, ...]] = (None, ())
         self._refused, self._killed = "", False
         self._not_before_s, self._wait_s = -inf, AGAIN_S
 
@@ -107,16 +107,16 @@ class Subprocess:
         except WorkDied as error:
             log.warning("%s", error)
 
-    def look(self, current: Open) -> RoundPreview:
+    def look(self, current: OpenRound) -> RoundPreview:
         look = self._ask(LookAt(current, self._link.seen)).look
         if look is None:
             raise TypeError("LookAt was answered without a preview")
         return look
 
-    def prepare(self, current: Open) -> None:
+    def prepare(self, current: OpenRound) -> None:
         self._ask(Prepare(current))
 
-    def work(self, current: Open, listener: BackendListener) -> bool:
+    def work(self, current: OpenRound, listener: BackendListener) -> bool:
         """If the process dies, the form it worked on is given up and the next cheaper one is tried.
 
         That holds until the round has a new deadline; nothing more is tried once the round has closed.
@@ -145,11 +145,11 @@ class Subprocess:
                 self._not_before_s = -inf  # start at once: each time there is one form less to try
                 _over(listener.progress, 0.0)  # the next form, too, waits while the rules say no
 
-    def after(self, current: Open, between: Callable[[], None]) -> None:
+    def after(self, current: OpenRound, between: Callable[[], None]) -> None:
         if self._settings.personal.keep:
             self._ask(After(current), lambda _: between())
 
-    def keep(self, over: Open, between: Callable[[], None]) -> None:
+    def keep(self, over: OpenRound, between: Callable[[], None]) -> None:
         self._ask(KeepModel(over), lambda _: between())
 
     def settle(self, message: Contribution, counts: bool) -> None:
@@ -190,9 +190,9 @@ class Subprocess:
 
     def _ask(
         self,
-        request: Asked,
+        request: Request,
         progress: Callable[[float], None] = lambda _: None,
-        tell: Callable[[Said], None] = lambda _: None,
+        tell: Callable[[WorkerMessage], None] = lambda _: None,
     ) -> Ended:
         """Send a request and wait for its end.
 
@@ -230,7 +230,7 @@ class Subprocess:
             self._wait_s = AGAIN_S
         return self._ended(said)
 
-    def _endless(self, request: Asked, child: Child) -> str:
+    def _endless(self, request: Request, child: Child) -> str:
         """Why the process is not waited for any longer; empty if it is."""
         quiet_s = child.crossing.quiet_s
         if (
@@ -256,7 +256,7 @@ class Subprocess:
             self._unsettled.append(request)
             raise
 
-    def _tell(self, said: Said, offer: Offer, listener: BackendListener) -> None:
+    def _tell(self, said: WorkerMessage, offer: Offer, listener: BackendListener) -> None:
         if isinstance(said, Decided):
             self._at = said.plan.kind
             listener.decided(offer, said.plan, said.room_bytes)

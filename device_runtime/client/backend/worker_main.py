@@ -15,7 +15,7 @@ from device_runtime.broker.wire.messages import Offer, Plan
 from device_runtime.client import energy as meters
 from device_runtime.client.energy import Meter, resting
 from device_runtime.client.errors import DeviceError, RoundOver
-from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.console import log_to_stderr
 from device_runtime.models.errors import ModelError
@@ -24,7 +24,6 @@ from .base import BackendListener, RoundPreview, WorkResult
 from .in_process import InProcess
 from .rpc import (
     After,
-    Asked,
     Beat,
     Decided,
     Ended,
@@ -35,6 +34,7 @@ from .rpc import (
     Prepare,
     PutDown,
     Reported,
+    Request,
     Rpc,
     Settle,
     WorkerGone,
@@ -50,13 +50,13 @@ BEAT_S = 0.1
 EMPTY = "empty"
 """Folder, in the device's own, in which the worker runs."""
 
-Inbox = queue.SimpleQueue[Asked]
+Inbox = queue.SimpleQueue[Request]
 
 
 def main(number: int) -> None:
     """Work for the process at the other end of this socket (a file descriptor), until that closes it."""
     log_to_stderr()
-    crossing: Rpc[Asked] = Rpc(socket.socket(fileno=number), Asked)
+    crossing: Rpc[Request] = Rpc(socket.socket(fileno=number), Request)
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(crossing, inbox), daemon=True).start()
     terms = inbox.get()
@@ -84,7 +84,7 @@ def _go_where_nothing_is(folder: Path) -> None:
     os.chdir(empty)
 
 
-def _listen(crossing: Rpc[Asked], inbox: Inbox) -> None:
+def _listen(crossing: Rpc[Request], inbox: Inbox) -> None:
     """Receive requests, on a thread, so that the worker ends at once if the device does: nothing is lost.
 
     The worker also ends if it cannot receive any more, as for lack of memory.
@@ -101,7 +101,7 @@ def _listen(crossing: Rpc[Asked], inbox: Inbox) -> None:
             os._exit(1)
 
 
-class RemoteWorkGate(Hours):
+class RemoteWorkGate(WorkGate):
     """A work gate kept by the device; `lost_s` is what the device sent last."""
 
     lost_s = 0.0
@@ -113,13 +113,13 @@ class RemoteWorkGate(Hours):
 class DeviceWorker:
     """Answers requests with an InProcess backend."""
 
-    def __init__(self, terms: WorkTerms, meter: Meter | None, crossing: Rpc[Asked], inbox: Inbox) -> None:
+    def __init__(self, terms: WorkTerms, meter: Meter | None, crossing: Rpc[Request], inbox: Inbox) -> None:
         self._crossing, self._inbox, self._meter = crossing, inbox, meter
         self._hours, self._link = RemoteWorkGate(time.monotonic), LinkSpeed()
         self._here = InProcess(terms.settings(meter), self._hours, self._link)
         self._done, self._asked_s, self._unanswered = 0.0, 0.0, False
 
-    def answer(self, asked: Asked) -> Ended:
+    def answer(self, asked: Request) -> Ended:
         """Do what is asked. Errors of ours are reported; any other ends the process."""
         look, over = None, True
         error: tuple[str, str] | None = None
@@ -136,7 +136,7 @@ class DeviceWorker:
         known = KnownTask(bundles, self._here.hello(0)) if bundles else None
         return Ended(known, look, over, error, time.process_time())
 
-    def _do(self, asked: Asked) -> RoundPreview | None:
+    def _do(self, asked: Request) -> RoundPreview | None:
         if isinstance(asked, LookAt):
             self._link.seen = asked.seen
             return self._here.look(asked.current)
@@ -184,7 +184,7 @@ class DeviceWorker:
         if answer.over:
             raise RoundOver(answer.over)
 
-    def _answered(self) -> Asked:
+    def _answered(self) -> Request:
         answer = self._next()
         if answer is not None:
             return answer
@@ -193,13 +193,13 @@ class DeviceWorker:
                 self._here.heed()
         return answer
 
-    def _next(self) -> Asked | None:
+    def _next(self) -> Request | None:
         try:
             return self._inbox.get(timeout=BEAT_S)
         except queue.Empty:
             return None
 
-    def _heard(self, answer: Asked) -> GoOn:
+    def _heard(self, answer: Request) -> GoOn:
         """Take the answer to the last beat. Raises TypeError if it is not one."""
         if not isinstance(answer, GoOn):
             raise TypeError(f"{type(answer).__name__} came in answer to a beat")

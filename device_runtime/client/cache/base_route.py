@@ -39,7 +39,7 @@ class BaseRoute:
     needed: tuple[Blob, ...]
 
 
-def way(base: Base, stand: ReplayState | None, here: Callable[[Blob], bool]) -> BaseRoute | None:
+def find_route(base: Base, stand: ReplayState | None, here: Callable[[Blob], bool]) -> BaseRoute | None:
     """The route to a base that fetches fewer bytes, from the replay state `stand` or from the checkpoint.
 
     None if the base names no route, or if the whole offer may name a shorter one. Blobs that are `here` need
@@ -86,9 +86,9 @@ def _segments(base: Base, lacking: int) -> tuple[Blob, ...] | None:
     if lacking <= _in_tail(base):
         return ()
     first = base.at - lacking
-    if first < step_log.log_begins(base) or first < 0:
+    if first < step_log.log_start(base) or first < 0:
         return None
-    return base.log[(first - step_log.log_begins(base)) // step_log.SEGMENT :]
+    return base.log[(first - step_log.log_start(base)) // step_log.SEGMENT :]
 
 
 def _in_tail(base: Base) -> int:

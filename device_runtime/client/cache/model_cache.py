@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import CHECK_BYTES, LINE_BYTES, Base, Blob, Offer
 from device_runtime.client.delivery.downloads import BUNDLES, store
 from device_runtime.client.errors import StaleBase, UnusableBase
@@ -26,7 +26,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, ModelError, TensorError
 from device_runtime.strategies.directions.replaying import replay
 
-from .base_route import BaseRoute, ReplayState, steps_of, way
+from .base_route import BaseRoute, ReplayState, find_route, steps_of
 from .replay_state import ReplayStates
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class ModelCache:
         if base.at and _sha(weights)[:LINE_BYTES] == base.line:
             self._state = ReplayState(base.line, 0, weights)
         for part in tensors.encoded_parts(weights, bundle.manifest.parts()):
-            if name(part) in base.checkpoint:
+            if blob_of(part) in base.checkpoint:
                 self.blobs.put(part)
 
     def aside(self, blob: Blob | None) -> Tensors:
@@ -179,7 +179,7 @@ class ModelCache:
         sound = {}
         for shipped in bundles.shipped_names():
             try:
-                bundle = Bundle.open(bundles.shipped(shipped))
+                bundle = Bundle.open(bundles.shipped_folder(shipped))
                 sound[bundle.sha256] = bundle
             except ModelError as error:
                 log.warning("shipped bundle %s: %s", shipped, error)
@@ -188,7 +188,7 @@ class ModelCache:
     def _route(self, base: Base) -> BaseRoute:
         """The route to this base. Raises as `missing` does."""
         self._state = self._state or self._states.get(base)
-        found = way(base, self._state, self.blobs.has)
+        found = find_route(base, self._state, self.blobs.has)
         if found is None:
             raise StaleBase(
                 f"base model after {base.at} steps: no replay state and no blob of the offer leads there"

@@ -8,18 +8,18 @@ import os
 import shutil
 from pathlib import Path
 
-from device_runtime.broker.wire.partial_blob import admit, sync_folder
+from device_runtime.broker.wire.partial_blob import move_into_place, sync_folder
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 
 
-class Memories:
+class StrategyStateStore:
     """What each kind kept in the last two rounds, of one run at a time.
 
     The first save of a run removes what another run has kept. Two rounds are kept so that a round that is
@@ -34,12 +34,12 @@ class Memories:
         folder = self._of(run, kind)
         earlier = [one for one in _rounds(folder) if one < number]
         if not earlier:
-            return NOTHING
+            return NO_TENSORS
         try:
             return tensors.decode(_path(folder, earlier[-1]).read_bytes())
         except (OSError, TensorError) as error:
             log.warning("what %s kept is not readable, and is left out: %s", kind, error)
-            return NOTHING
+            return NO_TENSORS
 
     def put(self, run: str, kind: str, number: int, kept: Tensors) -> None:
         """Save the state durably for the rounds after `number`. Raises OSError."""
@@ -55,7 +55,7 @@ class Memories:
             file.write(tensors.encode(kept))
             file.flush()
             os.fsync(file.fileno())
-        admit(beside, _path(folder, number))
+        move_into_place(beside, _path(folder, number))
         for old in _rounds(folder)[:-2]:
             _path(folder, old).unlink(missing_ok=True)
 

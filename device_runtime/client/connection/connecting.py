@@ -113,7 +113,7 @@ class Connects(Protocol):
         """Raises BrokerUnreachable, BrokerRefused; may be called again."""
 
 
-def reach(
+def first_connection(
     link: Connects,
     stop: threading.Event,
     patience: ReconnectDelay | None = None,

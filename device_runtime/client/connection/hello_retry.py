@@ -11,7 +11,7 @@ from math import inf
 from device_runtime.client.delivery.sending import MAX_RESEND_S, RESEND_S
 
 
-class Greeting:
+class HelloRetry:
     """Tracks hellos and answers. `under_way` counts hellos that the broker has not acknowledged."""
 
     def __init__(self, under_way: Callable[[], int]) -> None:

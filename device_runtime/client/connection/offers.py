@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from device_runtime.broker.wire import compact_round, topics
-from device_runtime.broker.wire.compact_round import LostTrack
+from device_runtime.broker.wire.compact_round import UnknownRoundBefore
 from device_runtime.broker.wire.messages import Base, MessageError, Offer
 from device_runtime.broker.wire.topics import TopicError, check_task
 
@@ -17,7 +17,7 @@ EXTENDED_S = 1.0
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenRound:
     """An open round, and when it closes on the device's own clock, in seconds.
 
     `member` is the member of the family whose base is fetched, "" the main model; None: not decided yet.
@@ -32,13 +32,13 @@ class Open:
         """The base of the chosen member."""
         return next((one.base for one in self.offer.family if one.name == self.member), self.offer.base)
 
-    def follows(self, earlier: Open) -> bool:
+    def follows(self, earlier: OpenRound) -> bool:
         """Whether this is the same round with the same deadline, offered again."""
         now, then = self.offer, earlier.offer
         return (now.run, now.round) == (then.run, then.round) and self.closes - earlier.closes < EXTENDED_S
 
 
-def opened(offer: Offer, came: float) -> Open:
+def opened(offer: Offer, came: float) -> OpenRound:
     """The round of an offer that came at the time `came`, in seconds on the device's clock.
 
     Raises MessageError for an invalid offer.
@@ -61,14 +61,14 @@ def opened(offer: Offer, came: float) -> Open:
     for base in (offer.base, *(member.base for member in offer.family)):
         if not base.checkpoint or base.steps < 0:
             raise MessageError(f"{where}: a base has no checkpoint, or {base.steps} steps")
-    return Open(offer, came + offer.remaining_s)
+    return OpenRound(offer, came + offer.remaining_s)
 
 
 TASKS = 64
 """Tasks whose latest offer is remembered."""
 
 
-class Following:
+class OfferStream:
     """Turns messages on offer topics into whole offers, as a compact one only says what is new.
 
     Remembers the latest offer of each task. `trust` says whose offers count.
@@ -89,7 +89,7 @@ class Following:
         self.over = False
         if retained and not topics.is_offer(topic):
             raise MessageError(f"offer on {topic} is marked as kept, which none there is")
-        if compact_round.is_next(payload):
+        if compact_round.is_compact_offer(payload):
             of = topic.removeprefix(topics.offer("")) if topics.is_offer(topic) else task
             return self._next(of, topic, payload)
         offer = self._trust.offer(topic, payload, retained)
@@ -101,12 +101,12 @@ class Following:
     def _next(self, task: str, topic: str, payload: bytes) -> Offer:
         before = self._latest.get(task)
         if before is None:
-            raise LostTrack(f"a round of {task!r} is open that follows one which is not known here")
+            raise UnknownRoundBefore(f"a round of {task!r} is open that follows one which is not known here")
         made = self._trust.next(topic, before.run, payload)
         if made.round <= before.round:
             raise MessageError(f"round {made.round} of {task!r} was heard of before")
         del self._latest[task]  # if this fails, the whole offer is asked for
-        offer = compact_round.following(before, made)
+        offer = compact_round.full_offer(before, made)
         self._keep(offer)
         self.over = made.over
         return offer

@@ -30,7 +30,7 @@ SHOWN = 20
 """Most tasks that are named in the warning."""
 
 
-def look_out(
+def warn_if_absent(
     connection: Connection,
     task: str,
     heard: Callable[[], bool],
@@ -46,20 +46,20 @@ def look_out(
         while not stop.wait(wait_s) and not heard():
             wait_s = AGAIN_S
             try:
-                there = offered(connection)
+                there = offered_tasks(connection)
             except BrokerError as error:
                 log.debug("the tasks at %s were not read: %s", connection.url, error)
                 continue
             if task in there:
                 return
-            log.warning("%s", absent(task, there))
+            log.warning("%s", absent_warning(task, there))
 
     thread = threading.Thread(target=looking, name="other tasks", daemon=True)
     thread.start()
     return thread
 
 
-def absent(task: str, there: Mapping[str, bool]) -> str:
+def absent_warning(task: str, there: Mapping[str, bool]) -> str:
     """The warning that there is no such task, with the tasks that there are."""
     if not there:
         return f"there is no task {task!r}, nor any other: is `serve` running? Waiting for {task!r}"
@@ -68,7 +68,7 @@ def absent(task: str, there: Mapping[str, bool]) -> str:
     return f"there is no task {task!r}; offered are: {', '.join(shown)}{more}. Waiting for {task!r}"
 
 
-def offered(connection: Connection) -> dict[str, bool]:
+def offered_tasks(connection: Connection) -> dict[str, bool]:
     """The tasks that are offered at the broker, and whether each is done; uses a connection of its own.
 
     Offers of an aggregator other than that of the enrolment are left out. Raises BrokerError.
@@ -91,7 +91,7 @@ TASKS = 64
 """Most tasks that are remembered, those heard of last: any of them will do."""
 
 
-class Elsewhere:
+class OtherTasks:
     """Names of other open tasks, which a device may join when its own is done."""
 
     def __init__(self) -> None:

@@ -21,8 +21,8 @@ from device_runtime.broker.wire.messages import (
     State,
     encode,
 )
-from device_runtime.broker.wire.transfer import answer
-from device_runtime.client.policy.work_gate import Hours
+from device_runtime.broker.wire.transfer import answer_get
+from device_runtime.client.policy.work_gate import WorkGate
 
 AND_MORE = "..."
 """Stands for reasons that are left out."""
@@ -33,7 +33,7 @@ SIGNED = ("hello", "plan", "contribution")
 
 Seal = Callable[[str, bytes], bytes]
 """Signs an encoded message for a topic; returns the payload."""
-Word = Callable[[str, str, bytes], bytes]
+Mac = Callable[[str, str, bytes], bytes]
 """The MAC of a payload on a topic in a run (see `broker.wire.session_mac`)."""
 
 
@@ -51,7 +51,7 @@ class DeviceLink(Protocol):
         """Messages that the broker has not acknowledged yet: on this topic, or on any."""
 
 
-class Voice:
+class DeviceMessages:
     """Sends the messages of the device `name`, once it has a `link`.
 
     `boot` tells one start of its process from another.
@@ -66,10 +66,10 @@ class Voice:
         self.link: DeviceLink
         self._name = name
         self._seal: Seal | None = None
-        self._word: Word | None = None
+        self._word: Mac | None = None
         self._plan_said: tuple[str, tuple[str, ...]] | None = None
 
-    def sign(self, seal: Seal, word: Word) -> None:
+    def sign(self, seal: Seal, word: Mac) -> None:
         """From now on sign hellos, plans and contributions, and add a MAC to compact contributions."""
         self._seal, self._word = seal, word
 
@@ -116,7 +116,7 @@ class Voice:
         """Send a compact contribution to this run."""
         topic = self._topic("c")
         if self._word:
-            payload = compact_round.with_word(payload, self._word(topic, run, payload))
+            payload = compact_round.with_mac(payload, self._word(topic, run, payload))
         self.link.publish(topic, payload)
 
     def ask(self, get: Get) -> None:
@@ -124,7 +124,7 @@ class Voice:
 
     def blocks(self, blobs: Blobs, get: Get) -> None:
         """Send the blocks that are asked for; a block that is still on its way is not sent twice."""
-        for index, data in answer(blobs, get):
+        for index, data in answer_get(blobs, get):
             topic = self._topic(topics.block(get.blob.sha, index))
             if not self.link.under_way(topic):
                 self.link.publish(topic, data)
@@ -151,10 +151,10 @@ def _shorter(plan: Plan) -> Plan | None:
     return msgspec.structs.replace(plan, reasons=(*reasons[:-1], AND_MORE)) if reasons else None
 
 
-class Standing:
+class PauseNotice:
     """Tells the aggregator, once, whether this device is paused, so that no round waits for it."""
 
-    def __init__(self, hours: Hours, voice: Voice) -> None:
+    def __init__(self, hours: WorkGate, voice: DeviceMessages) -> None:
         self._hours, self._voice = hours, voice
         self._paused = False
         self._sat_out = ("", 0)

@@ -16,7 +16,7 @@ from device_runtime.broker.wire.partial_blob import replace_file
 
 if TYPE_CHECKING:
     from device_runtime.broker.security.signing import Verifier
-    from device_runtime.broker.wire.session_mac import Pact
+    from device_runtime.broker.wire.session_mac import SessionKey
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class _Kept(msgspec.Struct, frozen=True):
     issued: dict[str, int]
 
 
-class Issued:
+class IssueTimes:
     """When the latest offer of each task was issued, by one aggregator's key; kept in a folder, if given."""
 
     def __init__(self, key: bytes, folder: Path | None) -> None:
@@ -96,23 +96,23 @@ class Trust:
         self.key = b""
         """Sent in a hello, so that the aggregator can send compact messages with a MAC, unsigned."""
         self._verifier: Verifier | None = None
-        self._pact: Pact | None = None
+        self._pact: SessionKey | None = None
         self._signs = signs
         self._rounds: dict[str, int] = {}
-        self._issued = Issued(key, folder if key else None)
+        self._issued = IssueTimes(key, folder if key else None)
         if key:
             from device_runtime.broker.security.signing import Verifier
             from device_runtime.broker.wire import session_mac
 
             self._own, self._folder = draw(session_mac.KEY_BYTES), folder
             self._verifier = Verifier(key)
-            self._pact, self.key = self._verifier.agree(self._own), session_mac.public(self._own)
+            self._pact, self.key = self._verifier.agree(self._own), session_mac.public_key(self._own)
 
-    def next(self, topic: str, run: str, payload: bytes) -> compact_round.Next:
+    def next(self, topic: str, run: str, payload: bytes) -> compact_round.CompactOffer:
         """The next round of this run that came on this topic. Raises MessageError as `offer`."""
         said, word = compact_round.split_mac(payload)
         if self._pact is None:
-            return compact_round.decode_next(said)
+            return compact_round.decode_offer(said)
         if not self._pact.holds(word, topic, run, said):
             from device_runtime.broker.security.signing import NotTrusted
 
@@ -120,7 +120,7 @@ class Trust:
                 f"next round on {topic} refused: it is not said to this device, for run {run!r}, by the "
                 "aggregator that it is enrolled with"
             )
-        made = compact_round.decode_next(said)
+        made = compact_round.decode_offer(said)
         self._rounds[run] = max(self._rounds.get(run, 0), made.round)
         return made
 
@@ -132,7 +132,7 @@ class Trust:
         """The receipt that came on this topic. Raises MessageError as `offer`."""
         if not (self._signs and self._pact):
             return decode(payload, Receipt)
-        said, word = payload[: -compact_round.WORD_BYTES], payload[-compact_round.WORD_BYTES :]
+        said, word = payload[: -compact_round.MAC_BYTES], payload[-compact_round.MAC_BYTES :]
         if not self._pact.holds(word, topic, "", said):
             from device_runtime.broker.security.signing import NotTrusted
 

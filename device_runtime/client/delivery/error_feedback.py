@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.broker.wire.partial_blob import disk, replace_file, sync_folder
+from device_runtime.broker.wire.partial_blob import disk_errors, replace_file, sync_folder
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ SUFFIX = ".safetensors"
 COUNTED = 0
 """In place of a round's number: what is left after all updates that count."""
 
-Rests = dict[int, Tensors]
+Residuals = dict[int, Tensors]
 """By round: COUNTED, and those without a receipt."""
 
 
 @dataclass(frozen=True)
-class Of:
+class FeedbackKey:
     """A kind of update in a run, of a member of the family, or of the main model: ""."""
 
     run: str
@@ -44,7 +44,7 @@ class Of:
     member: str = ""
 
 
-class Leftovers:
+class ErrorFeedback:
     """Stores what was left out, of one run at a time: the first save of a run removes another's.
 
     Raises BlobError if the disk fails.
@@ -53,22 +53,22 @@ class Leftovers:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, of: Of, waiting: Collection[int]) -> Tensors:
+    def get(self, of: FeedbackKey, waiting: Collection[int]) -> Tensors:
         """What to add to the next update.
 
         `waiting` are the rounds whose updates are on disk without a receipt; a round that is not among them
         was never sent.
         """
         rests = self._rests(of, waiting)
-        return rests[max(rests)] if rests else NOTHING
+        return rests[max(rests)] if rests else NO_TENSORS
 
-    def put(self, of: Of, number: int, waiting: Collection[int], left: Tensors) -> None:
+    def put(self, of: FeedbackKey, number: int, waiting: Collection[int], left: Tensors) -> None:
         """Save what is left after the update of a round; `waiting` as in `get`.
 
         It must be durable before the update is.
         """
         path, rests = self._path(of), self._rests(of, waiting)
-        with disk("write", path):
+        with disk_errors("write", path):
             if not path.parent.exists():
                 shutil.rmtree(self._folder, ignore_errors=True)
                 path.parent.mkdir(parents=True)
@@ -78,46 +78,46 @@ class Leftovers:
 
     def settle(self, run: str, kind: str, number: int, counts: bool) -> None:
         """The update of a round has its receipt. A repeated receipt changes nothing."""
-        for path in self._path(Of(run, kind)).parent.glob(f"{kind}.*{SUFFIX}"):
+        for path in self._path(FeedbackKey(run, kind)).parent.glob(f"{kind}.*{SUFFIX}"):
             rests = _read(path)
             if number in rests and number != COUNTED:
                 (_count if counts else _drop)(rests, number)
                 _write(path, rests)
 
-    def _rests(self, of: Of, waiting: Collection[int]) -> Rests:
+    def _rests(self, of: FeedbackKey, waiting: Collection[int]) -> Residuals:
         """What is left, without updates that were never sent."""
         rests = _read(self._path(of))
         for number in [number for number in rests if number not in (COUNTED, *waiting)]:
             _drop(rests, number)
         return rests
 
-    def _path(self, of: Of) -> Path:
+    def _path(self, of: FeedbackKey) -> Path:
         """Names of runs and members come over the wire: they are not used as paths."""
         return self._folder / _hash(of.run) / f"{of.kind}.{_hash(of.member)}{SUFFIX}"
 
 
-def _count(rests: Rests, number: int) -> None:
+def _count(rests: Residuals, number: int) -> None:
     """Move a round to what counts: what it left out stays left, even if rounds before it do not count."""
     before, mine = _before(rests, number), rests.pop(number)
     if before is None:
         rests[COUNTED] = mine
         return
     if before != COUNTED:
-        rests.setdefault(COUNTED, NOTHING)
+        rests.setdefault(COUNTED, NO_TENSORS)
     for earlier in [known for known in rests if known < before]:
         rests[earlier] = _moved(rests[earlier], rests[before], mine)
     rests[before] = mine
 
 
-def _drop(rests: Rests, number: int) -> None:
+def _drop(rests: Residuals, number: int) -> None:
     """Remove a round as if it had never been made."""
     before, mine = _before(rests, number), rests.pop(number)
-    start = NOTHING if before is None else rests[before]
+    start = NO_TENSORS if before is None else rests[before]
     for later in [known for known in rests if known > number]:
         rests[later] = _moved(rests[later], mine, start)
 
 
-def _before(rests: Rests, number: int) -> int | None:
+def _before(rests: Residuals, number: int) -> int | None:
     return max((known for known in rests if known < number), default=None)
 
 
@@ -132,7 +132,7 @@ def _moved(rest: Tensors, old: Tensors, new: Tensors) -> Tensors:
     return after
 
 
-def _read(path: Path) -> Rests:
+def _read(path: Path) -> Residuals:
     """The file's content; empty if there is none, or it is damaged."""
     try:
         found = tensors.decode(path.read_bytes())
@@ -148,9 +148,9 @@ def _read(path: Path) -> Rests:
     return dict(rests)
 
 
-def _write(path: Path, rests: Rests) -> None:
+def _write(path: Path, rests: Residuals) -> None:
     flat = {f"{number}/{name}": value for number, rest in rests.items() for name, value in rest.items()}
-    with disk("write", path):
+    with disk_errors("write", path):
         replace_file(path, tensors.encode(flat))
 
 

@@ -10,8 +10,8 @@ import msgspec
 
 from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Contribution, Receipt, encode
-from device_runtime.client.connection.presence import Voice
-from device_runtime.strategies.names import EXACT
+from device_runtime.client.connection.presence import DeviceMessages
+from device_runtime.strategies.names import EXACT_KINDS
 
 from .outbox import Outbox
 
@@ -34,18 +34,18 @@ class _Sent:
     wait_s: float = RESEND_S
 
 
-class Sending:
+class ContributionSender:
     """Sends what waits in the outbox by `voice`.
 
     A slow link is not filled with copies: while it has anything to carry, the wait for a receipt does not
     begin.
     """
 
-    def __init__(self, outbox: Outbox, voice: Voice) -> None:
+    def __init__(self, outbox: Outbox, voice: DeviceMessages) -> None:
         self.outbox = outbox
         self._voice = voice
         self._sent: dict[int, _Sent] = {}  # in the order of sending
-        self._compact = Brief()
+        self._compact = CompactSender()
         self._short: set[int] = set()
         self._busy_s = -inf
 
@@ -141,7 +141,7 @@ class Sending:
         self._sent[message.seq] = again or _Sent(now, now)
 
 
-class Brief:
+class CompactSender:
     """Decides which contributions are sent in compact form: those like one that the aggregator has.
 
     Knows the last contribution that was sent whole, and whether this aggregator has received it.
@@ -171,6 +171,6 @@ class Brief:
         update goes whole, for its receipt.
         """
         like = self._like
-        if like is None or message.boot != like.boot or message.kind not in EXACT:
+        if like is None or message.boot != like.boot or message.kind not in EXACT_KINDS:
             return None
-        return compact_round.short_of(message, like)
+        return compact_round.compact_contribution(message, like)

@@ -68,7 +68,7 @@ def examine(connection: Connection, now: float) -> Iterator[Finding]:
     seen: PeerCertificate | None = None
     if url.secure:
         try:
-            seen = certificate.examine(url)
+            seen = certificate.examine_certificate(url)
         except (CertificateRefused, UrlError, OSError) as error:
             yield _distrusted(error)
             yield _clock(connection, now, None, 0)

@@ -21,7 +21,7 @@ from device_runtime.client.errors import PolicyError
 from device_runtime.client.policy import privacy_budget, work_gate
 from device_runtime.client.policy.privacy_budget import Budget
 from device_runtime.client.policy.rules import Policy
-from device_runtime.client.selection.profiling import drawn
+from device_runtime.client.selection.profiling import random_samples
 from device_runtime.client.training.engine_guard import limit_bytes, run_bytes
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import engine_choices, open_model
@@ -177,7 +177,7 @@ def storage(folder: Path, bundle: Bundle) -> Finding:
 
 def _forward(model: DeviceModel) -> str:
     """Checks that the logits are what the bundle's head gives for the features."""
-    x, _ = drawn(model.manifest, BATCH)
+    x, _ = random_samples(model.manifest, BATCH)
     passed, head = model.forward(x), model.manifest.head
     expected = passed.features @ model.weights[head.weight].T
     if head.bias is not None:
@@ -191,7 +191,7 @@ def _forward(model: DeviceModel) -> str:
 
 def _step(model: DeviceModel, tunable: str) -> str:
     """Checks that a small step against the gradient lowers the loss by its length times the slope."""
-    x, y = drawn(model.manifest, BATCH)
+    x, y = random_samples(model.manifest, BATCH)
     trainer = model.trainer(tunable)
     before = trainer.loss_and_grads(x, y)
     slope = float(np.square(trainer.grads.vector, dtype=np.float64).sum())
@@ -237,11 +237,11 @@ def rules(folder: Path) -> Iterator[Finding]:
     for one in (folder, *below):
         what = "rules" if one == folder else f"rules of {one.name}"
         try:
-            policy = work_gate.kept(one) or Policy()
+            policy = work_gate.kept_policy(one) or Policy()
         except PolicyError as error:
             yield Finding(what, "missing", str(error), "join again")
             continue
-        verdict = work_gate.Owner(policy, one, lambda: (0, 0)).judged()
+        verdict = work_gate.OwnerRules(policy, one, lambda: (0, 0)).judged()
         if verdict.rules:
             said = "; ".join(verdict.reasons or [rule.why for rule in verdict.rules])
             if verdict.allows:

@@ -1,7 +1,7 @@
 """Energy meters, one file for each source, and the choice among them."""
 
 from .accounting import Account, modelled, resting
-from .finding import AUTO, WISHES, FoundMeter, find, listens
+from .finding import AUTO, WISHES, FoundMeter, find, needs_listening
 from .meter import MODELLED, Energy, Meter, MeterError, MeterInfo, MeterReading, NoMeter, spent, together
 
 __all__ = [
@@ -17,8 +17,8 @@ __all__ = [
     "MeterReading",
     "NoMeter",
     "find",
-    "listens",
     "modelled",
+    "needs_listening",
     "resting",
     "spent",
     "together",

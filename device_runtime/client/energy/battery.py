@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .meter import Joules, MeterError, MeterInfo, NoMeter, Polled, Watts
+from .meter import CounterIntegral, MeterError, MeterInfo, NoMeter, PolledMeter, PowerIntegral
 
 FOLDER = "sys/class/power_supply"
 POWER = MeterInfo("battery", "the whole device, from its battery", error=0.05, every_s=1.0)
@@ -53,7 +53,7 @@ def joules_left(batteries: Sequence[Supply]) -> float | None:
     return None if None in left else sum(value for value in left if value is not None)
 
 
-def found(root: Path, clock: Callable[[], float]) -> Polled:
+def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this machine. Raises NoMeter, MeterError."""
     paths = [path for path in sorted((root / FOLDER).glob("*/uevent")) if is_battery(_read(path))]
     if not paths:
@@ -63,10 +63,10 @@ def found(root: Path, clock: Callable[[], float]) -> Polled:
         return [_read(path) for path in paths]
 
     if watts(now()):
-        return Polled(POWER, lambda: _said(watts(now())), Watts(POWER.every_s), clock)
+        return PolledMeter(POWER, lambda: _said(watts(now())), PowerIntegral(POWER.every_s), clock)
     if joules_left(now()) is None:
         raise MeterError(f"{paths[0].parent}: neither power nor charge is told")
-    return Polled(CHARGE, lambda: -_said(joules_left(now())), Joules(), clock)
+    return PolledMeter(CHARGE, lambda: -_said(joules_left(now())), CounterIntegral(), clock)
 
 
 def _discharging(batteries: Sequence[Supply]) -> list[Supply]:

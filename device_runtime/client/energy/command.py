@@ -9,7 +9,7 @@ from pathlib import Path
 
 from device_runtime.client.external_programs import run_program
 
-from .meter import Integral, Joules, MeterError, MeterInfo, Polled, Watts
+from .meter import CounterIntegral, Integral, MeterError, MeterInfo, PolledMeter, PowerIntegral
 from .quantity import Quantity, quantity
 
 POWER = MeterInfo("command", "what the command measures", error=0.05, every_s=1.0)
@@ -27,7 +27,7 @@ def last_line(text: str) -> Quantity:
     return quantity(lines[-1])
 
 
-def found(command: str, clock: Callable[[], float]) -> Polled:
+def command_meter(command: str, clock: Callable[[], float]) -> PolledMeter:
     """The meter that this command line runs. Raises MeterError."""
     try:
         words = shlex.split(command)
@@ -45,8 +45,8 @@ def found(command: str, clock: Callable[[], float]) -> Polled:
         return said.value
 
     about = ENERGY if energy else POWER
-    integral: Integral = Joules() if energy else Watts(POWER.every_s)
-    return Polled(about, look, integral, clock)
+    integral: Integral = CounterIntegral() if energy else PowerIntegral(POWER.every_s)
+    return PolledMeter(about, look, integral, clock)
 
 
 TIMEOUT_S = 20.0

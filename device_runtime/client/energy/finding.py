@@ -59,7 +59,7 @@ def find(wish: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Pa
         raise MeterError(f"--meter {_shown(wish)}: {error}") from None
 
 
-def listens(wish: str) -> bool:
+def needs_listening(wish: str) -> bool:
     """Whether the meter of this wish must be listened to all the time.
 
     Raises as `find` does, as far as can be told without listening.
@@ -82,7 +82,7 @@ def _asked(wish: str, clock: Callable[[], float], root: Path) -> FoundMeter:
     if kind == "ina219":
         return FoundMeter(ina219.found(ina219.Wiring.of(rest), root, clock))
     if kind == "command":
-        return FoundMeter(command.found(rest, clock))
+        return FoundMeter(command.command_meter(rest, clock))
     if kind in ("mqtt", "mqtts"):
         from . import mqtt  # loads an MQTT client only if needed
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .meter import MeterError, MeterInfo, NoMeter, Polled, Watts
+from .meter import MeterError, MeterInfo, NoMeter, PolledMeter, PowerIntegral
 
 ABOUT = MeterInfo("ina219", "what is behind the sensor", error=0.02, every_s=0.1)
 SHUNT, BUS = 0x01, 0x02
@@ -56,7 +56,7 @@ def watts(shunt: bytes, bus: bytes, ohms: float) -> float:
     return abs(across / ohms) * (word >> 3) * 4e-3
 
 
-def found(wiring: Wiring, root: Path, clock: Callable[[], float]) -> Polled:
+def found(wiring: Wiring, root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The sensor. Raises NoMeter if there is no such bus, MeterError."""
     path = root / "dev" / f"i2c-{wiring.bus}"
     if not path.exists():
@@ -66,7 +66,7 @@ def found(wiring: Wiring, root: Path, clock: Callable[[], float]) -> Polled:
         return watts(_word(path, wiring.address, SHUNT), _word(path, wiring.address, BUS), wiring.ohms)
 
     look()
-    return Polled(ABOUT, look, Watts(ABOUT.every_s), clock)
+    return PolledMeter(ABOUT, look, PowerIntegral(ABOUT.every_s), clock)
 
 
 def _word(path: Path, address: int, register: int) -> bytes:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from .meter import MeterError, MeterInfo, NoMeter, Polled, Watts
+from .meter import MeterError, MeterInfo, NoMeter, PolledMeter, PowerIntegral
 
 ABOUT = MeterInfo("jetson", "the module's input", error=0.05, every_s=0.2)
 DRIVERS = "sys/bus/i2c/drivers"
@@ -56,7 +56,7 @@ def whole(watts: Mapping[str, float]) -> float:
     raise MeterError(f"rails {there}: which of them are the whole board is not known")
 
 
-def found(root: Path, clock: Callable[[], float]) -> Polled:
+def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this board. Raises NoMeter, MeterError."""
     folders = list(_monitors(root))
     if not folders:
@@ -69,7 +69,7 @@ def found(root: Path, clock: Callable[[], float]) -> Polled:
         return whole(watts)
 
     look()
-    return Polled(ABOUT, look, Watts(ABOUT.every_s), clock)
+    return PolledMeter(ABOUT, look, PowerIntegral(ABOUT.every_s), clock)
 
 
 def _hwmon(files: Mapping[str, str], channel: str) -> float | None:

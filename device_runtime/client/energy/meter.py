@@ -130,7 +130,7 @@ class Integral(Protocol):
 
 
 @dataclass(frozen=True)
-class Watts:
+class PowerIntegral:
     """Integrates samples of power (t, W), at every `every_s` seconds, by trapezoids.
 
     Between two samples, power may have been anything from one to the other. In a gap, the time beyond one
@@ -141,7 +141,7 @@ class Watts:
     reading: MeterReading = NOTHING
     last: tuple[float, float] | None = None
 
-    def after(self, t: float, value: float) -> Watts:
+    def after(self, t: float, value: float) -> PowerIntegral:
         if self.last is None:
             return replace(self, last=(t, value))
         then, before = self.last
@@ -152,7 +152,7 @@ class Watts:
         joules = self.reading.joules + seconds * (value + before) / 2
         return replace(self, reading=MeterReading(joules, self.reading.variance + off**2), last=(t, value))
 
-    def held(self, t: float) -> Watts:
+    def held(self, t: float) -> PowerIntegral:
         """At `t` no new sample has come: the last is assumed to hold, with an error of the whole energy."""
         if self.last is None:
             return self
@@ -161,26 +161,26 @@ class Watts:
         reading = MeterReading(self.reading.joules + joules, self.reading.variance + joules**2)
         return replace(self, reading=reading, last=(t, watts))
 
-    def broken(self) -> Watts:
+    def broken(self) -> PowerIntegral:
         return replace(self, last=None)
 
 
 @dataclass(frozen=True)
-class Joules:
+class CounterIntegral:
     """Adds up the steps of a growing counter; if it falls, it was reset, and that step is lost."""
 
     reading: MeterReading = NOTHING
     last: float | None = None
 
-    def after(self, t: float, value: float) -> Joules:
+    def after(self, t: float, value: float) -> CounterIntegral:
         grown = 0.0 if self.last is None else max(0.0, value - self.last)
-        return Joules(MeterReading(self.reading.joules + grown), value)
+        return CounterIntegral(MeterReading(self.reading.joules + grown), value)
 
-    def broken(self) -> Joules:
+    def broken(self) -> CounterIntegral:
         return replace(self, last=None)
 
 
-class Polled:
+class PolledMeter:
     """A meter that a thread samples while something is measured; see `Meter`.
 
     `look` returns watts or joules, as the integral takes them, or raises MeterError. A sample that fails in

@@ -14,7 +14,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from device_runtime.broker.errors import UrlError
 from device_runtime.broker.wire.url import BrokerUrl
 
-from .meter import MeterError, MeterInfo, MeterReading, Watts
+from .meter import MeterError, MeterInfo, MeterReading, PowerIntegral
 from .quantity import UNITS, in_message
 
 ABOUT = MeterInfo("mqtt", "what the plug measures", error=0.03, every_s=10.0)
@@ -53,7 +53,7 @@ class MeterTopic:
         return cls(url, topic, path, unit)
 
 
-class Published:
+class MqttMeter:
     """See `meter.Meter`. Power only: a counter's messages are too rare to measure one piece of work."""
 
     about = ABOUT
@@ -62,7 +62,7 @@ class Published:
         """Connects in the background; a reading waits `wait_s` seconds for the first message."""
         self._source, self._clock, self._wait_s = source, clock, wait_s
         self._heard = threading.Condition()
-        self._integral = Watts(ABOUT.every_s)
+        self._integral = PowerIntegral(ABOUT.every_s)
         self._latest: tuple[float, float] | None = None
         self._wrong = ""
         self._resting = True
@@ -118,9 +118,9 @@ class Published:
         return MeterError(f"{self._source.url}, {self._source.topic}: {why}")
 
 
-def found(text: str, clock: Callable[[], float]) -> Published:
+def found(text: str, clock: Callable[[], float]) -> MqttMeter:
     """The meter that publishes there, as `USAGE`, after its first message. Raises MeterError."""
-    meter = Published(MeterTopic.of(text), clock)
+    meter = MqttMeter(MeterTopic.of(text), clock)
     meter.read()
     meter.rest()
     return meter

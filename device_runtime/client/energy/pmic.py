@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .command import output
-from .meter import MeterError, MeterInfo, NoMeter, Polled, Watts
+from .meter import MeterError, MeterInfo, NoMeter, PolledMeter, PowerIntegral
 
 ABOUT = MeterInfo("pmic", "the board, from its twelve rails", error=0.10)
 COMMAND = ("vcgencmd", "pmic_read_adc")
@@ -43,7 +43,7 @@ def board(text: str) -> float:
     return SLOPE * sum(rails(text).values()) + REST_W
 
 
-def found(root: Path, clock: Callable[[], float]) -> Polled:
+def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this board. Raises NoMeter, MeterError."""
     model = root / "proc/device-tree/model"
     if "Raspberry Pi 5" not in _model(model) or shutil.which(COMMAND[0]) is None:
@@ -53,7 +53,7 @@ def found(root: Path, clock: Callable[[], float]) -> Polled:
         return board(output(COMMAND))
 
     look()
-    return Polled(ABOUT, look, Watts(ABOUT.every_s), clock)
+    return PolledMeter(ABOUT, look, PowerIntegral(ABOUT.every_s), clock)
 
 
 def _model(path: Path) -> str:

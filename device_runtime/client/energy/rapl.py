@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .meter import Joules, MeterError, MeterInfo, NoMeter, Polled
+from .meter import CounterIntegral, MeterError, MeterInfo, NoMeter, PolledMeter
 
 ABOUT = MeterInfo("rapl", "processor packages and their memory", error=0.05, step_j=0.01, every_s=60.0)
 """The counter of a package wraps after 262 kJ: 40 minutes at 100 W."""
@@ -49,14 +49,14 @@ def grown(before: Mapping[str, Zone], now: Mapping[str, Zone]) -> float:
     return total / 1e6
 
 
-def found(root: Path, clock: Callable[[], float]) -> Polled:
+def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this machine. Raises NoMeter, or MeterError without permission to read it."""
     folders = [
         path for path in sorted((root / FOLDER).glob("intel-rapl:*")) if counts(_text(path / "name", "?"))
     ]
     if not folders:
         raise NoMeter(f"no package below /{FOLDER}")
-    return Polled(ABOUT, _Total(folders), Joules(), clock)
+    return PolledMeter(ABOUT, _Total(folders), CounterIntegral(), clock)
 
 
 class _Total:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from .command import output
-from .meter import MeterError, MeterInfo, NoMeter, Polled, Watts
+from .meter import MeterError, MeterInfo, NoMeter, PolledMeter, PowerIntegral
 
 ABOUT = MeterInfo("termux", "the whole phone, from its battery", error=0.10, every_s=10.0)
 """The program takes a second or two of the phone's time."""
@@ -58,7 +58,7 @@ def watts(told: Status) -> float:
     return amperes * (volts(told) or NOMINAL_V)
 
 
-def found(root: Path, clock: Callable[[], float]) -> Polled:
+def found(root: Path, clock: Callable[[], float]) -> PolledMeter:
     """The meter of this phone. Raises NoMeter, MeterError."""
     if shutil.which(COMMAND) is None:
         raise NoMeter(f"no {COMMAND}")
@@ -69,4 +69,4 @@ def found(root: Path, clock: Callable[[], float]) -> Polled:
     first = status(output((COMMAND,)))
     watts(first)
     about = ABOUT if volts(first) else replace(ABOUT, error=NO_VOLTAGE_ERROR)
-    return Polled(about, look, Watts(about.every_s), clock)
+    return PolledMeter(about, look, PowerIntegral(about.every_s), clock)

@@ -17,7 +17,7 @@ from device_runtime.models.training.heads import Evaluation, SoftmaxHead, accura
 from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.training.device_half import LocalData, Run
 
-from .kept import Judged, PersonalModelStore, begun_with
+from .kept import PersonalModelStore, RoundEvaluation, begun_with
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], Judgemen
     """
     try:
         found = judged()
-        told = Judged(number, _finite(found.served), _finite(found.own_head), found.head is not None)
+        told = RoundEvaluation(number, _finite(found.served), _finite(found.own_head), found.head is not None)
         keeper.judge(told, found.head)
     except WorkStopped:
         log.info("%s is not judged: the device stops", begun_with(number))

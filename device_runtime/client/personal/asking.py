@@ -15,17 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import single
 from device_runtime.models.data.cells import TextCell
 from device_runtime.models.data.reading import inputs
 from device_runtime.models.data.source import Refused
-from device_runtime.models.engines.available import EngineWish, open_model
-from device_runtime.models.engines.onnx_whole import described
-from device_runtime.models.engines.onnx_whole import whole as whole_graph
+from device_runtime.models.engines.available import open_model
+from device_runtime.models.engines.onnx_whole import graph_with_weights as whole_graph
+from device_runtime.models.engines.onnx_whole import metadata_of
 from device_runtime.models.errors import DataError, TensorError
 from device_runtime.models.training.heads import log_softmax
 
-from .kept import Judged, PersonalModel, PersonalModelStore
+from .kept import PersonalModel, PersonalModelStore, RoundEvaluation
 
 SHOWN = 60
 """Most characters of a text that are shown in its place."""
@@ -61,13 +62,13 @@ class Personal:
     >>> Personal.open("~/.local/state/device-runtime/kitchen-pi").predict("photo.png")[0].label
     """
 
-    def __init__(self, kept: PersonalModel, engine: EngineWish | None = None) -> None:
+    def __init__(self, kept: PersonalModel, engine: EngineSettings | None = None) -> None:
         """Nothing is loaded until the first prediction."""
         self.manifest, self.record = kept.bundle.manifest, kept.record
-        self._kept, self._engine = kept, engine or EngineWish()
+        self._kept, self._engine = kept, engine or EngineSettings()
 
     @classmethod
-    def open(cls, folder: Path | str, engine: EngineWish | None = None) -> Personal:
+    def open(cls, folder: Path | str, engine: EngineSettings | None = None) -> Personal:
         """The model of the device with this folder. Raises NothingKept."""
         return cls(PersonalModelStore(Path(folder).expanduser()).read(), engine)
 
@@ -76,7 +77,7 @@ class Personal:
         return self.manifest.labels
 
     @property
-    def judged(self) -> Judged | None:
+    def judged(self) -> RoundEvaluation | None:
         """Figures on the samples held out here; None if it is not judged yet."""
         rounds = self.record.rounds
         return rounds[-1] if rounds and rounds[-1].round == self.record.round else None
@@ -135,7 +136,7 @@ class Personal:
     def _metadata(self) -> dict[str, str]:
         record, judged = self.record, self.judged
         return {
-            **described(self.manifest),
+            **metadata_of(self.manifest),
             "task": record.task,
             "round": str(record.round - 1),  # the round that made it
             "own_head": json.dumps(bool(record.head)),

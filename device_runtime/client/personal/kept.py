@@ -31,7 +31,7 @@ class NothingKept(DeviceError):
     """No model is kept here, or what is kept cannot be read."""
 
 
-class Judged(msgspec.Struct, frozen=True):
+class RoundEvaluation(msgspec.Struct, frozen=True):
     """Figures on the held-out samples of the model that `round` began with: as served, and with an own head.
 
     `kept`: the own head was better, and is used.
@@ -56,7 +56,7 @@ class PersonalRecord(msgspec.Struct, frozen=True):
     round: int
     weights: str
     head: str = ""
-    rounds: tuple[Judged, ...] = ()
+    rounds: tuple[RoundEvaluation, ...] = ()
     version: int = FORMAT
 
 
@@ -108,7 +108,7 @@ class PersonalModelStore:
             PersonalRecord(self._named(bundle.path), offer.task, offer.run, offer.round, file, head, rounds)
         )
 
-    def judge(self, judged: Judged, head: Tensors | None) -> None:
+    def judge(self, judged: RoundEvaluation, head: Tensors | None) -> None:
         """Save the figures of the kept round, and the own head if it was better.
 
         Raises OSError, TensorError.

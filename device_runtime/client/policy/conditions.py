@@ -21,9 +21,9 @@ from typing import Any
 
 from device_runtime.client.energy.battery import is_battery, supply
 from device_runtime.client.external_programs import run_program
-from device_runtime.profiles.machine import text_of
+from device_runtime.profiles.machine import read_system_file
 
-from .rules import NOT_LOOKED_AT, Charge, Conditions, Policy, Seen
+from .rules import NOT_LOOKED_AT, Charge, Conditions, Policy, Reading
 
 # Parsers of what programs and the kernel print. No I/O; each returns None for a text that does not say.
 
@@ -204,15 +204,15 @@ class Load:
     own_s: Callable[[], float] = own_cpu_s
     clock: Callable[[], float] = time.monotonic
     _before: tuple[float, Ticks, float] | None = None
-    _seen: Seen[float] = NOT_LOOKED_AT
+    _seen: Reading[float] = NOT_LOOKED_AT
 
-    def seen(self) -> Seen[float]:
+    def seen(self) -> Reading[float]:
         now = self.clock()
         if self._before is not None and now - self._before[0] < LOAD_OVER_S:
             return self._seen
-        known, own_s = read_ticks(text_of(self.stat)), self.own_s()
+        known, own_s = read_ticks(read_system_file(self.stat)), self.own_s()
         if known is None:
-            return Seen(None, f"{self.stat} cannot be read")
+            return Reading(None, f"{self.stat} cannot be read")
         if self._before is None:
             self._seen = self._average()
         else:
@@ -220,14 +220,16 @@ class Load:
             own = (own_s - own_before_s) * os.sysconf("SC_CLK_TCK")
             whole, used = known.whole - ticks.whole, known.used - ticks.used
             percent = 100 * (used - own) / whole if whole > 0 else 0.0
-            self._seen = Seen(min(100.0, max(0.0, percent)), "/proc/stat, without this process")
+            self._seen = Reading(min(100.0, max(0.0, percent)), "/proc/stat, without this process")
         self._before = (now, known, own_s)
         return self._seen
 
     @staticmethod
-    def _average() -> Seen[float]:
+    def _average() -> Reading[float]:
         """For the first look, when this process has done nothing yet."""
-        return Seen(min(100.0, 100 * os.getloadavg()[0] / (os.cpu_count() or 1)), "load of the last minute")
+        return Reading(
+            min(100.0, 100 * os.getloadavg()[0] / (os.cpu_count() or 1)), "load of the last minute"
+        )
 
 
 @dataclass
@@ -250,60 +252,60 @@ class ConditionReader:
         return Conditions(
             when=self.now(),
             paused=paused,
-            charge=self._charge() if powered else Seen(None, NOT_LOOKED_AT.source),
+            charge=self._charge() if powered else Reading(None, NOT_LOOKED_AT.source),
             celsius=self._celsius() if policy.below_c is not None else NOT_LOOKED_AT,
-            metered=self._metered() if policy.unmetered else Seen(None, NOT_LOOKED_AT.source),
+            metered=self._metered() if policy.unmetered else Reading(None, NOT_LOOKED_AT.source),
             others=self.load.seen() if policy.others_below is not None else NOT_LOOKED_AT,
             bytes_today=self.bytes_today() if policy.daily_bytes is not None else 0,
         )
 
-    def _charge(self) -> Seen[Charge]:
+    def _charge(self) -> Reading[Charge]:
         import psutil
 
         if text := self._run_program(("termux-battery-status",)):
-            return Seen(charge_by_termux(text), "termux-battery-status")
+            return Reading(charge_by_termux(text), "termux-battery-status")
         try:
             if self.supplies.exists():
                 return self._charge_of_linux()
             found = getattr(psutil, "sensors_battery", lambda: None)()
         except OSError as error:  # Android denies access to its sensors
-            return Seen(None, f"the battery cannot be read: {error.strerror}; install Termux:API")
+            return Reading(None, f"the battery cannot be read: {error.strerror}; install Termux:API")
         if found is None:
-            return Seen(Charge(None, True), "it has no battery")
+            return Reading(Charge(None, True), "it has no battery")
         if found.power_plugged is None:
-            return Seen(None, "the battery does not say whether it is charged")
-        return Seen(Charge(float(found.percent), bool(found.power_plugged)), "the system")
+            return Reading(None, "the battery does not say whether it is charged")
+        return Reading(Charge(float(found.percent), bool(found.power_plugged)), "the system")
 
-    def _charge_of_linux(self) -> Seen[Charge]:
+    def _charge_of_linux(self) -> Reading[Charge]:
         """Raises OSError if any supply cannot be read, as that may be a battery."""
         texts = [(one / "uevent").read_text(errors="replace") for one in sorted(self.supplies.iterdir())]
         charge = charge_by_supplies(texts)
         if charge is None:
-            return Seen(None, "the battery does not say how full it is, or whether it is charged")
-        return Seen(charge, "it has no battery" if charge.percent is None else "the system")
+            return Reading(None, "the battery does not say how full it is, or whether it is charged")
+        return Reading(charge, "it has no battery" if charge.percent is None else "the system")
 
-    def _celsius(self) -> Seen[float]:
+    def _celsius(self) -> Reading[float]:
         import psutil
 
         if text := self._run_program(("termux-battery-status",)):
-            return Seen(celsius_by_termux(text), "the battery, termux-battery-status")
+            return Reading(celsius_by_termux(text), "the battery, termux-battery-status")
         try:
             found: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()
         except OSError as error:
-            return Seen(None, f"sensors cannot be read: {error.strerror}")
+            return Reading(None, f"sensors cannot be read: {error.strerror}")
         celsius = [float(entry.current) for group in found.values() for entry in group if entry.current]
-        return Seen(max(celsius), "the hottest sensor") if celsius else Seen(None, "no sensor says")
+        return Reading(max(celsius), "the hottest sensor") if celsius else Reading(None, "no sensor says")
 
-    def _metered(self) -> Seen[bool]:
+    def _metered(self) -> Reading[bool]:
         known = metered_by_busctl(self._run_program(NETWORK_MANAGER))
-        if known is None and (interface := default_interface(text_of(Path("/proc/net/route")))):
+        if known is None and (interface := default_interface(read_system_file(Path("/proc/net/route")))):
             known = metered_by_nmcli(self._run_program((*NMCLI, interface)))
         if known is not None:
-            return Seen(known, "NetworkManager")
+            return Reading(known, "NetworkManager")
         wifi = wifi_by_termux(self._run_program(("termux-wifi-connectioninfo",)))
         if wifi is not None:
-            return Seen(not wifi, "taken so: by Wi-Fi" if wifi else "taken so: no Wi-Fi")
-        return Seen(None, "neither NetworkManager nor Termux:API says")
+            return Reading(not wifi, "taken so: by Wi-Fi" if wifi else "taken so: no Wi-Fi")
+        return Reading(None, "neither NetworkManager nor Termux:API says")
 
     def _run_program(self, command: tuple[str, ...]) -> str:
         now, (when, text) = self.clock(), self._heard.get(command, (float("-inf"), ""))

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_runtime.broker.wire.partial_blob import admit
+from device_runtime.broker.wire.partial_blob import move_into_place
 from device_runtime.models import data as local_data
 from device_runtime.models.errors import DataError
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.terms.accountant import Limit, PrivacyError, Spent
-from device_runtime.strategies.terms.dp_sgd import DpSgd, PrivacyLedger, round_of, settings_of
+from device_runtime.strategies.terms.accountant import PrivacyBudget, PrivacyError, PrivacySpending
+from device_runtime.strategies.terms.dp_sgd import DpSgd, PrivacyLedger, dp_settings, spent_in_round
 
 from .rules import ANYTHING, AllowList
 
@@ -29,7 +29,7 @@ FILE = "privacy.json"
 """In the device's folder."""
 
 
-def samples(path: local_data.Place | Path) -> frozenset[Sample]:
+def sample_digests(path: local_data.Place | Path) -> frozenset[Sample]:
     """Identifies the samples below `path`, by a truncated SHA-256 of each as stored, without its label.
 
     Equal samples are one. The same sample in another form (scaled, or of another dtype) is another. Call this
@@ -76,11 +76,11 @@ class Budget:
         """Epsilon at `delta` of the sample on which most was spent. Raises PrivacyUnavailable."""
         return max((ledger.epsilon(delta) for ledger in self._pasts()), default=0.0)
 
-    def would_spend(self, event: Spent, delta: float) -> float:
+    def would_spend(self, event: PrivacySpending, delta: float) -> float:
         """`spent` after this event. Raises PrivacyUnavailable."""
         return max((ledger.after(event).epsilon(delta) for ledger in self._pasts()), default=0.0)
 
-    def check(self, event: Spent, limits: Iterable[Limit]) -> None:
+    def check(self, event: PrivacySpending, limits: Iterable[PrivacyBudget]) -> None:
         """Check that no sample would exceed any of these limits.
 
         Raises BudgetExceeded, PrivacyUnavailable, and PrivacyError if no sample can be read to account for.
@@ -91,7 +91,7 @@ class Budget:
             for ledger in self._pasts():
                 ledger.check(event, limit)
 
-    def spend(self, event: Spent, limits: Iterable[Limit]) -> None:
+    def spend(self, event: PrivacySpending, limits: Iterable[PrivacyBudget]) -> None:
         """Charge the event before training begins: it counts as spent, whatever happens then.
 
         Durable when this returns. Raises as `check` does, and OSError; then nothing is spent.
@@ -119,7 +119,7 @@ class PrivacyGuard:
     """
 
     opened: Callable[[], Budget]
-    owner: Limit | None = None
+    owner: PrivacyBudget | None = None
     allowed: AllowList = ANYTHING
 
     @classmethod
@@ -127,7 +127,7 @@ class PrivacyGuard:
         cls,
         folder: Path,
         data: local_data.Place | Path,
-        owner: Limit | None = None,
+        owner: PrivacyBudget | None = None,
         loaded: local_data.Stamp = frozenset(),
         allowed: AllowList = ANYTHING,
     ) -> PrivacyGuard:
@@ -138,7 +138,7 @@ class PrivacyGuard:
         """
 
         def opened() -> Budget:
-            here = samples(data)
+            here = sample_digests(data)
             if loaded - local_data.stamp(data):
                 raise DataError(
                     f"samples in {data} were changed or removed since they were loaded: start again"
@@ -156,13 +156,13 @@ class PrivacyGuard:
         """Why this form must not be trained on the `count` samples that are here; empty when it may be."""
         if why := self.allowed.bars(strategy):
             return why
-        dp = settings_of(strategy)
+        dp = dp_settings(strategy)
         if dp is None:
             return f"is not private, and the owner asks for {self.owner}" if self.owner else ""
         if self.owner and (dp.epsilon > self.owner.epsilon or dp.delta > self.owner.delta):
             return f"asks for {dp.limit}, the owner allows {self.owner}"
         try:
-            if event := round_of(strategy, count):
+            if event := spent_in_round(strategy, count):
                 self.budget.check(event, self._limits(dp))
         except (PrivacyError, DataError, ValueError) as error:
             return str(error)
@@ -173,7 +173,7 @@ class PrivacyGuard:
 
         Raises PrivacyError, and ValueError if no amount of noise is enough.
         """
-        dp, event = settings_of(strategy), round_of(strategy, count)
+        dp, event = dp_settings(strategy), spent_in_round(strategy, count)
         if dp is None or event is None:
             return
         try:
@@ -188,10 +188,10 @@ class PrivacyGuard:
 
         Raises DataError, PrivacyUnavailable.
         """
-        dp = settings_of(strategy)
+        dp = dp_settings(strategy)
         return nan if dp is None else self.budget.spent(dp.delta)
 
-    def _limits(self, asked: DpSgd) -> tuple[Limit, ...]:
+    def _limits(self, asked: DpSgd) -> tuple[PrivacyBudget, ...]:
         return (asked.limit,) if self.owner is None else (asked.limit, self.owner)
 
 
@@ -200,7 +200,7 @@ def _known(groups: tuple[SampleGroup, ...]) -> frozenset[Sample]:
 
 
 def _charged(
-    groups: tuple[SampleGroup, ...], here: frozenset[Sample], event: Spent
+    groups: tuple[SampleGroup, ...], here: frozenset[Sample], event: PrivacySpending
 ) -> tuple[SampleGroup, ...]:
     """All samples, grouped by their ledgers after those that are `here` took part in this event."""
     pasts: dict[PrivacyLedger, frozenset[Sample]] = {}
@@ -214,7 +214,7 @@ def _charged(
 
 class _Line(msgspec.Struct):
     samples: bytes
-    events: tuple[Spent, ...]
+    events: tuple[PrivacySpending, ...]
 
 
 class _File(msgspec.Struct):
@@ -246,4 +246,4 @@ def _write(path: Path, groups: tuple[SampleGroup, ...]) -> None:
         file.write(msgspec.json.encode(_File(FORMAT, lines)))
         file.flush()
         os.fsync(file.fileno())
-    admit(temporary, path)
+    move_into_place(temporary, path)

@@ -16,7 +16,7 @@ FIRST_TO_GO = 500
 
 
 @dataclass(frozen=True)
-class Manners:
+class ProcessPriority:
     """How much of the machine the process takes.
 
     `nice` from 0 to 19; `idle_io`: use the disk only when nobody else does; `cores`: use at most so many.

@@ -136,7 +136,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Seen(Generic[T]):
+class Reading(Generic[T]):
     """A value and its source; None if it is not known, and then `source` says why."""
 
     value: T | None
@@ -151,7 +151,7 @@ class Charge:
     plugged: bool
 
 
-NOT_LOOKED_AT: Seen[float] = Seen(None, "not looked at")
+NOT_LOOKED_AT: Reading[float] = Reading(None, "not looked at")
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ class Conditions:
 
     when: datetime
     paused: str = ""
-    charge: Seen[Charge] = Seen(None, NOT_LOOKED_AT.source)
-    celsius: Seen[float] = NOT_LOOKED_AT
-    metered: Seen[bool] = Seen(None, NOT_LOOKED_AT.source)
-    others: Seen[float] = NOT_LOOKED_AT
+    charge: Reading[Charge] = Reading(None, NOT_LOOKED_AT.source)
+    celsius: Reading[float] = NOT_LOOKED_AT
+    metered: Reading[bool] = Reading(None, NOT_LOOKED_AT.source)
+    others: Reading[float] = NOT_LOOKED_AT
     bytes_today: int = 0
 
 
@@ -239,14 +239,14 @@ def _window(windows: tuple[DayWindow, ...], when: datetime) -> Rule:
     return Rule("window", inside, f"it is {when:%H:%M}, {'in' if inside else 'outside'} {given}")
 
 
-def _mains(charge: Seen[Charge], unknown_allows: bool) -> Rule:
+def _mains(charge: Reading[Charge], unknown_allows: bool) -> Rule:
     if charge.value is None:
         return _unknown("mains", charge.source, unknown_allows)
     what = "on mains power" if charge.value.plugged else "on battery power"
     return Rule("mains", charge.value.plugged, f"{what} ({charge.source})")
 
 
-def _battery(level: float, charge: Seen[Charge], unknown_allows: bool) -> Rule:
+def _battery(level: float, charge: Reading[Charge], unknown_allows: bool) -> Rule:
     if charge.value is None:
         return _unknown("battery", charge.source, unknown_allows)
     percent = charge.value.percent
@@ -256,7 +256,7 @@ def _battery(level: float, charge: Seen[Charge], unknown_allows: bool) -> Rule:
     return Rule("battery", percent >= level, f"battery at {percent:.0f}% {compared} {level:g}%")
 
 
-def _below(name: str, seen: Seen[float], most: float, unit: str, unknown_allows: bool) -> Rule:
+def _below(name: str, seen: Reading[float], most: float, unit: str, unknown_allows: bool) -> Rule:
     if seen.value is None:
         return _unknown(name, seen.source, unknown_allows)
     below = seen.value < most
@@ -264,7 +264,7 @@ def _below(name: str, seen: Seen[float], most: float, unit: str, unknown_allows:
     return Rule(name, below, f"{seen.value:.0f} {unit} is {relation} {most:g} ({seen.source})")
 
 
-def _unmetered(metered: Seen[bool], unknown_allows: bool) -> Rule:
+def _unmetered(metered: Reading[bool], unknown_allows: bool) -> Rule:
     if metered.value is None:
         return Rule(
             "unmetered", unknown_allows, f"unmetered: not known here ({metered.source})", network=True

@@ -30,14 +30,14 @@ POLICY = "policy.json"
 LOOK_S = 1.0
 """Seconds for which a verdict is reused."""
 
-Judged = Callable[[frozenset[str]], RuleVerdict]
+JudgeRules = Callable[[frozenset[str]], RuleVerdict]
 """Judges the rules now, given the names of those that said no the last time."""
 
 
-class Hours:
+class WorkGate:
     """The work gate. `clock` is the device's own, in seconds; `judged` may be replaced until work begins."""
 
-    def __init__(self, clock: Callable[[], float], judged: Judged = lambda _: RuleVerdict()) -> None:
+    def __init__(self, clock: Callable[[], float], judged: JudgeRules = lambda _: RuleVerdict()) -> None:
         self.clock = clock
         self.judged = judged
         self.verdict = RuleVerdict()
@@ -88,7 +88,7 @@ class Hours:
             log.info("%s", self.reason)
 
 
-class Owner:
+class OwnerRules:
     """Judges the rules of one device, and its pause by hand.
 
     `counted` gives the bytes that its link has sent and received.
@@ -136,7 +136,7 @@ def keep(policy: Policy, folder: Path) -> None:
         log.warning("the policy cannot be kept in %s: %s", folder, error.strerror)
 
 
-def kept(folder: Path) -> Policy | None:
+def kept_policy(folder: Path) -> Policy | None:
     """The policy with which the device last joined, if any. Raises PolicyError if it cannot be read."""
     try:
         return msgspec.json.decode((folder / POLICY).read_bytes(), type=Policy)

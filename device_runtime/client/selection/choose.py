@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from device_runtime.profiles import Cost, DeviceProfile, StragglerVerdict, Workload, classify
-from device_runtime.profiles.cost import MissingGraph, as_measured, misfits, of_another
+from device_runtime.profiles.cost import MissingGraph, misfit_reasons, speed_on_bundle, with_measured_memory
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
@@ -25,7 +25,7 @@ USUAL = Full()
 
 Loads = Mapping[str, Workload]
 NOWHERE: Loads = MappingProxyType({})
-Barred = Callable[[AnyStrategy], str]
+WhyBarred = Callable[[AnyStrategy], str]
 Judge = Callable[[AnyStrategy], "Candidate"]
 
 
@@ -92,7 +92,7 @@ def choose(
     kinds: Sequence[AnyStrategy],
     loads: Loads,
     remaining_s: float,
-    barred: Barred = lambda _: "",
+    barred: WhyBarred = lambda _: "",
     elsewhere: Loads = NOWHERE,
 ) -> UpdateChoice:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
@@ -111,7 +111,7 @@ def choose(
     candidates = tuple(_candidate(form, judge) for form in forms)
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
     if chosen is None and any(kind.statistics is not None for kind in kinds):
-        plain = tuple(class_statistics.plain(kind) for kind in kinds)
+        plain = tuple(class_statistics.without_class_statistics(kind) for kind in kinds)
         if plain != tuple(kinds):
             return choose(profile, plain, loads, remaining_s, barred, elsewhere)
     return UpdateChoice(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
@@ -124,9 +124,9 @@ def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
     """
     load, main = loads[form.member], loads.get(MAIN)
     if form.member == MAIN or main is None:
-        return class_statistics.cost(form, as_measured(load, profile.speed), profile)
-    speed = of_another(profile.speed, main, load)
-    return class_statistics.cost(form, as_measured(load, speed), replace(profile, speed=speed))
+        return class_statistics.cost(form, with_measured_memory(load, profile.speed), profile)
+    speed = speed_on_bundle(profile.speed, main, load)
+    return class_statistics.cost(form, with_measured_memory(load, speed), replace(profile, speed=speed))
 
 
 def _verdict(
@@ -147,7 +147,7 @@ def _candidate(form: AnyStrategy, judge: Judge) -> Candidate:
     found = judge(form)
     if found.cost is None or not found.misfits:
         return found
-    poorer = class_statistics.poorer(form)
+    poorer = class_statistics.without_moments(form)
     less = _candidate(poorer, judge) if poorer else _of_fewer_classes(found, judge)
     return less if less and not less.misfits else found
 
@@ -157,7 +157,7 @@ def _of_fewer_classes(found: Candidate, judge: Judge) -> Candidate | None:
     best, fits, (over, _) = None, 0, found.classes
     while fits + 1 < over:
         most = (fits + over) // 2 if fits else 1
-        one = judge(class_statistics.of_classes(found.strategy, most))
+        one = judge(class_statistics.with_most_classes(found.strategy, most))
         if one.misfits:
             over = most
         else:
@@ -166,7 +166,7 @@ def _of_fewer_classes(found: Candidate, judge: Judge) -> Candidate | None:
 
 
 def _judged(
-    profile: DeviceProfile, loads: tuple[Loads, Loads], usable_s: float, barred: Barred, form: AnyStrategy
+    profile: DeviceProfile, loads: tuple[Loads, Loads], usable_s: float, barred: WhyBarred, form: AnyStrategy
 ) -> Candidate:
     here, elsewhere = loads
     workload = here.get(form.member) or elsewhere.get(form.member)
@@ -178,7 +178,7 @@ def _judged(
         cost = priced(form, {**elsewhere, **here}, profile)
     except MissingGraph as error:
         return Candidate(form, None, (str(error),))
-    lacks = misfits(cost, profile.memory, usable_s)
+    lacks = misfit_reasons(cost, profile.memory, usable_s)
     if not lacks and form.member not in here:
         lacks = ("its model was not fetched",)
-    return Candidate(form, cost, lacks, class_statistics.classes(form, workload))
+    return Candidate(form, cost, lacks, class_statistics.class_coverage(form, workload))

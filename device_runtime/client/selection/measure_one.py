@@ -16,26 +16,27 @@ from device_runtime.broker.servers.dependent_process import end_when_alone
 from device_runtime.client import energy as meters
 from device_runtime.client.energy import Account
 from device_runtime.client.policy.privacy_budget import PrivacyGuard
-from device_runtime.client.training.emulation import Pretence
+from device_runtime.client.training.emulation import Emulation
 from device_runtime.client.training.engine_guard import own_memory, watcher
 from device_runtime.client.training.work import Assignment, Equipment, WorkOutcome, perform
 from device_runtime.models import data as local_data
-from device_runtime.models.bundles.bundle import Bundle, find
-from device_runtime.models.engines.available import EngineWish, engine_choice, open_model
+from device_runtime.models.bundles.bundle import Bundle, find_bundle
+from device_runtime.models.bundles.names import EngineSettings
+from device_runtime.models.engines.available import engine_choice, open_model
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.freed_memory import rest
+from device_runtime.models.engines.freed_memory import collect_and_trim
 from device_runtime.profiles import Speed
 from device_runtime.strategies import registry
 from device_runtime.strategies.codecs import chain as codecs
-from device_runtime.strategies.training.device_half import NOTHING, LocalData
+from device_runtime.strategies.training.device_half import NO_TENSORS, LocalData
 from device_runtime.strategies.training.workload import ENVELOPE_BYTES, workload
 
 from .choose import MAIN, Candidate
-from .profiling import drawn, profile
+from .profiling import profile, random_samples
 
 
 @dataclass(frozen=True)
-class Pretended:
+class EmulatedDevice:
     """The device to emulate, as `Pretence.of` takes it."""
 
     name: str
@@ -51,16 +52,16 @@ class MeasuredDevice:
     """
 
     speed: Speed
-    engine: EngineWish
+    engine: EngineSettings
     memory_bytes: int | None = None
-    pretended: Pretended | None = None
+    pretended: EmulatedDevice | None = None
     meter: str = meters.AUTO
     idle_w: float = nan
 
     @property
-    def pretence(self) -> Pretence | None:
+    def pretence(self) -> Emulation | None:
         other = self.pretended
-        return None if other is None else Pretence.of(other.name, other.slow, other.uplink)
+        return None if other is None else Emulation.of(other.name, other.slow, other.uplink)
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,18 @@ def samples(order: MeasureOrder, bundle: Bundle) -> LocalData:
     """The samples of the order, or so many random ones, evenly of every class. Raises DataError."""
     if order.data:
         return local_data.load(Path(order.data), bundle.manifest, bundle.texts)
-    x, _ = drawn(bundle.manifest, order.samples)
+    x, _ = random_samples(bundle.manifest, order.samples)
     return LocalData(x, np.arange(order.samples) % len(bundle.manifest.labels))
 
 
 def measured(order: MeasureOrder) -> MeasuredFigures:
     """Run the order once. Raises DataError, ModelError, KindError, MeterError."""
-    device, bundle = order.device, Bundle.open(find(order.bundle))
+    device, bundle = order.device, Bundle.open(find_bundle(order.bundle))
     manifest, pretence = bundle.manifest, device.pretence
-    data, kind = samples(order, bundle), registry.make(order.kind, registry.coding(order.kind, order.codec))
+    data, kind = (
+        samples(order, bundle),
+        registry.make(order.kind, registry.codec_setting(order.kind, order.codec)),
+    )
     watch = watcher(pretence, device.memory_bytes)
     watch.run_bytes = device.engine.run_bytes
     model = open_model(bundle, device.engine, watch=watch)
@@ -129,7 +133,7 @@ def measured(order: MeasureOrder) -> MeasuredFigures:
     made, chosen = outcome.contribution, outcome.plan.chosen
     if made is None or chosen is None:
         return MeasuredFigures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
-    body = codecs.named(chosen.strategy.codec).encode(made.tensors, base, NOTHING).body
+    body = codecs.codec_named(chosen.strategy.codec).encode(made.tensors, base, NO_TENSORS).body
     return figures(chosen, outcome, len(body) + ENVELOPE_BYTES)
 
 
@@ -176,7 +180,7 @@ def _as_after_measuring(model: DeviceModel, data: LocalData) -> None:
     """Load the engine: a device that has joined has already run the bundle to measure itself."""
     model.forward(data.x[:1])
     model.unload()
-    rest()
+    collect_and_trim()
 
 
 def _account(device: MeasuredDevice) -> Account:

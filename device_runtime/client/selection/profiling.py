@@ -13,12 +13,12 @@ import psutil
 from numpy.typing import NDArray
 
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.training.emulation import Pretence
-from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.client.training.emulation import Emulation
+from device_runtime.client.training.engine_guard import EngineGuard
 from device_runtime.models.bundles.manifest import ARENA_FACTOR, TRAINING, Graph, Manifest
-from device_runtime.models.bundles.names import EngineWish
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.engines.base import DeviceModel, Gradients, Inputs
-from device_runtime.models.engines.freed_memory import rest
+from device_runtime.models.engines.freed_memory import collect_and_trim
 from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import DeviceProfile, Speed, host_profile, measure_speed
@@ -42,13 +42,13 @@ def ready(model: DeviceModel) -> None:
 
     Raises OutOfMemory when the memory does not even allow a forward pass.
     """
-    x, _ = drawn(model.manifest, 1)
+    x, _ = random_samples(model.manifest, 1)
     model.forward(x)
     model.unload()
-    rest()
+    collect_and_trim()
 
 
-def measured(model: DeviceModel, clocks: Clocks, watcher: Watcher) -> Speed:
+def measured(model: DeviceModel, clocks: Clocks, watcher: EngineGuard) -> Speed:
     """The speed of this bundle here, and the memory of its graphs; `watcher` is that of the model.
 
     Raises OutOfMemory when the memory does not even allow a forward pass.
@@ -57,7 +57,7 @@ def measured(model: DeviceModel, clocks: Clocks, watcher: Watcher) -> Speed:
     watcher.forget()
     rows = {name: graph.rows(BATCH, watcher.run_bytes) for name, graph in model.manifest.graphs.items()}
     speed = measure(model, clocks, rows)
-    holds = held(watcher.grown, model.manifest.graphs, rows)
+    holds = held_bytes(watcher.grown, model.manifest.graphs, rows)
     return replace(speed, held_bytes=holds, run_bytes=ARENA_FACTOR * watcher.run_bytes)
 
 
@@ -69,7 +69,7 @@ def measure(model: DeviceModel, clocks: Clocks, rows: Mapping[str, int]) -> Spee
     """
     ready(model)
     graphs = model.manifest.graphs
-    x, y = drawn(model.manifest, max(rows.values()))
+    x, y = random_samples(model.manifest, max(rows.values()))
     wanted = ("forward", "train.all", "loss.all", *(f"train.{tunable}" for tunable in model.manifest.sets))
     trials = {}
     for name in (name for name in dict.fromkeys(wanted) if name in graphs):
@@ -129,10 +129,10 @@ class _Held:
     def close(self) -> None:
         self._run = None
         self._model.unload()
-        rest()
+        collect_and_trim()
 
 
-def drawn(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
+def random_samples(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
     """Random samples for a bundle, always the same: standard normal, or any ids; labels of any class."""
     rng, given = np.random.default_rng(0), manifest.input
     shape = (samples, *given.shape)
@@ -162,7 +162,7 @@ def _training(trainer: Gradients, x: Inputs, y: NDArray[np.int64]) -> Callable[[
     return step
 
 
-def profile(speed: Speed, engine: str, pretence: Pretence | None = None) -> DeviceProfile:
+def profile(speed: Speed, engine: str, pretence: Emulation | None = None) -> DeviceProfile:
     """The profile of this machine, or of the emulated one, with this speed and engine, as of now."""
     if pretence is None:
         return host_profile(speed, engine)
@@ -171,7 +171,7 @@ def profile(speed: Speed, engine: str, pretence: Pretence | None = None) -> Devi
     return replace(other, speed=speed, engine=engine, memory=replace(other.memory, resident_bytes=resident))
 
 
-def clocks(passed: Callable[[], float], wish: EngineWish, pretence: Pretence | None) -> Clocks:
+def clocks(passed: Callable[[], float], wish: EngineSettings, pretence: Emulation | None) -> Clocks:
     """Clocks to measure by.
 
     Processor time of this process is used only on a processor: it says nothing of a GPU, nor of an emulated
@@ -181,7 +181,7 @@ def clocks(passed: Callable[[], float], wish: EngineWish, pretence: Pretence | N
     return Clocks(passed, time.process_time if here else passed)
 
 
-def cache_key(bundle_sha: str, engine: str, pretence: Pretence | None) -> str:
+def cache_key(bundle_sha: str, engine: str, pretence: Emulation | None) -> str:
     """Names a measurement: of this bundle, on this engine, on this (or the emulated) device."""
     device = "here" if pretence is None else f"{pretence.profile.name}/{pretence.slow:g}"
     return f"{bundle_sha}@{device}@{engine}"
@@ -200,7 +200,9 @@ Their multiples of the bytes of their shapes differ by up to APART times (measur
 """
 
 
-def held(seen: Mapping[str, int], graphs: Mapping[str, Graph], rows: Mapping[str, int]) -> dict[str, int]:
+def held_bytes(
+    seen: Mapping[str, int], graphs: Mapping[str, Graph], rows: Mapping[str, int]
+) -> dict[str, int]:
     """Bytes that each graph holds with `rows` samples in it, as seen or predicted.
 
     A graph that was not seen is predicted by its shapes, which are taken to be nearly as far off as those of

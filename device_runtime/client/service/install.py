@@ -180,7 +180,7 @@ def put(service: DeviceService) -> None:
 def start(service: DeviceService) -> None:
     """Start the service. Raises InstallError with what the system says; the files stay."""
     for command in service.start:
-        if wrong := ran(command):
+        if wrong := run_command(command):
             raise InstallError(
                 f"{service.files[0].path} is written, but `{' '.join(command)}` failed: {wrong}. "
                 "Log in as the user whom it is for, and do that by hand"
@@ -190,7 +190,7 @@ def start(service: DeviceService) -> None:
 def remove(service: DeviceService) -> Iterator[str]:
     """Stop the service and remove its files; yields what failed."""
     for command in service.stop:
-        if wrong := ran(command):
+        if wrong := run_command(command):
             yield f"`{' '.join(command)}` failed: {wrong}"
     for file in service.files:
         with suppress(FileNotFoundError):
@@ -198,10 +198,10 @@ def remove(service: DeviceService) -> Iterator[str]:
     for folder in service.folders:
         shutil.rmtree(folder, ignore_errors=True)
     for command in service.after:
-        ran(command)
+        run_command(command)
 
 
-def of(name: str) -> DeviceService | None:
+def installed_service(name: str) -> DeviceService | None:
     """The service of a device, if one is installed."""
     service = device_service(ServiceCommand(name, (), Path()), os.environ)
     return service if service.files[0].path.exists() else None
@@ -223,7 +223,7 @@ def lingers() -> str:
     )
 
 
-def ran(command: Sequence[str]) -> str:
+def run_command(command: Sequence[str]) -> str:
     """Run a command. Returns an empty text if it succeeded, else what it says."""
     try:
         done = run_program(command, COMMAND_S)

@@ -15,9 +15,9 @@ from device_runtime.broker.wire.partial_blob import sync_folder
 from device_runtime.client.agent import Agent
 from device_runtime.client.errors import InUse
 from device_runtime.client.policy import work_gate
-from device_runtime.client.policy.process_priority import Manners
+from device_runtime.client.policy.process_priority import ProcessPriority
 from device_runtime.client.policy.rules import Policy
-from device_runtime.client.policy.work_gate import Owner
+from device_runtime.client.policy.work_gate import OwnerRules
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ DIGITS = 20
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Lock the folder: inside, no other process is this device. Raises InUse."""
     with (folder / LOCK).open("a+") as file:
         try:
@@ -56,7 +56,7 @@ def process(folder: Path) -> int | None:
     return None
 
 
-def heed_pauses(folder: Path, also: Callable[[], None] = lambda: None) -> None:
+def pause_on_signals(folder: Path, also: Callable[[], None] = lambda: None) -> None:
     """From now on SIGUSR1 pauses the device, which it would otherwise end, and SIGUSR2 resumes it.
 
     `also` is called then, in the signal handler.
@@ -74,25 +74,25 @@ def heed_pauses(folder: Path, also: Callable[[], None] = lambda: None) -> None:
 
 
 @contextmanager
-def welcome(agent: Agent, link: Link, policy: Policy, manners: Manners) -> Iterator[None]:
+def running_as_device(agent: Agent, link: Link, policy: Policy, manners: ProcessPriority) -> Iterator[None]:
     """Lock the agent's folder, and apply its rules and priority inside.
 
     SIGUSR1 pauses it and SIGUSR2 resumes it. Raises InUse.
     """
     folder = agent.settings.folder
-    rules = Owner(policy, folder, lambda: (link.bytes_up, link.bytes_down))
+    rules = OwnerRules(policy, folder, lambda: (link.bytes_up, link.bytes_down))
 
     def again() -> None:
         agent.hours.look_again()
         agent.inbox.wake()
 
-    with alone(folder):
+    with folder_lock(folder):
         for made in (folder, folder.parent):
             sync_folder(made)  # files in it are durable only if the folder is
         manners.apply()
         work_gate.keep(policy, folder)
         agent.hours.judged = rules.judged
-        heed_pauses(folder, again)
+        pause_on_signals(folder, again)
         try:
             yield
         finally:

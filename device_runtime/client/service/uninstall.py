@@ -17,7 +17,7 @@ from device_runtime.broker.security.enrolment import Enrolment, EnrolmentError
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.client.agent import DeviceInbox
 from device_runtime.client.connection.connecting import Connection, is_device
-from device_runtime.client.connection.presence import Voice
+from device_runtime.client.connection.presence import DeviceMessages
 from device_runtime.client.errors import InstallError, NoDevice, PolicyError
 
 from . import device_file, install, instance_lock
@@ -75,7 +75,7 @@ def check(folder: Path) -> None:
         raise NoDevice(f"no device is in {folder}: nothing is removed")
 
 
-def waiting(folder: Path) -> int:
+def unreceipted(folder: Path) -> int:
     """Number of contributions without a receipt."""
     return len(list((folder / "outbox").glob("*.msg")))
 
@@ -99,7 +99,7 @@ def stop(name: str, folder: Path) -> Iterator[str]:
     Without service settings in this folder, a service of the same name is another device's. Raises
     InstallError if the process does not end.
     """
-    service = install.of(name) if (folder / SETTINGS).exists() else None
+    service = install.installed_service(name) if (folder / SETTINGS).exists() else None
     if service is not None:
         yield from install.remove(service)
         yield f"removed {service.files[0].path}"
@@ -118,7 +118,7 @@ def stop(name: str, folder: Path) -> Iterator[str]:
 
 def say_goodbye(connection: Connection, clock: Callable[[], float] = time.monotonic) -> str:
     """Tell the aggregator that the device leaves, if no process can. Returns the result in words."""
-    voice = Voice(connection.name, secrets.randbits(32))
+    voice = DeviceMessages(connection.name, secrets.randbits(32))
     will = voice.presence(online=False)
     link = Link(connection.url, connection.client_id, DeviceInbox(clock), LinkOptions(will))
     try:

@@ -140,7 +140,7 @@ def needed(wheel: Wheel, extras: Iterable[str], where: Machine) -> Iterator[Requ
                 yield bare
 
 
-def lacking(wheels: Iterable[Wheel], root: Requirement, where: Machine) -> list[Requirement]:
+def missing_requirements(wheels: Iterable[Wheel], root: Requirement, where: Machine) -> list[Requirement]:
     """The requirements of `root`, at any depth, that none of the wheels meets."""
     there = {wheel.name: wheel for wheel in wheels}
     todo, seen, missing = [root], set[tuple[str, frozenset[str]]](), dict[str, Requirement]()

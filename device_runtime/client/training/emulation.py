@@ -18,7 +18,7 @@ class Time:
 
 
 @dataclass(frozen=True)
-class Pretence:
+class Emulation:
     """The device to emulate: its profile, and how much slower it is (a busy or hot board, a heavier task).
 
     With a `time` of its own it is virtual, one of many in a simulation: its work takes the time of the
@@ -30,7 +30,7 @@ class Pretence:
     time: Time | None = None
 
     @classmethod
-    def of(cls, name: str, slow: float = 1.0, uplink: float | None = None) -> Pretence:
+    def of(cls, name: str, slow: float = 1.0, uplink: float | None = None) -> Emulation:
         """A shipped profile by name, with changes; `uplink` in bytes per second. Raises ProfileError."""
         profile = shipped(name)
         speed = replace(profile.speed, flops_per_s=profile.speed.flops_per_s / slow)

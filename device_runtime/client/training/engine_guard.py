@@ -15,12 +15,12 @@ from device_runtime.client.errors import OutOfMemory
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.models.bundles.names import RUN_BYTES
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.freed_memory import rest
+from device_runtime.models.engines.freed_memory import collect_and_trim
 from device_runtime.profiles import DeviceProfile, Memory
 from device_runtime.profiles.cost import session_bytes
-from device_runtime.profiles.machine import room
+from device_runtime.profiles.machine import available_memory
 
-from .emulation import Pretence, Time
+from .emulation import Emulation, Time
 
 ENGINE_BYTES = 30 * 2**20
 """What loading ONNX Runtime adds to the process (measured 19 to 28 MB)."""
@@ -35,7 +35,7 @@ MARGIN, MARGIN_BYTES = 1.1, 2 * 2**20
 """How much more a graph may hold than was seen: a factor, and bytes."""
 
 
-class Watcher:
+class EngineGuard:
     """Called before each session and after each run; see `models.engines.base.Watch`.
 
     `limit_bytes` is the most that the process may hold; `held_bytes` what a graph with a whole run in it
@@ -46,7 +46,7 @@ class Watcher:
     def __init__(
         self,
         limit_bytes: int,
-        pretence: Pretence | None = None,
+        pretence: Emulation | None = None,
         batch: int = 32,
         time: Time | None = None,
     ) -> None:
@@ -96,7 +96,7 @@ class Watcher:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
         needed, most = self._needed(name, graph), self._most()
         if needed > most and self.pretence is None:
-            rest()  # earlier work may have left memory to give back
+            collect_and_trim()  # earlier work may have left memory to give back
             needed, most = self._needed(name, graph), self._most()
         if needed > most:
             raise OutOfMemory(
@@ -152,7 +152,7 @@ class Watcher:
         """Bytes that the process may hold now: others may have taken some since the limit was set."""
         if self.pretence is not None:
             return self.limit_bytes
-        return min(self.limit_bytes, self.resident() + room().usable)
+        return min(self.limit_bytes, self.resident() + available_memory().usable)
 
     def resident(self) -> int:
         """Bytes that the process holds; also notes the peak."""
@@ -161,14 +161,14 @@ class Watcher:
         return held
 
 
-class VirtualWatcher(Watcher):
+class VirtualEngineGuard(EngineGuard):
     """Watches a virtual device: each run takes the profile's time, on the device's own clock.
 
     Memory is the profile's plus what is predicted for the sessions, since this process holds many devices.
     """
 
     def __init__(self, limit_bytes: int, profile: DeviceProfile, time: Time) -> None:
-        super().__init__(limit_bytes, Pretence(profile, time=time), time=time)
+        super().__init__(limit_bytes, Emulation(profile, time=time), time=time)
         self._profile = profile
 
     def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
@@ -186,12 +186,12 @@ class VirtualWatcher(Watcher):
         return self._profile.memory.resident_bytes
 
 
-def watcher(pretence: Pretence | None, memory_bytes: int | None) -> Watcher:
+def watcher(pretence: Emulation | None, memory_bytes: int | None) -> EngineGuard:
     """The watcher for this device; `memory_bytes` is its limit, if one is set by hand."""
     limit = limit_bytes(pretence, memory_bytes)
     if pretence is not None and pretence.time is not None:
-        return VirtualWatcher(limit, pretence.profile, pretence.time)
-    watch = Watcher(limit, pretence)
+        return VirtualEngineGuard(limit, pretence.profile, pretence.time)
+    watch = EngineGuard(limit, pretence)
     watch.run_bytes = run_bytes(limit - watch.resident())
     return watch
 
@@ -213,10 +213,10 @@ def own_memory(profile: DeviceProfile, memory_bytes: int | None) -> DeviceProfil
     return replace(profile, memory=memory)
 
 
-def limit_bytes(pretence: Pretence | None, memory_bytes: int | None) -> int:
+def limit_bytes(pretence: Emulation | None, memory_bytes: int | None) -> int:
     """Most bytes that the process may hold: as set by hand, as on the emulated device, or what is free."""
     if memory_bytes is not None:
         return memory_bytes
     if pretence is not None:
         return pretence.profile.memory.limit_bytes
-    return room().usable + int(psutil.Process().memory_info().rss)
+    return available_memory().usable + int(psutil.Process().memory_info().rss)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.broker.wire.messages import Hello, Offer
-from device_runtime.client.cache.strategy_state import Memories
+from device_runtime.client.cache.strategy_state import StrategyStateStore
 from device_runtime.client.energy import Account
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.one_task import OneTask, RoundInputs
@@ -31,10 +31,10 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data import Place, Selection
 from device_runtime.models.engines.available import engine_choice, open_model
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.freed_memory import rest
+from device_runtime.models.engines.freed_memory import collect_and_trim
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import DeviceProfile, Workload
-from device_runtime.profiles.measure import load
+from device_runtime.profiles.measure import load_average
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.codecs import chain as codecs
@@ -60,7 +60,7 @@ class TaskSamples:
     def __init__(self, place: Place | Path, bundles: Mapping[str, Bundle], keep: Selection) -> None:
         """Reads the samples. Raises DataError if none suits the task."""
         self._bundles = bundles
-        self._shelf = local_data.opened(place, bundles[MAIN].manifest, keep, bundles[MAIN].texts)
+        self._shelf = local_data.open_samples(place, bundles[MAIN].manifest, keep, bundles[MAIN].texts)
 
     @property
     def training(self) -> LocalData:
@@ -120,7 +120,7 @@ class DeviceTask(OneTask):
         self.watcher = watcher(settings.pretence, settings.memory_bytes)
         self._wish = replace(settings.engine, run_bytes=self.watcher.run_bytes)
         self.model = open_model(bundle, self._wish, watch=self.watcher)
-        self._states = Memories(settings.folder / "memory")
+        self._states = StrategyStateStore(settings.folder / "memory")
         self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
         self._virtual = settings.pretence if settings.pretence and settings.pretence.time else None
         self._measurements = Measurements(settings.folder / "speed.json")
@@ -185,7 +185,9 @@ class DeviceTask(OneTask):
 
         Raises KindError when no kind of the offer can be done here.
         """
-        return tuple(allowed_statistics(kind, self.settings.allowed) for kind in registry.known(offer.kinds))
+        return tuple(
+            allowed_statistics(kind, self.settings.allowed) for kind in registry.supported_kinds(offer.kinds)
+        )
 
     def encoded(self, given: RoundInputs, outcome: WorkOutcome, left: Tensors) -> Encoded:
         """A round's update as its kind sends it, together with what was left out of earlier ones.
@@ -195,7 +197,7 @@ class DeviceTask(OneTask):
         made, chosen = outcome.contribution, outcome.plan.chosen
         if made is None or chosen is None:
             raise ValueError("nothing was contributed")
-        return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
+        return codecs.codec_named(chosen.strategy.codec).encode(made.tensors, given.base, left)
 
     def keep(self, offer: Offer, made: TrainedUpdate) -> None:
         """Keep the strategy state of a round's update for the next. Raises OSError."""
@@ -322,7 +324,7 @@ class DeviceTask(OneTask):
 
     def _measured_now(self) -> Corrections:
         by = clocks(self._clock, self._wish, self.settings.pretence)
-        return Corrections(measured(self.model, by, self.watcher), load=load())
+        return Corrections(measured(self.model, by, self.watcher), load=load_average())
 
     def _remeasured(self) -> bool:
         """Measure the speed again if it is in doubt; returns whether it was measured.
@@ -330,7 +332,7 @@ class DeviceTask(OneTask):
         Corrections of time were relative to the old speed and are dropped; those of memory stay. Raises what
         the listener of the round raises.
         """
-        why = "" if self._virtual else self._calibration.doubted(load())
+        why = "" if self._virtual else self._calibration.doubted(load_average())
         if not why:
             return False
         log.info("the speed is measured anew: %s", why)
@@ -359,7 +361,7 @@ class DeviceTask(OneTask):
         """Between rounds: close all sessions and give their memory back."""
         self.model.unload()
         if not self._virtual:
-            rest()
+            collect_and_trim()
 
 
 def allowed_statistics(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
@@ -369,10 +371,10 @@ def allowed_statistics(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
     """
     statistics, least = kind.statistics, allowed.smallest_count or 1
     if statistics is not None and allowed.kinds and ClassMeans.name not in allowed.kinds:
-        return class_statistics.asking(kind, None)
+        return class_statistics.with_class_statistics(kind, None)
     if statistics is None or statistics.smallest_count >= least:
         return kind
-    return class_statistics.asking(kind, replace(statistics, smallest_count=least))
+    return class_statistics.with_class_statistics(kind, replace(statistics, smallest_count=least))
 
 
 def _keep(settings: Settings) -> Selection:

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from device_runtime.client.policy import conditions
-from device_runtime.models.data.bounded import SLACK, cap
-from device_runtime.profiles.machine import MachineMemory, room
+from device_runtime.models.data.bounded import SLACK, limit_memory
+from device_runtime.profiles.machine import MachineMemory, available_memory
 
-from .engine_guard import VirtualWatcher, Watcher
+from .engine_guard import EngineGuard, VirtualEngineGuard
 
 LOOK_S = 0.1
 """Seconds between looks."""
@@ -29,7 +29,10 @@ class MemoryWatchdog:
     """Alarms a watcher when memory runs out; the work in progress then ends at its next step."""
 
     def __init__(
-        self, watcher: Watcher, look: Callable[[], MachineMemory] = room, pressure: Path = PRESSURE
+        self,
+        watcher: EngineGuard,
+        look: Callable[[], MachineMemory] = available_memory,
+        pressure: Path = PRESSURE,
     ) -> None:
         self._watcher, self._room, self._pressure = watcher, look, pressure
         self._done = threading.Event()
@@ -69,12 +72,12 @@ class MemoryWatchdog:
 
 
 @contextmanager
-def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
+def guarded(watcher: EngineGuard, between: Callable[[], None]) -> Iterator[None]:
     """Watch the memory of work inside, from its beginning; `between` is called after each run of an engine.
 
     A virtual device is not watched: its memory is predicted, and this process holds many devices.
     """
-    if isinstance(watcher, VirtualWatcher):
+    if isinstance(watcher, VirtualEngineGuard):
         yield
         return
     watchdog, before = MemoryWatchdog(watcher), resource.getrlimit(resource.RLIMIT_DATA)
@@ -82,8 +85,8 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
     def begin() -> None:
         watchdog.start()  # while there is still memory for its stack
         if watcher.pretence is None:
-            free = max(0, min(watcher.limit_bytes - watcher.resident(), room().free))
-            cap(free + max(SLACK, free // 2))
+            free = max(0, min(watcher.limit_bytes - watcher.resident(), available_memory().free))
+            limit_memory(free + max(SLACK, free // 2))
 
     watcher.hooked(between, begin)
     try:

@@ -27,9 +27,15 @@ from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.terms.accountant import PrivacyError
-from device_runtime.strategies.training.device_half import NOTHING, LocalData, OutOfTime, Run, TrainedUpdate
+from device_runtime.strategies.training.device_half import (
+    NO_TENSORS,
+    LocalData,
+    OutOfTime,
+    Run,
+    TrainedUpdate,
+)
 
-from .engine_guard import Watcher
+from .engine_guard import EngineGuard
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +44,7 @@ FADE = 0.1
 """Share of a correction of time that is forgotten in each round in which the kind is not tried."""
 
 
-class HeldUp(OutOfTime):
+class ClosedWhilePaused(OutOfTime):
     """The round closed while the work was paused, so its duration is not known."""
 
     def __init__(self, text: str) -> None:
@@ -281,12 +287,12 @@ class Equipment:
     models: Mapping[str, DeviceModel]
     data: LocalData
     loads: Loads
-    watcher: Watcher
+    watcher: EngineGuard
     clock: Callable[[], float]
     guard: PrivacyGuard
     progress: Callable[[float], None] = lambda _: None
-    memory: Callable[[str], Tensors] = lambda _: NOTHING
-    aside: Tensors = field(default_factory=lambda: NOTHING)
+    memory: Callable[[str], Tensors] = lambda _: NO_TENSORS
+    aside: Tensors = field(default_factory=lambda: NO_TENSORS)
     account: Account = field(default_factory=Account)
     lost: Callable[[], float] = lambda: 0.0
     round: int = 0

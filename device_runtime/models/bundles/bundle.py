@@ -107,7 +107,7 @@ def write(
         raise BundleError("a tokenizer is given to a bundle whose input is text, and to no other")
     if graphs.keys() != manifest.graphs.keys():
         raise BundleError(f"graphs are {sorted(graphs)}, the manifest lists {sorted(manifest.graphs)}")
-    stored = tensors.halved(weights) if manifest.stored_as == "float16" else weights
+    stored = tensors.to_float16(weights) if manifest.stored_as == "float16" else weights
     files = {WEIGHTS: tensors.encode(stored)}
     files |= {manifest.graphs[name].file: graph for name, graph in graphs.items()}
     if tokenizer is not None:
@@ -141,20 +141,20 @@ def shipped_names() -> tuple[str, ...]:
     return tuple(sorted(p.name for p in _shipped().iterdir() if (p / MANIFEST).is_file()))
 
 
-def shipped(name: str) -> Path:
+def shipped_folder(name: str) -> Path:
     """The folder of a bundle that comes with the package. Raises BundleError for an unknown name."""
     if name not in shipped_names():
         raise BundleError(f"no bundle {name!r} comes with this package; {', '.join(shipped_names())} do")
     return _shipped() / name
 
 
-def find(name_or_path: str | Path) -> Path:
+def find_bundle(name_or_path: str | Path) -> Path:
     """The path of a bundle: that folder or zip if it exists, else a shipped bundle. Raises BundleError."""
     path = Path(name_or_path)
     if path.is_file() or (path / MANIFEST).is_file():
         return path
     if str(name_or_path) in shipped_names():
-        return shipped(str(name_or_path))
+        return shipped_folder(str(name_or_path))
     known = ", ".join(shipped_names())
     raise BundleError(f"{name_or_path} is neither a bundle folder or zip nor a shipped bundle ({known})")
 
@@ -213,7 +213,7 @@ def _weights(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, NDArra
     try:
         weights = tensors.decode(data)
         if manifest.stored_as == "float16":
-            weights = tensors.widened(weights)
+            weights = tensors.to_float32(weights)
         tensors.check(weights, manifest.stored())
     except ModelError as error:
         raise BundleError(f"{manifest.weights.file} of bundle {manifest.name}: {error}") from error

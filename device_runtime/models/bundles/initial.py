@@ -29,7 +29,7 @@ GLOROT = ("prompt_tokens", "prefix_keys", "prefix_values")
 Draw = Callable[[np.random.Generator], Vector]
 
 
-def fresh(manifest: Manifest, names: Iterable[str], rng: np.random.Generator) -> dict[str, Vector]:
+def initial_values(manifest: Manifest, names: Iterable[str], rng: np.random.Generator) -> dict[str, Vector]:
     """Fresh values of the named tensors, float32 in the shapes of the manifest.
 
     nn.Linear as in torch: weight and bias from U(-1/sqrt(fan_in), 1/sqrt(fan_in)); recurrent layers the same

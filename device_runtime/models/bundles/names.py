@@ -20,7 +20,7 @@ RUN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class EngineWish:
+class EngineSettings:
     """The engine settings that a device's owner asks for.
 
     engine: one of ENGINES, or AUTO. precision: of forward passes, see PRECISIONS. threads: inside one
@@ -35,4 +35,4 @@ class EngineWish:
     run_bytes: int = RUN_BYTES
 
 
-NO_WISH = EngineWish()
+DEFAULT_ENGINE_SETTINGS = EngineSettings()

@@ -25,7 +25,7 @@ NAMED = 3
 Shape = tuple[int, ...]
 
 
-def leading(shape: Shape) -> tuple[slice, ...]:
+def leading_index(shape: Shape) -> tuple[slice, ...]:
     """The index of the leading part of this shape in a larger tensor."""
     return tuple(slice(size) for size in shape)
 
@@ -59,7 +59,7 @@ class Slices:
 
     def cut(self, weights: Tensors) -> dict[str, NDArray[Any]]:
         """A copy of the member's weights, cut from the main model's."""
-        where = {name: leading(shape) for name, shape in self.shapes.items()}
+        where = {name: leading_index(shape) for name, shape in self.shapes.items()}
         return {name: np.array(weights[name][part], order="C") for name, part in where.items()}
 
 

@@ -74,7 +74,7 @@ def decode(data: bytes) -> dict[str, NDArray[Any]]:
         raise TensorError(f"{len(data)} bytes are not safetensors: {one_line(error)}") from error
 
 
-def halved(tensors: Tensors) -> dict[str, NDArray[Any]]:
+def to_float16(tensors: Tensors) -> dict[str, NDArray[Any]]:
     """float32 tensors as float16 where that loses nothing; `widened` undoes it."""
     result = {}
     for name, value in tensors.items():
@@ -84,12 +84,12 @@ def halved(tensors: Tensors) -> dict[str, NDArray[Any]]:
     return result
 
 
-def widened(tensors: Tensors) -> dict[str, NDArray[Any]]:
+def to_float32(tensors: Tensors) -> dict[str, NDArray[Any]]:
     """float16 tensors as float32."""
     return {n: v.astype(np.float32) if v.dtype == np.float16 else v for n, v in tensors.items()}
 
 
-def finite(tensors: Tensors) -> bool:
+def all_finite(tensors: Tensors) -> bool:
     """Whether no value is infinite or NaN."""
     return all(bool(np.isfinite(value).all()) for value in tensors.values() if value.dtype.kind in "fc")
 

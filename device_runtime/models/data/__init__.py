@@ -11,15 +11,25 @@ from typing import TYPE_CHECKING, Any
 from .place import Place
 
 if TYPE_CHECKING:
-    from .reading import Stamp, check_path, load, opened, raw, stamp
-    from .shelf import Selection, Shelf
+    from .reading import Stamp, check_path, load, open_samples, raw, stamp
+    from .shelf import LocalSamples, Selection
 
-__all__ = ["Place", "Selection", "Shelf", "Stamp", "check_path", "load", "opened", "raw", "stamp"]
+__all__ = [
+    "LocalSamples",
+    "Place",
+    "Selection",
+    "Stamp",
+    "check_path",
+    "load",
+    "open_samples",
+    "raw",
+    "stamp",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Imports the readers when they are first used, because they need numpy; `Place` does not."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = ".shelf" if name in ("Selection", "Shelf") else ".reading"
+    module = ".shelf" if name in ("Selection", "LocalSamples") else ".reading"
     return getattr(import_module(module, __name__), name)

@@ -18,7 +18,7 @@ engine allocates powers of two, up to 1.6 times what it then holds.
 
 
 @contextmanager
-def bounded(room_bytes: int | None) -> Iterator[None]:
+def memory_limit(room_bytes: int | None) -> Iterator[None]:
     """Inside, MemoryError is raised if the process would hold more than 2 * room_bytes + SLACK (Linux).
 
     room_bytes: bytes that samples may take, half of what the process may hold; None sets no limit.
@@ -27,14 +27,14 @@ def bounded(room_bytes: int | None) -> Iterator[None]:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    cap(max(0, 2 * room_bytes - int(psutil.Process().memory_info().rss)) + SLACK)
+    limit_memory(max(0, 2 * room_bytes - int(psutil.Process().memory_info().rss)) + SLACK)
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def cap(more: int) -> None:
+def limit_memory(more: int) -> None:
     """Limits this process to `more` bytes beyond what it has allocated. Does nothing without /proc."""
     try:
         found = re.search(r"^VmData:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)

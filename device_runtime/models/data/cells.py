@@ -15,9 +15,9 @@ from device_runtime.models.text.texts import Texts
 
 from .source import Refused
 
-LABELS = ("label", "labels", "class", "category", "target", "sentiment", "y")
-FILES = ("file", "filename", "file_name", "path", "image", "audio", "wav")
-NONE = "\0"
+LABEL_COLUMNS = ("label", "labels", "class", "category", "target", "sentiment", "y")
+FILE_COLUMNS = ("file", "filename", "file_name", "path", "image", "audio", "wav")
+NO_LABEL_COLUMN = "\0"
 """The label column of a table without labels; no option and no column name can be this."""
 
 
@@ -47,11 +47,11 @@ def label_column(
     """
     width = len(names) if names is not None else len(rows[0])
     called = [folded(name) for name in names or ()]
-    if wanted == NONE:
+    if wanted == NO_LABEL_COLUMN:
         return LabelColumn(-1, "it has none")
     if wanted:
         return LabelColumn(_asked(names, called, width, wanted), "asked for")
-    usual = next((number for number, name in enumerate(called) if name in LABELS), None)
+    usual = next((number for number, name in enumerate(called) if name in LABEL_COLUMNS), None)
     if usual is not None:
         return LabelColumn(usual, "by its name")
     columns = list(zip(*[map(folded, row) for row in rows if len(row) == width], strict=True))
@@ -85,7 +85,17 @@ def _has_word_label(labels: frozenset[str], cells: Sequence[str]) -> bool:
 
 # Texts in UTF-8: a .txt file, a cell of a table, a value of a database.
 
-TEXTS = ("text", "sentence", "review", "comment", "message", "content", "body", "question", "utterance")
+TEXT_COLUMNS = (
+    "text",
+    "sentence",
+    "review",
+    "comment",
+    "message",
+    "content",
+    "body",
+    "question",
+    "utterance",
+)
 """Usual names of a column of texts."""
 
 
@@ -119,7 +129,7 @@ def decode(data: bytes) -> TextCell:
         raise Refused("not a text in UTF-8", f"{error.reason} at byte {error.start}") from None
 
 
-def text_of(cell: object) -> TextCell:
+def text_cell(cell: object) -> TextCell:
     """A cell of a table or of a query's result as a text. Raises Refused."""
     return decode(cell) if isinstance(cell, bytes) else TextCell(str(cell))
 
@@ -136,7 +146,7 @@ def text_column(names: Sequence[str] | None, width: int, label: int, wanted: str
     if wanted and wanted.strip().casefold() in folded:
         return folded.index(wanted.strip().casefold())
     if not wanted:
-        usual = [column for column in others if folded and folded[column] in TEXTS]
+        usual = [column for column in others if folded and folded[column] in TEXT_COLUMNS]
         if len(usual) == 1 or len(others) == 1:
             return (usual or others)[0]
     there = ", ".join(names[:8]) if names else f"0 to {width - 1}"

@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .cells import label_column, text_column, text_of
+from .cells import label_column, text_cell, text_column
 from .place import Place
-from .single import raw, unnamed
+from .single import decode_unnamed, raw
 from .source import (
     ONE_SAMPLE_BYTES,
     TOO_LARGE,
-    Passing,
     RawSamples,
     Refused,
     SampleFormat,
     Skip,
+    TemporarilyRefused,
     Unit,
     WantedSamples,
+    file_stamp,
     one_stored,
-    stamp_of,
 )
 from .table import values_of
 
@@ -48,10 +48,10 @@ ROW_BYTES = 1 << 16
 
 def stamp(path: Path) -> tuple[int, int]:
     """Size in bytes and last change in ns of the database with its write-ahead log. Raises OSError."""
-    size, changed = stamp_of(path)
+    size, changed = file_stamp(path)
     log = path.with_name(f"{path.name}-wal")
     if log.exists():
-        more, later = stamp_of(log)
+        more, later = file_stamp(log)
         return size + more, max(changed, later)
     return size, changed
 
@@ -92,7 +92,7 @@ def _text_column(names: Sequence[str], label: int, wanted: WantedSamples) -> int
 
 
 def _text_sample(cell: object, wanted: WantedSamples) -> tuple[NDArray[Any], str]:
-    held = text_of("" if cell is None else cell)
+    held = text_cell("" if cell is None else cell)
     return raw(held, wanted.input, wanted.texts), "text in a database"
 
 
@@ -103,7 +103,7 @@ def _blob(data: bytes, given: InputSpec) -> tuple[NDArray[Any], str]:
     for kind in (np.uint8, "<f4"):
         if given.vocabulary is None and len(data) == count * np.dtype(kind).itemsize:
             return np.frombuffer(data, kind).reshape(1, *given.shape), f"blob of {np.dtype(kind)}"
-    held = unnamed(data)
+    held = decode_unnamed(data)
     if held is None:
         raise Refused("a blob that is not read", f"{len(data)} bytes, the input has {count} values")
     return held.raw(given), f"blob: {held.form}"
@@ -141,7 +141,7 @@ def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Curso
     except sqlite3.Warning as error:
         raise Refused("the query is not one statement", error) from None
     except sqlite3.OperationalError as error:  # for example locked by another process
-        raise Passing("the database cannot be read", f"{error}: {query[:80]}") from None
+        raise TemporarilyRefused("the database cannot be read", f"{error}: {query[:80]}") from None
     except sqlite3.Error as error:
         raise Refused("the database cannot be read", f"{error}: {query[:80]}") from None
 

@@ -12,7 +12,7 @@ from .arrays import NPZ
 from .database import DATABASE
 from .place import DATABASES, Place
 from .single import DECODERS, SINGLE
-from .source import Refused, SampleFormat, Skip, SkippedTally, Unit, stamp_of
+from .source import Refused, SampleFormat, Skip, SkippedTally, Unit, file_stamp
 from .table import TABLE
 
 WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}
@@ -118,7 +118,7 @@ def _unread(path: Path, place: Place) -> Skip:
 def _unit(path: Path, place: Place, source: SampleFormat, label: str | None = None) -> Unit | Skip:
     name = _name(path, place)
     try:
-        return Unit(name, path, stamp_of(path), source, label)
+        return Unit(name, path, file_stamp(path), source, label)
     except OSError as error:
         return Skip("cannot be read", f"{name}: {error.strerror}")
 

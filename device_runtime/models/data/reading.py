@@ -22,8 +22,8 @@ from .labels import LabelMap
 from .listing import listing
 from .local_data import LocalData
 from .place import Place
-from .shelf import Selection, Shelf
-from .source import Refused, Skip, WantedSamples, whole
+from .shelf import LocalSamples, Selection
+from .source import Refused, Skip, WantedSamples, read_file
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +33,18 @@ Stamp = frozenset[tuple[str, int, int]]
 
 def load(place: Place | Path | str, manifest: Manifest, texts: Texts | None = None) -> LocalData:
     """All samples of a place, prepared for the bundle; see `opened`."""
-    return opened(place, manifest, texts=texts).training
+    return open_samples(place, manifest, texts=texts).training
 
 
-def opened(
+def open_samples(
     place: Place | Path | str, manifest: Manifest, keep: Selection | None = None, texts: Texts | None = None
-) -> Shelf:
+) -> LocalSamples:
     """Reads the samples of a place; leaves out unreadable ones and those of other classes, with a warning.
 
     texts: of the bundle. Raises DataError if nothing is left.
     """
     place = Place.of(place).check()
-    shelf = Shelf(place, manifest, keep, texts)
+    shelf = LocalSamples(place, manifest, keep, texts)
     shelf.refresh()
     for skipped in shelf.skipped:
         log.warning("skipped %s", skipped)
@@ -74,7 +74,7 @@ def inputs(
         if ending == ".npz":
             return arrays.inputs(place.path, given)
         if ending in single.DECODERS:
-            return single.raw(single.item(whole(place.path), place.path.name), given, texts)
+            return single.raw(single.decode_file(read_file(place.path), place.path.name), given, texts)
         if ending in table.ENDINGS:
             place = table.labelled(place, 1 if texts else prod(given.shape))
         place = replace(place, task_labels=LabelMap(labels).names)

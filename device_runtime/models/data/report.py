@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from device_runtime.models.bundles.inputs import InputSpec, TextInput
 
 from .picture import is_picture, white
-from .shelf import Shelf
+from .shelf import LocalSamples
 from .sound import is_sound
 from .source import SkippedSamples
 
@@ -48,7 +48,7 @@ class SamplesReport:
     doubt: str = ""
 
 
-def report(shelf: Shelf) -> SamplesReport:
+def report(shelf: LocalSamples) -> SamplesReport:
     """Reports on a shelf that has been read."""
     manifest, labels = shelf.manifest, len(shelf.manifest.labels)
     counts = zip(shelf.training.class_counts(labels), shelf.held.class_counts(labels), strict=True)
@@ -61,14 +61,14 @@ def report(shelf: Shelf) -> SamplesReport:
         _most(shelf.forms),
         shelf.skipped,
         shelf.memory_bytes,
-        taken_as(manifest.input),
+        describe_input(manifest.input),
         _filled(shelf),
         shelf.values,
         shelf.doubt,
     )
 
 
-def _filled(shelf: Shelf) -> int | None:
+def _filled(shelf: LocalSamples) -> int | None:
     text = shelf.manifest.input.text
     if not isinstance(text, TextInput):
         return None
@@ -82,7 +82,7 @@ def _most(forms: Counter[str]) -> dict[str, int]:
     return {**found, "otherwise": others} if others else found
 
 
-def taken_as(given: InputSpec) -> str:
+def describe_input(given: InputSpec) -> str:
     """How a picture, a sound or a text becomes the input of a task."""
     if isinstance(given.text, TextInput):
         return given.text.said(given.shape[0])

@@ -15,21 +15,21 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import TensorError
 from device_runtime.models.text.texts import Texts
 
-from .bounded import bounded
+from .bounded import memory_limit
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out
 from .place import Place
 from .source import (
-    Passing,
     RawSamples,
     Refused,
     Skip,
     SkippedSamples,
     SkippedTally,
+    TemporarilyRefused,
     Unit,
     WantedSamples,
-    stamp_of,
+    file_stamp,
 )
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class _Known:
         return unit is not None and (unit.stamp, unit.label) == (self.stamp, self.label)
 
 
-class Shelf:
+class LocalSamples:
     """The samples of a place; `refresh` reads new and changed files, `training` and `held` give them all."""
 
     def __init__(
@@ -164,7 +164,7 @@ class Shelf:
             self._forget(gone | {name for name, known in self._known.items() if known.full})
         new = [unit for name, unit in found.units.items() if name not in self._known]
         before = self._row_counts
-        with bounded(self._keep.room_bytes):
+        with memory_limit(self._keep.room_bytes):
             self._reserve(len(new))
             for unit in new:
                 self._take(unit)
@@ -192,12 +192,12 @@ class Shelf:
                 else:
                     self._keep_batch(part, unit, known)
             if not unit.source.grows and _stamp(unit) != unit.stamp:
-                raise Passing("changed while it was read: it is read the next time")
+                raise TemporarilyRefused("changed while it was read: it is read the next time")
         except (Refused, MemoryError) as error:
-            why = error if isinstance(error, Refused) else Passing("no memory to read it", error)
+            why = error if isinstance(error, Refused) else TemporarilyRefused("no memory to read it", error)
             for rows, start in zip(self._rows, starts, strict=True):
                 rows.cut(start)
-            if isinstance(why, Passing):
+            if isinstance(why, TemporarilyRefused):
                 self._strays.add(Skip.of(why, unit.name))
                 return
             known = _Known(unit.stamp, unit.label, full=why.reason == FULL)
@@ -287,6 +287,6 @@ class Shelf:
 def _stamp(unit: Unit) -> tuple[int, int] | None:
     """The present stamp of the unit's file; None if it is gone."""
     try:
-        return stamp_of(unit.path)
+        return file_stamp(unit.path)
     except OSError:
         return None

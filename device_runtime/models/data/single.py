@@ -13,7 +13,7 @@ from device_runtime.models.text.texts import Texts
 
 from . import arrays, cells, picture, png, sound
 from .place import Place
-from .source import RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, whole
+from .source import RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, read_file
 
 
 class Item(Protocol):
@@ -46,7 +46,7 @@ BEGINNINGS: Mapping[bytes, str] = {
 """The first bytes of files, by which samples without a file name are recognised."""
 
 
-def item(data: bytes, name: str) -> Item:
+def decode_file(data: bytes, name: str) -> Item:
     """Decodes a file by the ending of its name. Raises Refused."""
     ending = ending_of(name)
     if ending not in DECODERS:
@@ -56,7 +56,7 @@ def item(data: bytes, name: str) -> Item:
     return DECODERS[ending](data)
 
 
-def unnamed(data: bytes) -> Item | None:
+def decode_unnamed(data: bytes) -> Item | None:
     """Decodes bytes by their beginning; None if it is no known one. Raises Refused."""
     for beginning, ending in BEGINNINGS.items():
         if data.startswith(beginning):
@@ -75,12 +75,12 @@ def ending_of(name: str) -> str:
 
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
-    held = item(whole(unit.path), unit.path.name)
+    held = decode_file(read_file(unit.path), unit.path.name)
     yield RawSamples(raw(held, wanted.input, wanted.texts), None, held.form)
 
 
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
-    data = whole(unit.path)
+    data = read_file(unit.path)
     yield one_stored(data)
     if ending_of(unit.path.name) == ".npy":  # may hold one sample or many; only a task could tell
         yield np.atleast_2d(arrays.decode(data).values)

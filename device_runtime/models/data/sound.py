@@ -62,8 +62,8 @@ class Sound:
         if not is_sound(given):
             raise Refused(f"the task's input is no log-mel of {BANDS} bands", f"it is {given.shape}")
         count = samples_of(given.shape[-2])
-        samples = self.samples(needed(count, self.rate, RATE))
-        clip = one_clip(resampled(samples, self.rate, RATE, count), count)
+        samples = self.samples(samples_needed(count, self.rate, RATE))
+        clip = fit_length(resampled(samples, self.rate, RATE, count), count)
         return log_mel(clip[None]).reshape(1, *given.shape)
 
 
@@ -158,7 +158,7 @@ def resampled(samples: NDArray[np.float32], rate: int, wanted: int, count: int) 
     return made
 
 
-def needed(count: int, rate: int, wanted: int) -> int:
+def samples_needed(count: int, rate: int, wanted: int) -> int:
     """The number of samples at `rate` on which the first `count` samples at `wanted` depend."""
     if rate == wanted:
         return count
@@ -183,7 +183,7 @@ def samples_of(frames: int) -> int:
     return round(FRAME_S * RATE) + (frames - 1) * round(HOP_S * RATE)
 
 
-def one_clip(samples: NDArray[Any], length: int) -> NDArray[Any]:
+def fit_length(samples: NDArray[Any], length: int) -> NDArray[Any]:
     """The samples cut or padded with zeros at the end to `length`; a new array of the same dtype."""
     clip = np.zeros(length, samples.dtype)
     clip[: len(samples)] = samples[:length]

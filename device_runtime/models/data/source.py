@@ -32,7 +32,7 @@ class Refused(Exception):
         super().__init__(f"{reason}: {self.detail}" if self.detail else reason)
 
 
-class Passing(Refused):
+class TemporarilyRefused(Refused):
     """Raised if reading may succeed later although the file is the same; it is tried again."""
 
 
@@ -146,20 +146,20 @@ class Unit:
     label: str | None = None
 
 
-def stamp_of(path: Path) -> tuple[int, int]:
+def file_stamp(path: Path) -> tuple[int, int]:
     """The size of a file in bytes, and the time of its last change in ns. Raises OSError."""
     about = path.stat()
     return about.st_size, about.st_mtime_ns
 
 
-def whole(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """The bytes of a file of one sample. Raises Refused."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size  # as many bytes are set aside as are asked for
             data = file.read(min(size, ONE_SAMPLE_BYTES) + 1)
     except OSError as error:
-        raise Passing("cannot be read", error.strerror) from None
+        raise TemporarilyRefused("cannot be read", error.strerror) from None
     if len(data) > ONE_SAMPLE_BYTES:
         raise Refused(TOO_LARGE, f"more than {ONE_SAMPLE_BYTES >> 20} MB")
     return data

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.errors import TensorError
 
-from .cells import FILES, LABELS, NONE, TEXTS, LabelColumn, folded, label_column, text_column, text_of
+from .cells import (
+    FILE_COLUMNS,
+    LABEL_COLUMNS,
+    NO_LABEL_COLUMN,
+    TEXT_COLUMNS,
+    LabelColumn,
+    folded,
+    label_column,
+    text_cell,
+    text_column,
+)
 from .place import Place
 from .single import DECODERS, ending_of
 from .source import RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
@@ -64,7 +74,7 @@ def layout(path: Path, place: Place) -> TableLayout:
         raise Refused("an empty table")
     wanted = place.label_column
     asked = (folded(name) for name in (wanted, place.text_column) if not name.isdecimal())
-    usual = {*LABELS, *FILES, *TEXTS, *asked} - {""}
+    usual = {*LABEL_COLUMNS, *FILE_COLUMNS, *TEXT_COLUMNS, *asked} - {""}
     named = any(folded(cell) in usual for cell in first)
     header = named or (bool(others) and _count_numbers(first) < _count_numbers(others[0]))
     names, samples = (tuple(first), others) if header else (None, [first, *others])
@@ -77,7 +87,7 @@ def layout(path: Path, place: Place) -> TableLayout:
 
 def labelled(place: Place, features: int) -> Place:
     """The place, marked as without labels if the table's rows hold only features. Raises Refused."""
-    without = replace(place, label_column=NONE)
+    without = replace(place, label_column=NO_LABEL_COLUMN)
     return without if not place.label_column and layout(place.path, without).width == features else place
 
 
@@ -160,7 +170,7 @@ def _row_reader(form: TableLayout, wanted: WantedSamples) -> Callable[[Sequence[
             [c for column, c in enumerate(row) if column != form.label.number], wanted.input
         )
     column = text_column(form.names, form.width, form.label.number, wanted.place.text_column)
-    return lambda row: text_of(row[column]).ids(texts)[0]
+    return lambda row: text_cell(row[column]).ids(texts)[0]
 
 
 def _samples(path: Path, form: TableLayout) -> Iterator[tuple[int, list[str]]]:

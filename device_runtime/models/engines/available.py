@@ -5,9 +5,8 @@ from importlib import metadata, util
 
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import AUTO as AUTO
+from device_runtime.models.bundles.names import DEFAULT_ENGINE_SETTINGS, EngineSettings
 from device_runtime.models.bundles.names import ENGINES as ENGINES
-from device_runtime.models.bundles.names import NO_WISH
-from device_runtime.models.bundles.names import EngineWish as EngineWish
 from device_runtime.models.errors import EngineError
 
 from .base import DeviceModel, EngineWatch
@@ -61,7 +60,11 @@ def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineCho
 
 
 def open_model(
-    bundle: Bundle, wish: EngineWish = NO_WISH, *, batch: int = 32, watch: EngineWatch | None = None
+    bundle: Bundle,
+    wish: EngineSettings = DEFAULT_ENGINE_SETTINGS,
+    *,
+    batch: int = 32,
+    watch: EngineWatch | None = None,
 ) -> DeviceModel:
     """Opens a bundle on an engine; imports the engine's package, or leaves that to the first session.
 

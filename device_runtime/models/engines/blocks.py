@@ -15,7 +15,7 @@ BLOCK = 32_768
 """Values in a block: 128 KiB; four (weights, gradients, momentum, scratch) fit a small device's L2 cache."""
 
 
-def scratch_for(vector: Vector) -> Vector:
+def block_buffer(vector: Vector) -> Vector:
     """An uninitialised buffer for one block of `vector`; shape (at most BLOCK,)."""
     return np.empty(min(vector.size, BLOCK), np.float32)
 

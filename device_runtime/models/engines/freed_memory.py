@@ -4,7 +4,7 @@ import gc
 import os
 
 
-def give_back() -> bool:
+def trim_heap() -> bool:
     """Returns freed heap memory to the system; False if the C library cannot (it is not glibc).
 
     That is tens of MB after a bundle was read and a session made, and takes about a millisecond.
@@ -18,10 +18,10 @@ def give_back() -> bool:
     return True
 
 
-def rest() -> None:
+def collect_and_trim() -> None:
     """Collects garbage and returns freed memory to the system, so that a device is small between rounds.
 
     Only glibc would keep it (9 of 88 MB after measuring a small network).
     """
     gc.collect()
-    give_back()
+    trim_heap()

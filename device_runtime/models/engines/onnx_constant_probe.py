@@ -7,8 +7,8 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat
 
 from .base import Inputs, Labels
-from .freed_memory import give_back
-from .onnx_layout import LaidOut
+from .freed_memory import trim_heap
+from .onnx_layout import OptimisedProbe
 from .onnx_probe import OnnxProbe, ProbeGraph
 from .onnx_session import SessionSettings
 
@@ -40,7 +40,7 @@ class ConstantProbe:
         source: ProbeGraph,
         params: Flat,
         settings: SessionSettings,
-        laid_out: Callable[[str, Callable[[], ProbeGraph], int], LaidOut | None],
+        laid_out: Callable[[str, Callable[[], ProbeGraph], int], OptimisedProbe | None],
     ) -> None:
         self.params = params
         self._manifest, self._rows, self._source, self._settings = manifest, rows, source, settings
@@ -68,7 +68,7 @@ class ConstantProbe:
         try:
             return self._bound(self._constant(), replace(self._settings, quick=True)).loss(x, y)
         finally:
-            give_back()  # else the memory that sessions leave adds up to a fifth of the process
+            trim_heap()  # else the memory that sessions leave adds up to a fifth of the process
 
     def _bound(self, source: ProbeGraph, settings: SessionSettings) -> OnnxProbe:
         return OnnxProbe(self._manifest, self._rows, source.open(settings), self.params)

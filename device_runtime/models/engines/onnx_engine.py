@@ -28,9 +28,9 @@ from .base import (
 )
 from .blocks import blocks
 from .onnx_constant_probe import ConstantProbe
-from .onnx_layout import LaidOut, laid_out
-from .onnx_probe import OnnxProbe, ProbeGraph, fewer_by
-from .onnx_session import Bound, Loaded, SessionSettings, load_session
+from .onnx_layout import OptimisedProbe, optimise_layout
+from .onnx_probe import OnnxProbe, ProbeGraph, rows_beside
+from .onnx_session import BoundSession, LoadedGraph, SessionSettings, load_session
 
 
 class OnnxModel:
@@ -69,8 +69,8 @@ class OnnxModel:
         self._bundle = bundle
         self._settings = SessionSettings(threads, watch)
         self._weights: Tensors = {}
-        self._sessions: dict[str, Loaded] = {}
-        self._laid_out: dict[str, LaidOut | None] = {}
+        self._sessions: dict[str, LoadedGraph] = {}
+        self._laid_out: dict[str, OptimisedProbe | None] = {}
         self._probed: dict[str, bytes] = {}
         self._outputs = {"logits": (len(self.manifest.labels),), "features": (self.manifest.head.features,)}
         self._adopt(bundle.weights())
@@ -124,7 +124,7 @@ class OnnxModel:
         name, params = f"loss.{tunable}", self._params(tunable)
         source, graph = self._source(name), self._bundle.entry(name)
         if source.suits_constants(self.manifest):
-            rows = fewer_by(4 * params.vector.size, graph, self.rows(graph))
+            rows = rows_beside(4 * params.vector.size, graph, self.rows(graph))
             return ConstantProbe(self.manifest, rows, source, params, self._settings, self._optimised_layout)
         return OnnxProbe(self.manifest, self.rows(graph), self._session(name), params)
 
@@ -155,7 +155,7 @@ class OnnxModel:
                 result[part] = value
         return results or [np.empty((0, *shape), np.float32) for shape in outputs.values()]
 
-    def _session(self, name: str) -> Loaded:
+    def _session(self, name: str) -> LoadedGraph:
         if name not in self._sessions:
             onnx = self._bundle.graph(name)
             graph = self.manifest.graphs[name]
@@ -163,9 +163,11 @@ class OnnxModel:
             self._sessions[name] = load_session(name, graph, onnx, given, self._settings)
         return self._sessions[name]
 
-    def _optimised_layout(self, name: str, constant: Callable[[], ProbeGraph], rows: int) -> LaidOut | None:
+    def _optimised_layout(
+        self, name: str, constant: Callable[[], ProbeGraph], rows: int
+    ) -> OptimisedProbe | None:
         if name not in self._laid_out:
-            self._laid_out[name] = laid_out(self.manifest, rows, constant(), self._settings)
+            self._laid_out[name] = optimise_layout(self.manifest, rows, constant(), self._settings)
         return self._laid_out[name]
 
     def _source(self, name: str) -> ProbeGraph:
@@ -186,14 +188,14 @@ class OnnxModel:
             del self._sessions[name]
 
 
-class OnnxGradients(Bound):
+class OnnxGradients(BoundSession):
     """Gradients by ONNX Runtime; see `engines.base.Gradients`.
 
     More samples than one run takes are cut into micro-batches, whose gradients are summed. Batch statistics
     are those of a micro-batch.
     """
 
-    def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
+    def __init__(self, model: OnnxModel, loaded: LoadedGraph, params: Flat) -> None:
         super().__init__(model.manifest, model.rows(loaded.graph), loaded, params)
         self.grads = Flat(params.specs)
         moved = set(loaded.graph.statistics)

@@ -24,7 +24,7 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec, Vector
 
 from .base import Inputs, Labels
-from .freed_memory import give_back
+from .freed_memory import trim_heap
 from .onnx_probe import OnnxProbe, ProbeGraph, with_inputs
 from .onnx_session import SessionSettings, load_session
 from .onnx_whole import (
@@ -84,7 +84,7 @@ def nodes(model: bytes) -> list[Node]:
     return [_node(field.content) for field in _graph(model) if field.number == GRAPH_NODE]
 
 
-def initialised(model: bytes) -> dict[str, Initialiser]:
+def float_initialisers(model: bytes) -> dict[str, Initialiser]:
     """Shape and flat values of every float32 initialiser that has its data inside."""
     found = {}
     for field in _graph(cast(bytes, memoryview(model))):  # parts of a view are not copied
@@ -117,7 +117,7 @@ def values(graph: Sequence[Node], parameters: Sequence[str]) -> Iterator[Value]:
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateValue:
     """A value computed from certain tensors; its shape and sum tell it from most other values."""
 
     value: Value
@@ -126,7 +126,7 @@ class Tried:
     total: float
 
     @classmethod
-    def of(cls, value: Value, tensors: Tensors) -> Tried:
+    def of(cls, value: Value, tensors: Tensors) -> CandidateValue:
         array = value.of(tensors)
         return cls(value, tensors, array.shape, float(array.sum(dtype=np.float64)))
 
@@ -233,7 +233,7 @@ MOST_BYTES = 16 << 20
 """Most bytes of parameters: `laid_out` briefly holds several copies, which would be the peak if larger."""
 
 
-class LaidOut:
+class OptimisedProbe:
     """A session of the optimised graph, whose initialisers are inputs and are written for each loss.
 
     It is as fast as one with constants, but is made only once: folding normalisations and laying out kernels
@@ -255,7 +255,9 @@ class LaidOut:
         return self._probe.loss(x, y)
 
 
-def laid_out(manifest: Manifest, rows: int, source: ProbeGraph, settings: SessionSettings) -> LaidOut | None:
+def optimise_layout(
+    manifest: Manifest, rows: int, source: ProbeGraph, settings: SessionSettings
+) -> OptimisedProbe | None:
     """Makes a `LaidOut` of a graph with constants; None if they are too large or their layout is not known.
 
     The graph is optimised twice, with different random values: each initialiser that differs must follow from
@@ -277,8 +279,8 @@ def laid_out(manifest: Manifest, rows: int, source: ProbeGraph, settings: Sessio
     del again
     loaded = load_session(source.name, graph, onnx, {}, replace(settings, optimised=True))
     buffers = Flat([TensorSpec(name, shape) for name, shape in shapes.items()])
-    give_back()
-    return LaidOut(OnnxProbe(manifest, rows, loaded, buffers), found.places)
+    trim_heap()
+    return OptimisedProbe(OnnxProbe(manifest, rows, loaded, buffers), found.places)
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,7 @@ class _Found:
 
 def _found(source: ProbeGraph, optimised: _Optimised) -> _Found:
     graph = nodes(source.onnx)
-    tried = [Tried.of(value, optimised.tensors) for value in values(graph, source.graph.frozen)]
+    tried = [CandidateValue.of(value, optimised.tensors) for value in values(graph, source.graph.frozen)]
     places, others = {}, {}
     for name, initialiser in optimised.initialisers.items():
         total = float(initialiser[1].sum(dtype=np.float64))
@@ -341,6 +343,6 @@ def _optimised(source: ProbeGraph, settings: SessionSettings, seed: int) -> _Opt
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"
         load_session(source.name, source.graph, source.onnx, tensors, replace(settings, save_to=str(path)))
-        give_back()  # else the session's memory adds to the peak of what follows
+        trim_heap()  # else the session's memory adds to the peak of what follows
         onnx = path.read_bytes()
-    return _Optimised(onnx, tensors, initialised(onnx))
+    return _Optimised(onnx, tensors, float_initialisers(onnx))

@@ -14,7 +14,7 @@ from device_runtime.models.bundles.manifest import Graph, Manifest
 from device_runtime.models.bundles.tensors import Flat, TensorSpec
 
 from .base import Inputs, Labels
-from .onnx_session import Bound, Loaded, SessionSettings, load_session
+from .onnx_session import BoundSession, LoadedGraph, SessionSettings, load_session
 from .onnx_whole import (
     ENTRY_KEY,
     ENTRY_VALUE,
@@ -27,7 +27,7 @@ from .onnx_whole import (
 )
 
 
-class OnnxProbe(Bound):
+class OnnxProbe(BoundSession):
     """Loss by one session that reads the parameters in place; see `engines.base.LossProbe`."""
 
     def loss(self, x: Inputs, y: Labels) -> float:
@@ -51,9 +51,9 @@ class ProbeGraph:
     def suits_constants(self, manifest: Manifest) -> bool:
         """Whether constants may be faster: it has convolutions, and trains more than the head."""
         head = {manifest.head.weight, manifest.head.bias}
-        return not head.issuperset(self.graph.trainable) and convolves(self.onnx)
+        return not head.issuperset(self.graph.trainable) and has_convolution(self.onnx)
 
-    def open(self, settings: SessionSettings) -> Loaded:
+    def open(self, settings: SessionSettings) -> LoadedGraph:
         """A session with the parameters as inputs. Raises EngineError, and what the watch raises."""
         return load_session(self.name, self.graph, self.onnx, self.frozen, settings)
 
@@ -66,7 +66,7 @@ class ProbeGraph:
         return replace(self, graph=constant, onnx=with_constants(self.onnx, params.specs), frozen=frozen)
 
 
-def fewer_by(held_bytes: int, graph: Graph, rows: int) -> int:
+def rows_beside(held_bytes: int, graph: Graph, rows: int) -> int:
     """`rows`, less the samples whose activations take `held_bytes`; at least half of `rows`.
 
     With so many samples a run, holding `held_bytes` beside the activations does not raise peak memory.
@@ -83,7 +83,7 @@ EXTERNAL = 1
 
 
 @lru_cache(maxsize=16)
-def convolves(onnx: bytes) -> bool:
+def has_convolution(onnx: bytes) -> bool:
     """Whether the model has a convolution. Raises BundleError if it is no model."""
     return any(
         part.number == NODE_TYPE and part.content == b"Conv"

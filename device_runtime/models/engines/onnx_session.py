@@ -20,7 +20,7 @@ from .base import EngineWatch, Inputs, Labels, batches, checked_inputs, checked_
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedGraph:
     """A session and what it was made from; keeps `frozen` alive, because the session reads its memory."""
 
     name: str
@@ -65,7 +65,9 @@ class SessionSettings:
     save_to: str = ""
 
 
-def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings: SessionSettings) -> Loaded:
+def load_session(
+    name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings: SessionSettings
+) -> LoadedGraph:
     """Makes a session whose initialisers share the arrays of `frozen`, which must not change any more.
 
     No other function makes sessions, so every graph is checked here. Raises BundleError for a graph with
@@ -90,7 +92,7 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         unwanted = ["ConstantFolding"]
     if settings.quick or name.partition(".")[0] in TRAINING:
-        unwanted += left_out(frozen)
+        unwanted += disabled_optimisers(frozen)
     if settings.optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     with engine_errors(f"graph {name}"):
@@ -102,7 +104,7 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
         session = ort.InferenceSession(
             onnx, options, providers=["CPUExecutionProvider"], disabled_optimizers=unwanted
         )
-    return Loaded(name, graph, session, frozen, settings.watch)
+    return LoadedGraph(name, graph, session, frozen, settings.watch)
 
 
 def _check(name: str, onnx: bytes, frozen: Tensors, settings: SessionSettings) -> None:
@@ -139,13 +141,13 @@ def engine_errors(what: str) -> Iterator[None]:
         raise EngineError(f"ONNX Runtime, {what}: {one_line(error)}") from error
 
 
-class Bound:
+class BoundSession:
     """A session that reads and writes the caller's arrays in place.
 
     Its trainable inputs are slices of the flat buffer `params`, bound once. rows: the most samples of a run.
     """
 
-    def __init__(self, manifest: Manifest, rows: int, loaded: Loaded, params: Flat) -> None:
+    def __init__(self, manifest: Manifest, rows: int, loaded: LoadedGraph, params: Flat) -> None:
         self.params = params
         self._manifest, self._rows, self._loaded = manifest, rows, loaded
         with engine_errors(f"graph {loaded.name}"):
@@ -197,7 +199,7 @@ _OTHERS = (
 """All others of ONNX Runtime 1.19 to 1.31, which ignores names that it does not know."""
 
 
-def left_out(frozen: Tensors) -> list[str]:
+def disabled_optimisers(frozen: Tensors) -> list[str]:
     """Names of ONNX Runtime's optimisers to disable for a training graph with these frozen tensors.
 
     After each optimiser that changes something, ONNX Runtime resolves the whole graph again, about 12 ms for

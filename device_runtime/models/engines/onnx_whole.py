@@ -16,7 +16,7 @@ from device_runtime.models.bundles.graph_check import delimited_field, fields, n
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.quantised import initialisers
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.data.report import taken_as
+from device_runtime.models.data.report import describe_input
 from device_runtime.models.errors import BundleError
 
 MODEL_GRAPH, MODEL_METADATA = 7, 14
@@ -26,7 +26,9 @@ ENTRY_KEY, ENTRY_VALUE = 1, 2
 TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16": 10, "float64": 11}
 
 
-def whole(bundle: Bundle, weights: Tensors, metadata: Mapping[str, str], graph: str = "forward") -> bytes:
+def graph_with_weights(
+    bundle: Bundle, weights: Tensors, metadata: Mapping[str, str], graph: str = "forward"
+) -> bytes:
     """A graph of the bundle as an ONNX file, with `weights` inside and `metadata` added.
 
     Raises BundleError for an unknown graph, or one with parameters as inputs; TensorError if a weight is
@@ -35,22 +37,22 @@ def whole(bundle: Bundle, weights: Tensors, metadata: Mapping[str, str], graph: 
     entry = bundle.entry(graph)
     if entry.trainable:
         raise BundleError(f"graph {graph} takes its parameters as inputs: it cannot hold them")
-    return joined(bundle.graph(graph), initialisers(entry, weights), metadata)
+    return with_initialisers(bundle.graph(graph), initialisers(entry, weights), metadata)
 
 
-def described(manifest: Manifest) -> dict[str, str]:
+def metadata_of(manifest: Manifest) -> dict[str, str]:
     """Metadata that another program needs to use the file: labels, preprocessing, meaning of the output."""
     given = manifest.input
     return {
         "name": manifest.name,
         "labels": json.dumps(manifest.labels),
         "input": msgspec.json.encode(given).decode(),
-        "preprocessing": f"{taken_as(given)}; then x = (raw * scale - mean) / std for each channel",
+        "preprocessing": f"{describe_input(given)}; then x = (raw * scale - mean) / std for each channel",
         "output": "logits, one for each label; softmax gives probabilities",
     }
 
 
-def joined(model: bytes, values: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+def with_initialisers(model: bytes, values: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
     """The ONNX model with these values for the initialisers of these names. Raises BundleError."""
     parts = []
     for field in fields(model):

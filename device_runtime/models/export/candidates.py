@@ -27,9 +27,9 @@ from device_runtime.models.bundles.manifest import ABOVE, ORT_TRAINING
 from device_runtime.models.engines.ort_training_engine import VERSION, available
 from device_runtime.models.errors import ExportError, one_line
 
-from .graph import convert, part, to_onnx
+from .graph import convert, subgraph, to_onnx
 from .parity import GraphCandidate
-from .subject import Subject, batch_norms, statistics, training
+from .subject import FunctionalModule, batch_norms, statistics, with_batch_statistics
 from .trace import trace_features, trace_forward, trace_losses, trace_training, trainable_sets
 
 _ADVICE = {
@@ -51,7 +51,7 @@ class WantedGraphs:
     ort_training: bool = False  # also graphs for the engine onnxruntime-training
 
 
-def candidates(subject: Subject, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
+def candidates(subject: FunctionalModule, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
     """Yields forward, the feature maps, then the loss and training graphs of each tunable set."""
     with export_errors("forward"):
         forward = to_onnx(trace_forward(subject))
@@ -65,15 +65,15 @@ def candidates(subject: Subject, wanted: WantedGraphs) -> Iterator[GraphCandidat
     yield from _losses(subject, wanted)
     for objective in wanted.objectives:
         for norms, sets in _by_trained_norms(subject, _with_reached_sets(subject, wanted, objective)).items():
-            yield from _training(training(subject, norms), objective, norms, sets)
+            yield from _training(with_batch_statistics(subject, norms), objective, norms, sets)
     if wanted.ort_training:
         for norms, sets in _by_trained_norms(subject, wanted).items():
             for tunable, names in sets.items():
-                onnx = training_graph(training(subject, norms), names)
+                onnx = training_graph(with_batch_statistics(subject, norms), names)
                 yield GraphCandidate(f"{ORT_TRAINING}.{tunable}", onnx, names, norms=norms)
 
 
-def _with_reached_sets(subject: Subject, wanted: WantedGraphs, objective: str) -> WantedGraphs:
+def _with_reached_sets(subject: FunctionalModule, wanted: WantedGraphs, objective: str) -> WantedGraphs:
     """Leaves out tunable sets with tensors that the objective does not reach.
 
     Objectives of ABOVE train on the feature maps of a level, so tensors below it have no gradient. Raises
@@ -92,16 +92,16 @@ def _with_reached_sets(subject: Subject, wanted: WantedGraphs, objective: str) -
     return replace(wanted, sets=sets)
 
 
-def _losses(subject: Subject, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
+def _losses(subject: FunctionalModule, wanted: WantedGraphs) -> Iterator[GraphCandidate]:
     with export_errors("loss"):
         traced = trace_losses(subject)
         converted = convert(traced)
     for tunable, names in wanted.sets.items():
-        yield GraphCandidate(f"loss.{tunable}", part(converted, traced, names, ("losses",)), names)
+        yield GraphCandidate(f"loss.{tunable}", subgraph(converted, traced, names, ("losses",)), names)
 
 
 def _training(
-    subject: Subject, objective: str, norms: tuple[str, ...], sets: Mapping[str, tuple[str, ...]]
+    subject: FunctionalModule, objective: str, norms: tuple[str, ...], sets: Mapping[str, tuple[str, ...]]
 ) -> Iterator[GraphCandidate]:
     """Traces the gradients of all sets at once, and cuts out the part that each set's gradients need."""
     together = tuple(dict.fromkeys(name for names in sets.values() for name in names))
@@ -111,12 +111,12 @@ def _training(
         converted = convert(traced)
     for tunable, names in sets.items():
         outputs = ("loss", *(f"grad.{name}" for name in names), *(f"next.{name}" for name in moved))
-        onnx = part(converted, traced, (*names, *moved), outputs)
+        onnx = subgraph(converted, traced, (*names, *moved), outputs)
         yield GraphCandidate(f"{objective}.{tunable}", onnx, names, traced.outputs.extras, norms)
 
 
 def _by_trained_norms(
-    subject: Subject, wanted: WantedGraphs
+    subject: FunctionalModule, wanted: WantedGraphs
 ) -> dict[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """Groups the tunable sets by the layers that use batch statistics while the set is trained."""
     alike: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
@@ -152,7 +152,7 @@ _FAILS = "graph ort-training cannot be exported"
 _UNKNOWN = "gradient builder has not been registered: "
 
 
-def training_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
+def training_graph(subject: FunctionalModule, trainable: Sequence[str]) -> bytes:
     """The ONNX file of x, y, trainable tensors, statistics -> loss, grad.NAME, next.NAME; the same each time.
 
     The loss is the mean cross-entropy in nats. Other tensors are external initialisers; layers of the
@@ -172,7 +172,7 @@ def training_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
     return onnx_file
 
 
-def _loss_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
+def _loss_graph(subject: FunctionalModule, trainable: Sequence[str]) -> bytes:
     """The ONNX file of x, y, trainable tensors, statistics -> loss, next statistics.
 
     It is cut out of a training graph, where normalisation is written in operators that have gradients.
@@ -180,7 +180,7 @@ def _loss_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
     traced = trace_training(subject, "train", trainable[-1:])
     moved = [name for name in traced.outputs.names if name.startswith("next.")]
     inputs = (*trainable, *(name.removeprefix("next.") for name in moved))
-    return part(convert(traced), traced, inputs, ("loss", *moved))
+    return subgraph(convert(traced), traced, inputs, ("loss", *moved))
 
 
 def _differentiated(loss_graph: bytes, trainable: Sequence[str]) -> bytes:

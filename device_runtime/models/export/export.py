@@ -26,15 +26,15 @@ from device_runtime.models.bundles.manifest import (
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ExportError, one_line
-from device_runtime.models.export.graph_cost import measure_work
+from device_runtime.models.export.graph_cost import graph_cost
 from device_runtime.models.torch_engine.objectives import OutputSizes, sizes_of
 
 from .candidates import WantedGraphs, candidates
-from .levels import find_head, lay_out, level_outputs
+from .levels import assign_levels, find_head, level_outputs
 from .parity import GraphCandidate, check_parity
-from .subject import HeadUnused, Subject, run, stored_tensors
+from .subject import FunctionalModule, HeadUnused, run, stored_tensors
 from .trace import TRACED_BATCH
-from .tunable_sets import Sets, changes, inject, parameter_table, scale_features
+from .tunable_sets import Sets, change_warning, inject, parameter_table, scale_features
 
 logger = logging.getLogger(__name__)
 
@@ -108,12 +108,12 @@ def export(
     if spec.scaled:
         scale_features(module, find_head(module, spec.head))
     injected = inject(module, spec.sets, spec.head)
-    if warning := changes(spec.sets):
+    if warning := change_warning(spec.sets):
         logger.warning("%s", warning)
     outputs = level_outputs(module, spec.outputs)
-    subject = Subject(module, find_head(module, spec.head), _example(spec.input), outputs)
+    subject = FunctionalModule(module, find_head(module, spec.head), _example(spec.input), outputs)
     sizes = _checked_sizes(subject, spec)
-    parameters = parameter_table(module, lay_out(module, subject.head, spec.levels), injected)
+    parameters = parameter_table(module, assign_levels(module, subject.head, spec.levels), injected)
     sets = {str(s): tuple(p.name for p in parameters if s in p.sets) for s in injected.settings}
     wanted = WantedGraphs(
         sets, spec.objectives, spec.features, spec.batchnorm == "training", spec.ort_training
@@ -173,7 +173,7 @@ def _manifest_graph(candidate: GraphCandidate, graphs: Mapping[str, Graph]) -> G
     `train` of the same set.
     """
     kind, _, tunable = candidate.name.partition(".")
-    work = graphs[f"train.{tunable}"] if kind == ORT_TRAINING else measure_work(candidate.onnx)
+    work = graphs[f"train.{tunable}"] if kind == ORT_TRAINING else graph_cost(candidate.onnx)
     return Graph(
         f"{candidate.name}.onnx", "", len(candidate.onnx), candidate.trainable,
         work.flops, work.fixed_bytes, work.bytes_per_sample, candidate.frozen,
@@ -204,7 +204,7 @@ def _example(spec: InputSpec) -> torch.Tensor:
     return ids
 
 
-def _checked_sizes(subject: Subject, spec: ExportSpec) -> OutputSizes:
+def _checked_sizes(subject: FunctionalModule, spec: ExportSpec) -> OutputSizes:
     """The module's output sizes. Raises ExportError unless head(features) gives the logits of all labels."""
     tensors = stored_tensors(subject.module)
     parameters = dict(subject.module.named_parameters())
@@ -259,6 +259,6 @@ def _dtype(is_parameter: bool, tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if is_parameter or tensor.is_floating_point() else torch.int64
 
 
-def _head(subject: Subject, width: int) -> Head:
+def _head(subject: FunctionalModule, width: int) -> Head:
     has_bias = subject.module.get_submodule(subject.head).bias is not None
     return Head(f"{subject.head}.weight", f"{subject.head}.bias" if has_bias else None, width)

@@ -26,7 +26,7 @@ LOCATION = "weights"  # no such file exists: the session gets the values in memo
 
 def to_onnx(traced: Traced) -> bytes:
     """The ONNX file with all outputs; every tensor of the model is an external initialiser."""
-    return part(convert(traced), traced, (), traced.outputs.names)
+    return subgraph(convert(traced), traced, (), traced.outputs.names)
 
 
 def convert(traced: Traced) -> Any:
@@ -58,7 +58,7 @@ def exported(traced: Traced) -> Any:
     return program.model_proto
 
 
-def part(converted: Any, traced: Traced, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+def subgraph(converted: Any, traced: Traced, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     """The ONNX file that computes these outputs of a graph from `convert`, which is not changed.
 
     The tensors named in `inputs` are inputs; the other tensors that are needed are external initialisers.
@@ -72,7 +72,7 @@ def part(converted: Any, traced: Traced, inputs: Sequence[str], outputs: Sequenc
     _rename(model.graph, traced.inputs, outputs)
     extras = [extra.name for extra in traced.outputs.extras]
     _freeze(model.graph, set(traced.inputs) - {"x", "y", *extras, *inputs})
-    return stripped(model)
+    return canonical_bytes(model)
 
 
 @contextmanager
@@ -182,10 +182,10 @@ def _freeze(graph: Any, frozen: set[str]) -> None:
             continue
         tensor_type = value.type.tensor_type
         dims = [dim.dim_value for dim in tensor_type.shape.dim]
-        graph.initializer.append(outside(value.name, tensor_type.elem_type, dims))
+        graph.initializer.append(external_initialiser(value.name, tensor_type.elem_type, dims))
 
 
-def outside(name: str, data_type: int, dims: Sequence[int]) -> Any:
+def external_initialiser(name: str, data_type: int, dims: Sequence[int]) -> Any:
     """An initialiser without data; the session gets the values in memory."""
     initializer = onnx.TensorProto(name=name, data_type=data_type, dims=dims)
     initializer.data_location = onnx.TensorProto.EXTERNAL
@@ -195,7 +195,7 @@ def outside(name: str, data_type: int, dims: Sequence[int]) -> Any:
     return initializer
 
 
-def stripped(model: Any) -> bytes:
+def canonical_bytes(model: Any) -> bytes:
     """The ONNX file without anything that has no effect on the result; equal graphs give equal bytes."""
     bare = onnx.ModelProto(ir_version=IR_VERSION, producer_name="device-runtime")
     bare.opset_import.extend(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))

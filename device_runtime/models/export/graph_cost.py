@@ -53,7 +53,7 @@ class _Value:
         return self.size * self.element_bytes
 
 
-def measure_work(graph: bytes) -> GraphCost:
+def graph_cost(graph: bytes) -> GraphCost:
     """The cost of an ONNX file. Raises ExportError if a shape does not follow from the batch size alone."""
     model = onnx.load_from_string(graph)
     small, large = ((_flops(model, n), _peak_bytes(model, n)) for n in BATCHES)

@@ -38,7 +38,7 @@ def find_head(module: nn.Module, name: str | None) -> str:
     return str(list(linear)[-1])
 
 
-def lay_out(module: nn.Module, head: str, prefixes: Mapping[str, str] | None) -> ModuleLevels:
+def assign_levels(module: nn.Module, head: str, prefixes: Mapping[str, str] | None) -> ModuleLevels:
     """Assigns levels by `prefixes`, else by the module's attribute `levels`, else in thirds by size.
 
     A warning is logged for thirds. Raises ExportError for an unknown level or a tensor without a prefix.

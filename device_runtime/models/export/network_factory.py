@@ -88,10 +88,10 @@ def _factory(where: str) -> Any:
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:
     """Parses pairs NAME=VALUE; a value is a JSON literal, or else a string. Raises ExportError."""
-    return once(_pair(item) for item in pairs)
+    return unique_pairs(_pair(item) for item in pairs)
 
 
-def once(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+def unique_pairs(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
     """The pairs as a dict. Raises ExportError for a name that is given twice."""
     given: dict[str, T] = {}
     for name, value in pairs:

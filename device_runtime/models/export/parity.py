@@ -12,12 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from device_runtime.models.bundles.manifest import ORT_TRAINING, Extra, Graph
-from device_runtime.models.engines.onnx_session import Loaded, SessionSettings, load_session
+from device_runtime.models.engines.onnx_session import LoadedGraph, SessionSettings, load_session
 from device_runtime.models.errors import ParityError, one_line
-from device_runtime.models.torch_engine.objectives import Inputs, loss_and_gradients, losses_of, measure
+from device_runtime.models.torch_engine.objectives import (
+    GraphInputs,
+    loss_and_gradients,
+    losses_of,
+    output_sizes,
+)
 
 from .graph import external_names
-from .subject import Subject, run, statistics, stored_tensors, training
+from .subject import FunctionalModule, run, statistics, stored_tensors, with_batch_statistics
 
 BATCHES = (1, 5)  # other sizes than the batch that was traced
 BATCHES_OF_STATISTICS = (2, 5)  # with batch statistics: one sample alone may have no variance
@@ -59,7 +64,7 @@ class GraphCandidate:
         return statistics(self.norms)
 
 
-def check_parity(subject: Subject, candidate: GraphCandidate) -> float:
+def check_parity(subject: FunctionalModule, candidate: GraphCandidate) -> float:
     """Compares a graph with torch; returns the worst difference, relative to each tensor's largest value.
 
     Inputs are standard normal (token ids and labels uniform). Seed 0 has the module's own weights, the other
@@ -69,8 +74,8 @@ def check_parity(subject: Subject, candidate: GraphCandidate) -> float:
     and difference, for a larger one.
     """
     worst = 0.0
-    subject = training(subject, candidate.norms)
-    classes = measure(subject).classes
+    subject = with_batch_statistics(subject, candidate.norms)
+    classes = output_sizes(subject).classes
     for seed in SEEDS:
         generator = torch.Generator().manual_seed(seed)
         tensors = _noisy_weights(subject, generator) if seed else stored_tensors(subject.module)
@@ -78,7 +83,7 @@ def check_parity(subject: Subject, candidate: GraphCandidate) -> float:
         for batch in BATCHES_OF_STATISTICS if candidate.norms else BATCHES:
             y = torch.randint(classes, (batch,), generator=generator)
             extras = _random_extras(candidate.extras, batch, generator)
-            inputs = Inputs(_random_inputs(subject, batch, generator), y, extras, tensors)
+            inputs = GraphInputs(_random_inputs(subject, batch, generator), y, extras, tensors)
             where = f"graph {candidate.name}, batch {batch}, seed {seed}"
             try:
                 expected = _torch_outputs(subject, candidate, inputs)
@@ -89,7 +94,7 @@ def check_parity(subject: Subject, candidate: GraphCandidate) -> float:
     return worst
 
 
-def _random_inputs(subject: Subject, batch: int, generator: torch.Generator) -> Tensor:
+def _random_inputs(subject: FunctionalModule, batch: int, generator: torch.Generator) -> Tensor:
     """A random input of this batch size; token ids are drawn from those of the example."""
     example = subject.example
     if example.dtype == torch.int64:
@@ -108,7 +113,7 @@ def _random_extras(extras: Sequence[Extra], batch: int, generator: torch.Generat
     return drawn
 
 
-def _noisy_weights(subject: Subject, generator: torch.Generator) -> dict[str, Tensor]:
+def _noisy_weights(subject: FunctionalModule, generator: torch.Generator) -> dict[str, Tensor]:
     parameters = dict(subject.module.named_parameters())
     result = {}
     for name, tensor in stored_tensors(subject.module).items():
@@ -122,13 +127,13 @@ def _noisy_weights(subject: Subject, generator: torch.Generator) -> dict[str, Te
     return result
 
 
-def _loaded(candidate: GraphCandidate, tensors: Mapping[str, Tensor]) -> Loaded:
+def _loaded(candidate: GraphCandidate, tensors: Mapping[str, Tensor]) -> LoadedGraph:
     frozen = {name: tensors[name].contiguous().numpy() for name in candidate.frozen}
     known = Graph("", "", 0, candidate.trainable, 0, 0, 0, candidate.frozen, candidate.statistics)
     return load_session(candidate.name, known, candidate.onnx, frozen, SessionSettings())
 
 
-def _onnx_outputs(loaded: Loaded, candidate: GraphCandidate, inputs: Inputs) -> Outputs:
+def _onnx_outputs(loaded: LoadedGraph, candidate: GraphCandidate, inputs: GraphInputs) -> Outputs:
     """The graph's outputs by name. ONNX Runtime refuses a graph with other inputs than these."""
     given = {name: inputs.tensors[name] for name in (*candidate.trainable, *candidate.statistics)}
     labels = {} if candidate.name.startswith(("forward", "features")) else {"y": inputs.y}
@@ -138,7 +143,7 @@ def _onnx_outputs(loaded: Loaded, candidate: GraphCandidate, inputs: Inputs) -> 
     return dict(zip(names, loaded.run(names, taken), strict=True))
 
 
-def _torch_outputs(subject: Subject, candidate: GraphCandidate, inputs: Inputs) -> Outputs:
+def _torch_outputs(subject: FunctionalModule, candidate: GraphCandidate, inputs: GraphInputs) -> Outputs:
     kind, _, of = candidate.name.partition(".")
     with torch.no_grad():
         if kind in ("forward", "features"):
@@ -196,7 +201,7 @@ def _wider_tolerances(
             yield {name: most + KINKS / count * moved[name] for name, most in rounding.items()}
 
 
-def _shaken(subject: Subject, candidate: GraphCandidate, inputs: Inputs) -> Iterator[Outputs]:
+def _shaken(subject: FunctionalModule, candidate: GraphCandidate, inputs: GraphInputs) -> Iterator[Outputs]:
     for nudged in _nudged(inputs):
         yield _torch_outputs(subject, candidate, nudged)
 
@@ -211,7 +216,7 @@ def _scales(expected: Outputs) -> Iterator[tuple[str, float]]:
         yield name, gradients if name.startswith("grad.") else _largest(value)
 
 
-def _nudged(inputs: Inputs) -> Iterator[Inputs]:
+def _nudged(inputs: GraphInputs) -> Iterator[GraphInputs]:
     generator = torch.Generator().manual_seed(0)
     for _ in range(MOST_NUDGES):
         moved = {

@@ -29,11 +29,11 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Derived, Graph
 from device_runtime.models.bundles.quantised import derive, initialisers
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.onnx_session import Loaded, SessionSettings, load_session
+from device_runtime.models.engines.onnx_session import LoadedGraph, SessionSettings, load_session
 from device_runtime.models.errors import ExportError, ParityError
-from device_runtime.models.export.graph_cost import measure_work
+from device_runtime.models.export.graph_cost import graph_cost
 
-from .graph import external_names, outside, stripped
+from .graph import canonical_bytes, external_initialiser, external_names
 
 SAMPLES = 16
 SEEDS = (0, 1, 2, 3, 4)
@@ -42,7 +42,7 @@ BOUNDS = {"int8": 0.2, "float16": 1e-2}
 
 
 @dataclass(frozen=True)
-class LowerForward:
+class CheckedLoweredGraph:
     """A checked graph for a bundle, its file, and the worst difference, relative as in BOUNDS."""
 
     graph: Graph
@@ -50,14 +50,14 @@ class LowerForward:
     worst: float
 
 
-def lower_forward(forward: bytes, weights: Tensors, spec: InputSpec, precision: str) -> LowerForward:
+def lower_forward(forward: bytes, weights: Tensors, spec: InputSpec, precision: str) -> CheckedLoweredGraph:
     """Makes the forward graph in int8 or float16, and checks it.
 
     Inputs are standard normal, or token ids drawn uniformly; of five seeds the worst counts. Raises
     ExportError if there is nothing to quantise, ParityError if an output differs by more than its bound.
     """
-    lowered = lower(forward, weights, precision)
-    work = measure_work(lowered.onnx)
+    lowered = lower_precision(forward, weights, precision)
+    work = graph_cost(lowered.onnx)
     graph = Graph(
         f"forward.{precision}.onnx", "", len(lowered.onnx), (), work.flops, work.fixed_bytes,
         work.bytes_per_sample, lowered.frozen, derived=lowered.derived,
@@ -68,7 +68,7 @@ def lower_forward(forward: bytes, weights: Tensors, spec: InputSpec, precision: 
     for seed in SEEDS:
         expected, found = (_run(loaded, _random_inputs(spec, seed)) for loaded in sessions)
         worst = max(worst, _difference(expected, found, precision))
-    return LowerForward(graph, lowered.onnx, worst)
+    return CheckedLoweredGraph(graph, lowered.onnx, worst)
 
 
 def _random_inputs(spec: InputSpec, seed: int) -> NDArray[Any]:
@@ -79,11 +79,11 @@ def _random_inputs(spec: InputSpec, seed: int) -> NDArray[Any]:
     return rng.standard_normal(shape, np.float32)
 
 
-def _loaded(graph: Graph, onnx: bytes, weights: Tensors) -> Loaded:
+def _loaded(graph: Graph, onnx: bytes, weights: Tensors) -> LoadedGraph:
     return load_session(graph.file, graph, onnx, initialisers(graph, weights), SessionSettings())
 
 
-def _run(loaded: Loaded, x: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def _run(loaded: LoadedGraph, x: NDArray[Any]) -> dict[str, NDArray[Any]]:
     names = [output.name for output in loaded.session.get_outputs()]
     return dict(zip(names, loaded.run(names, {"x": x}), strict=True))
 
@@ -109,7 +109,7 @@ INT8_OPERATORS = ["MatMul", "Gather"]
 UINT8_OPERATORS = ["Conv"]
 
 
-def lower(graph: bytes, weights: Tensors, precision: str) -> Lower:
+def lower_precision(graph: bytes, weights: Tensors, precision: str) -> LoweredGraph:
     """The forward graph with its weights as int8 or float16, and the same inputs and outputs.
 
     int8: matrices in products become int8 with one scale for each column, lookup tables int8 with one scale,
@@ -120,10 +120,10 @@ def lower(graph: bytes, weights: Tensors, precision: str) -> Lower:
     """
     if precision not in LOWERED:
         raise ExportError(f"precision is {precision!r}, expected {' or '.join(LOWERED)}")
-    model, layouts = filled(graph, weights)
+    model, layouts = with_weights(graph, weights)
     lowered = LOWERED[precision](model, layouts)
     by_tool = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in lowered.graph.initializer}
-    result = emptied(lowered, layouts)
+    result = without_weights(lowered, layouts)
     if all(derived.what == "float32" for derived in result.derived):
         raise ExportError(f"the forward graph has nothing that could be {precision}")
     for name, value in derive(result.derived, weights).items():
@@ -219,7 +219,7 @@ Layouts = Mapping[str, tuple[str, bool]]
 
 
 @dataclass(frozen=True)
-class Lower:
+class LoweredGraph:
     """A graph whose external initialisers are parameters, `frozen`, or derived from parameters."""
 
     onnx: bytes
@@ -227,7 +227,7 @@ class Lower:
     derived: tuple[Derived, ...]
 
 
-def filled(graph: bytes, weights: Tensors) -> tuple[Any, Layouts]:
+def with_weights(graph: bytes, weights: Tensors) -> tuple[Any, Layouts]:
     """The model with all values inside; parameters that it transposes become transposed initialisers."""
     model = onnx.load_from_string(graph)
     parameters = set(external_names(graph))
@@ -280,7 +280,7 @@ def _drop_unread(graph: Any) -> None:
     replace(graph.node, [node for node in graph.node if read.intersection(node.output)])
 
 
-def emptied(model: Any, layouts: Layouts) -> Lower:
+def without_weights(model: Any, layouts: Layouts) -> LoweredGraph:
     """The ONNX file, with parameters and the values made of them as external initialisers."""
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -289,8 +289,8 @@ def emptied(model: Any, layouts: Layouts) -> Lower:
     derived = tuple(entry for entry in found.values() if entry is not None)
     for name in (*frozen, *(entry.name for entry in derived)):
         tensor = tensors[name]
-        tensor.CopyFrom(outside(name, tensor.data_type, tensor.dims))
-    return Lower(stripped(model), frozen, derived)
+        tensor.CopyFrom(external_initialiser(name, tensor.data_type, tensor.dims))
+    return LoweredGraph(canonical_bytes(model), frozen, derived)
 
 
 def _derived(name: str, tensors: Mapping[str, Any], layouts: Layouts) -> Derived | None:

@@ -13,11 +13,11 @@ from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.errors import EngineError, ExportError
 
 from .levels import level_outputs
-from .subject import Subject, stored_tensors
+from .subject import FunctionalModule, stored_tensors
 from .tunable_sets import inject, scale_features
 
 
-def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.device) -> Subject:
+def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.device) -> FunctionalModule:
     """The network of `manifest` on `device`, in eval mode, without values, which come from the bundle.
 
     `module` is copied; the parameters that the bundle's tunable sets inject are added if it lacks them.
@@ -37,7 +37,7 @@ def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.devic
     what = manifest.source.network if manifest.source else type(network).__name__
     _check_alike(manifest, _first_difference(manifest, network), what)
     example = torch.zeros((1, *given.shape), dtype=torch.int64 if given.vocabulary else torch.float32)
-    return Subject(_without_memory(network.to(device)).eval(), head, example, outputs)
+    return FunctionalModule(_without_memory(network.to(device)).eval(), head, example, outputs)
 
 
 def _built_network(manifest: Manifest) -> nn.Module:

@@ -24,7 +24,7 @@ class HeadUnused(Exception):
 
 
 @dataclass(frozen=True)
-class Subject:
+class FunctionalModule:
     """A module in eval mode, its last linear layer, an example input (n, ...), and the ends of its levels."""
 
     module: nn.Module
@@ -53,7 +53,7 @@ def stored_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def run(
-    subject: Subject, x: Tensor, tensors: Tensors, replaced: tuple[str, Tensor] | None = None
+    subject: FunctionalModule, x: Tensor, tensors: Tensors, replaced: tuple[str, Tensor] | None = None
 ) -> ForwardPass:
     """Runs one forward pass. `replaced` gives a level and a feature map that replaces its output.
 
@@ -89,7 +89,7 @@ def statistics(norms: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{norm}.{name}" for norm in norms for name in STATISTICS)
 
 
-def training(subject: Subject, norms: Sequence[str]) -> Subject:
+def with_batch_statistics(subject: FunctionalModule, norms: Sequence[str]) -> FunctionalModule:
     """A copy with these layers in training mode: they use batch statistics and update the running ones."""
     if not norms:
         return subject
@@ -100,7 +100,7 @@ def training(subject: Subject, norms: Sequence[str]) -> Subject:
 
 
 @contextmanager
-def recorded_statistics(subject: Subject) -> Iterator[dict[str, Tensor]]:
+def recorded_statistics(subject: FunctionalModule) -> Iterator[dict[str, Tensor]]:
     """Makes layers with batch statistics compute in plain operators; yields their next running statistics.
 
     torch's own operator changes its inputs in place, and the exporter turns it into a wrong graph without an

@@ -21,15 +21,15 @@ from device_runtime.models.bundles.manifest import Extra
 from device_runtime.models.errors import ExportError
 from device_runtime.models.torch_engine.objectives import (
     OBJECTIVES,
-    Inputs,
+    GraphInputs,
+    influencing_tensors,
     loss_and_gradients,
     losses_of,
-    measure,
-    reached,
+    output_sizes,
 )
 
 from .rules import GRADIENTS_ONLY, RULES
-from .subject import Subject, batch_norms, recorded_statistics, run, statistics, stored_tensors
+from .subject import FunctionalModule, batch_norms, recorded_statistics, run, statistics, stored_tensors
 
 aten = torch.ops.aten
 
@@ -69,10 +69,10 @@ class Traced:
     outputs: Outputs
 
 
-def trace_forward(subject: Subject) -> Traced:
+def trace_forward(subject: FunctionalModule) -> Traced:
     """x, every tensor -> logits, features."""
 
-    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+    def compute(inputs: GraphInputs) -> tuple[Tensor, ...]:
         with torch.no_grad():
             passed = run(subject, inputs.x, inputs.tensors)
         return passed.logits, passed.features
@@ -80,27 +80,27 @@ def trace_forward(subject: Subject) -> Traced:
     return _trace(subject, compute, Outputs(("logits", "features")))
 
 
-def trace_features(subject: Subject, level: str) -> Traced:
+def trace_features(subject: FunctionalModule, level: str) -> Traced:
     """x, every tensor -> the feature map at the end of a level."""
 
-    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+    def compute(inputs: GraphInputs) -> tuple[Tensor, ...]:
         with torch.no_grad():
             return (run(subject, inputs.x, inputs.tensors).maps[level],)
 
     return _trace(subject, compute, Outputs(("features",)))
 
 
-def trace_losses(subject: Subject) -> Traced:
+def trace_losses(subject: FunctionalModule) -> Traced:
     """x, y, every tensor -> cross-entropy of each sample."""
 
-    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+    def compute(inputs: GraphInputs) -> tuple[Tensor, ...]:
         with torch.no_grad():
             return (losses_of(subject, inputs),)
 
     return _trace(subject, compute, Outputs(("losses",), labels=True))
 
 
-def trace_training(subject: Subject, objective: str, trainable: Sequence[str]) -> Traced:
+def trace_training(subject: FunctionalModule, objective: str, trainable: Sequence[str]) -> Traced:
     """x, y, extra inputs, every tensor -> loss, its gradient for each trainable tensor, next statistics.
 
     Layers of the subject that are in training mode use batch statistics.
@@ -108,9 +108,9 @@ def trace_training(subject: Subject, objective: str, trainable: Sequence[str]) -
     moved = statistics(
         [name for name in batch_norms(subject.module) if subject.module.get_submodule(name).training]
     )
-    extras = OBJECTIVES[objective].extras(measure(subject))
+    extras = OBJECTIVES[objective].extras(output_sizes(subject))
 
-    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+    def compute(inputs: GraphInputs) -> tuple[Tensor, ...]:
         with recorded_statistics(subject) as recorded:
             loss, grads = loss_and_gradients(subject, objective, inputs, trainable)
         return (loss, *grads, *(recorded[name] for name in moved))
@@ -120,19 +120,21 @@ def trace_training(subject: Subject, objective: str, trainable: Sequence[str]) -
 
 
 def trainable_sets(
-    subject: Subject, objective: str, sets: Mapping[str, tuple[str, ...]]
+    subject: FunctionalModule, objective: str, sets: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
     """The tunable sets of which every tensor influences the objective. `sets`: name -> tensor names."""
-    extras = OBJECTIVES[objective].extras(measure(subject))
+    extras = OBJECTIVES[objective].extras(output_sizes(subject))
     outputs, tensors = Outputs((), labels=True, extras=extras), stored_tensors(subject.module)
     x, y, given, _ = _arguments(subject.example, outputs, tensors)
-    inputs = Inputs(x, y, {extra.name: value for extra, value in zip(extras, given, strict=True)}, tensors)
+    inputs = GraphInputs(
+        x, y, {extra.name: value for extra, value in zip(extras, given, strict=True)}, tensors
+    )
     together = tuple(dict.fromkeys(name for names in sets.values() for name in names))
-    found = reached(subject, objective, inputs, together)
+    found = influencing_tensors(subject, objective, inputs, together)
     return {tunable: names for tunable, names in sets.items() if found.issuperset(names)}
 
 
-def _trace(subject: Subject, compute: Callable[[Inputs], Any], outputs: Outputs) -> Traced:
+def _trace(subject: FunctionalModule, compute: Callable[[GraphInputs], Any], outputs: Outputs) -> Traced:
     tensors = stored_tensors(subject.module)
     extras = {extra.name: extra for extra in outputs.extras}
     if clash := tensors.keys() & {"x", "y", *extras, *outputs.names}:
@@ -143,7 +145,7 @@ def _trace(subject: Subject, compute: Callable[[Inputs], Any], outputs: Outputs)
     def flat(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         y = rest[0] if outputs.labels else x
         given = dict(zip(extras, rest[1], strict=True)) if extras else {}
-        return tuple(compute(Inputs(x, y, given, dict(zip(tensors, rest[-1], strict=True)))))
+        return tuple(compute(GraphInputs(x, y, given, dict(zip(tensors, rest[-1], strict=True)))))
 
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     x = _fake_input(mode, subject.example)

@@ -51,7 +51,7 @@ def inject(module: nn.Module, sets: Sets, head: str | None = None) -> Injected:
     return Injected(settings, base)
 
 
-def changes(sets: Sets) -> str:
+def change_warning(sets: Sets) -> str:
     """A warning about tunable sets that change the network for the bundle's other sets; empty if none do."""
     changing = [name for name in CHANGING if name in sets]
     others = [name for name in TUNABLE_SETS if name in sets and name not in changing]

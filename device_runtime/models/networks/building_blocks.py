@@ -30,7 +30,7 @@ def norm_of(kind: str, group_size: int = GROUP_SIZE) -> MakeNorm:
     return norms[kind]
 
 
-def times(channels: int, width: float) -> int:
+def scaled_channels(channels: int, width: float) -> int:
     """Channels of a layer in a wider or narrower network: channels * width.
 
     Raises ValueError if that is not a whole number of 1 or more.

@@ -28,7 +28,7 @@ def _numbered(low: int, mid: int, up: int, head: str) -> NetworkLevels:
     return NetworkLevels(prefixes, {level: f"features.{last}" for level, (_, last) in bounds.items()}, head)
 
 
-PLANS = {
+NETWORK_LEVELS = {
     "resnet18": NetworkLevels(
         {"low": ("conv1", "bn1", "layer1", "layer2"), "mid": ("layer3",), "up": ("layer4",)},
         {"low": "layer2", "mid": "layer3", "up": "layer4"},
@@ -77,7 +77,7 @@ def _build(name: str, classes: int) -> nn.Module:
             f"{one_line(error)}; install the torchvision built for this torch, from the same index"
         ) from error
     module: nn.Module = getattr(models, name)(num_classes=classes)
-    plan = PLANS[name]
+    plan = NETWORK_LEVELS[name]
     module.levels = {p: level for level, prefixes in plan.prefixes.items() for p in prefixes}
     module.levels[plan.head] = "head"
     module.level_outputs = dict(plan.outputs)

@@ -4,7 +4,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, times
+from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, scaled_channels
 
 KERNEL = 3
 MAPS = (32, 64)  # channels of the two convolutions at width 1
@@ -58,7 +58,7 @@ class Cnn(nn.Module):
 
     def __init__(self, in_channels: int, size: int, classes: int, width: float) -> None:
         super().__init__()
-        first, second, dense = (times(channels, width) for channels in (*MAPS, DENSE))
+        first, second, dense = (scaled_channels(channels, width) for channels in (*MAPS, DENSE))
         pooled = (size - 2 * (KERNEL - 1)) // 2
         if pooled < 1:
             raise ValueError(f"size is {size}, expected images of 6x6 or larger")

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .building_blocks import times
+from .building_blocks import scaled_channels
 
 STEMS = {"1.0": (96, 7), "1.1": (64, 3)}  # version -> channels and kernel of the first convolution
 # version -> fire modules that a max pooling follows, beside that after the first convolution
@@ -58,7 +58,7 @@ class SqueezeNet(nn.Module):
         if head not in HEADS:
             raise ValueError(f"head is {head!r}, expected one of {', '.join(HEADS)}")
         channels, kernel = STEMS[version]
-        channels = times(channels, width)
+        channels = scaled_channels(channels, width)
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, channels, kernel, stride=2), nn.ReLU(), _pooling()
         )
@@ -68,8 +68,8 @@ class SqueezeNet(nn.Module):
             place = f"features.{len(self.features)}"
             self.levels[place] = LEVEL_OF_FIRE[number]
             self.level_outputs[LEVEL_OF_FIRE[number]] = place
-            sizes = expanded, times(expanded, width)
-            self.features.append(Fire(channels, times(squeezed, width), sizes))
+            sizes = expanded, scaled_channels(expanded, width)
+            self.features.append(Fire(channels, scaled_channels(squeezed, width), sizes))
             if number in POOLED_AFTER[version]:
                 self.features.append(_pooling())
             channels = sum(sizes)

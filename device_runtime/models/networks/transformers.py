@@ -51,7 +51,7 @@ def distilbert(
         hidden_dim=4 * dim, num_labels=classes, pad_token_id=0, attn_implementation="eager",
     )  # fmt: skip
     spare = ("distilbert.embeddings.position_ids",)
-    places = Places(
+    places = ModelParts(
         ("distilbert.embeddings",), "distilbert.transformer.layer", ("pre_classifier",), "classifier",
         "distilbert.embeddings.word_embeddings", Checkpoints("model.", ("pre_classifier",), spare),
     )  # fmt: skip
@@ -61,7 +61,7 @@ def distilbert(
     places = replace(places, above=("vocab_transform", "vocab_layer_norm"), head="vocab_projector")
     places = _answering(places, ids, ("vocab_projector.bias",))
     model = library.DistilBertForMaskedLM(config)
-    answer_with(model, places, ids)
+    use_words_as_head(model, places, ids)
     return SequenceClassifier(model, places, partial(_distilbert_at, mask=mask))
 
 
@@ -84,7 +84,7 @@ def roberta(
         layer_norm_eps=1e-5, pad_token_id=1, bos_token_id=0, eos_token_id=2, attn_implementation="eager",
     )  # fmt: skip
     spare = ("roberta.embeddings.position_ids", "roberta.pooler")
-    places = Places(
+    places = ModelParts(
         ("roberta.embeddings",), "roberta.encoder.layer", ("classifier.dense",), "classifier.out_proj",
         "roberta.embeddings.word_embeddings", Checkpoints("model.", ("classifier.dense",), spare),
     )  # fmt: skip
@@ -94,7 +94,7 @@ def roberta(
     places = replace(places, above=("lm_head.dense", "lm_head.layer_norm"), head="lm_head.decoder")
     places = _answering(places, ids, ("lm_head.decoder.bias", "lm_head.bias"))
     model = library.RobertaForMaskedLM(config)
-    answer_with(model, places, ids)
+    use_words_as_head(model, places, ids)
     del model.lm_head.bias  # the same as that of its decoder
     return SequenceClassifier(model, places, partial(_roberta_at, mask=mask))
 
@@ -121,7 +121,7 @@ def opt(
         pad_token_id=1, bos_token_id=2, eos_token_id=2, attn_implementation="eager",
     )  # fmt: skip
     parts = ("model.decoder.embed_tokens", "model.decoder.embed_positions")
-    places = Places(
+    places = ModelParts(
         parts, "model.decoder.layers", ("model.decoder.final_layer_norm",), "score", parts[0],
         Checkpoints("model.", adapt=_opt_names),
     )  # fmt: skip
@@ -129,7 +129,7 @@ def opt(
         return SequenceClassifier(library.OPTForSequenceClassification(config), places, _opt)
     places = _answering(replace(places, head="lm_head"), ids, ())
     model = library.OPTForCausalLM(config)
-    answer_with(model, places, ids)
+    use_words_as_head(model, places, ids)
     return SequenceClassifier(model, places, _opt)
 
 
@@ -141,7 +141,7 @@ def _distilbert(model: Any, x: Tensor) -> Tensor:
 def _distilbert_at(model: Any, x: Tensor, mask: int) -> Tensor:
     states = model.distilbert(input_ids=x, return_dict=False, **_distilbert_inputs(x))[0]
     inner = model.activation(
-        model.vocab_transform(taken(states, masked(x, mask, FRAMING["distilbert"].padding)))
+        model.vocab_transform(mean_state(states, mask_places(x, mask, FRAMING["distilbert"].padding)))
     )
     logits: Tensor = model.vocab_projector(model.vocab_layer_norm(inner))
     return logits
@@ -154,7 +154,7 @@ def _roberta(model: Any, x: Tensor) -> Tensor:
 
 def _roberta_at(model: Any, x: Tensor, mask: int) -> Tensor:
     states = model.roberta(input_ids=x, return_dict=False, **_roberta_inputs(x))[0]
-    logits: Tensor = model.lm_head(taken(states, masked(x, mask, FRAMING["roberta"].padding)))
+    logits: Tensor = model.lm_head(mean_state(states, mask_places(x, mask, FRAMING["roberta"].padding)))
     return logits
 
 
@@ -165,7 +165,7 @@ def _opt(model: Any, x: Tensor) -> Tensor:
         position_ids=_positions(x, padding) - 1,
     )[0]  # fmt: skip
     head = model.lm_head if hasattr(model, "lm_head") else model.score
-    logits: Tensor = head(taken(states, last(x, padding)))
+    logits: Tensor = head(mean_state(states, last(x, padding)))
     return logits
 
 
@@ -195,12 +195,12 @@ def _opt_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"model.{n}" if n.startswith("decoder.") else n: value for n, value in tensors.items()}
 
 
-def _answering(places: Places, ids: tuple[int, ...], biases: tuple[str, ...]) -> Places:
+def _answering(places: ModelParts, ids: tuple[int, ...], biases: tuple[str, ...]) -> ModelParts:
     """Places whose files are a language model's, with the rows of `ids` as the head."""
     before: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = places.files.adapt or dict
 
     def adapt(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return rows_of(before(tensors), places, ids, biases)
+        return with_word_head(before(tensors), places, ids, biases)
 
     return replace(places, files=replace(places.files, absent=(), adapt=adapt))
 
@@ -235,7 +235,7 @@ def _check(depth: int, dim: int, heads: int) -> None:
 
 
 @dataclass(frozen=True)
-class Places:
+class ModelParts:
     """Names of the parts of a model of the library, without the prefix."""
 
     embeddings: Sequence[str]
@@ -254,7 +254,7 @@ class SequenceClassifier(nn.Module):
     Runtime can train plain products and softmax only.
     """
 
-    def __init__(self, model: nn.Module, places: Places, logits: Callable[[Any, Tensor], Tensor]) -> None:
+    def __init__(self, model: nn.Module, places: ModelParts, logits: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
         self.model = model
         self.checkpoints, self._logits = places.files, logits
@@ -274,7 +274,7 @@ class SequenceClassifier(nn.Module):
         return self._logits(self.model, x)
 
 
-def answer_with(model: nn.Module, places: Places, words: Sequence[int]) -> None:
+def use_words_as_head(model: nn.Module, places: ModelParts, words: Sequence[int]) -> None:
     """Replaces the head over all words by its rows for these words.
 
     The labels are then words, and a text is classified as in MeZO (Malladi et al. 2023, appendix E).
@@ -288,8 +288,8 @@ def answer_with(model: nn.Module, places: Places, words: Sequence[int]) -> None:
     model.set_submodule(places.head, rows)
 
 
-def rows_of(
-    tensors: Mapping[str, Tensor], places: Places, words: Sequence[int], biases: Sequence[str]
+def with_word_head(
+    tensors: Mapping[str, Tensor], places: ModelParts, words: Sequence[int], biases: Sequence[str]
 ) -> dict[str, Tensor]:
     """The tensors of a language model's file, with the head replaced by its rows for these words.
 
@@ -306,7 +306,7 @@ def rows_of(
     return found
 
 
-def taken(states: Tensor, where: Tensor) -> Tensor:
+def mean_state(states: Tensor, where: Tensor) -> Tensor:
     """The mean of the chosen states: (n, length, width), bool (n, length) -> (n, width); zeros if none."""
     chosen = where.to(states.dtype)
     share = chosen / chosen.sum(1, keepdim=True).clamp(min=1.0)
@@ -319,7 +319,7 @@ def last(x: Tensor, padding: int) -> Tensor:
     return (real.cumsum(1) * real == real.sum(1, keepdim=True)) & (x != padding)
 
 
-def masked(x: Tensor, mask: int, padding: int) -> Tensor:
+def mask_places(x: Tensor, mask: int, padding: int) -> Tensor:
     """The places of the id `mask`, or of the last token in a text without it, bool (n, length)."""
     found = x == mask
     none = found.to(torch.int64).sum(1, keepdim=True) == 0

@@ -4,7 +4,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, times
+from .building_blocks import GROUP_SIZE, MakeNorm, norm_of, scaled_channels
 
 WIDTHS = (16, 32, 64)  # channels of the three groups at width 1
 STEM = 16  # channels of the first convolution, at width 1 or more
@@ -47,11 +47,11 @@ class WideResNet(nn.Module):
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth is {depth}, expected 6 n + 4: 10, 16, 22, 28, 34, 40")
         blocks = (depth - 4) // 6
-        channels = times(STEM, min(1, width))
+        channels = scaled_channels(STEM, min(1, width))
         self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
         for number, base in enumerate(WIDTHS, start=1):
             group = nn.Sequential()
-            outer = times(base, width)
+            outer = scaled_channels(base, width)
             for index in range(blocks):
                 stride = 2 if number > 1 and index == 0 else 1
                 group.append(ResidualBlock(channels, outer, stride, make_norm))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .places import PeftPlace, convolutional_blocks, feed_forward_blocks, nowhere
+from .places import PeftPlace, convolutional_blocks, feed_forward_blocks, no_place_error
 from .settings import Value
 
 TRAINED = ("adapter_down", "adapter_down_bias", "adapter_up", "adapter_up_bias")
@@ -24,7 +24,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     """Adds random down-projections and up-projections of 0. Raises ExportError if there are no blocks."""
     places = feed_forward_blocks(module, head) or convolutional_blocks(module, head)
     if not places:
-        raise nowhere(
+        raise no_place_error(
             module,
             "adapter",
             "modules named mlp, ffn or output.dense, or blocks of convolutions listed in a Sequential",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .places import nowhere, weighted_layers
+from .places import no_place_error, weighted_layers
 from .settings import Value
 
 TRAINED = ("lora_a", "lora_b")
@@ -27,7 +27,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     if settings["targets"] == "attention":
         layers = {n: m for n, m in layers.items() if n.rpartition(".")[2] in ATTENTION} or layers
     if not layers:
-        raise nowhere(module, "lora", "an nn.Linear or ungrouped nn.Conv2d beside its head")
+        raise no_place_error(module, "lora", "an nn.Linear or ungrouped nn.Conv2d beside its head")
     generator = torch.Generator().manual_seed(int(settings["seed"]))
     rank = int(settings["rank"])
     for layer in layers.values():

@@ -131,7 +131,7 @@ def _channels(module: nn.Module, names: list[str]) -> dict[str, int]:
     )
 
 
-def nowhere(module: nn.Module, name: str, looked_for: str) -> ExportError:
+def no_place_error(module: nn.Module, name: str, looked_for: str) -> ExportError:
     """The error about a network without a place for a tunable set."""
     kinds = Counter(type(layer).__name__ for layer in module.modules() if not list(layer.children()))
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))

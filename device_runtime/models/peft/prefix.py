@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from device_runtime.models.errors import ExportError
 
-from .places import nowhere, transformer_blocks
+from .places import no_place_error, transformer_blocks
 from .prompt import BLOCKS
 from .settings import Value
 
@@ -48,7 +48,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     """
     blocks = transformer_blocks(module)
     if not blocks:
-        raise nowhere(module, "prefix", BLOCKS)
+        raise no_place_error(module, "prefix", BLOCKS)
     for name, block in blocks.items():
         _check_plain(f"{name}.attn", block.attn)
     generator = torch.Generator().manual_seed(int(settings["seed"]))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .places import nowhere, transformer_blocks
+from .places import no_place_error, transformer_blocks
 from .settings import Value
 
 TRAINED = ("prompt_tokens",)
@@ -23,7 +23,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     """Adds prompts (tokens, dim) to each block, uniform as in VPT. Raises ExportError if it has no blocks."""
     blocks = transformer_blocks(module)
     if not blocks:
-        raise nowhere(module, "prompt", BLOCKS)
+        raise no_place_error(module, "prompt", BLOCKS)
     generator = torch.Generator().manual_seed(int(settings["seed"]))
     for block in blocks.values():
         dim = block.attn.qkv.in_features

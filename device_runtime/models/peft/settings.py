@@ -9,7 +9,7 @@ Value = int | float | str
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntegerSetting:
     """An integer of at least `least`."""
 
     default: int
@@ -25,7 +25,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Fraction:
+class NumberSetting:
     """A number above 0 and at most `most`."""
 
     default: float | None
@@ -41,7 +41,7 @@ class Fraction:
 
 
 @dataclass(frozen=True)
-class OneOf:
+class ChoiceSetting:
     """One of several words; the first is the default."""
 
     words: tuple[str, ...]
@@ -59,20 +59,20 @@ class OneOf:
         return f"one of {', '.join(self.words)}"
 
 
-_SEED = Whole(0, least=0)
+_SEED = IntegerSetting(0, least=0)
 
-SETTINGS: Mapping[str, Mapping[str, Whole | Fraction | OneOf]] = {
-    "bias": {"head": OneOf(("with", "without"))},
-    "adapter": {"reduction": Whole(8), "seed": _SEED},
-    "prompt": {"tokens": Whole(10), "seed": _SEED},
-    "prefix": {"tokens": Whole(10), "seed": _SEED},
+SETTINGS: Mapping[str, Mapping[str, IntegerSetting | NumberSetting | ChoiceSetting]] = {
+    "bias": {"head": ChoiceSetting(("with", "without"))},
+    "adapter": {"reduction": IntegerSetting(8), "seed": _SEED},
+    "prompt": {"tokens": IntegerSetting(10), "seed": _SEED},
+    "prefix": {"tokens": IntegerSetting(10), "seed": _SEED},
     "lora": {
-        "rank": Whole(8),
-        "alpha": Fraction(None, most=1e6),  # by default the rank
-        "targets": OneOf(("attention", "all")),
+        "rank": IntegerSetting(8),
+        "alpha": NumberSetting(None, most=1e6),  # by default the rank
+        "targets": ChoiceSetting(("attention", "all")),
         "seed": _SEED,
     },
-    "sparse": {"density": Fraction(0.1, most=1.0), "seed": _SEED},
+    "sparse": {"density": NumberSetting(0.1, most=1.0), "seed": _SEED},
 }
 
 
@@ -91,7 +91,7 @@ def completed(name: str, given: Mapping[str, Value]) -> dict[str, Value]:
     return result
 
 
-def settings_of(name: str) -> Mapping[str, Whole | Fraction | OneOf]:
+def settings_of(name: str) -> Mapping[str, IntegerSetting | NumberSetting | ChoiceSetting]:
     """The settings that a set has. Raises ExportError for an unknown set."""
     if name not in SETTINGS:
         raise ExportError(f"there is no parameter-efficient set {name!r}; there are {', '.join(SETTINGS)}")

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .places import nowhere, weighted_layers
+from .places import no_place_error, weighted_layers
 from .settings import Value
 
 TRAINED = ("sparse_values",)
@@ -40,7 +40,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     chosen = [(layer, places) for layer, places in chosen if places.size]
     if not chosen:
         needed = f"an nn.Linear or nn.Conv2d beside its head with a place at density {density:g}"
-        raise nowhere(module, "sparse", needed)
+        raise no_place_error(module, "sparse", needed)
     for layer, places in chosen:
         layer.register_buffer("sparse_indices", torch.from_numpy(places))
         layer.register_parameter("sparse_values", nn.Parameter(torch.zeros(len(places))))

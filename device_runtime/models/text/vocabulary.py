@@ -74,7 +74,7 @@ def _read(file: Path) -> TokenizerFile:
         return decode(_library().Tokenizer.from_buffer(data).to_str().encode())
 
 
-def learnt(texts: Iterable[str], form: Form, size: int) -> TokenizerFile:
+def learn_tokenizer(texts: Iterable[str], form: Form, size: int) -> TokenizerFile:
     """Learns a tokenizer of at most `size` ids; the order of the texts does not matter.
 
     Raises ExportError if tokenizers is not installed, or there are no texts.
@@ -150,4 +150,4 @@ def _library() -> Any:
         raise ExportError(f"this needs {LIBRARY}, which is not installed: {hint}") from error
 
 
-__all__ = ["SPECIAL", "encode", "learnt", "read", "texts_of"]
+__all__ = ["SPECIAL", "encode", "learn_tokenizer", "read", "texts_of"]

@@ -29,12 +29,12 @@ from device_runtime.models.engines.base import (
     copied_weights,
 )
 from device_runtime.models.export.source import subject_of
-from device_runtime.models.export.subject import ForwardPass, Subject, run, training
+from device_runtime.models.export.subject import ForwardPass, FunctionalModule, run, with_batch_statistics
 
 from .layers import Slots, write_gradients
 from .objectives import ClippedSums, loss_and_gradients, losses_of
-from .objectives import Inputs as Given
-from .place import Mirror, TorchPlace, channels_innermost, find_device, keep_layout
+from .objectives import GraphInputs as Given
+from .place import DeviceBuffer, TorchProcessor, channels_innermost, find_device, keep_layout
 
 
 class TorchModel:
@@ -63,14 +63,14 @@ class TorchModel:
         check_sizes(batch, threads)
         self.manifest: Manifest = bundle.manifest
         self.batch = batch
-        self.place = TorchPlace(find_device(device), threads, watch)
+        self.place = TorchProcessor(find_device(device), threads, watch)
         self._bundle = bundle
         self.tuned = self.place.on_cpu and module is None  # a given module may run operators unknown here
         self._subject = subject_of(bundle.manifest, module, self.place.device)
         self._weights: Tensors = {}
         self._host: dict[str, Tensor] = {}
         self._there: dict[str, Tensor] = {}
-        self._opened: dict[str, Subject] = {}
+        self._opened: dict[str, FunctionalModule] = {}
         self.slots: Slots = {}
         self._adopt(bundle.weights())
 
@@ -116,11 +116,11 @@ class TorchModel:
         return TorchGradients(self, objective, tunable)
 
     @property
-    def untuned(self) -> Subject:
+    def untuned(self) -> FunctionalModule:
         """The module in eval mode, without changes for speed."""
         return self._subject
 
-    def opened(self, name: str) -> Subject:
+    def opened(self, name: str) -> FunctionalModule:
         """The module set up as graph `name`: layers whose statistics the graph moves are in training mode.
 
         Raises BundleError if the bundle lists no such graph, and whatever the watch raises.
@@ -130,7 +130,7 @@ class TorchModel:
             if self.place.watch is not None:
                 self.place.watch.will_load(name, graph)
             norms = tuple(dict.fromkeys(moved.rpartition(".")[0] for moved in graph.statistics))
-            subject = training(self._subject, norms)
+            subject = with_batch_statistics(self._subject, norms)
             trains = name.partition(".")[0] in TRAINING
             self._opened[name] = _tuned(subject, self.slots) if trains and self.tuned else subject
         return self._opened[name]
@@ -173,7 +173,7 @@ class _TrainableGraph:
         self._graph = model.manifest.graphs[self._name]
         self._manifest, self._batch, self._place = model.manifest, model.batch, model.place
         self._tuned = model.tuned and kind in TRAINING
-        self._free = Mirror(self.params, self._place.device)
+        self._free = DeviceBuffer(self.params, self._place.device)
         self._tensors = {**model.tensors(), **self._free.tensors}
 
     def _batches_of(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> Iterator[tuple[slice, Given]]:
@@ -217,8 +217,8 @@ class TorchGradients(_TrainableGraph):
         self._objective = objective
         self.grads = Flat(self.params.specs)
         self.statistics = _flat(model, self._graph.statistics)
-        self._gradients = Mirror(self.grads, self._place.device)
-        self._moved = Mirror(self.statistics, self._place.device)
+        self._gradients = DeviceBuffer(self.grads, self._place.device)
+        self._moved = DeviceBuffer(self.statistics, self._place.device)
         self._tensors |= self._moved.tensors
         self._slots = model.slots
         rows = {extra.name for extra in self._graph.extras if extra.per_sample}
@@ -264,7 +264,7 @@ class TorchGradients(_TrainableGraph):
                 torch.mul(grad, share, out=total)
 
 
-def _tuned(subject: Subject, slots: Slots) -> Subject:
+def _tuned(subject: FunctionalModule, slots: Slots) -> FunctionalModule:
     """A copy that trains faster on a CPU and computes the same function; it shares the module's tensors."""
     tensors = (*subject.module.parameters(), *subject.module.buffers())
     module = copy.deepcopy(subject.module, {id(tensor): tensor for tensor in tensors})

@@ -29,7 +29,7 @@ Measured on one core with 10 to 50 copies: an MLP (0.2 MFLOP) is 1.9 to 2.5 time
 
 
 @dataclass(frozen=True)
-class CopyLesson:
+class CopySamples:
     """Samples and steps of one copy: prepared x (n, *input), y (n,), and the indices of each step's batch.
 
     `counted`: the first step whose loss counts.
@@ -49,7 +49,7 @@ class TrainedCopies:
     losses: NDArray[np.float64]
 
 
-def possible(manifest: Manifest, tunable: str) -> bool:
+def can_train_many(manifest: Manifest, tunable: str) -> bool:
     """Whether copies can be trained together: the graph exists and uses no batch statistics.
 
     Copies would share the batch statistics.
@@ -58,13 +58,13 @@ def possible(manifest: Manifest, tunable: str) -> bool:
     return graph is not None and not graph.statistics
 
 
-def pays(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
+def is_faster_together(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
     """Whether training copies together is faster, judged by the FLOPs of the graph, not measured here."""
     return not on_cpu or manifest.graphs[f"train.{tunable}"].flops <= PAYS_BELOW_FLOPS
 
 
 def train_many(
-    model: TorchModel, tunable: str, lessons: Sequence[CopyLesson], sgd: Sgd, clip_norm: float = 0.0
+    model: TorchModel, tunable: str, lessons: Sequence[CopySamples], sgd: Sgd, clip_norm: float = 0.0
 ) -> TrainedCopies:
     """Trains a copy of the model's tunable set on each lesson by cross-entropy; every lesson has a step.
 
@@ -88,7 +88,7 @@ class _Training:
     """
 
     def __init__(
-        self, model: TorchModel, tunable: str, lessons: Sequence[CopyLesson], sgd: Sgd, clip_norm: float
+        self, model: TorchModel, tunable: str, lessons: Sequence[CopySamples], sgd: Sgd, clip_norm: float
     ) -> None:
         self._lessons, self._sgd, self._place = lessons, sgd, model.place
         self._clip_norm = clip_norm

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from device_runtime.models.bundles.manifest import ABOVE, Extra
 from device_runtime.models.errors import ExportError
-from device_runtime.models.export.subject import ForwardPass, Subject, Tensors, run, stored_tensors
+from device_runtime.models.export.subject import ForwardPass, FunctionalModule, Tensors, run, stored_tensors
 
 FLOOR = 1e-12  # added under a square root, whose gradient at 0 is infinite
 COSINE_FLOOR = 1e-8  # the least norm of a vector, as in torch's cosine_similarity
@@ -41,7 +41,7 @@ class OutputSizes:
 class ObjectiveBatch:
     """One batch: x (n, ...), y (n,), the objective's extra inputs, and the tensors of the model."""
 
-    subject: Subject
+    subject: FunctionalModule
     x: Tensor
     y: Tensor
     extras: Tensors
@@ -56,7 +56,7 @@ class Objective:
     loss: Callable[[ObjectiveBatch], Tensor]
 
 
-def measure(subject: Subject) -> OutputSizes:
+def output_sizes(subject: FunctionalModule) -> OutputSizes:
     """Output sizes of the subject, by one pass of its example."""
     with torch.no_grad():
         return sizes_of(run(subject, subject.example, stored_tensors(subject.module)))
@@ -219,7 +219,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 @dataclass(frozen=True)
-class Inputs:
+class GraphInputs:
     """Inputs of a graph: x (n, ...), y (n,), extra inputs and tensors of the model by name."""
 
     x: Tensor
@@ -228,7 +228,7 @@ class Inputs:
     tensors: Mapping[str, Tensor]
 
 
-def losses_of(subject: Subject, inputs: Inputs) -> Tensor:
+def losses_of(subject: FunctionalModule, inputs: GraphInputs) -> Tensor:
     """Cross-entropy of each sample in nats, shape (n,).
 
     How samples are cut into batches changes their mean by rounding only.
@@ -238,7 +238,7 @@ def losses_of(subject: Subject, inputs: Inputs) -> Tensor:
 
 
 def loss_and_gradients(
-    subject: Subject, objective: str, inputs: Inputs, trainable: Sequence[str]
+    subject: FunctionalModule, objective: str, inputs: GraphInputs, trainable: Sequence[str]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Loss () and the gradient of each trainable tensor.
 
@@ -253,14 +253,16 @@ def loss_and_gradients(
     return loss.detach(), grads
 
 
-def reached(subject: Subject, objective: str, inputs: Inputs, names: Sequence[str]) -> frozenset[str]:
+def influencing_tensors(
+    subject: FunctionalModule, objective: str, inputs: GraphInputs, names: Sequence[str]
+) -> frozenset[str]:
     """Names of the given tensors that influence the loss."""
     _, grads = _gradients(subject, objective, inputs, names)
     return frozenset(name for name, grad in zip(names, grads, strict=True) if grad is not None)
 
 
 def _gradients(
-    subject: Subject, objective: str, inputs: Inputs, names: Sequence[str]
+    subject: FunctionalModule, objective: str, inputs: GraphInputs, names: Sequence[str]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     free = {name: inputs.tensors[name].detach().requires_grad_() for name in names}
     given = ObjectiveBatch(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
@@ -281,11 +283,11 @@ class ClippedSums:
     For one objective of a module. vmap must be able to run the module, which it is not for all modules.
     """
 
-    def __init__(self, subject: Subject, objective: str, rows: Collection[str]) -> None:
+    def __init__(self, subject: FunctionalModule, objective: str, rows: Collection[str]) -> None:
         """rows: the extras that have one row for each sample."""
         self._subject, self._objective, self._rows = subject, objective, rows
 
-    def add(self, inputs: Inputs, max_norm: float, totals: Mapping[str, Tensor]) -> None:
+    def add(self, inputs: GraphInputs, max_norm: float, totals: Mapping[str, Tensor]) -> None:
         """Adds each sample's gradient, scaled to a norm of at most `max_norm`, to `totals`, by name.
 
         A sample whose gradient has no finite norm adds nothing.
@@ -294,11 +296,11 @@ class ClippedSums:
         for start in range(0, len(inputs.y), at_once):
             self._add(self._cut(inputs, slice(start, start + at_once)), max_norm, totals)
 
-    def _cut(self, inputs: Inputs, part: slice) -> Inputs:
+    def _cut(self, inputs: GraphInputs, part: slice) -> GraphInputs:
         extras = {name: value[part] if name in self._rows else value for name, value in inputs.extras.items()}
-        return Inputs(inputs.x[part], inputs.y[part], extras, inputs.tensors)
+        return GraphInputs(inputs.x[part], inputs.y[part], extras, inputs.tensors)
 
-    def _add(self, inputs: Inputs, max_norm: float, totals: Mapping[str, Tensor]) -> None:
+    def _add(self, inputs: GraphInputs, max_norm: float, totals: Mapping[str, Tensor]) -> None:
         free = {name: inputs.tensors[name].detach() for name in totals}
         frozen = {name: tensor for name, tensor in inputs.tensors.items() if name not in totals}
 

@@ -31,7 +31,7 @@ def find_device(name: str) -> torch.device:
 
 
 @dataclass(frozen=True)
-class TorchPlace:
+class TorchProcessor:
     """A processor, the number of threads inside one operator on the CPU, and the watch of loads and runs."""
 
     device: torch.device
@@ -76,7 +76,7 @@ def _exact() -> AbstractContextManager[None]:
     return flags
 
 
-class Mirror:
+class DeviceBuffer:
     """A flat buffer as tensors on a device: the same memory on the CPU, a copy elsewhere."""
 
     def __init__(self, flat: Flat, device: torch.device) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
 from device_runtime.models.engines.base import NO_EXTRAS, Gradients, Inputs, Labels
-from device_runtime.models.engines.blocks import blocks, scratch_for
+from device_runtime.models.engines.blocks import block_buffer, blocks
 from device_runtime.models.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class PrivateGradients:
         self.params, self.statistics = trainer.params, trainer.statistics
         self.grads = Flat(trainer.params.specs)
         self._trainer, self._privacy, self._lot, self._rows = trainer, privacy, lot, rows
-        self._scratch = scratch_for(self.grads.vector)
+        self._scratch = block_buffer(self.grads.vector)
         self._at_once = trainer if isinstance(trainer, ClipsSamples) else None
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:

@@ -145,7 +145,7 @@ def inputs_of(features: Matrix, head: Head) -> Matrix:
     return inputs
 
 
-def joined(weights: Tensors, head: Head) -> Matrix:
+def head_matrix(weights: Tensors, head: Head) -> Matrix:
     """The weight and bias of a model as one matrix (classes, inputs)."""
     if head.bias is None:
         return np.ascontiguousarray(weights[head.weight])

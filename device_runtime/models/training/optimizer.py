@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 
 from device_runtime.models.bundles.tensors import Vector
-from device_runtime.models.engines.blocks import blocks, scratch_for
+from device_runtime.models.engines.blocks import block_buffer, blocks
 
 
-class Steps(Protocol):
+class OptimizerRun(Protocol):
     """One run of an optimiser; holds its momenta, but not the parameters."""
 
     def step(self, params: Vector, grads: Vector) -> None:
@@ -20,7 +20,7 @@ class Steps(Protocol):
 class Optimizer(Protocol):
     """Hyperparameters of an optimiser, from which any number of runs may start."""
 
-    def start(self, params: Vector) -> Steps:
+    def start(self, params: Vector) -> OptimizerRun:
         """Starts a run over vectors of the shape of `params`, (size,); does not keep `params`."""
 
 
@@ -75,7 +75,7 @@ class SgdSteps:
     def __init__(self, sgd: Sgd, params: Vector) -> None:
         self._sgd = sgd
         self._velocity = np.zeros_like(params) if sgd.momentum else None
-        self._scratch = scratch_for(params)
+        self._scratch = block_buffer(params)
 
     def step(self, params: Vector, grads: Vector) -> None:
         """See `Steps`."""
@@ -105,7 +105,7 @@ class AdamSteps:
     def __init__(self, adam: Adam, params: Vector) -> None:
         self._adam = adam
         self.mean, self.square, self.count = np.zeros_like(params), np.zeros_like(params), 0
-        self._scratch, self._slope = scratch_for(params), scratch_for(params)
+        self._scratch, self._slope = block_buffer(params), block_buffer(params)
 
     def step(self, params: Vector, grads: Vector) -> None:
         """See `Steps`."""

@@ -60,7 +60,7 @@ class Availability:
         return np.asarray((since < self.windows[:, 1::2]).any(axis=1))
 
 
-def joined(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+def normalised_windows(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
     """Normalises one or two windows of each device into the form of `Availability.windows`.
 
     `starts` and `lengths` are seconds, (n, 1) or (n, 2). Windows that overlap or touch become one; an empty

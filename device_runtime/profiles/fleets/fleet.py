@@ -23,7 +23,7 @@ from device_runtime.profiles.device import Bandwidth, DeviceProfile, Memory, Spe
 from device_runtime.profiles.keys import explained
 from device_runtime.profiles.shipped import ProfileError, shipped
 
-from .availability import DAY, Availability, joined
+from .availability import DAY, Availability, normalised_windows
 from .groups import Chances, FleetGroup, Odds
 
 if sys.version_info >= (3, 11):
@@ -132,7 +132,7 @@ def _windows(
             hours = window.length_h * np.exp(window.length_sigma * normal[mine, k, 1])
             starts[:, k] = np.rint((hour - begins_h) * 3600)
             lengths[:, k] = np.rint(hours.clip(0, 24) * 3600) * (even[mine, k] < window.share)
-        result[mine] = joined(starts, lengths)
+        result[mine] = normalised_windows(starts, lengths)
     return result
 
 

@@ -10,18 +10,18 @@ import numpy as np
 
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import MAIN
-from device_runtime.simulation.bases import Bases
+from device_runtime.simulation.bases import BaseHistory
 from device_runtime.strategies.kind import AnyStrategy
 
 from .devices import FleetState
-from .timeline import AskSchedule, Luck, Timeline
+from .timeline import AskConditions, RoundDraws, Timeline
 
 TRIES = 4
 """Random draws for each wanted device before the whole fleet is searched."""
 
 
 @dataclass(frozen=True)
-class Flight:
+class PendingUpdate:
     """One asked device and its update from the base of round `round`; `samples`: those that it holds.
 
     `strategy` is the form of a kind that it chose; None, and `kind` empty, when it sits out.
@@ -53,30 +53,30 @@ class OpenedRound:
 
 
 @dataclass(frozen=True)
-class Stock:
+class SampledFleet:
     """The devices and what they fetch: bundles while they wait to be asked, then each round's base."""
 
     devices: FleetState
-    bases: Bases
+    bases: BaseHistory
     bundle_bytes: int
 
 
-class Asking:
+class DeviceSampler:
     """Chooses the devices to ask with the run's seed; draws are numbered, so that a run can be repeated."""
 
-    def __init__(self, task: Task, stock: Stock, seed: int) -> None:
+    def __init__(self, task: Task, stock: SampledFleet, seed: int) -> None:
         self._task, self._seed = task, seed
         self._devices, self._bases, self._bundle_bytes = stock.devices, stock.bases, stock.bundle_bytes
         self._kinds: tuple[int, tuple[AnyStrategy, ...]] = (0, ())
         self._draws = 0
         self._serials = np.zeros(len(stock.devices), np.int64)
 
-    def ask(self, opening: OpenedRound, count: int) -> list[Flight]:
+    def ask(self, opening: OpenedRound, count: int) -> list[PendingUpdate]:
         """Offers the round to `count` devices, or to as many as can be asked."""
         rng = self._stream()
         return self._flights(self._choose(opening, count, rng), opening, rng)
 
-    def again(self, opening: OpenedRound, device: int) -> list[Flight]:
+    def again(self, opening: OpenedRound, device: int) -> list[PendingUpdate]:
         """Offers the round again to a device that lost its update, if it can be asked now."""
         if not self._devices.ready(device, opening.now):
             return []
@@ -114,19 +114,21 @@ class Asking:
             return False
         return opening.asked.get(devices.fleet.name(device)) != opening.round
 
-    def _flights(self, devices: list[int], opening: OpenedRound, rng: np.random.Generator) -> list[Flight]:
+    def _flights(
+        self, devices: list[int], opening: OpenedRound, rng: np.random.Generator
+    ) -> list[PendingUpdate]:
         self._serials[devices] = opening.serial
         luck = self._devices.chances(np.array(devices, np.int64), rng)
         return [self._flight(device, opening, drawn) for device, drawn in zip(devices, luck, strict=True)]
 
-    def _flight(self, device: int, opening: OpenedRound, luck: Luck) -> Flight:
+    def _flight(self, device: int, opening: OpenedRound, luck: RoundDraws) -> PendingUpdate:
         number, fleet = opening.round, self._devices.fleet
         lobby_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
         bases, known = self._bases, self._devices.known(device)
         held = known.held
         if lobby_bytes and number == 1:  # devices fetch round 1's base before it opens
             lobby_bytes, held = lobby_bytes + bases.to_fetch(1, MAIN, held), bases.fetched(1, MAIN, held)
-        asked = AskSchedule(
+        asked = AskConditions(
             now=opening.now,
             closes_s=opening.closes_s,
             down_bytes=lambda member: bases.to_fetch(number, member, held),
@@ -144,7 +146,7 @@ class Asking:
         kind, strategy = ("", None) if chosen is None else (chosen.kind, chosen.strategy)
         name, group = fleet.name(device), fleet.group(device)
         samples = self._devices.samples(device)
-        return Flight(device, name, group, number, opening.now, kind, strategy, line, samples)
+        return PendingUpdate(device, name, group, number, opening.now, kind, strategy, line, samples)
 
     def _offered(self, number: int) -> tuple[AnyStrategy, ...]:
         if self._kinds[0] != number:

@@ -13,13 +13,13 @@ from device_runtime.client.training.work import corrected
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.profiles import DeviceProfile, Workload
 from device_runtime.profiles.fleets.fleet import BatterySpec, Chances, Fleet
-from device_runtime.simulation.bases import NOTHING_HELD, Held
+from device_runtime.simulation.bases import NO_BASES_HELD, HeldBases
 from device_runtime.simulation.clients import Clients
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.terms.dp_sgd import PrivacyLedger
 from device_runtime.strategies.training.workload import workload
 
-from .timeline import AskSchedule, Luck, Timeline, timeline
+from .timeline import AskConditions, RoundDraws, Timeline, timeline
 from .virtual_worker import UNSPENT
 
 NOTHING_LEARNT: Mapping[str, float] = {}
@@ -36,7 +36,7 @@ class AskedDevice:
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
     charge_j: float = 0.0
     charged_s: float = 0.0
-    held: Held = NOTHING_HELD
+    held: HeldBases = NO_BASES_HELD
     ledger: PrivacyLedger = UNSPENT
     like: AnyStrategy | None = None
 
@@ -98,13 +98,13 @@ class FleetState:
         """Which devices are not at work, bool (n,)."""
         return self._free_s <= now
 
-    def chances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> list[Luck]:
+    def chances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> list[RoundDraws]:
         """The random draws for these devices in one round."""
         drawn: Chances = self.fleet.chances(devices, rng)
         columns = (drawn.slowdown, drawn.uplink, drawn.downlink, drawn.crash, drawn.drop, drawn.away_s)
-        return [Luck(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        return [RoundDraws(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
-    def ask(self, device: int, asked: AskSchedule) -> Timeline:
+    def ask(self, device: int, asked: AskConditions) -> Timeline:
         """Asks a device, returns what it does, and updates its state: busy time, corrections, battery.
 
         A device's corrections are not on its disk, so that a crash loses them.
@@ -154,7 +154,7 @@ class FleetState:
         return min(battery.capacity_j, known.charge_j + battery.charge_w * there_s)
 
 
-def _known_of(like: AnyStrategy | None, line: Timeline, asked: AskSchedule) -> AnyStrategy | None:
+def _known_of(like: AnyStrategy | None, line: Timeline, asked: AskConditions) -> AnyStrategy | None:
     """The form of the latest contribution that the aggregator accepted and still knows.
 
     None after a late contribution, and after a device was offline for a while and says hello again.

@@ -17,10 +17,10 @@ from device_runtime.aggregator.rounds.events import Extend
 from device_runtime.aggregator.rounds.state import Presence, RoundsState, Rules
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.learning import Learning
+from device_runtime.simulation.learning import ModelState
 from device_runtime.simulation.ledger import RunLedger
 
-from .asking import Asking, Flight, OpenedRound
+from .asking import DeviceSampler, OpenedRound, PendingUpdate
 
 log = logging.getLogger(__name__)
 
@@ -31,30 +31,30 @@ RETRY_S = 60.0
 
 
 @dataclass(frozen=True)
-class DirectorParts:
+class SimulationParts:
     """The parts of a run: choosing devices, training and merging, writing the records."""
 
-    asking: Asking
-    learning: Learning
+    asking: DeviceSampler
+    learning: ModelState
     ledger: RunLedger
 
 
-class Director:
+class SimulationLoop:
     """Feeds events to the round machine and does its commands, as the aggregator's service does with I/O."""
 
-    def __init__(self, task: Task, names: Sequence[str], parts: DirectorParts) -> None:
+    def __init__(self, task: Task, names: Sequence[str], parts: SimulationParts) -> None:
         """`names` are those of all devices of the fleet."""
         self._task = task
         asked = min(task.devices_per_round or len(names), len(names))  # without a cohort: always all devices
         rules = replace(Rules.of(task), devices_per_round=asked, min_devices=1)
         rules = replace(rules, max_extensions=0)  # here Patience gives up a run
         self._parts = parts
-        self._agenda = Agenda()
+        self._agenda = VirtualTimeQueue()
         self._state = _initial_state(rules, names)
         self._events: deque[events.Event] = deque()
-        self._flights: dict[events.Update, Flight] = {}
+        self._flights: dict[events.Update, PendingUpdate] = {}
         self._boots: dict[str, int] = {}
-        self._patience = Patience(task, len(names))
+        self._patience = ProgressGuard(task, len(names))
         self._seq = self._serial = 0
         self._looking = False
 
@@ -132,7 +132,7 @@ class Director:
         closes_s = now + state.rules.deadline_s(state.round) if state.rules.buffer_size else state.closes_s
         return OpenedRound(state.round, now, closes_s, state.asked, self._serial)
 
-    def _await(self, flights: Sequence[Flight]) -> None:
+    def _await(self, flights: Sequence[PendingUpdate]) -> None:
         """Schedules when each device answers or is lost, and when it goes offline and comes back."""
         self._patience.asked(self._agenda.now, len(flights))
         for flight in flights:
@@ -168,7 +168,7 @@ class Director:
         boot = self._boots.get(device, 0)
         self._feed(events.DevicePresent(self._agenda.now, device, boot, online))
 
-    def _restart(self, flight: Flight) -> None:
+    def _restart(self, flight: PendingUpdate) -> None:
         """Restarts a crashed device, which is asked again if its answer for the open round is missing."""
         device = flight.device
         self._boots[device] = self._boots.get(device, 0) + 1
@@ -220,7 +220,7 @@ def _initial_state(rules: Rules, names: Sequence[str]) -> RoundsState:
 Action = Callable[[], None]
 
 
-class Agenda:
+class VirtualTimeQueue:
     """A queue of timed actions in virtual time; those of one moment are done in the order they were added.
 
     `now` is in virtual seconds; it moves only when the next action is done.
@@ -259,7 +259,7 @@ Two days, because devices come and go by the day.
 """
 
 
-class Patience:
+class ProgressGuard:
     """Gives up a run in which no device can be asked, or asked devices send no updates.
 
     `extended` then raises SimulationError.

@@ -14,11 +14,11 @@ from math import inf, isnan, nan
 from device_runtime.client.selection.choose import MAIN, Loads, choose
 from device_runtime.client.training.work import Assignment, WorkOutcome, perform
 from device_runtime.profiles import DeviceProfile, Power
-from device_runtime.simulation.records import Lost
+from device_runtime.simulation.records import LostReason
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.terms.dp_sgd import PrivacyLedger
 
-from .virtual_worker import UNSPENT, VirtualWorker, barred
+from .virtual_worker import UNSPENT, VirtualWorker, privacy_refusal
 
 MOST_WINDOWS = 100
 """The most periods of availability that one update may be spread over; then the device is given up."""
@@ -46,7 +46,7 @@ class BusySeconds:
 
 
 @dataclass
-class WorkCourse:
+class InterruptedWork:
     """Computes when the work of one device is done that begins at `now` and may be interrupted.
 
     `until(t)` says when the device becomes unavailable, `back(t)` when it is available again. The link is
@@ -100,7 +100,7 @@ class WorkCourse:
 
 
 @dataclass(frozen=True)
-class Luck:
+class RoundDraws:
     """The random draws for one device and round; see `profiles.fleets.scenarios.Chances`."""
 
     slowdown: float = 1.0
@@ -111,12 +111,12 @@ class Luck:
     away_s: float = 0.0
 
 
-LUCK = Luck()
+NO_INCIDENTS = RoundDraws()
 """No slowdown and no incident: all goes as predicted."""
 
 
 @dataclass(frozen=True)
-class AskSchedule:
+class AskConditions:
     """The circumstances in which a device is asked at `now`; `closes_s` is the deadline.
 
     `down_bytes` are the bytes that it must fetch before it trains this member of the family ("": the main
@@ -132,7 +132,7 @@ class AskSchedule:
     closes_s: float
     down_bytes: Callable[[str], int]
     kinds: tuple[AnyStrategy, ...]
-    luck: Luck = LUCK
+    luck: RoundDraws = NO_INCIDENTS
     latency_s: float = 0.0
     until: Callable[[float], float] = lambda _: inf
     back: Callable[[float], float] = lambda now: now
@@ -154,7 +154,7 @@ class Timeline:
     """
 
     outcome: WorkOutcome
-    lost: Lost | None
+    lost: LostReason | None
     ends_s: float
     back_s: float
     gaps: tuple[tuple[float, float], ...]
@@ -169,7 +169,7 @@ class Timeline:
     ledger: PrivacyLedger = UNSPENT
 
 
-def timeline(profile: DeviceProfile, loads: Loads, asked: AskSchedule) -> Timeline:
+def timeline(profile: DeviceProfile, loads: Loads, asked: AskConditions) -> Timeline:
     """The timeline of an asked device with this profile and its learnt corrections; a pure function.
 
     Of a family it fetches the model that it would choose before the download, and then trains no other. A
@@ -185,7 +185,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskSchedule) -> Timeli
             asked.kinds,
             loads,
             asked.closes_s - asked.now,
-            lambda form: barred(asked.ledger, form, samples),
+            lambda form: privacy_refusal(asked.ledger, form, samples),
         )
     member = plan.chosen.strategy.member if plan and plan.chosen else MAIN
     down_bytes, load = asked.down_bytes(member), loads[member]
@@ -201,9 +201,9 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskSchedule) -> Timeli
         upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * luck.uplink)
     whole = busy = BusySeconds(download_s, outcome.train_time_s, upload_s)
     share = min(1.0 if isnan(luck.crash) else luck.crash, _powered(whole, power, asked))
-    course = WorkCourse(asked.now, asked.until, asked.back, luck.drop, luck.away_s)
+    course = InterruptedWork(asked.now, asked.until, asked.back, luck.drop, luck.away_s)
     ends_s = back_s = course.moment(whole, share)
-    lost: Lost | None = "sat out" if chosen is None else None
+    lost: LostReason | None = "sat out" if chosen is None else None
     if ends_s == inf:
         lost, ends_s, share = "dropped out", course.gaps[-1][0], course.share_done(whole)
     elif share < 1.0:
@@ -231,7 +231,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: AskSchedule) -> Timeli
     )
 
 
-def _powered(busy: BusySeconds, power: Power, asked: AskSchedule) -> float:
+def _powered(busy: BusySeconds, power: Power, asked: AskConditions) -> float:
     """The share of the work, in (0, 1], that the battery lasts for."""
     if asked.charge_j == inf:
         return 1.0

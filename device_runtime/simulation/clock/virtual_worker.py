@@ -11,7 +11,7 @@ from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.terms.accountant import PrivacyError
-from device_runtime.strategies.terms.dp_sgd import PrivacyLedger, round_of, settings_of
+from device_runtime.strategies.terms.dp_sgd import PrivacyLedger, dp_settings, spent_in_round
 from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
 
 STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))
@@ -58,10 +58,10 @@ class VirtualWorker:
         return modelled(power, seconds, busy_s=seconds)
 
     def barred(self, strategy: AnyStrategy) -> str:
-        return barred(self.ledger, strategy, self._samples)
+        return privacy_refusal(self.ledger, strategy, self._samples)
 
     def spent(self, strategy: AnyStrategy) -> float:
-        dp = settings_of(strategy)
+        dp = dp_settings(strategy)
         return nan if dp is None else self.ledger.epsilon(dp.delta)
 
     @property
@@ -74,7 +74,7 @@ class VirtualWorker:
         Raises OutOfTime at the time at which a device would notice that it will miss the deadline.
         """
         strategy, load = chosen.strategy, self.loads[chosen.strategy.member]
-        if event := round_of(strategy, load.samples):
+        if event := spent_in_round(strategy, load.samples):
             self.ledger = self.ledger.after(event)
         cost = chosen.cost or class_statistics.cost(strategy, load, self._believed)
         self.peak_bytes = max(self.peak_bytes, cost.peak_memory_bytes)
@@ -119,10 +119,10 @@ class VirtualWorker:
         return (strategy, 1.0) if least is None else (least, (self.now - began) / seconds)
 
 
-def barred(ledger: PrivacyLedger, strategy: AnyStrategy, samples: int) -> str:
+def privacy_refusal(ledger: PrivacyLedger, strategy: AnyStrategy, samples: int) -> str:
     """Why the privacy limit forbids a device with this ledger to train this form; empty if it may."""
-    dp = settings_of(strategy)
-    if dp is None or (event := round_of(strategy, samples)) is None:
+    dp = dp_settings(strategy)
+    if dp is None or (event := spent_in_round(strategy, samples)) is None:
         return ""
     try:
         ledger.check(event, dp.limit)

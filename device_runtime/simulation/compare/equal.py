@@ -15,10 +15,10 @@ from device_runtime.simulation.metrics.curves import (
     Model,
     accuracy,
 )
-from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.records import SimulatedRound
 from device_runtime.simulation.scenario import Scenario
 
-from .figures import ComparisonTerms, Ran, SeedSpread, Summary, spread
+from .figures import ComparisonTerms, FinishedRun, SeedSpread, Summary, spread
 
 LATEST = 5
 """Evaluations whose accuracies are averaged, because one alone depends on its round's draw of devices."""
@@ -36,7 +36,7 @@ class ClassPart:
     """Classes that are evaluated together; `value` is a round's accuracy on them."""
 
     title: str
-    value: Callable[[RoundLine], float]
+    value: Callable[[SimulatedRound], float]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class EqualRow:
 
 
 @dataclass(frozen=True)
-class Equal:
+class EqualTerms:
     """The rows of a comparison at equal rounds, time, energy and bytes.
 
     `by_class` has a row for each class, and is empty for more than `MOST_NAMED` classes. `lacking` names runs
@@ -68,16 +68,18 @@ class Equal:
     by_class: tuple[EqualRow, ...] = ()
     lacking: tuple[str, ...] = ()
 
-    def __add__(self, other: Equal) -> Equal:
+    def __add__(self, other: EqualTerms) -> EqualTerms:
         """The rows of two comparisons, side by side."""
-        return Equal(self.rows + other.rows, self.by_class + other.by_class, self.lacking + other.lacking)
+        return EqualTerms(
+            self.rows + other.rows, self.by_class + other.by_class, self.lacking + other.lacking
+        )
 
 
-def equal(runs: Sequence[Ran], at: ComparisonTerms, scenario: Scenario) -> Equal:
+def equal(runs: Sequence[FinishedRun], at: ComparisonTerms, scenario: Scenario) -> EqualTerms:
     """Compares the runs of one comparison at the points of `at`."""
     labels = max((run.info.labels for run in runs), key=len, default=())
     named = [ClassPart(label, SERVED.recall((number,))) for number, label in enumerate(labels)]
-    return Equal(
+    return EqualTerms(
         tuple(row for part in _parts(scenario, labels, runs) for row in _rows(part, runs, at)),
         tuple(row for part in named for row in _rows(part, runs, at) if not row.against)
         if len(labels) <= MOST_NAMED
@@ -90,26 +92,26 @@ HEADS = {"trained head": TRAINED_HEAD, "closed-form head": CLOSED_FORM_HEAD}
 """The two heads of a run: the closed-form head is served, and the next base has the trained one."""
 
 
-def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[Ran]) -> Iterator[ClassPart]:
+def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[FinishedRun]) -> Iterator[ClassPart]:
     """The parts of the served model, and those of both heads where runs have a closed-form head."""
     heads = HEADS if any(_has_both(run) for run in runs) else {}
     yield ClassPart("all classes", SERVED.acc)
     yield from (ClassPart(f"all classes, {title}", model.acc) for title, model in heads.items())
-    of_groups = tuple(alone(scenario, labels))
+    of_groups = tuple(held_alone(scenario, labels))
     yield from of_groups
     for title, model in heads.items():
-        for part in alone(scenario, labels, model):
+        for part in held_alone(scenario, labels, model):
             yield ClassPart(f"{part.title}, {title}", part.value)
     if not of_groups:
         yield ClassPart("mean of classes", SERVED.recall(range(len(labels))))
         yield ClassPart("worst class", SERVED.recall(range(len(labels)), min))
 
 
-def _has_both(run: Ran) -> bool:
+def _has_both(run: FinishedRun) -> bool:
     return any(not isnan(line.closed_form_eval_acc) for line in run.rounds)
 
 
-def alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> Iterator[ClassPart]:
+def held_alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> Iterator[ClassPart]:
     """Yields the classes that one group of the fleet alone holds, for each group that has some."""
     held = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
     for group, classes in held.items():
@@ -118,7 +120,7 @@ def alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> I
         yield ClassPart(f"{group} alone: {what}", model.recall(classes))
 
 
-def _keeps_classes(run: Ran) -> bool:
+def _keeps_classes(run: FinishedRun) -> bool:
     return any(line.eval_acc_by_class for line in run.rounds)
 
 
@@ -126,7 +128,7 @@ Values = Mapping[Axis, Mapping[int, float]]
 """One policy's figures by axis and seed."""
 
 
-def _rows(part: ClassPart, runs: Sequence[Ran], at: ComparisonTerms) -> Iterator[EqualRow]:
+def _rows(part: ClassPart, runs: Sequence[FinishedRun], at: ComparisonTerms) -> Iterator[EqualRow]:
     """Yields the row of each policy, then the differences; nothing where no run has figures of this part."""
     values = {
         policy: _values(part, runs, policy, at) for policy in dict.fromkeys(r.name.policy for r in runs)
@@ -141,11 +143,14 @@ def _rows(part: ClassPart, runs: Sequence[Ran], at: ComparisonTerms) -> Iterator
     for policy, against in _pairs(rows):
         mine, other = values[policy], values[against]
         yield EqualRow(
-            part.title, policy, {axis: paired(mine[axis], other[axis]) for axis in POINTS}, against
+            part.title,
+            policy,
+            {axis: differences_by_seed(mine[axis], other[axis]) for axis in POINTS},
+            against,
         )
 
 
-def _values(part: ClassPart, runs: Sequence[Ran], policy: str, at: ComparisonTerms) -> Values:
+def _values(part: ClassPart, runs: Sequence[FinishedRun], policy: str, at: ComparisonTerms) -> Values:
     mine = [run for run in runs if run.name.policy == policy]
     return {
         axis: {
@@ -155,7 +160,7 @@ def _values(part: ClassPart, runs: Sequence[Ran], policy: str, at: ComparisonTer
     }
 
 
-def paired(mine: Mapping[int, float], other: Mapping[int, float]) -> SeedSpread:
+def differences_by_seed(mine: Mapping[int, float], other: Mapping[int, float]) -> SeedSpread:
     """The differences between two policies' figures of the same seed."""
     return spread(value - other.get(seed, nan) for seed, value in mine.items())
 

@@ -15,27 +15,27 @@ from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.metrics.curves import Axis, Curve, accuracy, spent
 from device_runtime.simulation.metrics.probes import ProbeLine
 from device_runtime.simulation.metrics.tally import (
-    Tally,
+    AskCounts,
     analytic_bytes,
     learning_efficiency,
     participation,
     tally,
 )
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 
 from .plan import ComparisonPlan
-from .run_folder import ASKS, PROBES, Info, Name, info_of, read, rounds_of
+from .run_folder import ASKS, PROBES, RunInfo, RunName, info_of, read, rounds_of
 
 
 @dataclass(frozen=True)
-class Ran:
+class FinishedRun:
     """A finished run, read from its files. `shown` are the asks of the round in the report's time line."""
 
-    name: Name
-    info: Info
-    rounds: tuple[RoundLine, ...]
-    tally: Tally
-    shown: tuple[Ask, ...] = ()
+    name: RunName
+    info: RunInfo
+    rounds: tuple[SimulatedRound, ...]
+    tally: AskCounts
+    shown: tuple[AskRecord, ...] = ()
     probes: tuple[ProbeLine, ...] = ()
 
     @property
@@ -119,7 +119,7 @@ Summary = Mapping[str, SeedSpread]
 """A policy's figures over its seeds, by the names of `RunFigures`."""
 
 
-def terms(runs: Sequence[Ran], devices: int, target: float | None) -> ComparisonTerms:
+def terms(runs: Sequence[FinishedRun], devices: int, target: float | None) -> ComparisonTerms:
     """The terms for these runs: equal time is the earliest end of all; `target` None: by `_reachable`."""
     fleets = [run for run in runs if not run.name.policy.endswith(scenario.CENTRALISED)] or runs
     return ComparisonTerms(
@@ -132,12 +132,12 @@ def terms(runs: Sequence[Ran], devices: int, target: float | None) -> Comparison
     )
 
 
-def _least(runs: Sequence[Ran], axis: Axis) -> float:
+def _least(runs: Sequence[FinishedRun], axis: Axis) -> float:
     """The least total of any run on this axis."""
     return min((float(spent(run.rounds, axis)[-1]) for run in runs if run.rounds), default=0.0)
 
 
-def _reachable(runs: Sequence[Ran]) -> float:
+def _reachable(runs: Sequence[FinishedRun]) -> float:
     """The default target: the accuracy that all runs reach, but at least midway from chance to the best.
 
     The lower bound is there because the time until chance level says nothing. Chance is one divided by the
@@ -149,7 +149,7 @@ def _reachable(runs: Sequence[Ran]) -> float:
     return max(min(reached), chance + (best - chance) / 2) if best > chance else nan
 
 
-def figures(run: Ran, at: ComparisonTerms) -> RunFigures:
+def figures(run: FinishedRun, at: ComparisonTerms) -> RunFigures:
     """The figures of one run."""
     curve, rounds = run.curve, run.rounds
     part = participation(run.tally.counted.values(), at.devices, run.tally.asks)
@@ -174,7 +174,7 @@ def figures(run: Ran, at: ComparisonTerms) -> RunFigures:
     )
 
 
-def _analytic(run: Ran) -> float:
+def _analytic(run: FinishedRun) -> float:
     """Bytes by the papers' formula, over all kinds: counted updates are devices * rounds * participation."""
     return sum(
         analytic_bytes(run.info.params_sent.get(kind, 0), count, 1, 1.0)
@@ -206,7 +206,7 @@ def spread(values: Iterable[float]) -> SeedSpread:
     )
 
 
-def summarise(runs: Sequence[Ran], at: ComparisonTerms) -> dict[str, Summary]:
+def summarise(runs: Sequence[FinishedRun], at: ComparisonTerms) -> dict[str, Summary]:
     """The figures of each policy over its seeds, in the order of the runs."""
     result: dict[str, Summary] = {}
     for policy in dict.fromkeys(run.name.policy for run in runs):
@@ -217,15 +217,15 @@ def summarise(runs: Sequence[Ran], at: ComparisonTerms) -> dict[str, Summary]:
     return result
 
 
-def read_run(folder: Path, name: Name, shown: int) -> Ran:
+def read_run(folder: Path, name: RunName, shown: int) -> FinishedRun:
     """Reads a run in one pass over its asks; keeps those of round `shown`. Raises SimulationError."""
     kept = _Kept(shown)
-    asks = kept.passed(read(folder / f"{ASKS}.jsonl", Ask))
+    asks = kept.passed(read(folder / f"{ASKS}.jsonl", AskRecord))
     counts = tally(asks)
-    return Ran(name, info_of(folder), rounds_of(folder), counts, tuple(kept.asks), _probes(folder))
+    return FinishedRun(name, info_of(folder), rounds_of(folder), counts, tuple(kept.asks), _probes(folder))
 
 
-def read_all(plan: ComparisonPlan) -> list[Ran]:
+def read_all(plan: ComparisonPlan) -> list[FinishedRun]:
     """Reads every run of a comparison. Raises SimulationError when one is not finished."""
     shown = shown_round(plan)
     return [read_run(plan.of(name), name, shown) for name in plan.names]
@@ -241,9 +241,9 @@ class _Kept:
     """Passes asks on, and keeps those of one round."""
 
     round: int
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[AskRecord] = field(default_factory=list)
 
-    def passed(self, asks: Iterator[Ask]) -> Iterator[Ask]:
+    def passed(self, asks: Iterator[AskRecord]) -> Iterator[AskRecord]:
         for ask in asks:
             if ask.round == self.round:
                 self.asks.append(ask)

@@ -16,32 +16,32 @@ from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorWish
 from device_runtime.simulation.executors.job import Executor, TrainingJob, World
 from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Probes, ProbeSet, spread_rounds
-from device_runtime.simulation.records import Ask, RoundLine, RunWatch
-from device_runtime.simulation.run import Keeping, Prepared, prepare, simulate
+from device_runtime.simulation.records import AskRecord, RunObserver, SimulatedRound
+from device_runtime.simulation.run import PreparedRun, ResumeOptions, prepare, simulate
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .run_folder import PROBES, Info, Name, RunFiles, fingerprint
+from .run_folder import PROBES, RunFiles, RunInfo, RunName, fingerprint
 
 PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
 
 
 @dataclass(frozen=True)
-class How:
+class RunOptions:
     """The wanted executor, and the number of rounds in which local models are compared (0: none)."""
 
     wish: ExecutorWish
     probed_rounds: int = 3
 
 
-class Together:
+class CombinedWatch:
     """Several watches as one, called in this order."""
 
-    def __init__(self, *watches: RunWatch) -> None:
+    def __init__(self, *watches: RunObserver) -> None:
         self._watches = watches
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         for watch in self._watches:
             watch.asked(ask)
 
@@ -49,7 +49,7 @@ class Together:
         for watch in self._watches:
             watch.trained(job, made)
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         for watch in self._watches:
             watch.closed(line)
 
@@ -59,7 +59,7 @@ def of_policy(scenario: Scenario, policy: str) -> Scenario:
     return policies.of(policy, scenario)
 
 
-def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: RunWatch) -> Info:
+def perform(scenario: Scenario, name: RunName, folder: Path, how: RunOptions, told: RunObserver) -> RunInfo:
     """Simulates one policy with one seed into `folder`; `told` is another watch on the run.
 
     Raises SimulationError, ModelError.
@@ -78,9 +78,9 @@ def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: RunWat
             used.append(made.name)
             return probes.over(made) if probes else made
 
-        watch = Together(*([probes] if probes else []), files, told)
-        served = simulate(prepared, executor, watch, Keeping(files.checkpoint, files.keeper.take))
-        info = Info(
+        watch = CombinedWatch(*([probes] if probes else []), files, told)
+        served = simulate(prepared, executor, watch, ResumeOptions(files.checkpoint, files.keeper.take))
+        info = RunInfo(
             policy=name.policy,
             seed=name.seed,
             sha256=sha256,
@@ -120,7 +120,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _probes(prepared: Prepared, path: Path, how: How, done: int) -> Probes | None:
+def _probes(prepared: PreparedRun, path: Path, how: RunOptions, done: int) -> Probes | None:
     rounds = spread_rounds(prepared.scenario.task.rounds, how.probed_rounds)
     if not rounds or not prepared.scenario.eval_every:
         return None

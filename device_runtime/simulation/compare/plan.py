@@ -22,7 +22,7 @@ from device_runtime.simulation.run import check_task, prepare
 from device_runtime.simulation.scenario import Scenario, decode
 
 from .performing import of_policy
-from .run_folder import Name, fingerprint, finished
+from .run_folder import RunName, fingerprint, finished
 
 SCENARIO, COMPARISON, RUNS = "scenario.json", "comparison.json", "runs"
 
@@ -51,16 +51,16 @@ class ComparisonPlan:
     without: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def names(self) -> tuple[Name, ...]:
+    def names(self) -> tuple[RunName, ...]:
         """All runs, seed by seed, so that a comparison that is stopped early has runs of every policy."""
         seeds = range(self.comparison.seeds)
-        return tuple(Name(policy, seed) for seed in seeds for policy in self.comparison.policies)
+        return tuple(RunName(policy, seed) for seed in seeds for policy in self.comparison.policies)
 
-    def of(self, name: Name) -> Path:
+    def of(self, name: RunName) -> Path:
         """The folder of one run."""
         return self.folder / RUNS / str(name)
 
-    def missing(self) -> tuple[Name, ...]:
+    def missing(self) -> tuple[RunName, ...]:
         """The runs that are not finished."""
         prints = {policy: of_policy(self.scenario, policy) for policy in self.comparison.policies}
         return tuple(
@@ -151,7 +151,7 @@ LOOKED_AT = 256
 """Samples, evenly spaced, that are checked against the bundle's input."""
 
 
-def check(scenario: Scenario, missing: Sequence[Name], wish: ExecutorWish) -> None:
+def check(scenario: Scenario, missing: Sequence[RunName], wish: ExecutorWish) -> None:
     """Checks for errors that every run would have: opens the bundle, loads the data and divides it.
 
     The data is divided as in the first missing run. This also fills the data cache once, rather than in each
@@ -194,6 +194,6 @@ def _by(shape: Sequence[int]) -> str:
 def bundle_sha256(name_or_path: str) -> str:
     """The sha256 of the bundle's content; empty if it is missing: reports can be written without it."""
     try:
-        return Bundle.open(bundles.find(name_or_path)).sha256
+        return Bundle.open(bundles.find_bundle(name_or_path)).sha256
     except (ModelError, OSError):
         return ""

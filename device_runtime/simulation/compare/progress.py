@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 import msgspec
 
 from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .run_folder import Name
-from .wording import lasting
+from .run_folder import RunName
+from .wording import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -34,32 +34,32 @@ class RoundDone(msgspec.Struct, frozen=True, tag="round"):
     participants: int
 
 
-class Working(msgspec.Struct, frozen=True, tag="working"):
+class UpdatesTrained(msgspec.Struct, frozen=True, tag="working"):
     """Message of a run's process: `trained` updates of this round are trained by now."""
 
     round: int
     trained: int
 
 
-class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
+class RunFailed(msgspec.Struct, frozen=True, tag="trouble"):
     """Message of a run's process: why the run failed; its log file may not be writable."""
 
     why: str
 
 
-Message = RoundDone | Working | Trouble
+Message = RoundDone | UpdatesTrained | RunFailed
 
 
 class ProgressView(Protocol):
     """Shows how the runs progress."""
 
-    def moved(self, name: Name, tick: RoundDone) -> None:
+    def moved(self, name: RunName, tick: RoundDone) -> None:
         """A round of a run is over."""
 
-    def working(self, name: Name, now: Working) -> None:
+    def working(self, name: RunName, now: UpdatesTrained) -> None:
         """A run is at work within a round."""
 
-    def ended(self, name: Name, why: str) -> None:
+    def ended(self, name: RunName, why: str) -> None:
         """A run is finished, or has failed if `why` is not empty."""
 
     def close(self) -> None:
@@ -86,11 +86,11 @@ class RemainingTime:
         return (self._clock() - self._began) / self._done * (self._to_do - self._done)
 
 
-Rounds = int | Mapping[Name, int]
+Rounds = int | Mapping[RunName, int]
 """The rounds of every run, as one number or by run."""
 
 
-def _rounds_of(names: Sequence[Name], rounds: Rounds) -> Mapping[Name, int]:
+def _rounds_of(names: Sequence[RunName], rounds: Rounds) -> Mapping[RunName, int]:
     return dict.fromkeys(names, rounds) if isinstance(rounds, int) else rounds
 
 
@@ -98,28 +98,32 @@ class ProgressLines:
     """Prints a line for every run that ends, and one on progress every few seconds."""
 
     def __init__(
-        self, names: Sequence[Name], rounds: Rounds, out: TextIO, clock: Callable[[], float] = time.monotonic
+        self,
+        names: Sequence[RunName],
+        rounds: Rounds,
+        out: TextIO,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rounds, self._out, self._clock = _rounds_of(names, rounds), out, clock
         self._pace = RemainingTime(sum(self._rounds.values()), clock)
         self._ended = 0
-        self._at: dict[Name, int] = {}
+        self._at: dict[RunName, int] = {}
         self._said = clock()
 
-    def moved(self, name: Name, tick: RoundDone) -> None:
+    def moved(self, name: RunName, tick: RoundDone) -> None:
         if name not in self._at:
             self._pace.spare(tick.round - 1)
         self._at[name] = tick.round
         self._pace.step()
         rounds = self._rounds[name]
         if self._clock() - self._said >= EVERY_S and tick.round < rounds:
-            self._say(f"{name}: round {tick.round} of {rounds}, {doing(tick)}")
+            self._say(f"{name}: round {tick.round} of {rounds}, {round_text(tick)}")
 
-    def working(self, name: Name, now: Working) -> None:
+    def working(self, name: RunName, now: UpdatesTrained) -> None:
         if self._clock() - self._said >= EVERY_S:
-            self._say(f"{name}: {at_work(now)} of {self._rounds[name]}")
+            self._say(f"{name}: {within_round_text(now)} of {self._rounds[name]}")
 
-    def ended(self, name: Name, why: str) -> None:
+    def ended(self, name: RunName, why: str) -> None:
         self._ended += 1
         self._pace.spare(self._rounds[name] - self._at.get(name, 0))
         done = f"{self._ended} of {len(self._rounds)} runs"
@@ -131,14 +135,14 @@ class ProgressLines:
     def _say(self, text: str) -> None:
         self._said = self._clock()
         left = self._pace.left_s()
-        rest = "" if isnan(left) or left < 1 else f"; about {lasting(left)} left"
+        rest = "" if isnan(left) or left < 1 else f"; about {duration(left)} left"
         print(text + rest, file=self._out, flush=True)
 
 
-class Bars:
+class ProgressBars:
     """Shows a bar for all runs, with the remaining time, and one for each run at work."""
 
-    def __init__(self, names: Sequence[Name], rounds: Rounds) -> None:
+    def __init__(self, names: Sequence[RunName], rounds: Rounds) -> None:
         from rich import progress
         from rich.table import Column
 
@@ -154,24 +158,24 @@ class Bars:
             progress.TextColumn("{task.fields[doing]}", table_column=Column(no_wrap=True)),
         )
         self._all = self._progress.add_task("[bold]all runs", total=sum(self._rounds.values()), doing="")
-        self._bars: dict[Name, TaskID] = {}
+        self._bars: dict[RunName, TaskID] = {}
         self._progress.start()
 
-    def moved(self, name: Name, tick: RoundDone) -> None:
+    def moved(self, name: RunName, tick: RoundDone) -> None:
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(str(name), total=self._rounds[name], doing="")
             self._progress.advance(self._all, tick.round - 1)
         self._progress.update(self._bars[name], completed=tick.round, doing=_brief(tick))
         self._progress.advance(self._all)
 
-    def working(self, name: Name, now: Working) -> None:
+    def working(self, name: RunName, now: UpdatesTrained) -> None:
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(str(name), total=self._rounds[name], doing="")
             self._progress.advance(self._all, now.round - 1)
             self._progress.update(self._bars[name], completed=now.round - 1)
         self._progress.update(self._bars[name], doing=f"round {now.round}: {now.trained} trained")
 
-    def ended(self, name: Name, why: str) -> None:
+    def ended(self, name: RunName, why: str) -> None:
         if name in self._bars:
             self._progress.remove_task(self._bars.pop(name))
         if why:
@@ -184,21 +188,21 @@ class Bars:
 def _brief(tick: RoundDone) -> str:
     """The text of `doing`, shortened for a terminal of 80 columns."""
     accuracy = "" if tick.eval_acc is None else f"{tick.eval_acc:.1%} "
-    return f"{accuracy}at {lasting(tick.closed_s)}"
+    return f"{accuracy}at {duration(tick.closed_s)}"
 
 
-def doing(tick: RoundDone) -> str:
+def round_text(tick: RoundDone) -> str:
     """Accuracy so far and the virtual time."""
     accuracy = "" if tick.eval_acc is None else f"accuracy {tick.eval_acc:.1%}, "
-    return f"{accuracy}{lasting(tick.closed_s)} of virtual time"
+    return f"{accuracy}{duration(tick.closed_s)} of virtual time"
 
 
-def at_work(now: Working) -> str:
+def within_round_text(now: UpdatesTrained) -> str:
     """The progress within a round."""
     return f"{now.trained} update{'s' if now.trained > 1 else ''} trained for round {now.round}"
 
 
-class Teller:
+class ProgressWriter:
     """A watch that writes a `RoundDone` for each round, for the process that started this one.
 
     Within a long round it writes `Working` every WORKING_EVERY_S seconds.
@@ -208,23 +212,23 @@ class Teller:
         self._out, self._clock = out, clock
         self._round, self._trained, self._told = 1, 0, clock()
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         """Ignored: there are too many."""
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         self._round = max(self._round, job.round)  # a resumed run does not begin with round 1
         self._trained += 1
         if self._clock() - self._told >= WORKING_EVERY_S:
-            self._tell(Working(self._round, self._trained))
+            self._tell(UpdatesTrained(self._round, self._trained))
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         self._round, self._trained = line.round + 1, 0
         accuracy = None if isnan(line.eval_acc) else line.eval_acc
         self._tell(RoundDone(line.round, line.closed_s, accuracy, line.participants))
 
     def fail(self, why: str) -> None:
         """Writes the last message: why the run failed."""
-        self._tell(Trouble(why))
+        self._tell(RunFailed(why))
 
     def _tell(self, message: Message) -> None:
         self._told = self._clock()

@@ -21,7 +21,7 @@ from device_runtime.simulation import checkpoint
 from device_runtime.simulation.checkpoint import Checkpoint
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
@@ -33,7 +33,7 @@ KEPT = (f"{ROUNDS}.jsonl", f"{ROUNDS}.csv", f"{ASKS}.jsonl", f"{ASKS}.csv", PROB
 
 
 @dataclass(frozen=True, order=True)
-class Name:
+class RunName:
     """One run of a comparison: a policy and a seed."""
 
     policy: str
@@ -43,7 +43,7 @@ class Name:
         return f"{self.policy}-{self.seed}"
 
 
-class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RunInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The contents of run.json.
 
     `sha256` is the fingerprint of the scenario under the policy, with the seed; `seconds` are of real time.
@@ -74,37 +74,37 @@ class RunFiles:
 
     def __init__(self, folder: Path, sha256: str, clock: Callable[[], float] = time.monotonic) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        before = stopped(folder, sha256)
+        before = stopped_run(folder, sha256)
         for left in (INFO, SERVED) if before else (INFO, SERVED, PROBES):
             (folder / left).unlink(missing_ok=True)
         if before is None:
-            forget(folder)
+            remove_checkpoint(folder)
         self.checkpoint = before.checkpoint if before else None
         self.keeper = CheckpointWriter(folder, sha256, clock, before.mark.seconds if before else 0.0)
         self._folder = folder
-        self._rounds = RecordWriter(folder, ROUNDS, RoundLine, more=before is not None)
-        self._asks = RecordWriter(folder, ASKS, Ask, more=before is not None)
+        self._rounds = RecordWriter(folder, ROUNDS, SimulatedRound, more=before is not None)
+        self._asks = RecordWriter(folder, ASKS, AskRecord, more=before is not None)
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         self._asks.add(ask)
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         """Ignored: the weights of single devices are not kept."""
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         self._rounds.add(line)
         self._rounds.flush()
         self._asks.flush()
         self.keeper.save(KEPT)
 
-    def finish(self, served: Tensors, info: Info) -> None:
+    def finish(self, served: Tensors, info: RunInfo) -> None:
         """Writes the served model, and last of all that this run is finished."""
         self.close()
         (self._folder / SERVED).write_bytes(save(dict(served)))
         written = self._folder / f"{INFO}.new"
         written.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
         written.replace(self._folder / INFO)
-        forget(self._folder)
+        remove_checkpoint(self._folder)
 
     def close(self) -> None:
         """May be called twice."""
@@ -118,7 +118,7 @@ def finished(folder: Path, sha256: str) -> bool:
     return info is not None and info.finished and info.sha256 == sha256
 
 
-def info_of(folder: Path) -> Info:
+def info_of(folder: Path) -> RunInfo:
     """The run.json of a finished run. Raises SimulationError for one that is not finished."""
     info = _info(folder)
     if info is None or not info.finished:
@@ -126,14 +126,14 @@ def info_of(folder: Path) -> Info:
     return info
 
 
-def rounds_of(folder: Path) -> tuple[RoundLine, ...]:
+def rounds_of(folder: Path) -> tuple[SimulatedRound, ...]:
     """The rounds of a run. Raises SimulationError."""
-    return tuple(read(folder / f"{ROUNDS}.jsonl", RoundLine))
+    return tuple(read(folder / f"{ROUNDS}.jsonl", SimulatedRound))
 
 
-def _info(folder: Path) -> Info | None:
+def _info(folder: Path) -> RunInfo | None:
     try:
-        return msgspec.json.decode((folder / INFO).read_bytes(), type=Info)
+        return msgspec.json.decode((folder / INFO).read_bytes(), type=RunInfo)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -224,7 +224,7 @@ A resumed run trains again at most this much, and one round.
 """
 
 
-class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckpointMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The run, round and seconds that a checkpoint belongs to, and the size of each file at that time."""
 
     sha256: str
@@ -238,16 +238,16 @@ class StoppedRun:
     """The state from which a stopped run resumes."""
 
     checkpoint: Checkpoint
-    mark: Mark
+    mark: CheckpointMark
 
 
-def stopped(folder: Path, sha256: str) -> StoppedRun | None:
+def stopped_run(folder: Path, sha256: str) -> StoppedRun | None:
     """The state of this run when it was stopped; None if it is missing, damaged or of another run.
 
     Cuts the files of the run to their sizes at the checkpoint.
     """
     try:
-        mark = msgspec.json.decode((folder / MARK).read_bytes(), type=Mark)
+        mark = msgspec.json.decode((folder / MARK).read_bytes(), type=CheckpointMark)
         left = checkpoint.load(folder)
     except (OSError, msgspec.MsgspecError, SimulationError):
         return None
@@ -260,7 +260,7 @@ def stopped(folder: Path, sha256: str) -> StoppedRun | None:
     return StoppedRun(left, mark)
 
 
-def forget(folder: Path) -> None:
+def remove_checkpoint(folder: Path) -> None:
     """Removes the checkpoint of a run that is finished or begins again."""
     for name in (MARK, checkpoint.FILE):
         (folder / name).unlink(missing_ok=True)
@@ -290,10 +290,10 @@ class CheckpointWriter:
         if self._newest is None or self._clock() - self._saved < EVERY_S:
             return
         self._saved = self._clock()
-        forget(self._folder)
+        remove_checkpoint(self._folder)
         checkpoint.save(self._newest, self._folder)
         sizes = {name: _size(self._folder / name) for name in names if (self._folder / name).exists()}
-        mark = Mark(self._sha256, self._newest.round, self.seconds, sizes)
+        mark = CheckpointMark(self._sha256, self._newest.round, self.seconds, sizes)
         (self._folder / MARK).write_bytes(msgspec.json.encode(mark))
 
 

@@ -26,15 +26,15 @@ import msgspec
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 
 from .plan import ComparisonPlan
-from .progress import Message, ProgressView, RoundDone, Trouble, Working
-from .run_folder import LOG, Name
+from .progress import Message, ProgressView, RoundDone, RunFailed, UpdatesTrained
+from .run_folder import LOG, RunName
 
 GRACE_S = 5.0
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Children:
+class ProcessOptions:
     """The way to start processes: `parallel` at a time, with `arguments` beside those that name the run.
 
     `workers` is the number of threads that each may use; `held` are file descriptors that they inherit.
@@ -51,7 +51,7 @@ class RunJob:
     """One run of a comparison, to be done in a process."""
 
     plan: ComparisonPlan
-    name: Name
+    name: RunName
 
     @property
     def folder(self) -> Path:
@@ -62,24 +62,26 @@ class RunJob:
 class _Said:
     """A message of a run's process; None: the process has ended."""
 
-    name: Name
+    name: RunName
     message: Message | None = None
 
 
-def run_all(plan: ComparisonPlan, names: Sequence[Name], children: Children, view: ProgressView) -> None:
+def run_all(
+    plan: ComparisonPlan, names: Sequence[RunName], children: ProcessOptions, view: ProgressView
+) -> None:
     """Does these runs of one comparison, as `run_jobs` does."""
     run_jobs({name: RunJob(plan, name) for name in names}, children, view)
 
 
-def run_jobs(jobs: Mapping[Name, RunJob], children: Children, view: ProgressView) -> None:
+def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: ProgressView) -> None:
     """Does these runs, of one comparison or several; the view gets the names that they have here.
 
     If a run fails the others continue; then SimulationError is raised with its message. If this is
     interrupted the processes end, and finished runs are kept.
     """
     waiting, failed = list(jobs), []
-    troubles: dict[Name, str] = {}
-    at_work: dict[Name, subprocess.Popen[bytes]] = {}
+    troubles: dict[RunName, str] = {}
+    at_work: dict[RunName, subprocess.Popen[bytes]] = {}
     inbox: queue.SimpleQueue[_Said] = queue.SimpleQueue()
     try:
         while waiting or at_work:
@@ -89,9 +91,9 @@ def run_jobs(jobs: Mapping[Name, RunJob], children: Children, view: ProgressView
             said = inbox.get()
             if isinstance(said.message, RoundDone):
                 view.moved(said.name, said.message)
-            elif isinstance(said.message, Working):
+            elif isinstance(said.message, UpdatesTrained):
                 view.working(said.name, said.message)
-            elif isinstance(said.message, Trouble):
+            elif isinstance(said.message, RunFailed):
                 troubles[said.name] = said.message.why
             else:
                 why = _verdict(at_work.pop(said.name), jobs[said.name].folder / LOG)
@@ -106,7 +108,7 @@ def run_jobs(jobs: Mapping[Name, RunJob], children: Children, view: ProgressView
 
 
 def _start(
-    job: RunJob, name: Name, children: Children, inbox: queue.SimpleQueue[_Said]
+    job: RunJob, name: RunName, children: ProcessOptions, inbox: queue.SimpleQueue[_Said]
 ) -> subprocess.Popen[bytes]:
     folder = job.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +128,7 @@ def _start(
     return process
 
 
-def _listen(name: Name, process: subprocess.Popen[bytes], inbox: queue.SimpleQueue[_Said]) -> None:
+def _listen(name: RunName, process: subprocess.Popen[bytes], inbox: queue.SimpleQueue[_Said]) -> None:
     if process.stdout is not None:
         for line in process.stdout:
             with suppress(msgspec.MsgspecError):
@@ -169,7 +171,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def occupied(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[int]:
+def folder_lock(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[int]:
     """Locks the folder, and gives the lock's file descriptor, to be inherited by the runs' processes.
 
     The lock holds until all processes that inherit it have ended. Raises ScenarioError when another command

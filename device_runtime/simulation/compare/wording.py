@@ -19,7 +19,7 @@ def unit_for(amount: float, units: Units) -> tuple[str, float]:
     return next((unit for unit in units if abs(amount) >= 2 * unit[1]), units[-1])
 
 
-def lasting(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A duration as text: 5 ms, 48 s, 12 min, 3.4 h, 2.1 days."""
     if isnan(seconds):
         return DASH
@@ -43,7 +43,7 @@ def decimals(value: float, significant: int = 3) -> int:
     return max(0, significant - 1 - floor(log10(abs(value)))) if value else 0
 
 
-def asking(task: Task) -> str:
+def asked_devices(task: Task) -> str:
     """A phrase that says which devices are asked, and when a round closes before its deadline."""
     if not task.buffer_size:
         asked = (

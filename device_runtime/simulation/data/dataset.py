@@ -80,7 +80,7 @@ def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
         labels=tuple(data.labels[index] for index in spec.classes),
         groups=None if data.groups is None else data.groups[train],
     )
-    return checked(kept, where)
+    return check(kept, where)
 
 
 def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
@@ -121,7 +121,7 @@ def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     return replace(data, train_x=data.train_x[left], train_y=y[left], groups=groups, generic=generic)
 
 
-def checked(data: DataSet, where: str) -> DataSet:
+def check(data: DataSet, where: str) -> DataSet:
     """Returns `data`. Raises DataSetError, naming `where`, unless its arrays and labels fit each other."""
     for name, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):

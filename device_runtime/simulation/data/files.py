@@ -59,7 +59,7 @@ def listing_key(files: Iterable[Path], *settings: object) -> str:
     return digest.hexdigest()[:32]
 
 
-def kept(key: str, make: Callable[[], Arrays]) -> Arrays:
+def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
     """The arrays cached under this key, memory-mapped; or else those of `make`, which are then cached.
 
     Logs a warning if the cache cannot be written.
@@ -152,7 +152,7 @@ EVERY = 500  # items between two lines
 WORTH = 2000  # items from which on progress is shown
 
 
-def told(items: Sequence[T], what: str) -> Iterator[T]:
+def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
     """Yields the items and shows progress on stderr: a moving line on a terminal, else one line at first."""
     total, moving = len(items), sys.stderr.isatty()
     if total >= WORTH and not moving:

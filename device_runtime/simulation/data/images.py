@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from device_runtime.simulation.errors import DataSetError
 
 from .dataset import DataSet, Samples, split
-from .files import SkippedFiles, existing, kept, listing_key, told
+from .files import SkippedFiles, cached, existing, listing_key, with_progress
 from .spec import DataSpec
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
@@ -59,7 +59,7 @@ def _read(folder: Path, labels: tuple[str, ...], size: int) -> Arrays:
     if not files:
         raise DataSetError(f"{folder} has no images below its {len(labels)} folders")
     key = listing_key((path for path, _ in files), "images", labels, size)
-    return kept(key, lambda: _decoded(files, size, folder))
+    return cached(key, lambda: _decoded(files, size, folder))
 
 
 def _decoded(files: list[tuple[Path, int]], size: int, folder: Path) -> Arrays:
@@ -68,7 +68,7 @@ def _decoded(files: list[tuple[Path, int]], size: int, folder: Path) -> Arrays:
     images = np.empty((len(files), 3, size, size), np.uint8)
     good: list[int] = []
     skipped = SkippedFiles(f"images of {folder}")
-    for path, label in told(files, f"images of {folder}"):
+    for path, label in with_progress(files, f"images of {folder}"):
         try:
             with Image.open(path) as image:
                 square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)

@@ -16,7 +16,7 @@ from device_runtime.simulation.errors import DataSetError
 
 from .arrays import integers, names, read
 from .dataset import DataSet
-from .files import SkippedFiles, content_key, existing, kept, told
+from .files import SkippedFiles, cached, content_key, existing, with_progress
 from .spec import DataSpec
 
 Images = NDArray[np.uint8]
@@ -30,7 +30,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
     path = existing(spec)
     if not path.is_file():
         raise DataSetError(f"{path} is a folder, expected a .npz file")
-    arrays = kept(content_key([path], "jpeg-npz"), lambda: _decoded(path))
+    arrays = cached(content_key([path], "jpeg-npz"), lambda: _decoded(path))
     y, test_y = (np.asarray(arrays[f"y_{part}"], np.int64) for part in ("train", "test"))
     return DataSet(arrays["x_train"], y, arrays["x_test"], test_y, names(arrays, (y, test_y)))
 
@@ -66,7 +66,7 @@ def decoded(files: list[bytes], what: str) -> tuple[Images, NDArray[np.int64]]:
     skipped = SkippedFiles(what)
     good: list[int] = []
     images: Images | None = None
-    for number, file in enumerate(told(files, what)):
+    for number, file in enumerate(with_progress(files, what)):
         try:
             image = np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).transpose(2, 0, 1)
             if images is None:

@@ -14,9 +14,9 @@ from device_runtime.models.text.texts import Texts
 from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation import partition
 from device_runtime.simulation.errors import DataSetError
-from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, capped
+from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, cap
 
-from .dataset import DataSet, checked, held_out, limited, of_classes
+from .dataset import DataSet, check, held_out, limited, of_classes
 from .spec import OF_TEXTS, SHARES_OFF, SOURCES, DataSpec
 
 DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
@@ -24,7 +24,7 @@ DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
 Floats = NDArray[np.float64]
 
 
-def among(data: DataSet, spec: DataSpec, fleet: Fleet) -> Parts:
+def divide_fleet(data: DataSet, spec: DataSpec, fleet: Fleet) -> Parts:
     """Divides the data among the devices of a fleet, by the fleet's seed.
 
     With `spec.groups` each group of the fleet gets its own samples, which are divided among its devices.
@@ -77,7 +77,7 @@ def _divided(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generat
         return partition.dirichlet(y, devices, spec.alpha, rng, _sizes(spec))
     if spec.partition == "classes":
         return partition.classes(y, devices, spec.classes_per_client, rng, spec.samples_per_client)
-    return capped(_whole(data, spec, devices, rng), spec.samples_per_client, rng)
+    return cap(_whole(data, spec, devices, rng), spec.samples_per_client, rng)
 
 
 def _whole(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generator) -> Parts:
@@ -185,4 +185,4 @@ def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
     written = (texts,) if spec.source in OF_TEXTS else ()
     data: DataSet = module.load(spec, seed, *written)
     where = spec.path or spec.source
-    return held_out(limited(of_classes(checked(data, where), spec, where), spec, seed), spec, seed)
+    return held_out(limited(of_classes(check(data, where), spec, where), spec, seed), spec, seed)

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.data import sound as wav
-from device_runtime.models.data.sound import RATE, log_mel, one_clip
+from device_runtime.models.data.sound import RATE, fit_length, log_mel
 from device_runtime.models.data.source import Refused
 from device_runtime.simulation.errors import DataSetError
 from device_runtime.simulation.partition.methods import NOBODY
 
 from .dataset import DataSet
-from .files import SkippedFiles, existing, kept, listing_key, read, told
+from .files import SkippedFiles, cached, existing, listing_key, read, with_progress
 from .spec import DataSpec
 
 UNKNOWN, SILENCE = "_unknown_", "_silence_"
@@ -119,12 +119,12 @@ def _features(chosen: list[Recording], root: Path, silence: _Silence) -> dict[st
     if silence.count and not noise:
         raise DataSetError(f"{root} has no {NOISE}/*.wav, for {SILENCE}")
     key = listing_key([*(r.path for r in chosen), *noise], "speech-commands", silence)
-    return kept(key, lambda: _computed(chosen, noise, silence))
+    return cached(key, lambda: _computed(chosen, noise, silence))
 
 
 def _computed(chosen: list[Recording], noise: list[Path], silence: _Silence) -> dict[str, NDArray[Any]]:
     x, good, skipped = [], [], SkippedFiles("clips")
-    for recording in told(chosen, "test clips" if silence.test else "train clips"):
+    for recording in with_progress(chosen, "test clips" if silence.test else "train clips"):
         try:
             x.append(log_mel(one_second(clip(recording.path))[None])[0])
         except (Refused, OSError, ValueError) as error:
@@ -151,7 +151,7 @@ def clip(path: Path) -> Clip:
 
 def one_second(samples: Clip) -> Clip:
     """Cuts a clip to one second, or pads it with zeros at its end."""
-    return one_clip(samples, RATE)
+    return fit_length(samples, RATE)
 
 
 def _cuts(noise: list[Path], silence: _Silence) -> Clip:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from device_runtime.client.selection.profiling import BATCH, drawn, runnable
-from device_runtime.client.training.emulation import Pretence, Time
+from device_runtime.client.selection.profiling import BATCH, random_samples, runnable
+from device_runtime.client.training.emulation import Emulation, Time
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.available import open_model
 
@@ -48,11 +48,11 @@ def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: DemoRound)
     flops, steps, seconds = BATCH * bundle.manifest.graphs["train.all"].flops, [], []
     for name, slow in boards:
         steps.append(_training_step(bundle))
-        seconds.append(flops / Pretence.of(name, slow).profile.speed.flops_per_s)
+        seconds.append(flops / Emulation.of(name, slow).profile.speed.flops_per_s)
     room_s = ROOM * given.deadline_s / given.steps
 
     def keeps_up(scale: float) -> bool:
-        paced = [Paced(step, scale * wanted) for step, wanted in zip(steps, seconds, strict=True)]
+        paced = [PacedStep(step, scale * wanted) for step, wanted in zip(steps, seconds, strict=True)]
         return in_time(seconds, stretches(paced), room_s)
 
     return first_kept_up(keeps_up)
@@ -71,7 +71,7 @@ def first_kept_up(keeps_up: Callable[[float], bool]) -> float:
 
 
 @dataclass(frozen=True)
-class Paced:
+class PacedStep:
     """A training step that is to take `seconds`, by sleeping after it."""
 
     step: Step
@@ -88,7 +88,7 @@ class Paced:
         return (on.clock() - began) / (count * self.seconds)
 
 
-def stretches(steps: Sequence[Paced]) -> list[float]:
+def stretches(steps: Sequence[PacedStep]) -> list[float]:
     """How many times longer than it should a step of each takes.
 
     All run at once, each on a thread, because this machine divides its cores among threads as among
@@ -101,5 +101,5 @@ def stretches(steps: Sequence[Paced]) -> list[float]:
 
 def _training_step(bundle: Bundle) -> Step:
     model = open_model(bundle)
-    x, y = drawn(bundle.manifest, BATCH)
+    x, y = random_samples(bundle.manifest, BATCH)
     return runnable(model, "train.all", x, y)

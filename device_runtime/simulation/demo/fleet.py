@@ -68,7 +68,7 @@ The stragglers are too slow for a full update (jetson, pi-zero), or too slow and
 """
 
 
-def beside(javascript: int) -> tuple[DemoDevice, ...]:
+def with_javascript(javascript: int) -> tuple[DemoDevice, ...]:
     """The fleet of eight, with this many devices in JavaScript added."""
     return FLEET + tuple(DemoDevice(f"javascript-{number}") for number in range(1, javascript + 1))
 
@@ -116,7 +116,7 @@ ALPHA = 0.3
 """Concentration of the Dirichlet division of the shared digits."""
 
 
-def divided(
+def divide_digits(
     y: NDArray[np.int64], fleet: tuple[DemoDevice, ...], rng: np.random.Generator
 ) -> list[NDArray[np.int64]]:
     """Sorted indices into the training samples for each device.

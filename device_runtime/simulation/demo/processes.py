@@ -16,7 +16,7 @@ from types import TracebackType
 import numpy as np
 
 from device_runtime.aggregator.errors import MissingExtra
-from device_runtime.broker.servers.dependent_process import Dependent
+from device_runtime.broker.servers.dependent_process import DependentProcess
 from device_runtime.content import content
 from device_runtime.simulation.digits import Labelled
 
@@ -56,7 +56,7 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
         self, fleet: Sequence[PlacedMember], broker_url: str, folder: Path, scale: float = 1.0
     ) -> None:
         """`scale` as in DemoSetting."""
-        self._processes: list[Dependent] = []
+        self._processes: list[DependentProcess] = []
         self._logs: list[Path] = []
         for placed in fleet:
             home = folder / placed.member.name
@@ -64,7 +64,7 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
             np.savez_compressed(home / "samples.npz", x=placed.samples.x, y=placed.samples.y)
             self._logs.append(home / "device.log")
             self._processes.append(
-                Dependent(_arguments(placed.member, broker_url, home, scale), self._logs[-1])
+                DependentProcess(_arguments(placed.member, broker_url, home, scale), self._logs[-1])
             )
 
     def wait(self, timeout_s: float) -> None:

@@ -32,7 +32,7 @@ from device_runtime.models.bundles.tensors import decode
 from device_runtime.simulation import digits
 from device_runtime.simulation.learning import RoundEvaluator
 
-from .fleet import FLEET, DemoDevice, data_set, divided
+from .fleet import FLEET, DemoDevice, data_set, divide_digits
 from .processes import FleetProcesses, PlacedMember
 
 BUNDLE = "digits-wrn-10-1"
@@ -81,7 +81,7 @@ class DemoRun:
     recalls: tuple[tuple[float, ...], ...] = ()
 
 
-class Collected:
+class RecallCollector:
     """An observer that keeps the closed rounds, and the recall of each digit after each of them.
 
     `recall` is called with the round.
@@ -107,7 +107,7 @@ def perform(
     evaluation = folder / "evaluation.npz"
     np.savez_compressed(evaluation, x=split.test.x, y=split.test.y)
     fleet = setting.fleet
-    parts = divided(split.train.y, fleet, np.random.default_rng([setting.seed, 1]))
+    parts = divide_digits(split.train.y, fleet, np.random.default_rng([setting.seed, 1]))
     placed = [PlacedMember(m, split.train.at(part)) for m, part in zip(fleet, parts, strict=True)]
     task = Task(
         bundle=BUNDLE,
@@ -119,7 +119,7 @@ def perform(
         kinds=policy.kinds,
         eval_data=str(evaluation),
     )
-    bundle = Bundle.open(bundles.find(BUNDLE))
+    bundle = Bundle.open(bundles.find_bundle(BUNDLE))
     evaluate = RoundEvaluator(bundle, data_set(split), 1, setting.rounds)
 
     def recall(number: int) -> tuple[float, ...]:
@@ -128,7 +128,7 @@ def perform(
 
     broker = brokers.start(setting.broker)
     try:
-        collected = Collected(recall)
+        collected = RecallCollector(recall)
         screen = view(f"{broker.name} at {broker.url}")
         end = time.monotonic() + setting.most_s
         with FleetProcesses(placed, broker.url, folder / "devices", setting.scale) as processes:
@@ -142,7 +142,7 @@ def perform(
     return DemoRun(policy.name, setting.seed, rounds, contributions, fleet, tuple(collected.recalls))
 
 
-def _late(setting: DemoSetting, collected: Collected, end: float) -> str:
+def _late(setting: DemoSetting, collected: RecallCollector, end: float) -> str:
     """The message for a run that takes longer than it may; empty while it does not."""
     if time.monotonic() < end:
         return ""

@@ -13,19 +13,19 @@ import numpy as np
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.profiles.fleets.groups import FleetGroup, LinkSpread
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation import digits
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.job import TrainingJob, World
-from device_runtime.simulation.records import Ask, RoundLine
-from device_runtime.simulation.run import Prepared, simulate
+from device_runtime.simulation.records import AskRecord, SimulatedRound
+from device_runtime.simulation.run import PreparedRun, simulate
 from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .fleet import SLOW, DemoDevice, data_set, divided, holders
+from .fleet import SLOW, DemoDevice, data_set, divide_digits, holders
 from .runs import BUNDLE, DemoPolicy, DemoSetting
 
 JAVASCRIPT = "phone-high"
@@ -48,7 +48,7 @@ class DemoOutcome:
 
 
 @dataclass(frozen=True)
-class Worth:
+class DeviceWorth:
     """The loss without a device, from 0 to 1, mean over the seeds.
 
     Of accuracy, and of the mean recall of the digits that it holds.
@@ -60,9 +60,9 @@ class Worth:
     recall: float
 
 
-def worths(
+def device_worths(
     policy: DemoPolicy, settings: Sequence[DemoSetting], most_s: float = MOST_S
-) -> tuple[float, list[Worth]]:
+) -> tuple[float, list[DeviceWorth]]:
     """The simulated accuracy with all devices, mean over the settings' seeds, and the worth of devices.
 
     The devices are those that hold digits alone, and the first of those that share the other digits. Raises
@@ -85,7 +85,7 @@ def worths(
         pairs = [(outcomes[setting, ""], outcomes[setting, name]) for setting in settings]
         accuracy = mean(every.accuracy - fewer.accuracy for every, fewer in pairs)
         recall = mean(every.recall(own) - fewer.recall(own) for every, fewer in pairs)
-        found.append(Worth(name, own, accuracy, recall))
+        found.append(DeviceWorth(name, own, accuracy, recall))
     return mean(outcomes[setting, ""].accuracy for setting in settings), found
 
 
@@ -98,16 +98,16 @@ class _Last:
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
-        self.line: RoundLine | None = None
+        self.line: SimulatedRound | None = None
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         pass
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         if self._stop.is_set():
             raise DemoEnded
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         self.line = line
 
 
@@ -120,10 +120,10 @@ def _simulated(policy: DemoPolicy, setting: DemoSetting, without: str, stop: thr
     return DemoOutcome(last.line.eval_acc, last.line.eval_acc_by_class)
 
 
-def prepared(policy: DemoPolicy, setting: DemoSetting, without: str = "") -> Prepared:
+def prepared(policy: DemoPolicy, setting: DemoSetting, without: str = "") -> PreparedRun:
     """The demo's run for the simulator: the same samples on the same devices, but for `without`."""
     split = digits.load(np.random.default_rng(setting.seed))
-    parts = divided(split.train.y, setting.fleet, np.random.default_rng([setting.seed, 1]))
+    parts = divide_digits(split.train.y, setting.fleet, np.random.default_rng([setting.seed, 1]))
     held = {one.name: part for one, part in zip(setting.fleet, parts, strict=True) if one.name != without}
     groups = {one.name: _group(one, len(held)) for one in setting.fleet if one.name in held}
     task = Task(
@@ -135,10 +135,10 @@ def prepared(policy: DemoPolicy, setting: DemoSetting, without: str = "") -> Pre
     spec = FleetSpec(name="demo", groups=groups)
     scenario = Scenario(fleet=spec, task=task, name="demo", devices=len(held), slow=SLOW)
     fleet = spec.draw(len(held), setting.seed)
-    bundle, data = Bundle.open(bundles.find(BUNDLE)), data_set(split)
+    bundle, data = Bundle.open(bundles.find_bundle(BUNDLE)), data_set(split)
     order = [held[fleet.group(device)] for device in range(len(held))]
     clients = Clients.of(data.train_x, data.train_y, order)
-    return Prepared(scenario, setting.seed, World(bundle, clients, EngineWish()), data)
+    return PreparedRun(scenario, setting.seed, World(bundle, clients, EngineSettings()), data)
 
 
 def _group(member: DemoDevice, devices: int) -> FleetGroup:

@@ -18,15 +18,15 @@ from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
-from device_runtime.models.training.heads import HeadLesson, inputs_of, joined, split_heads, train_heads
+from device_runtime.models.training.heads import HeadLesson, head_matrix, inputs_of, split_heads, train_heads
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics.class_statistics import (
     Measured,
-    beside,
+    add_statistics,
     measured,
     specs,
     split_statistics,
-    wished,
+    statistics_of,
 )
 from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.local_training import HeadTraining, TakesFeatures, TrainsHead
@@ -37,7 +37,7 @@ from .job import Executor, FailedJob, Result, TrainingJob, World, run_of
 CACHE_BYTES = 256 << 20
 
 
-class BatchedWay(Protocol):
+class BatchedTrainer(Protocol):
     """A method that trains up to `together` jobs of one strategy from one base at once."""
 
     together: int
@@ -72,11 +72,11 @@ class Batched:
         self.name = f"batched, {fallback.name}"
         self._world, self._fallback = world, fallback
         self._features = Features(world, cache_bytes)
-        self._ways: tuple[BatchedWay, ...] = (
+        self._ways: tuple[BatchedTrainer, ...] = (
             BatchedHeads(world, self._features),
             BatchedNetworks(world, networks),
         )
-        self._chosen: dict[AnyStrategy, BatchedWay | None] = {}
+        self._chosen: dict[AnyStrategy, BatchedTrainer | None] = {}
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         ways = [self._way(job) for job in jobs]
@@ -100,19 +100,19 @@ class Batched:
         self._features.forget()
         self._fallback.close()
 
-    def _trained(self, way: BatchedWay, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
+    def _trained(self, way: BatchedTrainer, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
         """Trains jobs of one strategy from one base, with the class statistics that it asks for."""
         results = way.train(base, jobs)
-        if wished(jobs[0].strategy) is None:
+        if statistics_of(jobs[0].strategy) is None:
             return results
         known = self._features.of(base, [job.device for job in jobs])
         manifest = self._world.bundle.manifest
         return [_with_statistics(*each, manifest) for each in zip(results, jobs, known, strict=True)]
 
-    def _way(self, job: TrainingJob) -> BatchedWay | None:
+    def _way(self, job: TrainingJob) -> BatchedTrainer | None:
         if job.strategy.member or not len(self._world.clients.indices(job.device)):
             return None
-        if (asked := wished(job.strategy)) is not None and asked.hold_out:
+        if (asked := statistics_of(job.strategy)) is not None and asked.hold_out:
             return None
         if job.strategy not in self._chosen:
             takers = (way for way in self._ways if way.takes(job.strategy))
@@ -134,7 +134,7 @@ def _with_statistics(made: Result, job: TrainingJob, known: HeadSamples, manifes
     if rows is not None:
         features, y = features[rows], y[rows]
     try:
-        whole = beside(strategy, made, Measured(features, y, len(manifest.labels)), run)
+        whole = add_statistics(strategy, made, Measured(features, y, len(manifest.labels)), run)
         check(split_statistics(whole.tensors)[1], specs(strategy, manifest))
     except TensorError as error:
         return FailedJob(str(error))
@@ -185,7 +185,7 @@ class BatchedHeads:
         plans = [_plan(job, k) for job, k in zip(jobs, known, strict=True)]
         lessons = [HeadLesson(k.inputs, k.y, p.batches, p.counted) for k, p in zip(known, plans, strict=True)]
         head, strategy = self._manifest.head, jobs[0].strategy
-        learnt = train_heads(joined(base, head), lessons, plans[0].optimizer, plans[0].clip_norm)
+        learnt = train_heads(head_matrix(base, head), lessons, plans[0].optimizer, plans[0].clip_norm)
         made = [
             TrainedUpdate(strategy.name, tensors, len(k.y), float(loss), strategy.form)
             for tensors, k, loss in zip(split_heads(learnt.heads, head), known, learnt.losses, strict=True)

@@ -15,7 +15,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training import local_training
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
-from device_runtime.strategies.training.local_training import Epochs, Plans
+from device_runtime.strategies.training.local_training import HasTrainingPlan, TrainingPlan
 
 from .job import FailedJob, Result, TrainingJob, World, run_of
 
@@ -43,23 +43,23 @@ class BatchedNetworks:
 
         Raises EngineError for an engine that is not installed.
         """
-        if self._pays is False or not isinstance(strategy, Plans) or not self._on_torch():
+        if self._pays is False or not isinstance(strategy, HasTrainingPlan) or not self._on_torch():
             return False
         given = self._manifest.input
         one = LocalData(np.zeros((1, *given.shape), given.dtype), np.zeros(1, np.int64))
         plan = strategy.plan(self._opened(), one, Run(0, "", clock=lambda: 0.0, deadline=inf))
-        if not local_training.alone(plan) or not isinstance(plan.optimizer, Sgd):
+        if not local_training.is_cross_entropy_only(plan) or not isinstance(plan.optimizer, Sgd):
             return False
-        from device_runtime.models.torch_engine.many import pays, possible
+        from device_runtime.models.torch_engine.many import can_train_many, is_faster_together
 
-        if not possible(self._manifest, plan.tunable):
+        if not can_train_many(self._manifest, plan.tunable):
             return False
         on_cpu = self._world.engine.device == "cpu"
-        return bool(self._pays or pays(self._manifest, plan.tunable, on_cpu))
+        return bool(self._pays or is_faster_together(self._manifest, plan.tunable, on_cpu))
 
     def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
         """Trains jobs of one strategy from one base, in order. Raises EngineError, TensorError."""
-        from device_runtime.models.torch_engine.many import CopyLesson, train_many
+        from device_runtime.models.torch_engine.many import CopySamples, train_many
 
         model = self._opened()
         if base is not self._loaded:
@@ -70,7 +70,7 @@ class BatchedNetworks:
             data = self._world.clients.local(job.device, self._manifest.input)
             run = run_of(job)
             plan = _plan(job.strategy, model, data, run)
-            lessons.append(CopyLesson(data.x, data.y, *local_training.steps(plan, run)))
+            lessons.append(CopySamples(data.x, data.y, *local_training.plan_batches(plan, run)))
             plans.append(plan)
         sgd = plans[0].optimizer
         if not isinstance(sgd, Sgd):
@@ -109,6 +109,6 @@ class BatchedNetworks:
         return max(1, MEMORY_BYTES // (size + 3 * graph.activation_bytes(64)))
 
 
-def _plan(strategy: AnyStrategy, model: TorchModel, data: LocalData, run: Run) -> Epochs:
-    plans: Plans = strategy  # type: ignore[assignment]  # by `takes`
+def _plan(strategy: AnyStrategy, model: TorchModel, data: LocalData, run: Run) -> TrainingPlan:
+    plans: HasTrainingPlan = strategy  # type: ignore[assignment]  # by `takes`
     return plans.plan(model, data, run)

@@ -71,7 +71,7 @@ def names() -> tuple[str, ...]:
 
 def make(world: World, wish: ExecutorWish, kinds: Sequence[AnyStrategy]) -> Executor:
     """Makes the executor for jobs of these kinds. Raises ExecutorError, EngineError, BundleError."""
-    return made(world, wish, choose(world, wish, kinds))
+    return make_chosen(world, wish, choose(world, wish, kinds))
 
 
 def choose(world: World, wish: ExecutorWish, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:
@@ -89,7 +89,7 @@ def choose(world: World, wish: ExecutorWish, kinds: Sequence[AnyStrategy]) -> Ex
     return _fastest(world, wish.workers or usable_cores(), kinds)
 
 
-def made(world: World, wish: ExecutorWish, choice: ExecutorChoice) -> Executor:
+def make_chosen(world: World, wish: ExecutorWish, choice: ExecutorChoice) -> Executor:
     """Makes the chosen executor. Raises as `make` does."""
     if choice.name == "ray":
         from .ray_executor import RayExecutor

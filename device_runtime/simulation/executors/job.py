@@ -11,15 +11,16 @@ from typing import Protocol
 import numpy as np
 
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors, check
-from device_runtime.models.engines.available import EngineWish, open_model
+from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import class_statistics
-from device_runtime.strategies.training.device_half import NOTHING, Run, TrainedUpdate
+from device_runtime.strategies.training.device_half import NO_TENSORS, Run, TrainedUpdate
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class World:
 
     bundle: Bundle
     clients: Clients
-    engine: EngineWish = field(default_factory=EngineWish)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     family: Mapping[str, Bundle] = field(default_factory=dict)
 
     @property
@@ -72,7 +73,7 @@ class TrainingJob:
     strategy: AnyStrategy
     seed: int
     base: str
-    memory: Tensors = field(default_factory=lambda: NOTHING, repr=False, compare=False)
+    memory: Tensors = field(default_factory=lambda: NO_TENSORS, repr=False, compare=False)
     aside: str = ""
     rare: tuple[int, ...] = ()
 
@@ -110,7 +111,7 @@ class Executor(Protocol):
         """Ends the workers and frees memory. May be called twice."""
 
 
-def train(model: DeviceModel, world: World, job: TrainingJob, aside: Tensors = NOTHING) -> Result:
+def train(model: DeviceModel, world: World, job: TrainingJob, aside: Tensors = NO_TENSORS) -> Result:
     """Does one job by the device's own code; `model`, of the strategy's member, holds the job's base already.
 
     Whether it meets the deadline was decided before.
@@ -124,7 +125,7 @@ def train(model: DeviceModel, world: World, job: TrainingJob, aside: Tensors = N
     return replace(made, form=job.strategy.form)
 
 
-def run_of(job: TrainingJob, aside: Tensors = NOTHING) -> Run:
+def run_of(job: TrainingJob, aside: Tensors = NO_TENSORS) -> Run:
     """The `Run` of a job; its noise depends on the job alone, so a repeated job draws the same."""
 
     def noise() -> np.random.Generator:
@@ -158,7 +159,7 @@ class PlainExecutor:
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for job in jobs:
             model = self._holding(job.strategy.member, bases[job.base])
-            aside = bases[job.aside] if job.aside else NOTHING
+            aside = bases[job.aside] if job.aside else NO_TENSORS
             yield _own(train(model, self._world, job, aside))
 
     def _holding(self, member: str, base: Tensors) -> DeviceModel:
@@ -168,7 +169,7 @@ class PlainExecutor:
         """
         if member not in self._models:
             self._models[member] = open_model(self._world.of(member), self._world.engine)
-        model, known = self._models[member], self._loaded.get(member, NOTHING)
+        model, known = self._models[member], self._loaded.get(member, NO_TENSORS)
         if base is not known:
             model.load({name: value for name, value in base.items() if value is not known.get(name)})
             self._loaded[member] = base

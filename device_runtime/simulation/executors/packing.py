@@ -163,7 +163,7 @@ class DivergedReply(msgspec.Struct, frozen=True, array_like=True, tag=1):
     why: str
 
 
-class Broke(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class WorkerException(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """An exception in a worker: the name of its type, its text, and where it was raised."""
 
     job: int
@@ -178,16 +178,16 @@ class WorkerOpened(msgspec.Struct, frozen=True, array_like=True, tag=3):
     pid: int
 
 
-Reply = TrainedReply | DivergedReply | Broke | WorkerOpened
+Reply = TrainedReply | DivergedReply | WorkerException | WorkerOpened
 read_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
-def broke(job: int, error: Exception) -> Broke:
+def worker_error(job: int, error: Exception) -> WorkerException:
     """The reply for an exception in a worker; job -1: it was raised before any job."""
-    return Broke(job, type(error).__name__, one_line(error), traceback.format_exc())
+    return WorkerException(job, type(error).__name__, one_line(error), traceback.format_exc())
 
 
-def headline(job: int, result: Result) -> TrainedReply | DivergedReply:
+def reply_of(job: int, result: Result) -> TrainedReply | DivergedReply:
     """The reply that accompanies the tensors and the memory of a result."""
     if isinstance(result, FailedJob):
         return DivergedReply(job, result.why)
@@ -202,7 +202,7 @@ def headline(job: int, result: Result) -> TrainedReply | DivergedReply:
     )
 
 
-class Expected:
+class ExpectedTensors:
     """The tensors that contributions consist of, computed once for each strategy of a run."""
 
     def __init__(self, world: World) -> None:
@@ -242,10 +242,14 @@ class Expected:
             return TrainedUpdate(reply.kind, tensors, reply.num_examples, reply.train_loss, reply.form, kept)
         if isinstance(reply, DivergedReply):
             return FailedJob(reply.why)
-        raise error_of(reply) if isinstance(reply, Broke) else ExecutorError(f"a worker answered {reply}")
+        raise (
+            error_of(reply)
+            if isinstance(reply, WorkerException)
+            else ExecutorError(f"a worker answered {reply}")
+        )
 
 
-def error_of(broke: Broke) -> Exception:
+def error_of(broke: WorkerException) -> Exception:
     """The worker's error: a ModelError of the same type, or else an ExecutorError with its text."""
     known = getattr(model_errors, broke.error, None)
     if isinstance(known, type) and issubclass(known, ModelError):

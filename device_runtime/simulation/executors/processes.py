@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.freed_memory import give_back
+from device_runtime.models.engines.freed_memory import trim_heap
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
 
 from . import packing
 from .job import Result, TrainingJob, World
-from .packing import Broke, Expected, Packed, WorkerOpened
-from .processes_crew import BasesInMemory, Content, Crew, Heard
+from .packing import ExpectedTensors, Packed, WorkerException, WorkerOpened
+from .processes_crew import BaseContent, BasesInMemory, WorkerMessage, WorkerPool
 from .processes_memory import MOST_WORKERS, WAVE_JOBS, JobBoard, SharedMemory
 from .processes_worker import Wave
 
@@ -41,11 +41,11 @@ class Processes:
             raise ExecutorError(f"workers is {count}, expected 1 to {MOST_WORKERS}")
         self.name = f"processes ({count})"
         self._world = world
-        self._crew = Crew(world)
+        self._crew = WorkerPool(world)
         self._end = weakref.finalize(self, self._crew.close)
         self._board = JobBoard(self._crew.board)
         self._bases = BasesInMemory(self._crew.bases)
-        self._going: Running | None = None
+        self._going: RunningWave | None = None
         self._opened = 0
         self._mapped: mmap.mmap | None = None
         try:
@@ -74,7 +74,7 @@ class Processes:
                 if heard.reply is None:
                     how = self._crew.dismiss(heard.worker)
                     raise ExecutorError(f"worker {heard.worker} did not start: {how}")
-                if isinstance(heard.reply, Broke):
+                if isinstance(heard.reply, WorkerException):
                     raise packing.error_of(heard.reply)
                 ready += 1
 
@@ -97,14 +97,14 @@ class Processes:
                 self._board.stop()
             self._going = None
 
-    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Running:
+    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> RunningWave:
         """Writes a wave of jobs, none of which may be taken yet; waits for jobs left by an abandoned run."""
         self._check_open()
         if self._going is not None:
             raise ExecutorError("a run is going on; its results must be taken first")
         while self._board.taken():
             self._listen()
-        going = planned(self._world, jobs, len(self._crew.pids))
+        going = plan_wave(self._world, jobs, len(self._crew.pids))
         places = self._bases.places(contents(self._world, bases, jobs))
         self._crew.memories.grow(max(going.slots * going.memory_bytes, 1))
         wave = Wave(going.packed, going.slots, going.slot_bytes, going.memory_bytes, places)
@@ -114,10 +114,10 @@ class Processes:
             self._board.begin(len(jobs), len(text))
         self._going, self._opened = going, 0
         if going.slot_bytes >= LARGE_BYTES:
-            give_back()  # memory that merging the last round has left
+            trim_heap()  # memory that merging the last round has left
         return going
 
-    def _open(self, going: Running, first: int) -> None:
+    def _open(self, going: RunningWave, first: int) -> None:
         """Lets workers take as many jobs as results have room for; all jobs before `first` are done."""
         end = min(first + going.slots, len(going.jobs))
         if end > self._opened:
@@ -141,7 +141,7 @@ class Processes:
         for heard in self._crew.listen():
             if heard.reply is None:
                 self._replace(heard.worker)
-            elif isinstance(heard.reply, Broke) and heard.reply.job < 0:
+            elif isinstance(heard.reply, WorkerException) and heard.reply.job < 0:
                 raise packing.error_of(heard.reply)
             elif not isinstance(heard.reply, WorkerOpened):
                 self._board.done(heard.reply.job)
@@ -182,7 +182,7 @@ MOST_SLOTS = 1024
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningWave:
     """The state of one wave of jobs in the parent process.
 
     Result i is in slot i % slots, of `slot_bytes`; the memory of job i in that slot of the memories, of
@@ -191,11 +191,11 @@ class Running:
 
     jobs: Sequence[TrainingJob]
     packed: Packed
-    expected: Expected
+    expected: ExpectedTensors
     slots: int
     slot_bytes: int
     memory_bytes: int
-    heard: dict[int, Heard] = field(default_factory=dict)
+    heard: dict[int, WorkerMessage] = field(default_factory=dict)
     deaths: Counter[int] = field(default_factory=Counter)
 
     def remember(self, number: int, memories: SharedMemory) -> None:
@@ -205,20 +205,24 @@ class Running:
             memories.write(self.jobs[number].memory[spec.name], start + place)
 
 
-def planned(world: World, jobs: Sequence[TrainingJob], workers: int) -> Running:
+def plan_wave(world: World, jobs: Sequence[TrainingJob], workers: int) -> RunningWave:
     """Plans a wave, with as many slots as there is room for results. Raises ExecutorError, ModelError."""
-    expected, packed = Expected(world), packing.pack_jobs(jobs)
+    expected, packed = ExpectedTensors(world), packing.pack_jobs(jobs)
     size = max(expected.size(job.strategy) for job in jobs)
     slot = size + -size % mmap.PAGESIZE
     memory = max((packing.size_of(layout) for layout in packed.layouts), default=0)
     room = RESULTS_BYTES // max(slot + memory, 1)
     slots = min(max(2 * workers + 1, min(MOST_SLOTS, room)), len(jobs))
-    return Running(jobs, packed, expected, slots, slot, memory)
+    return RunningWave(jobs, packed, expected, slots, slot, memory)
 
 
-def contents(world: World, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> dict[str, Content]:
+def contents(
+    world: World, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]
+) -> dict[str, BaseContent]:
     """The tensors of `bases` that the jobs use, by key."""
     members = {job.base: job.strategy.member for job in jobs}
-    models = {key: Content(bases[key], world.of(member).manifest.stored()) for key, member in members.items()}
+    models = {
+        key: BaseContent(bases[key], world.of(member).manifest.stored()) for key, member in members.items()
+    }
     asides = {job.aside for job in jobs if job.aside}
-    return models | {key: Content(bases[key], packing.specs_of(bases[key])) for key in asides}
+    return models | {key: BaseContent(bases[key], packing.specs_of(bases[key])) for key in asides}

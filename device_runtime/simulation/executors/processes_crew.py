@@ -51,7 +51,7 @@ class WorkerProcess:
 
 
 @dataclass(frozen=True)
-class Heard:
+class WorkerMessage:
     """A message of a worker, with the memory of its result; `reply` is None when the worker has died."""
 
     worker: int
@@ -59,7 +59,7 @@ class Heard:
     memory: bytes = b""
 
 
-class Crew:
+class WorkerPool:
     """The pool of workers by number, the memory that they share with this process, the clients' folder."""
 
     def __init__(self, world: World) -> None:
@@ -108,7 +108,7 @@ class Crew:
             with suppress(OSError):
                 self._workers[number].link.send_bytes(b"")
 
-    def listen(self) -> list[Heard]:
+    def listen(self) -> list[WorkerMessage]:
         """Waits for at least one message and returns those that are there."""
         return [self._hear(key.data) for key, _ in self._selector.select()]
 
@@ -145,17 +145,17 @@ class Crew:
         if self._made:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _hear(self, number: int) -> Heard:
+    def _hear(self, number: int) -> WorkerMessage:
         try:
             link = self._workers[number].link
             reply = read_reply(link.recv_bytes())
             if isinstance(reply, WorkerOpened):
                 self._workers[number].pid = reply.pid
             if isinstance(reply, TrainedReply) and reply.memory is not None:
-                return Heard(number, reply, link.recv_bytes())
-            return Heard(number, reply)
+                return WorkerMessage(number, reply, link.recv_bytes())
+            return WorkerMessage(number, reply)
         except (EOFError, OSError):
-            return Heard(number, None)
+            return WorkerMessage(number, None)
         except msgspec.DecodeError as error:
             raise ExecutorError(f"worker {number} sent a message that cannot be read: {error}") from None
 
@@ -196,7 +196,7 @@ def _wait(worker: WorkerProcess) -> None:
 
 
 @dataclass(frozen=True)
-class Content:
+class BaseContent:
     """The tensors of a base model, or those sent beside one, and the layout that they must have."""
 
     tensors: Tensors
@@ -209,7 +209,7 @@ class _Slot:
 
     start: int
     room: int
-    content: Content
+    content: BaseContent
     versions: tuple[int, ...]
 
     @property
@@ -225,7 +225,7 @@ class BasesInMemory:
         self._slots: list[_Slot] = []
         self._versions = 0
 
-    def places(self, contents: Mapping[str, Content]) -> dict[str, BasePlace]:
+    def places(self, contents: Mapping[str, BaseContent]) -> dict[str, BasePlace]:
         """Writes the contents and returns the place of each, by key. Raises TensorError if tensors lack."""
         held = {id(slot.content.tensors): slot for slot in self._slots}
         found = {key: held[id(new.tensors)] for key, new in contents.items() if id(new.tensors) in held}
@@ -233,7 +233,7 @@ class BasesInMemory:
             found[key] = self._put(contents[key], found.values())
         return {key: slot.place for key, slot in found.items()}
 
-    def _put(self, new: Content, taken: Iterable[_Slot]) -> _Slot:
+    def _put(self, new: BaseContent, taken: Iterable[_Slot]) -> _Slot:
         """Writes `new` to a slot. A tensor that is the same array as in another slot has the same version."""
         check(new.tensors, new.layout)
         names = [spec.name for spec in new.layout]
@@ -262,7 +262,7 @@ class BasesInMemory:
         size = packing.size_of(layout)
         return alike or min((slot for slot in free if slot.room >= size), key=lambda s: s.room, default=None)
 
-    def _new_slot(self, new: Content, versions: tuple[int, ...]) -> _Slot:
+    def _new_slot(self, new: BaseContent, versions: tuple[int, ...]) -> _Slot:
         """A new slot, after all others."""
         start = max((slot.start + slot.room for slot in self._slots), default=0)
         room = packing.size_of(new.layout)

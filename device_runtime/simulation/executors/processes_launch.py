@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.bundles.names import EngineSettings
 
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); \
 from device_runtime.simulation.executors.processes_worker import main; main(sys.argv[2])"
@@ -39,7 +39,7 @@ class LaunchOrder(msgspec.Struct, frozen=True):
     family: dict[str, str]
     clients: str
     made: bool
-    engine: EngineWish
+    engine: EngineSettings
 
 
 def launch(orders: Sequence[LaunchOrder]) -> subprocess.Popen[bytes]:
@@ -58,7 +58,7 @@ def launch(orders: Sequence[LaunchOrder]) -> subprocess.Popen[bytes]:
         )
 
 
-def divided(orders: Sequence[LaunchOrder]) -> LaunchOrder:
+def fork_workers(orders: Sequence[LaunchOrder]) -> LaunchOrder:
     """In the launched process: forks it for every order but one, and returns the order of each copy.
 
     Copies share the memory of imported modules: 150 MB for torch. A process with several threads is not

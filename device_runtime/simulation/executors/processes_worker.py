@@ -21,16 +21,16 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.models.engines.freed_memory import give_back
+from device_runtime.models.engines.freed_memory import trim_heap
 from device_runtime.simulation.clients import Clients
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 from . import packing
 from .job import FailedJob, Result, World, train
 from .packing import Layout, Packed
-from .processes_launch import LaunchOrder, divided
+from .processes_launch import LaunchOrder, fork_workers
 from .processes_memory import JobBoard, SharedMemory
 
 TOUCHED_BYTES = 8 << 20
@@ -68,15 +68,15 @@ def main(text: str) -> None:
     orders = msgspec.json.decode(text, type=tuple[LaunchOrder, ...])
     if len(orders) > 1:
         importlib.import_module("device_runtime.models.torch_engine.engine")
-    order = divided(orders)
+    order = fork_workers(orders)
     end_when_alone(order.link, partial(_remove_clients, order))
     with suppress(EOFError, ConnectionError), Connection(order.link) as link:
         try:
             worker = SimulationWorker(order)
         except Exception as error:
-            link.send_bytes(packing.pack(packing.broke(-1, error)))
+            link.send_bytes(packing.pack(packing.worker_error(-1, error)))
             return
-        give_back()
+        trim_heap()
         link.send_bytes(packing.pack(packing.WorkerOpened(os.getpid())))
         while True:
             job = worker.take()
@@ -143,9 +143,9 @@ class SimulationWorker:
             self._leave(number, result)
             self._forget(packed.device)
         except Exception as error:
-            yield packing.pack(packing.broke(number, error))
+            yield packing.pack(packing.worker_error(number, error))
             return
-        yield packing.pack(packing.headline(number, result))
+        yield packing.pack(packing.reply_of(number, result))
         if not isinstance(result, FailedJob) and result.memory is not None:
             yield packing.joined(result.memory)
 
@@ -175,13 +175,13 @@ class SimulationWorker:
     def _memory(self, number: int) -> Tensors:
         layout = self._wave.packed.layout(self._wave.packed.jobs[number])
         if not layout:
-            return NOTHING
+            return NO_TENSORS
         start = number % self._wave.slots * self._wave.memory_bytes
         return packing.views(self._memories.view(max(start + self._wave.memory_bytes, 1)), layout, start)
 
     def _aside(self, key: str) -> Tensors:
         if not key:
-            return NOTHING
+            return NO_TENSORS
         place = self._wave.bases[key]
         return packing.views(self._bases.view(max(place.end, 1)), place.layout, place.start)
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.models.bundles.bundle import Bundle, unpack
-from device_runtime.models.engines.available import EngineWish, open_model
+from device_runtime.models.bundles.names import EngineSettings
+from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import one_line
 from device_runtime.profiles.machine import usable_cores
@@ -40,11 +41,11 @@ NOTHING: Bytes = np.empty(0, np.uint8)
 class RayWorld(msgspec.Struct, frozen=True, array_like=True):
     """The opening message of a worker: the engine, and the names of the family's other bundles."""
 
-    engine: EngineWish
+    engine: EngineSettings
     family: tuple[str, ...]
 
 
-class Errand(msgspec.Struct, frozen=True, array_like=True):
+class RayJob(msgspec.Struct, frozen=True, array_like=True):
     """A single job for a worker: its number in the run, its kind of update, and the key of its base.
 
     `memory` and `aside` are the layouts of these tensors.
@@ -78,26 +79,26 @@ class RayWorker:
             self._world = World(main, Clients(*arrays[:4]), opening.engine, family)
             self._models = {"": open_model(main, opening.engine)}
         except Exception as error:
-            return packing.pack(packing.broke(-1, error))
+            return packing.pack(packing.worker_error(-1, error))
         self._strategies: dict[tuple[str, bytes], AnyStrategy] = {}
         self._loaded: dict[str, int] = {}
         return packing.pack(packing.WorkerOpened(os.getpid()))
 
     def do(self, text: bytes, base: Bytes, memory: Bytes, aside: Bytes) -> Answer:
         """Does an Errand, given its base, memory and tensors beside the base."""
-        errand = msgspec.msgpack.decode(text, type=Errand)
+        errand = msgspec.msgpack.decode(text, type=RayJob)
         try:
             strategy = self._strategy(errand.kind)
             model = self._holding(strategy.member, errand.base, base)
             job = packing.unpack_job(errand.job, strategy, packing.views(memory, errand.memory))
             result = train(model, self._world, job, packing.views(aside, errand.aside))
-            reply = packing.pack(packing.headline(errand.number, result))
+            reply = packing.pack(packing.reply_of(errand.number, result))
             if isinstance(result, FailedJob):
                 return reply, NOTHING, NOTHING
             kept = NOTHING if result.memory is None else packing.joined(result.memory)
             return reply, packing.joined(result.tensors), kept
         except Exception as error:
-            return packing.pack(packing.broke(errand.number, error)), NOTHING, NOTHING
+            return packing.pack(packing.worker_error(errand.number, error)), NOTHING, NOTHING
 
     def _holding(self, member: str, key: int, base: Bytes) -> DeviceModel:
         """The model of this member with this base."""
@@ -144,7 +145,7 @@ def import_ray() -> Any:
 
 
 @dataclass(frozen=True)
-class Returned:
+class RayAnswer:
     """An answer from a worker; `reply` is None where the worker or the answer was lost, as `why` says."""
 
     worker: int
@@ -188,12 +189,12 @@ class Cluster:
         self._flying[actor.open.remote(*self._given)] = self._numbers, -1
         return self._numbers
 
-    def send(self, worker: int, ticket: int, errand: Errand, *given: Any) -> None:
+    def send(self, worker: int, ticket: int, errand: RayJob, *given: Any) -> None:
         """Sends a worker an errand; `given` are base, memory and aside, as arrays or `ray.put` references."""
         answer = self._actors[worker].do.remote(msgspec.msgpack.encode(errand), *given)
         self._flying[answer] = worker, ticket
 
-    def next(self) -> list[Returned]:
+    def next(self) -> list[RayAnswer]:
         """Waits for an answer and returns what came; empty after START_S seconds without any."""
         came, _ = self.ray.wait(list(self._flying), num_returns=1, timeout=START_S)
         return [self._returned(ref) for ref in came]
@@ -215,7 +216,7 @@ class Cluster:
         if self._own:
             self.ray.shutdown()
 
-    def _returned(self, ref: Any) -> Returned:
+    def _returned(self, ref: Any) -> RayAnswer:
         worker, ticket = self._flying.pop(ref)
         errors = self.ray.exceptions
         try:
@@ -223,9 +224,9 @@ class Cluster:
         except errors.RayTaskError as error:
             raise ExecutorError(f"a Ray worker failed: {one_line(error.cause or error)}") from error
         except errors.RayError as error:
-            return Returned(worker, ticket, None, NOTHING, NOTHING, one_line(error))
+            return RayAnswer(worker, ticket, None, NOTHING, NOTHING, one_line(error))
         text, tensors, memory = (answer, NOTHING, NOTHING) if ticket < 0 else answer
-        return Returned(worker, ticket, read_reply(text), tensors, memory)
+        return RayAnswer(worker, ticket, read_reply(text), tensors, memory)
 
     def _join(self, address: str | None, cores: int | None) -> None:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}

@@ -14,9 +14,9 @@ from device_runtime.simulation.errors import ExecutorError
 
 from . import packing
 from .job import Result, TrainingJob, World
-from .packing import Broke, Expected, Layout, Packed
+from .packing import ExpectedTensors, Layout, Packed, WorkerException
 from .processes import contents
-from .ray_cluster import NOTHING, Cluster, Errand, Returned
+from .ray_cluster import NOTHING, Cluster, RayAnswer, RayJob
 
 AHEAD = 4
 """Results for each worker that may wait for their turn, in the cluster's object store."""
@@ -47,7 +47,7 @@ class _Running:
     jobs: Sequence[TrainingJob]
     packed: Packed
     waiting: list[int]
-    came: dict[int, Returned]
+    came: dict[int, RayAnswer]
     losses: Counter[int]
 
 
@@ -85,7 +85,7 @@ class RayExecutor:
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         going = self._begin(bases, jobs)
-        expected = Expected(self._world)
+        expected = ExpectedTensors(self._world)
         try:
             for number, job in enumerate(jobs):
                 self._feed(going, number)
@@ -160,7 +160,7 @@ class RayExecutor:
         job = going.packed.jobs[number]
         base, aside = self._stored[job.base], self._stored[job.aside] if job.aside else _NONE
         kind, layout = going.packed.kinds[job.strategy], going.packed.layout(job)
-        errand = Errand(number, kind, job, base.key, layout, aside.layout)
+        errand = RayJob(number, kind, job, base.key, layout, aside.layout)
         memory = packing.joined(going.jobs[number].memory) if layout else NOTHING
         self._load[worker] += 1
         self._cluster.send(worker, going.ticket + number, errand, base.ref, memory, aside.ref)
@@ -175,7 +175,7 @@ class RayExecutor:
             else:
                 self._answered(returned)
 
-    def _answered(self, returned: Returned) -> None:
+    def _answered(self, returned: RayAnswer) -> None:
         going = self._going
         if returned.worker in self._load:
             self._load[returned.worker] -= 1
@@ -188,10 +188,10 @@ class RayExecutor:
         else:
             self._again(going, returned.ticket - going.ticket, returned.why)
 
-    def _arrived(self, returned: Returned) -> None:
+    def _arrived(self, returned: RayAnswer) -> None:
         """Takes a new worker that is ready; raises the error of one that failed."""
         self._coming.discard(returned.worker)
-        if isinstance(returned.reply, Broke):
+        if isinstance(returned.reply, WorkerException):
             raise packing.error_of(returned.reply)
         if returned.reply is None:
             raise ExecutorError(f"a Ray worker did not start: {returned.why}")

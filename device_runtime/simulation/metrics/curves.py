@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.records import SimulatedRound
 
 Axis = Literal["rounds", "time", "energy", "bytes"]
 
@@ -62,15 +62,15 @@ class Model:
     not evaluated.
     """
 
-    acc: Callable[[RoundLine], float]
-    by_class: Callable[[RoundLine], tuple[float, ...]]
+    acc: Callable[[SimulatedRound], float]
+    by_class: Callable[[SimulatedRound], tuple[float, ...]]
 
     def recall(
         self, classes: Sequence[int], fold: Callable[[Iterable[float]], float] = mean
-    ) -> Callable[[RoundLine], float]:
+    ) -> Callable[[SimulatedRound], float]:
         """Reads the recall of these classes, each weighing the same; classes without samples are left out."""
 
-        def value(line: RoundLine) -> float:
+        def value(line: SimulatedRound) -> float:
             kept = self.by_class(line)
             known = [kept[number] for number in classes if number < len(kept) and not isnan(kept[number])]
             return fold(known) if known else nan
@@ -88,7 +88,9 @@ CLOSED_FORM_HEAD = Model(
 
 
 def accuracy(
-    rounds: Sequence[RoundLine], axis: Axis = "time", value: Callable[[RoundLine], float] = SERVED.acc
+    rounds: Sequence[SimulatedRound],
+    axis: Axis = "time",
+    value: Callable[[SimulatedRound], float] = SERVED.acc,
 ) -> Curve:
     """The accuracy `value` over what was spent on `axis`, for each round that has it."""
     values = np.array([value(line) for line in rounds], np.float64)
@@ -96,7 +98,7 @@ def accuracy(
     return Curve(spent(rounds, axis)[known], values[known])
 
 
-def spent(rounds: Sequence[RoundLine], axis: Axis) -> NDArray[np.float64]:
+def spent(rounds: Sequence[SimulatedRound], axis: Axis) -> NDArray[np.float64]:
     """The axis at the end of each round, (rounds,): its number, virtual seconds, joules, or bytes both ways.
 
     Energy and bytes are totals since the start of the run.

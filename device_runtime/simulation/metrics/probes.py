@@ -20,7 +20,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import Executor, Result, TrainingJob
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 SAMPLES = 256
@@ -29,7 +29,7 @@ MODELS = 10
 """Local models that are compared in one round: 45 pairs."""
 
 
-class Heat(msgspec.Struct, frozen=True):
+class PredictionHeatMap(msgspec.Struct, frozen=True):
     """The predictions of one local model for each kind: that of the first device that sent it.
 
     matrix[true class][predicted class] is a mean logit.
@@ -47,7 +47,7 @@ class ProbeLine(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
     cka: dict[str, tuple[tuple[float | None, ...], ...]] = {}
     means: dict[str, float | None] = {}
-    heat: tuple[Heat, ...] = ()
+    heat: tuple[PredictionHeatMap, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _Gathered:
     """The data of one round: Gram matrices of features by device and level, heat maps by kind."""
 
     grams: dict[str, dict[str, NDArray[np.float64]]] = field(default_factory=dict)
-    heat: dict[str, Heat] = field(default_factory=dict)
+    heat: dict[str, PredictionHeatMap] = field(default_factory=dict)
 
 
 class Probes:
@@ -113,7 +113,7 @@ class Probes:
         """Sets the bases of the next jobs."""
         self._bases = bases
 
-    def asked(self, ask: Ask) -> None:
+    def asked(self, ask: AskRecord) -> None:
         """Ignored: an ask has no model."""
 
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
@@ -130,7 +130,7 @@ class Probes:
         seen = self._model.forward(self._probe.x)
         if made.kind not in self._gathered.heat:
             matrix = _rows(mean_logits(seen.logits, self._probe.y))
-            self._gathered.heat[made.kind] = Heat(made.kind, job.name, matrix)
+            self._gathered.heat[made.kind] = PredictionHeatMap(made.kind, job.name, matrix)
         if compared:
             self._gathered.grams[job.name] = {
                 level: gram(
@@ -139,7 +139,7 @@ class Probes:
                 for level in self._levels
             }
 
-    def closed(self, line: RoundLine) -> None:
+    def closed(self, line: SimulatedRound) -> None:
         """Compares the models that were gathered in this round, and reports them."""
         gathered, self._gathered, self._round = self._gathered, _Gathered(), line.round + 1
         if not gathered.heat:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import nan
 
-from device_runtime.simulation.records import Ask
+from device_runtime.simulation.records import AskRecord
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class BusyDevice:
 
 
 @dataclass(frozen=True)
-class Tally:
+class AskCounts:
     """Totals of the asks of a run.
 
     `counted`: by device, how often its update counted; 0 for devices that were asked and never counted.
@@ -43,7 +43,7 @@ class Tally:
         return tuple(sorted({group for group, _ in self.outcomes}))
 
 
-def tally(asks: Iterable[Ask]) -> Tally:
+def tally(asks: Iterable[AskRecord]) -> AskCounts:
     """Counts the asks in one pass."""
     number = 0
     counted: Counter[str] = Counter()
@@ -63,7 +63,7 @@ def tally(asks: Iterable[Ask]) -> Tally:
             so_far[0] += 1
             so_far[1] += ask.download_s + ask.compute_s + ask.upload_s
     busy = {device: BusyDevice(groups[device], int(n), seconds) for device, (n, seconds) in spent.items()}
-    return Tally(number, dict(counted), dict(outcomes), dict(+kinds), busy)
+    return AskCounts(number, dict(counted), dict(outcomes), dict(+kinds), busy)
 
 
 @dataclass(frozen=True)

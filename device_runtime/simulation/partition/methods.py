@@ -90,7 +90,7 @@ def apportioned(weights: NDArray[np.float64], total: int, least: int = 0) -> Int
 def iid(samples: int, devices: int, rng: np.random.Generator, wanted: Sizes = EQUAL) -> Parts:
     """Divides `samples` samples at random. Raises DataSetError when they are too few."""
     sizes = wanted.draw(samples, devices, rng)
-    return dealt(np.zeros(samples, np.int64), sizes[:, None], rng, wanted.reuse)
+    return deal(np.zeros(samples, np.int64), sizes[:, None], rng, wanted.reuse)
 
 
 def dirichlet(
@@ -111,7 +111,7 @@ def dirichlet(
     pools = np.bincount(codes)
     mixtures = rng.dirichlet(np.full(len(pools), alpha), devices) + LAST_RESORT
     counts = _drawn(mixtures / mixtures.sum(1, keepdims=True), sizes, pools, rng, wanted.reuse)
-    return dealt(codes, counts, rng, wanted.reuse)
+    return deal(codes, counts, rng, wanted.reuse)
 
 
 def dirichlet_by_class(
@@ -129,7 +129,7 @@ def dirichlet_by_class(
     ends = np.rint(np.cumsum(shares, axis=1) * pools[:, None]).astype(np.int64)
     ends[:, -1] = pools
     counts = np.diff(ends, axis=1, prepend=0).T
-    return dealt(codes, repaired(counts, least), rng)
+    return deal(codes, fill_to_least(counts, least), rng)
 
 
 def _codes(y: NDArray[np.integer]) -> Ints:
@@ -202,7 +202,7 @@ def classes(
         )
     if most is not None:
         share = np.minimum(share, max(1, most // each))
-    return dealt(codes, holds * share, rng)
+    return deal(codes, holds * share, rng)
 
 
 def _holdings(devices: int, labels: int, each: int, rng: np.random.Generator) -> Ints:
@@ -251,7 +251,7 @@ def _log_use(every: int, enough: int, given: int, devices: int) -> None:
         log.info("%d of %d groups stay unused, %d of them too small", every - given, every, every - enough)
 
 
-def dealt(codes: Ints, counts: Ints, rng: np.random.Generator, reuse: bool = False) -> Parts:
+def deal(codes: Ints, counts: Ints, rng: np.random.Generator, reuse: bool = False) -> Parts:
     """Gives device k counts[k, c] random samples of class c.
 
     codes: class of each sample, (n,), from 0; counts: (devices, classes). Without `reuse` the counts of a
@@ -294,7 +294,7 @@ def _again(wanted: Ints, size: int) -> tuple[Ints, int]:
     return begins, rounds
 
 
-def repaired(counts: Ints, least: int) -> Ints:
+def fill_to_least(counts: Ints, least: int) -> Ints:
     """counts (devices, classes) with at least `least` samples each, moved from the devices that have most."""
     counts = counts.copy()
     totals = counts.sum(1)
@@ -311,7 +311,7 @@ def repaired(counts: Ints, least: int) -> Ints:
     return counts
 
 
-def capped(parts: Parts, most: int | None, rng: np.random.Generator) -> Parts:
+def cap(parts: Parts, most: int | None, rng: np.random.Generator) -> Parts:
     """Keeps at most `most` of each device's samples, drawn at random."""
     if most is None:
         return parts

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.simulation.compare.equal import MOST_NAMED, alone
-from device_runtime.simulation.compare.figures import Ran
+from device_runtime.simulation.compare.equal import MOST_NAMED, held_alone
+from device_runtime.simulation.compare.figures import FinishedRun
 from device_runtime.simulation.compare.wording import BYTES, JOULE, TIMES, Units, unit_for
 from device_runtime.simulation.metrics.curves import SERVED, Axis, Curve, accuracy
-from device_runtime.simulation.records import RoundLine
+from device_runtime.simulation.records import SimulatedRound
 
-from .canvas import MUTED, Compared, Drawing, panels, stroke
+from .canvas import MUTED, ComparedRuns, Drawing, panels, stroke
 
 POINTS = 600
 MOST_PANELS = 4
 
 
-def over_time(compared: Compared) -> Drawing | None:
+def over_time(compared: ComparedRuns) -> Drawing | None:
     """Draws accuracy over virtual time; None where nothing was evaluated."""
     if not _evaluated(compared):
         return None
@@ -38,7 +38,7 @@ def over_time(compared: Compared) -> Drawing | None:
     return Drawing("accuracy-time", "Accuracy over virtual time", text.strip(), figure)
 
 
-def over_costs(compared: Compared) -> Drawing | None:
+def over_costs(compared: ComparedRuns) -> Drawing | None:
     """Draws accuracy over bytes and over joules; None where nothing was evaluated."""
     if not _evaluated(compared):
         return None
@@ -54,12 +54,12 @@ def over_costs(compared: Compared) -> Drawing | None:
     return Drawing("accuracy-costs", "Accuracy over bytes and over energy", text.strip(), figure)
 
 
-def of_groups(compared: Compared) -> Drawing | None:
+def of_groups(compared: ComparedRuns) -> Drawing | None:
     """Draws the recall of classes that one group alone holds, over virtual time, in a panel for each group.
 
     None where no group holds classes alone.
     """
-    parts = tuple(alone(compared.plan.scenario, compared.labels))[:MOST_PANELS]
+    parts = tuple(held_alone(compared.plan.scenario, compared.labels))[:MOST_PANELS]
     if not parts or not any(_known(compared.runs, "time", part.value) for part in parts):
         return None
     figure, axes = panels(1, len(parts), 3.7, sharey=True)
@@ -75,7 +75,7 @@ def of_groups(compared: Compared) -> Drawing | None:
     return Drawing("accuracy-of-groups", "Classes that one group alone holds", text.strip(), figure)
 
 
-def by_class(compared: Compared) -> Drawing | None:
+def by_class(compared: ComparedRuns) -> Drawing | None:
     """Draws the recall of each class by the last model; None where it was not evaluated."""
     figure, axes = panels(1, 1, 3.6)
     on = axes[0, 0]
@@ -109,12 +109,16 @@ def by_class(compared: Compared) -> Drawing | None:
     return Drawing("accuracy-by-class", "Accuracy of each class", text, figure)
 
 
-def _evaluated(compared: Compared) -> bool:
+def _evaluated(compared: ComparedRuns) -> bool:
     return any(run.curve.value.size for run in compared.runs)
 
 
 def _curves(
-    on: Any, compared: Compared, axis: Axis, units: Units, value: Callable[[RoundLine], float] = SERVED.acc
+    on: Any,
+    compared: ComparedRuns,
+    axis: Axis,
+    units: Units,
+    value: Callable[[SimulatedRound], float] = SERVED.acc,
 ) -> tuple[str, float]:
     """Draws every policy's curve as far as all of its seeds went; returns the axis's unit and its size."""
     by_policy = {policy: _known(compared.of(policy), axis, value) for policy in compared.policies}
@@ -132,7 +136,7 @@ def _legend(figure: Any, on: Any) -> None:
     figure.legend(*on.get_legend_handles_labels(), loc="outside lower center", ncols=5, handlelength=2.6)
 
 
-def _known(runs: Sequence[Ran], axis: Axis, value: Callable[[RoundLine], float]) -> list[Curve]:
+def _known(runs: Sequence[FinishedRun], axis: Axis, value: Callable[[SimulatedRound], float]) -> list[Curve]:
     return [curve for curve in (accuracy(run.rounds, axis, value) for run in runs) if curve.at.size]
 
 
@@ -201,12 +205,12 @@ def _by_class(on: Any, policy: str, rows: NDArray[np.float64], offset: float) ->
     on.plot(at, mean, look.marker, color=look.colour, markersize=6, label=policy)
 
 
-def _last(run: Ran) -> tuple[float, ...]:
+def _last(run: FinishedRun) -> tuple[float, ...]:
     """The recall of each class in the last round that was evaluated."""
     return next((line.eval_acc_by_class for line in reversed(run.rounds) if line.eval_acc_by_class), ())
 
 
-def _band(compared: Compared) -> str:
+def _band(compared: ComparedRuns) -> str:
     seeds = compared.plan.comparison.seeds
     return f"Line: mean over {seeds} seeds; band: from the lowest seed to the highest." if seeds > 1 else ""
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from device_runtime.simulation.compare.equal import Equal, equal
+from device_runtime.simulation.compare.equal import EqualTerms, equal
 from device_runtime.simulation.compare.figures import (
     ComparisonTerms,
-    Ran,
+    FinishedRun,
     Summary,
     read_all,
     summarise,
@@ -184,14 +184,14 @@ def _named_apart(text: str, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRuns:
     """A comparison whose runs are all finished, read from its files; `summary` by policy."""
 
     plan: ComparisonPlan
-    runs: tuple[Ran, ...]
+    runs: tuple[FinishedRun, ...]
     terms: ComparisonTerms
     summary: Mapping[str, Summary]
-    equal: Equal
+    equal: EqualTerms
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -202,7 +202,7 @@ class Compared:
         """The names of the classes."""
         return self.runs[0].info.labels
 
-    def of(self, policy: str) -> list[Ran]:
+    def of(self, policy: str) -> list[FinishedRun]:
         """The runs of a policy, by seed."""
         return [run for run in self.runs if run.name.policy == policy]
 
@@ -217,8 +217,8 @@ class Drawing:
     figure: Any
 
 
-def compared(plan: ComparisonPlan) -> Compared:
+def read_comparison(plan: ComparisonPlan) -> ComparedRuns:
     """Reads a comparison. Raises SimulationError when a run is not finished, or its files are damaged."""
     runs = tuple(read_all(plan))
     at = terms(runs, plan.scenario.devices, plan.comparison.target)
-    return Compared(plan, runs, at, summarise(runs, at), equal(runs, at, plan.scenario))
+    return ComparedRuns(plan, runs, at, summarise(runs, at), equal(runs, at, plan.scenario))

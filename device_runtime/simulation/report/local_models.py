@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.simulation.compare.figures import Ran
-from device_runtime.simulation.metrics.probes import Heat, ProbeLine
+from device_runtime.simulation.compare.figures import FinishedRun
+from device_runtime.simulation.metrics.probes import PredictionHeatMap, ProbeLine
 
-from .canvas import Compared, Drawing, panels, stroke
+from .canvas import ComparedRuns, Drawing, panels, stroke
 
 MAP = "cividis"
 """A colour map with even steps for any colour vision."""
@@ -20,7 +20,7 @@ MOST_VECTORS = 30
 """The most classes of a heat map that is drawn as vectors, cell by cell; larger ones are rasterized."""
 
 
-def drift(compared: Compared) -> Drawing | None:
+def drift(compared: ComparedRuns) -> Drawing | None:
     """Draws the mean CKA over pairs by round, in a panel for each level; None if no models were compared."""
     levels = _levels(compared)
     if not levels:
@@ -40,7 +40,7 @@ def drift(compared: Compared) -> Drawing | None:
     return Drawing("drift", "Drift of local models", text, figure)
 
 
-def similarity(compared: Compared) -> Drawing | None:
+def similarity(compared: ComparedRuns) -> Drawing | None:
     """Draws the CKA of every pair of models in the last probed round of each policy's first seed."""
     lines = {policy: line for policy in compared.policies if (line := _last_compared(compared.of(policy)[0]))}
     if not lines:
@@ -61,7 +61,7 @@ def similarity(compared: Compared) -> Drawing | None:
     return Drawing("similarity", "Similarity of local models", text, figure)
 
 
-def said(compared: Compared) -> Drawing | None:
+def predictions(compared: ComparedRuns) -> Drawing | None:
     """Draws the mean logits of one local model of each kind: stripes are a bias to its own classes."""
     heats = _heats(compared)
     if not heats:
@@ -84,12 +84,12 @@ def said(compared: Compared) -> Drawing | None:
     return Drawing("predictions", "What local models say of each class", text, figure)
 
 
-def _levels(compared: Compared) -> list[str]:
+def _levels(compared: ComparedRuns) -> list[str]:
     found = [level for run in compared.runs for probe in run.probes for level in probe.means]
     return list(dict.fromkeys(found))
 
 
-def _by_round(run: Ran, level: str) -> dict[int, float]:
+def _by_round(run: FinishedRun, level: str) -> dict[int, float]:
     known = {probe.round: probe.means.get(level) for probe in run.probes}
     return {number: value for number, value in known.items() if value is not None}
 
@@ -113,11 +113,11 @@ def _means(on: Any, policy: str, runs: Sequence[dict[int, float]]) -> None:
         on.fill_between(rounds, low, high, color=look.colour, alpha=0.15, linewidth=0)
 
 
-def _last_compared(run: Ran) -> ProbeLine | None:
+def _last_compared(run: FinishedRun) -> ProbeLine | None:
     return next((probe for probe in reversed(run.probes) if probe.cka), None)
 
 
-def _heats(compared: Compared) -> list[Heat]:
+def _heats(compared: ComparedRuns) -> list[PredictionHeatMap]:
     """The heat maps of the middle probed round, of the policy that has the most kinds."""
     probes = [compared.of(policy)[0].probes for policy in compared.policies]
     middle = [lines[len(lines) // 2] for lines in probes if lines]

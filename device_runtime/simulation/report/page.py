@@ -10,14 +10,14 @@ from math import isnan
 import msgspec
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.equal import paired
-from device_runtime.simulation.compare.wording import asking, lasting
+from device_runtime.simulation.compare.equal import differences_by_seed
+from device_runtime.simulation.compare.wording import asked_devices, duration
 
 from . import canvas, table
-from .canvas import Compared, Drawing
+from .canvas import ComparedRuns, Drawing
 
 
-def page(compared: Compared, pictures: Sequence[Drawing]) -> str:
+def page(compared: ComparedRuns, pictures: Sequence[Drawing]) -> str:
     """The whole HTML file."""
     mine = compared.plan.scenario
     return _asset("page.html").format(
@@ -25,8 +25,8 @@ def page(compared: Compared, pictures: Sequence[Drawing]) -> str:
         css=_asset("page.css"),
         js=_asset("page.js"),
         lead=_lead(compared),
-        learnt=table.as_html(compared.summary, table.learnt(compared.terms)),
-        spent=table.as_html(compared.summary, table.spent()),
+        learnt=table.as_html(compared.summary, table.learning_rows(compared.terms)),
+        spent=table.as_html(compared.summary, table.cost_rows()),
         equal=table.equal_html(compared.equal, compared.terms),
         note=_note(compared),
         figures="\n".join(_figure(picture) for picture in pictures),
@@ -39,13 +39,13 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _lead(compared: Compared) -> str:
+def _lead(compared: ComparedRuns) -> str:
     """The lead: what was run and its result, in two sentences; then the meaning of each policy."""
     mine, task = compared.plan.scenario, compared.plan.scenario.task
     text = (
         f"{mine.devices:,} devices of fleet {mine.fleet.name} learn {mine.data.source} "
         f"({mine.data.partition} partition) in {task.rounds} rounds of at most "
-        f"{lasting(task.round_deadline_s)}, {asking(task)}."
+        f"{duration(task.round_deadline_s)}, {asked_devices(task)}."
     )
     known = {
         policy: figures["acc_at_equal_time"].mean
@@ -55,7 +55,7 @@ def _lead(compared: Compared) -> str:
     if len(known) > 1:
         best, nearest = sorted(known, key=lambda p: known[p], reverse=True)[:2]
         text += (
-            f" After {lasting(compared.terms.at_s)} of virtual time {best} has {known[best]:.1%}, "
+            f" After {duration(compared.terms.at_s)} of virtual time {best} has {known[best]:.1%}, "
             f"{100 * (known[best] - known[nearest]):.1f} points more than {nearest}"
             f"{', the nearest of the others' if len(known) > 2 else ''} "
             f"({_interval(compared, best, nearest)})."
@@ -66,11 +66,11 @@ def _lead(compared: Compared) -> str:
     return f'<p class="lead">{escape(text)}</p>\n<dl>{meanings}</dl>'
 
 
-def _interval(compared: Compared, policy: str, other: str) -> str:
+def _interval(compared: ComparedRuns, policy: str, other: str) -> str:
     """The 95% interval of the mean difference in accuracy at equal time, by seed."""
     at = compared.terms.at_s
     mine, others = ({run.name.seed: run.curve.when(at) for run in compared.of(p)} for p in (policy, other))
-    ends = paired(mine, others).interval
+    ends = differences_by_seed(mine, others).interval
     if ends is None:
         return "one seed: no interval"
     return f"95% interval by seed: {100 * ends[0]:+.1f} to {100 * ends[1]:+.1f}"
@@ -80,7 +80,7 @@ def _meaning(policy: str) -> str:
     return scenario.describe(policy)
 
 
-def _note(compared: Compared) -> str:
+def _note(compared: ComparedRuns) -> str:
     seeds = compared.plan.comparison.seeds
     what = (
         f"Mean ± standard deviation over {seeds} seeds. " if seeds > 1 else "One seed: no spread is known. "
@@ -100,7 +100,7 @@ def _figure(picture: Drawing) -> str:
     )
 
 
-def _settings(compared: Compared) -> str:
+def _settings(compared: ComparedRuns) -> str:
     mine = msgspec.to_builtins(compared.plan.scenario)
     groups = mine["fleet"].pop("groups")
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
@@ -141,7 +141,7 @@ def _value(value: object) -> str:
     return escape(str(value).lower() if isinstance(value, bool) else str(value))
 
 
-def _made(compared: Compared) -> str:
+def _made(compared: ComparedRuns) -> str:
     infos = [run.info for run in compared.runs]
     seconds = sum(info.seconds for info in infos)
     executors = ", ".join(sorted({info.executor for info in infos}))
@@ -151,7 +151,7 @@ def _made(compared: Compared) -> str:
         + _list(
             {
                 "seeds": ", ".join(str(seed) for seed in range(compared.plan.comparison.seeds)),
-                "runs": f"{len(infos)}, of {lasting(seconds)} of real time in all",
+                "runs": f"{len(infos)}, of {duration(seconds)} of real time in all",
                 "trained by": executors,
                 "versions": versions,
             }

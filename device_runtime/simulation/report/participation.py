@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from device_runtime.simulation.compare.wording import lasting
-from device_runtime.simulation.metrics.tally import Tally
+from device_runtime.simulation.compare.wording import duration
+from device_runtime.simulation.metrics.tally import AskCounts
 
-from .canvas import MUTED, PAPER, Compared, Drawing, kind_colour, outcomes, panels, stroke
+from .canvas import MUTED, PAPER, ComparedRuns, Drawing, kind_colour, outcomes, panels, stroke
 
 MOST_TICKS = 10
 MOST_DOTS = 60
 """The most devices of a group that are drawn one by one."""
 
 
-def who_took_part(compared: Compared) -> Drawing:
+def who_took_part(compared: ComparedRuns) -> Drawing:
     """Draws the outcomes of each group's asks, stacked to 100%: kinds that counted, then other fates."""
     columns = min(2, len(compared.policies))
     rows = ceil(len(compared.policies) / columns)
@@ -42,7 +42,7 @@ def who_took_part(compared: Compared) -> Drawing:
     return Drawing("participation", "Who took part", text, figure)
 
 
-def busy_times(compared: Compared) -> Drawing:
+def busy_times(compared: ComparedRuns) -> Drawing:
     """Draws each device's mean seconds per ask, by group, on a log scale, with the deadline."""
     from matplotlib.ticker import FixedLocator, NullFormatter
 
@@ -57,13 +57,13 @@ def busy_times(compared: Compared) -> Drawing:
     deadline_s = compared.plan.scenario.task.round_deadline_s
     on.axvline(deadline_s, color=MUTED, linestyle=":", linewidth=1.2)
     where: dict[str, Any] = {"xy": (deadline_s, 1.0), "xycoords": ("data", "axes fraction"), "va": "bottom"}
-    on.annotate(f"deadline {lasting(deadline_s)}", ha="center", fontsize=8.5, color=MUTED, **where)
+    on.annotate(f"deadline {duration(deadline_s)}", ha="center", fontsize=8.5, color=MUTED, **where)
     on.set_xscale("log")
     on.xaxis.set_major_locator(FixedLocator(_ticks(on.get_xlim())))
     on.xaxis.set_minor_formatter(NullFormatter())
     on.set_yticks(range(len(groups)), groups)
     on.set_ylim(len(groups) - 0.45, -0.55)
-    on.xaxis.set_major_formatter(lambda seconds, _: lasting(seconds))
+    on.xaxis.set_major_formatter(lambda seconds, _: duration(seconds))
     on.set_xlabel("busy for one update, from the start of the download to the end of the upload (log)")
     on.grid(axis="y", visible=False)
     on.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -98,22 +98,22 @@ def _ticks(limits: tuple[float, float]) -> list[float]:
     return ticks[:: -(-len(ticks) // MOST_TICKS)] if ticks else []
 
 
-def _groups(compared: Compared) -> list[str]:
+def _groups(compared: ComparedRuns) -> list[str]:
     """The groups, the fastest first."""
     tallies = [run.tally for run in compared.runs]
     names = sorted({group for tally in tallies for group in tally.groups})
     return sorted(names, key=lambda group: float(np.median(_of_group(tallies, group) or [np.inf])))
 
 
-def _of_group(tallies: list[Tally], group: str) -> list[float]:
+def _of_group(tallies: list[AskCounts], group: str) -> list[float]:
     return [b.seconds / b.asks for tally in tallies for b in tally.busy.values() if b.group == group]
 
 
-def _seconds(compared: Compared, policy: str, group: str) -> list[float]:
+def _seconds(compared: ComparedRuns, policy: str, group: str) -> list[float]:
     return _of_group([run.tally for run in compared.of(policy)], group)
 
 
-def _stack(on: Any, tallies: list[Tally], groups: list[str]) -> None:
+def _stack(on: Any, tallies: list[AskCounts], groups: list[str]) -> None:
     order = outcomes({outcome for tally in tallies for _, outcome in tally.outcomes})
     rows = [[sum(t.outcomes.get((group, what), 0) for t in tallies) for what in order] for group in groups]
     counts = np.array(rows, float).reshape(len(groups), len(order))

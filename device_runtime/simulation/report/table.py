@@ -12,7 +12,7 @@ from math import isnan, nan
 
 from tabulate import tabulate
 
-from device_runtime.simulation.compare.equal import LATEST, LESS, Equal, EqualRow
+from device_runtime.simulation.compare.equal import LATEST, LESS, EqualRow, EqualTerms
 from device_runtime.simulation.compare.figures import ComparisonTerms, SeedSpread, Summary
 from device_runtime.simulation.compare.wording import (
     BYTES,
@@ -22,7 +22,7 @@ from device_runtime.simulation.compare.wording import (
     Units,
     decimals,
     digits,
-    lasting,
+    duration,
     unit_for,
 )
 
@@ -50,10 +50,10 @@ class TableRow:
     best: int = 0
 
 
-def learnt(at: ComparisonTerms) -> tuple[TableRow, ...]:
+def learning_rows(at: ComparisonTerms) -> tuple[TableRow, ...]:
     """The rows on what was learnt: accuracy, time, participation."""
     target = DASH if isnan(at.target) else f"{at.target:.1%}"
-    equal = f"accuracy at {lasting(at.at_s)}"
+    equal = f"accuracy at {duration(at.at_s)}"
     earliest = "of the served model at equal virtual time: the earliest end of all runs"
     counted = "Jain's index of counted updates per device: 1 when all devices counted equally often"
     efficiency = "best accuracy by the time of local training of all devices (Shi 2025, 6.5)"
@@ -69,7 +69,7 @@ def learnt(at: ComparisonTerms) -> tuple[TableRow, ...]:
     )
 
 
-def spent() -> tuple[TableRow, ...]:
+def cost_rows() -> tuple[TableRow, ...]:
     """The rows on what it cost: time, bytes, energy, compute."""
     formula = "2 x parameters sent x 4 for each update that counted (Bernier 2024, A.1)"
     passes = "in F: one forward pass of one sample (Bernier 2024, A.1)"
@@ -89,13 +89,13 @@ def spent() -> tuple[TableRow, ...]:
 def text(summary: Mapping[str, Summary], at: ComparisonTerms, wide: int | None = None) -> str:
     """The table as text: measures down, policies across; mean ± standard deviation over the seeds."""
     rows: list[Sequence[str]] = [("", *summary)]
-    for measure in (*learnt(at), *spent()):
+    for measure in (*learning_rows(at), *cost_rows()):
         unit = _unit(measure, summary)
-        rows.append((measure.title, *(worded(each[measure.field], unit) for each in summary.values())))
-    return fitted(rows, wide)
+        rows.append((measure.title, *(figure_text(each[measure.field], unit) for each in summary.values())))
+    return fitted_table(rows, wide)
 
 
-def fitted(rows: Sequence[Sequence[str]], wide: int | None = None, left: int = 1) -> str:
+def fitted_table(rows: Sequence[Sequence[str]], wide: int | None = None, left: int = 1) -> str:
     """A text table; the first row is the head, and the first `left` columns name the rows.
 
     Columns that do not fit in `wide` characters go into further tables below.
@@ -142,7 +142,7 @@ def as_html(summary: Mapping[str, Summary], measures: Sequence[TableRow]) -> str
     )
 
 
-def worded(each: SeedSpread, unit: tuple[str, float]) -> str:
+def figure_text(each: SeedSpread, unit: tuple[str, float]) -> str:
     """A figure as text: mean ± standard deviation in this unit, and the number of seeds if some lack it.
 
     A difference in points has its 95% interval in place of the deviation.
@@ -184,7 +184,7 @@ def _head(title: str, meaning: str) -> str:
 
 def _cell(each: SeedSpread, unit: tuple[str, float], best: float) -> str:
     mark = ' class="best"' if each.mean == best else ""
-    return f'<td data-v="{each.mean:.9g}"{mark}>{escape(worded(each, unit))}</td>'
+    return f'<td data-v="{each.mean:.9g}"{mark}>{escape(figure_text(each, unit))}</td>'
 
 
 def _colour(policy: str) -> str:
@@ -213,7 +213,7 @@ class _Table:
     measures: tuple[TableRow, ...]
 
 
-def equal_text(equal: Equal, at: ComparisonTerms, wide: int | None = None) -> str:
+def equal_text(equal: EqualTerms, at: ComparisonTerms, wide: int | None = None) -> str:
     """The tables at equal terms as text: accuracies, differences, classes, and runs without recalls."""
     blocks = []
     for table in _tables(equal, at):
@@ -223,17 +223,17 @@ def equal_text(equal: Equal, at: ComparisonTerms, wide: int | None = None) -> st
             for place, (policy, mine) in enumerate(policies.items())
         ]
         heads = ("classes", "policy", *(measure.title for measure in table.measures))
-        blocks.append(f"{table.title}\n\n{fitted((heads, *lines), wide, 2)}")
+        blocks.append(f"{table.title}\n\n{fitted_table((heads, *lines), wide, 2)}")
     if (of := _by_class(equal, at)) is not None:
         policies = of.parts[""]
         rows = [
             (each.title, *(_cells(mine, [each])[0] for mine in policies.values())) for each in of.measures
         ]
-        blocks.append(f"{of.title}\n\n{fitted((('class', *policies), *rows), wide)}")
+        blocks.append(f"{of.title}\n\n{fitted_table((('class', *policies), *rows), wide)}")
     return "\n\n".join([*blocks, *_lacking(equal)])
 
 
-def equal_html(equal: Equal, at: ComparisonTerms) -> str:
+def equal_html(equal: EqualTerms, at: ComparisonTerms) -> str:
     """The tables at equal terms as sortable HTML."""
     blocks = []
     for table in filter(None, (*_tables(equal, at), _by_class(equal, at))):
@@ -244,7 +244,7 @@ def equal_html(equal: Equal, at: ComparisonTerms) -> str:
     return "\n".join([*blocks, *(f'<p class="muted">{escape(line)}.</p>' for line in _lacking(equal))])
 
 
-def equal_csv(equal: Equal) -> str:
+def equal_csv(equal: EqualTerms) -> str:
     """CSV lines that go below those of `as_csv`; a difference has the policy "POLICY - OTHER"."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
@@ -257,12 +257,12 @@ def equal_csv(equal: Equal) -> str:
     return out.getvalue()
 
 
-def _tables(equal: Equal, at: ComparisonTerms) -> Iterator[_Table]:
+def _tables(equal: EqualTerms, at: ComparisonTerms) -> Iterator[_Table]:
     energy, joule = unit_for(at.energy_j, JOULE)
     volume, size = unit_for(at.bytes, BYTES)
     heads = {
         "rounds": (f"at {at.rounds} rounds", "rounds"),
-        "time": (f"at {lasting(at.at_s)}", "virtual time"),
+        "time": (f"at {duration(at.at_s)}", "virtual time"),
         "energy": (f"at {digits(at.energy_j / joule)} {energy}", "energy of all devices (modelled)"),
         "bytes": (f"at {digits(at.bytes / size)} {volume}", "bytes of all devices, up and down"),
     }
@@ -280,7 +280,7 @@ def _tables(equal: Equal, at: ComparisonTerms) -> Iterator[_Table]:
             yield _Table(title, _by_part(rows), measures)
 
 
-def _by_class(equal: Equal, at: ComparisonTerms) -> _Table | None:
+def _by_class(equal: EqualTerms, at: ComparisonTerms) -> _Table | None:
     """The table of single classes, which are its measures; None where classes are not shown one by one."""
     if not equal.by_class:
         return None
@@ -302,10 +302,10 @@ def _by_part(rows: Sequence[EqualRow]) -> dict[str, dict[str, Summary]]:
 
 
 def _cells(mine: Summary, measures: Sequence[TableRow]) -> list[str]:
-    return [worded(mine[measure.field], measure.units[0]) for measure in measures]
+    return [figure_text(mine[measure.field], measure.units[0]) for measure in measures]
 
 
-def _lacking(equal: Equal) -> list[str]:
+def _lacking(equal: EqualTerms) -> list[str]:
     if not equal.lacking:
         return []
     return [

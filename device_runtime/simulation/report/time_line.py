@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from device_runtime.simulation.compare.wording import lasting
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.compare.wording import duration
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 
-from .canvas import FATES, INK, KINDS, MUTED, PAPER, STRONG, Compared, Drawing, kind_colour, panels
+from .canvas import FATES, INK, KINDS, MUTED, PAPER, STRONG, ComparedRuns, Drawing, kind_colour, panels
 
 MOST_DEVICES = 20
 """The most devices that are drawn, evenly from the fastest to the slowest."""
@@ -27,8 +27,8 @@ SIGNS = {"counted": "o", "late": "X", "refused": "X", "crashed": "X", "dropped o
 class _Shown:
     """One panel: a round, the asks to draw, and the deadline in seconds since the round opened."""
 
-    line: RoundLine
-    asks: tuple[Ask, ...]
+    line: SimulatedRound
+    asks: tuple[AskRecord, ...]
     deadline_s: float
 
     @property
@@ -39,7 +39,7 @@ class _Shown:
         return max(1.05 * self.deadline_s, 1.03 * min(longest, PAST * self.deadline_s))
 
 
-def one_round(compared: Compared) -> Drawing | None:
+def one_round(compared: ComparedRuns) -> Drawing | None:
     """Draws a round of the first seed of the first two policies; None if no device was asked in it."""
     deadline_s = compared.plan.scenario.task.round_deadline_s
     shown: dict[str, _Shown] = {}
@@ -65,7 +65,7 @@ def one_round(compared: Compared) -> Drawing | None:
     return Drawing("one-round", "Time line of one round", text, figure)
 
 
-def _some(asks: Sequence[Ask]) -> tuple[Ask, ...]:
+def _some(asks: Sequence[AskRecord]) -> tuple[AskRecord, ...]:
     ordered = sorted(asks, key=lambda ask: (ask.ended_s - ask.asked_s, ask.device))
     count = min(MOST_DEVICES, len(ordered))
     places = np.linspace(0, len(ordered) - 1, count).round().astype(int)
@@ -81,14 +81,14 @@ def _panel(on: Any, policy: str, shown: _Shown, end: float) -> None:
         place = {"xy": (shown.deadline_s, 1.0), "xycoords": ("data", "axes fraction"), "va": "bottom"}
         on.annotate("deadline", ha="center", fontsize=8.5, color=MUTED, **place)
     else:
-        title += f"; the deadline is at {lasting(shown.deadline_s)}"
+        title += f"; the deadline is at {duration(shown.deadline_s)}"
     on.set_yticks(range(len(shown.asks)), [ask.device for ask in shown.asks], fontsize=8)
     on.set(ylim=(len(shown.asks) - 0.4, -0.6), xlim=(0, end))
     on.set_title(title)
     on.grid(axis="y", visible=False)
 
 
-def _bar(on: Any, row: int, ask: Ask, within: tuple[float, float]) -> None:
+def _bar(on: Any, row: int, ask: AskRecord, within: tuple[float, float]) -> None:
     """Draws the bar of one ask; `within`: when the round opened, and where the axis ends."""
     opened_s, end = within
     at, ended = ask.asked_s - opened_s, ask.ended_s - opened_s
@@ -105,7 +105,7 @@ def _bar(on: Any, row: int, ask: Ask, within: tuple[float, float]) -> None:
     sign = SIGNS.get(ask.fate)
     if ended > end:
         on.annotate(
-            f"{ask.fate}, until {lasting(ended)} ", (end, row), ha="right", va="center", fontsize=8,
+            f"{ask.fate}, until {duration(ended)} ", (end, row), ha="right", va="center", fontsize=8,
             bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.6}, color=INK,
         )  # fmt: skip
     elif sign:
@@ -113,7 +113,7 @@ def _bar(on: Any, row: int, ask: Ask, within: tuple[float, float]) -> None:
         on.plot(ended, row, sign, color=colour, markersize=5 if sign == "o" else 6.5, zorder=5, clip_on=False)
 
 
-def _legend(asks: Sequence[Ask]) -> list[Any]:
+def _legend(asks: Sequence[AskRecord]) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

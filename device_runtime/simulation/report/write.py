@@ -8,24 +8,24 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.simulation.compare.equal import Equal, equal
+from device_runtime.simulation.compare.equal import EqualTerms, equal
 from device_runtime.simulation.compare.figures import (
     ComparisonTerms,
-    Ran,
+    FinishedRun,
     Summary,
     read_all,
     summarise,
     terms,
 )
 from device_runtime.simulation.compare.plan import ComparisonPlan, comparison_in, scenario_in
-from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import ScenarioError
 
 from . import accuracy, canvas, local_models, participation, table, time_line
-from .canvas import Compared, Drawing, compared
+from .canvas import ComparedRuns, Drawing, read_comparison
 from .page import page
 
-PICTURES: tuple[Callable[[Compared], Drawing | None], ...] = (
+PICTURES: tuple[Callable[[ComparedRuns], Drawing | None], ...] = (
     accuracy.over_time,
     accuracy.over_costs,
     accuracy.of_groups,
@@ -35,7 +35,7 @@ PICTURES: tuple[Callable[[Compared], Drawing | None], ...] = (
     accuracy.by_class,
     local_models.drift,
     local_models.similarity,
-    local_models.said,
+    local_models.predictions,
 )
 """The drawings, in the order of the page."""
 
@@ -44,7 +44,7 @@ PICTURES: tuple[Callable[[Compared], Drawing | None], ...] = (
 class WrittenReport:
     """The files of a written report, and its figures as text and JSON."""
 
-    compared: Compared
+    compared: ComparedRuns
     page: Path
     plots: tuple[Path, ...]
 
@@ -78,7 +78,7 @@ def write(plan: ComparisonPlan) -> WrittenReport:
 
     Raises SimulationError when a run is not finished.
     """
-    mine = compared(plan)
+    mine = read_comparison(plan)
     plots = plan.folder / "plots"
     plots.mkdir(exist_ok=True)
     for old in plots.glob("*.png"):
@@ -107,7 +107,7 @@ class SideBySide:
 
     terms: ComparisonTerms
     summary: dict[str, Summary]
-    equal: Equal
+    equal: EqualTerms
     unfinished: tuple[str, ...]
 
     def text(self, wide: int | None = None) -> str:
@@ -145,7 +145,7 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
         raise ScenarioError(f"nothing is finished in {', '.join(str(folder) for folder in folders)}")
     at = terms(every, 0, None)
     summary: dict[str, Summary] = {}
-    beside = Equal()
+    beside = EqualTerms()
     for name, runs in ran.items():
         summary |= summarise(runs, replace(at, devices=plans[name].scenario.devices))
         beside += equal(runs, at, plans[name].scenario)
@@ -168,5 +168,5 @@ def _plan(folder: Path) -> ComparisonPlan:
     return ComparisonPlan(mine, comparison, folder)
 
 
-def _ran(name: str, plan: ComparisonPlan) -> list[Ran]:
-    return [replace(run, name=Name(f"{name}{run.name.policy}", run.name.seed)) for run in read_all(plan)]
+def _ran(name: str, plan: ComparisonPlan) -> list[FinishedRun]:
+    return [replace(run, name=RunName(f"{name}{run.name.policy}", run.name.seed)) for run in read_all(plan)]

@@ -10,7 +10,7 @@ from typing import Protocol
 from paho.mqtt.client import topic_matches_sub
 
 from device_runtime.broker.wire.link_events import Received, Will
-from device_runtime.simulation.clock.director import Agenda
+from device_runtime.simulation.clock.director import VirtualTimeQueue
 
 GRACE = 1.5
 """Keep-alive periods of silence after which a broker takes a client for lost (MQTT 3.1.1, 3.1.2.10)."""
@@ -42,13 +42,13 @@ class _Session:
     connection: int
 
 
-class Broker:
+class VirtualBroker:
     """Routes messages at once; the time to and from the broker is that of the links.
 
     Sessions are clean: messages are not kept for a client that is offline.
     """
 
-    def __init__(self, agenda: Agenda, keepalive_s: float = 30.0) -> None:
+    def __init__(self, agenda: VirtualTimeQueue, keepalive_s: float = 30.0) -> None:
         self.agenda = agenda
         self.retained: dict[str, bytes] = {}
         self._keepalive_s = keepalive_s
@@ -162,7 +162,7 @@ class PassedPacket:
     checksum: int
 
 
-class Log:
+class PacketLog:
     """All PUBLISH packets of a run, in the order of arrival."""
 
     def __init__(self) -> None:

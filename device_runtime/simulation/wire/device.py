@@ -13,12 +13,12 @@ import numpy as np
 from device_runtime.broker.wire.link_events import Event
 from device_runtime.client.agent import Agent
 from device_runtime.client.settings import Settings
-from device_runtime.client.training.emulation import Pretence, Time
+from device_runtime.client.training.emulation import Emulation, Time
 from device_runtime.profiles import DeviceProfile
-from device_runtime.simulation.clock.director import Agenda
+from device_runtime.simulation.clock.director import VirtualTimeQueue
 
-from .broker import Broker, Log
-from .link import Ends, LinkCapacity, VirtualLink, Who
+from .broker import PacketLog, VirtualBroker
+from .link import ClientEnd, ClientIdentity, LinkCapacity, VirtualLink
 
 POLL_S = 0.5
 """Virtual seconds between two steps of a device that waits for something."""
@@ -26,14 +26,14 @@ BOOTS = 1
 """Purpose of the random draws that name a device's boots."""
 
 
-class Died(Exception):
+class PowerLost(Exception):
     """The device lost its power while it computed."""
 
 
 class DeviceTime:
     """A device's clock: the agenda's time, plus within a step the seconds that the device has computed."""
 
-    def __init__(self, agenda: Agenda) -> None:
+    def __init__(self, agenda: VirtualTimeQueue) -> None:
         self.dies_s = inf
         self._agenda = agenda
         self._ahead_s = 0.0
@@ -45,7 +45,7 @@ class DeviceTime:
         """Advances the clock. Raises Died if the device loses power before then."""
         self._ahead_s += seconds
         if self.clock() > self.dies_s:
-            raise Died
+            raise PowerLost
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -74,7 +74,7 @@ class PlacedDevice:
 class VirtualDevice:
     """A device that runs by the broker's agenda; `crash`, `lose` and others inject faults."""
 
-    def __init__(self, placed: PlacedDevice, broker: Broker, log: Log, seed: int) -> None:
+    def __init__(self, placed: PlacedDevice, broker: VirtualBroker, log: PacketLog, seed: int) -> None:
         self.placed = placed
         self.finished = False
         self.link: VirtualLink | None = None
@@ -93,11 +93,11 @@ class VirtualDevice:
         placed.folder.mkdir(parents=True, exist_ok=True)
         self._lives += 1
         boot = np.random.default_rng([self._seed, BOOTS, placed.number, self._lives]).integers(2**32)
-        pretence = Pretence(placed.profile, time=Time(self._time.clock, self._time.sleep))
+        pretence = Emulation(placed.profile, time=Time(self._time.clock, self._time.sleep))
         settings = Settings(placed.name, placed.data, placed.folder, pretence)
         agent = Agent(settings, int(boot), self._time.clock)
-        who = Who(placed.name, agent.subscriptions(), agent.will(), agent.greeting())
-        ends = Ends(self._heard, self._time.clock)
+        who = ClientIdentity(placed.name, agent.subscriptions(), agent.will(), agent.greeting())
+        ends = ClientEnd(self._heard, self._time.clock)
         self.link = VirtualLink(who, placed.line, self._broker, ends, self._log)
         agent.begin(self.link)
         self._agent = agent
@@ -139,7 +139,7 @@ class VirtualDevice:
         try:
             while self._step(self._agent):
                 pass
-        except Died:
+        except PowerLost:
             self._agent = None
             return
         if self._agenda.now < self._busy_s:

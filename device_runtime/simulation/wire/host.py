@@ -19,15 +19,15 @@ from device_runtime.broker.wire.link_events import Connected, Event
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import MAX_WAIT_S
 
-from .broker import AGGREGATOR, Broker, Log
-from .link import Ends, LinkCapacity, VirtualLink, Who
+from .broker import AGGREGATOR, PacketLog, VirtualBroker
+from .link import ClientEnd, ClientIdentity, LinkCapacity, VirtualLink
 
 POLL_S = 0.25
 """Virtual seconds between two ticks of the service, while blocks are in transit."""
 
 
 @dataclass
-class Outlet:
+class MessageBuffer:
     """Holds back the messages that the service publishes at one moment, to send them in a fixed order.
 
     Between two messages to all devices they are sorted by device, because the service's sets of devices have
@@ -56,15 +56,15 @@ class Outlet:
             publish(topic, payload, retain)
 
 
-class Host:
+class VirtualAggregator:
     """The service of one task on one run folder, through kills and restarts."""
 
-    def __init__(self, task: Task, folder: Path, broker: Broker, log: Log) -> None:
+    def __init__(self, task: Task, folder: Path, broker: VirtualBroker, log: PacketLog) -> None:
         self.told: list[tuple[float, Happening]] = []
         """The reports of the service, each with its virtual seconds."""
         self._task, self._folder, self._broker, self._log = task, folder, broker, log
         self._agenda = broker.agenda
-        self._outlet = Outlet()
+        self._outlet = MessageBuffer()
         self._service: Service | None = None
         self._link: VirtualLink | None = None
         self._due_s = inf
@@ -85,14 +85,14 @@ class Host:
 
     def start(self) -> None:
         """Starts the service, or starts it again after `kill`. Raises the errors of Service."""
-        self._outlet = Outlet()
+        self._outlet = MessageBuffer()
         self._due_s = inf
         clock = lambda: self._agenda.now  # noqa: E731
         ports = Ports(self._outlet, queue.SimpleQueue(), (self._tell,), clock, will_grace_s=0.0)
         self._service = Service(self._task, self._folder, ports)
-        who = Who(AGGREGATOR, (topics.FROM_DEVICES,))
+        who = ClientIdentity(AGGREGATOR, (topics.FROM_DEVICES,))
         self._link = VirtualLink(
-            who, LinkCapacity(), self._broker, Ends(self._heard, clock, QUEUE_LIMIT), self._log
+            who, LinkCapacity(), self._broker, ClientEnd(self._heard, clock, QUEUE_LIMIT), self._log
         )
         self._link.connect()
 

@@ -10,7 +10,7 @@ from device_runtime.broker.wire.link_events import Connected, Disconnected, Even
 from device_runtime.broker.wire.link_timing import packet_bytes, qos_of
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
 
-from .broker import Broker, Log, PassedPacket, checksum
+from .broker import PacketLog, PassedPacket, VirtualBroker, checksum
 
 OPENING_TRIPS = 3
 """Round trips until a client is subscribed: TCP, CONNECT, SUBSCRIBE."""
@@ -26,7 +26,7 @@ class LinkCapacity:
 
 
 @dataclass(frozen=True)
-class Ends:
+class ClientEnd:
     """The client's end of a link: the receiver of events, its clock, and the limit of waiting messages.
 
     The `clock` of a device at work may be ahead of the agenda; its messages then leave at that time.
@@ -38,7 +38,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Who:
+class ClientIdentity:
     """A client as the broker knows it; its link sends `greeting` first at each connection."""
 
     name: str
@@ -53,7 +53,9 @@ class VirtualLink:
     A message that the broker has not acknowledged when the connection is lost is sent again on the next.
     """
 
-    def __init__(self, who: Who, line: LinkCapacity, broker: Broker, ends: Ends, log: Log) -> None:
+    def __init__(
+        self, who: ClientIdentity, line: LinkCapacity, broker: VirtualBroker, ends: ClientEnd, log: PacketLog
+    ) -> None:
         self.who, self.line = who, line
         self._broker, self._agenda, self._ends, self._log = broker, broker.agenda, ends, log
         self._waiting: dict[int, Will] = {}

@@ -37,13 +37,13 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.profiles import DeviceProfile
 from device_runtime.simulation.clock.devices import FleetState
-from device_runtime.simulation.clock.director import Agenda
+from device_runtime.simulation.clock.director import VirtualTimeQueue
 from device_runtime.simulation.errors import ScenarioError, SimulationError
-from device_runtime.simulation.run import Prepared
+from device_runtime.simulation.run import PreparedRun
 
-from .broker import Broker, Log, PassedPacket
+from .broker import PacketLog, PassedPacket, VirtualBroker
 from .device import PlacedDevice, VirtualDevice
-from .host import Host
+from .host import VirtualAggregator
 from .link import LinkCapacity
 
 log = logging.getLogger(__name__)
@@ -156,10 +156,10 @@ def run_on_wire(task: Task, fleet: Sequence[WireMember], course: WireCourse | No
 class _Run:
     def __init__(self, task: Task, fleet: Sequence[WireMember], course: WireCourse, folder: Path) -> None:
         self._course, self._folder = course, folder
-        self._agenda, self._log = Agenda(), Log()
-        broker = Broker(self._agenda, course.keepalive_s)
+        self._agenda, self._log = VirtualTimeQueue(), PacketLog()
+        broker = VirtualBroker(self._agenda, course.keepalive_s)
         _make_run_folder(task, folder / "run", course.seed)
-        self._host = Host(task, folder / "run", broker, self._log)
+        self._host = VirtualAggregator(task, folder / "run", broker, self._log)
         self._devices = {
             member.name: VirtualDevice(self._placed(number, member), broker, self._log, course.seed)
             for number, member in enumerate(fleet)
@@ -221,14 +221,14 @@ def _make_run_folder(task: Task, folder: Path, seed: int) -> None:
     name = np.random.default_rng([seed, RUNS]).bytes(4).hex()
     store = Store(folder)
     try:
-        models = (Bundle.open(bundles.find(path)) for path in (task.bundle, *task.family))
+        models = (Bundle.open(bundles.find_bundle(path)) for path in (task.bundle, *task.family))
         shas = [store.models.put(model.packed()).sha for model in models]
         store.found(Identity(task.json(), name, b"".join(shas)))
     finally:
         store.close()
 
 
-def members(prepared: Prepared) -> list[WireMember]:
+def members(prepared: PreparedRun) -> list[WireMember]:
     """The scenario's devices, each with its samples, its own speed, bandwidth and latency."""
     scenario, clients = prepared.scenario, prepared.world.clients
     fleet = scenario.fleet.draw(scenario.devices, prepared.seed)
@@ -242,7 +242,7 @@ def members(prepared: Prepared) -> list[WireMember]:
     return made
 
 
-def perform(prepared: Prepared, course: WireCourse | None = None) -> WireResult:
+def perform(prepared: PreparedRun, course: WireCourse | None = None) -> WireResult:
     """Runs all rounds of a scenario with the faults of `course`; the first round waits for all devices.
 
     The fleet's random draws of each round (jitter, crashes, hours of the day) are left out. Raises as

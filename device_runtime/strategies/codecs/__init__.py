@@ -1,5 +1,5 @@
-"""How the tensors of an update become bytes, and tensors again: one file each, both ends.
+"""Codecs: encode the tensors of an update into bytes on the device, and decode them on the aggregator.
 
-`named` gives the codec of a word such as "delta+int8+deflate". Codecs compose around any kind of update that
-has the setting `codec`; the empty word is safetensors as they are.
+`chain.named` gives the codec of a word such as "delta+int8+deflate". Codecs work with any kind of update that
+has the setting `codec`; the empty word is plain safetensors.
 """

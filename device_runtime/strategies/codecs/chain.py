@@ -1,4 +1,4 @@
-"""Codecs by their words, composed: `named("delta+int8+deflate")`."""
+"""Composes codecs from words, as in `named("delta+int8+deflate")`, and encodes updates with them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PACKINGS: Mapping[str, Packing] = {"deflate": Deflate()}
 
 HEADER_BYTES = 4096
 TENSOR_HEADER_BYTES = 512
-"""Bytes that safetensors' header may take, in all and for each tensor beside its values."""
+"""The most bytes of safetensors' header: in all, and for each tensor besides."""
 NAME_BYTES = 72
-"""What it takes for a tensor, usually."""
+"""Usual header bytes for one tensor."""
 
 PACKED: Mapping[tuple[bool, str], float] = {
     (False, ""): 0.93,
@@ -36,13 +36,15 @@ PACKED: Mapping[tuple[bool, str], float] = {
     (False, "int8"): 0.90,
     (True, "int8"): 0.87,
 }
-"""What deflate leaves of an update's bytes, by what is written before, (delta, numbers): for predictions
-(measured on first rounds, the largest; see docs/wire.md and benchmarks/codecs.py)."""
+"""Share of an update's bytes that deflate leaves, by (delta, numbers) before it; for predictions.
+
+The largest that was measured on first rounds (docs/wire.md, benchmarks/codecs.py).
+"""
 
 
 @dataclass(frozen=True)
 class EncodedUpdate:
-    """What the other end makes of an update, and what rounding left out of it, by tensor."""
+    """The update as the aggregator will read it, and what rounding left out of it, by tensor."""
 
     read: dict[str, NDArray[Any]] = field(default_factory=dict)
     left: dict[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -50,8 +52,10 @@ class EncodedUpdate:
 
 @dataclass(frozen=True)
 class Encoded:
-    """`body` is sent. `left` is what rounding left out of each tensor: the device keeps it for its next
-    update, in place of what it kept before, once this one counts. None: nothing is ever left out.
+    """An encoded update: `body` is sent; `left` is what rounding left out of each tensor.
+
+    Once this update counts, the device keeps `left` for its next update, in place of what it kept before.
+    None: the codec never leaves anything out.
     """
 
     body: bytes
@@ -60,11 +64,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Chain:
-    """The float32 parameters that the base has in the same shape are written short; all else is as it is.
+    """A codec: shortens float32 parameters that the base has in the same shape; see `named`.
 
-    All else: integers, counts, feature maps, running statistics of a normalisation. A tensor that cannot be
-    written short, because a number of it would overflow, or is too small for it to pay, is as it is too, with
-    what was left out before. See `named`.
+    Other tensors are not changed: integers, counts, feature maps, running statistics of a normalisation. A
+    parameter that cannot be shortened, because a number would overflow, or that is too small to gain
+    anything, is sent as it is, plus what was left out of it before.
     """
 
     word: str
@@ -74,11 +78,11 @@ class Chain:
 
     @property
     def lossy(self) -> bool:
-        """Whether a device must keep what rounding leaves out."""
+        """Whether encoding rounds, so that a device must keep what is left out."""
         return self.numbers is not None
 
     def encode(self, update: Tensors, base: Tensors, left: Tensors) -> Encoded:
-        """On the device. `base` is what was trained from, `left` what the last encoding left out.
+        """On the device: encode an update that was trained from `base`; `left`: left out of the last one.
 
         Error feedback (Seide et al. 2014; Karimireddy et al. 2019, algorithm 1): what rounding leaves out of
         one update is added to the next. Raises TensorError for dtypes that safetensors has no name for.
@@ -89,21 +93,22 @@ class Chain:
         return Encoded(self.packing.pack(body) if self.packing else body, left_now)
 
     def rounded(self, update: Tensors, base: Tensors, left: Tensors) -> EncodedUpdate:
-        """The same, where nothing is sent: what the other end would read, and what is left out."""
+        """As `encode` without sending: what the aggregator would read, and what is left out."""
         return self.write(update, base, left)[1]
 
     def write(
         self, update: Tensors, base: Tensors, left: Tensors
     ) -> tuple[dict[str, NDArray[Any]], EncodedUpdate]:
-        """The tensors of the wire, and what they are worth. What was left out of tensors that are not in this
-        update is left out still.
+        """The tensors of the wire, and what the aggregator will read from them.
+
+        What was left out of tensors that are not in this update stays in `left`.
         """
         wire: dict[str, NDArray[Any]] = {}
         written = EncodedUpdate(left={name: rest for name, rest in left.items() if name not in update})
         for name, value in update.items():
             old = self._base_of(name, value, base)
             parts, read, rest = (
-                (None, value, None) if old is None else self._short(value, old, left.get(name))
+                (None, value, None) if old is None else self._shorten(value, old, left.get(name))
             )
             wire |= {name: read} if parts is None else {_path(name, part): v for part, v in parts.items()}
             written.read[name] = read
@@ -112,9 +117,10 @@ class Chain:
         return wire, written
 
     def decode(self, body: bytes, base: Tensors, expected: Sequence[TensorSpec]) -> dict[str, NDArray[Any]]:
-        """On the aggregator: the tensors, to be checked as `expected`; a body of more bytes is not unpacked.
+        """On the aggregator: the tensors of a body; the caller checks that they are as `expected`.
 
-        `base` is that of the round that the update was made for. Raises TensorError, and nothing else.
+        A body that is larger than `expected` allows is not unpacked. `base` is that of the round that the
+        update was made for. Raises TensorError, and nothing else.
         """
         if self.packing is not None:
             body = self.packing.unpack(body, self._most_plain(expected))
@@ -122,16 +128,16 @@ class Chain:
         for spec in expected:
             old = self._parameter(spec.name, base)
             if old is not None and spec.name in wire and wire[spec.name].dtype != np.float32:
-                wire[spec.name] = self._long(wire, spec.name, old)
+                wire[spec.name] = self._restore(wire, spec.name, old)
         return wire
 
     def most_bytes(self, expected: Sequence[TensorSpec]) -> int:
-        """The most that a body of these tensors may have."""
+        """The most bytes of a body with these tensors."""
         plain = self._most_plain(expected)
         return self.packing.most(plain) if self.packing else plain
 
     def payload_bytes(self, values: int, count: int, exact: int = 0) -> int:
-        """Predicted: of float32 parameters, and `exact` values of 32 bits besides, in `count` tensors."""
+        """Predicted bytes of `count` tensors: `values` float32 parameters, `exact` other 32-bit values."""
         numbers = 4.0 * values if self.numbers is None else self.numbers.size(values)
         size = numbers + 4 * exact + NAME_BYTES * self._arrays(count)
         if self.packing is not None:
@@ -139,33 +145,33 @@ class Chain:
         return ceil(size)
 
     def _most_plain(self, expected: Sequence[TensorSpec]) -> int:
-        """Before it is packed; a tensor is as it is, or shorter."""
+        """The most bytes before packing: every tensor is at most as long as unencoded."""
         values = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in expected)
         return values + HEADER_BYTES + TENSOR_HEADER_BYTES * self._arrays(len(expected))
 
     def _arrays(self, count: int) -> int:
-        """That so many tensors are on the wire, at most."""
+        """The most arrays on the wire for `count` tensors."""
         return count * (1 + (len(self.numbers.beside) if self.numbers else 0))
 
     def _base_of(self, name: str, value: NDArray[Any], base: Tensors) -> NDArray[np.float32] | None:
-        """What a tensor is written against, if it is to be written short."""
+        """The base's tensor, if this one is to be shortened; None otherwise."""
         old = self._parameter(name, base)
         alike = old is not None and old.shape == value.shape and value.dtype == np.float32
         return old if alike and value.size else None
 
     def _parameter(self, name: str, base: Tensors) -> NDArray[np.float32] | None:
-        """The base's, if one of this name may be written short at all."""
+        """The base's tensor of this name, if such a tensor may be shortened; None otherwise."""
         old = base.get(name)
         if not (self.delta or self.numbers) or name.endswith(STATISTICS) or old is None:
             return None
         return old if old.dtype == np.float32 else None
 
-    def _short(
+    def _shorten(
         self, value: NDArray[np.float32], base: NDArray[np.float32], left: NDArray[Any] | None
     ) -> tuple[Parts | None, NDArray[np.float32], NDArray[np.float32] | None]:
-        """(its parts, what they are read as, what is left out of them); no parts: it is as it is."""
+        """(parts, their values as read, what is left out); without parts, the values are sent unshortened."""
         if self.numbers is None:
-            return codec.write(value, base), value, None
+            return codec.write_delta(value, base), value, None
         before = left if left is not None and left.shape == value.shape else None
         with np.errstate(over="ignore", invalid="ignore"):
             whole = value if before is None else value + before
@@ -179,15 +185,15 @@ class Chain:
         return None, whole, None if before is None else np.zeros_like(whole)
 
     def _value(self, parts: Parts, base: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Raises TensorError for other parts than `_short` makes."""
+        """The values of parts. Raises TensorError for other parts than `_shorten` makes."""
         if self.numbers is None:
-            return codec.read(parts, base)
+            return codec.read_delta(parts, base)
         with np.errstate(over="ignore", invalid="ignore"):
             change = self.numbers.read(parts, base.shape)
             return base + change if self.delta else change
 
-    def _long(self, wire: dict[str, NDArray[Any]], name: str, base: NDArray[np.float32]) -> NDArray[Any]:
-        """The tensor of this name; the parts beside its main one are taken out. Raises TensorError."""
+    def _restore(self, wire: dict[str, NDArray[Any]], name: str, base: NDArray[np.float32]) -> NDArray[Any]:
+        """The tensor of this name; removes its parts beside the main one from `wire`. Raises TensorError."""
         beside = self.numbers.beside if self.numbers else ()
         there = {part: wire.pop(_path(name, part)) for part in beside if _path(name, part) in wire}
         parts = {MAIN: wire[name], **there}
@@ -198,32 +204,33 @@ class Chain:
 
 
 @lru_cache(maxsize=64)
-def named(word: str) -> Chain:
-    """Of the words "delta", then "half" or "int8", then "deflate", any of them, joined by "+".
+def codec_named(word: str) -> Chain:
+    """The codec of a word: any of "delta", then "half" or "int8", then "deflate", joined by "+".
 
-    The empty word: tensors as they are. Raises CodecError.
+    With the empty word, tensors are not changed. Raises CodecError.
     """
     words = word.split("+") if word else []
     rest = list(words)
-    change = rest[:1] == [codec.NAME] and bool(rest.pop(0))
+    change = rest[:1] == [codec.DELTA] and bool(rest.pop(0))
     numbers = NUMBERS.get(rest[0]) if rest else None
     rest = rest[1:] if numbers else rest
     packing = PACKINGS.get(rest[0]) if rest else None
     if rest[1 if packing else 0 :]:
         raise CodecError(
-            f"no codec is called {word!r}: expected some of {codec.NAME}, then {' or '.join(NUMBERS)}, then "
+            f"no codec is called {word!r}: expected some of {codec.DELTA}, then {' or '.join(NUMBERS)}, then "
             f'{" or ".join(PACKINGS)}, as in "delta+int8+deflate"'
         )
     return Chain(word, change, numbers, packing)
 
 
 def memory_of(kind: str, member: str) -> str:
-    """Under which name a device keeps what was left out of its updates of this kind, of a member of the
-    family or of the main model, "".
+    """The name under which a device keeps what was left out of its updates of a kind.
+
+    `member` is of the task's family; "" is the main model.
     """
     return f"{kind}.left.{member}" if member else f"{kind}.left"
 
 
 def _path(name: str, part: str) -> str:
-    """Where a part of a tensor stands on the wire."""
+    """The name of a part of a tensor on the wire."""
     return f"{name}/{part}" if part else name

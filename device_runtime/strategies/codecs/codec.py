@@ -80,7 +80,8 @@ class Deflate:
         except zlib.error as error:
             raise TensorError(f"{len(data)} bytes are not deflated: {error}") from None
         if len(unpacked) > most:
-            raise TensorError(f"{len(data)} deflated bytes are more than {most}, the most that is expected")
+            expected = f"{most}, the most that is expected"
+            raise TensorError(f"{len(data)} deflated bytes unpack to more than {expected}")
         if not stream.eof or stream.unused_data:
             what = "are followed by others" if stream.eof else "end too early"
             raise TensorError(f"{len(data)} deflated bytes {what}")
@@ -91,28 +92,28 @@ class Deflate:
         return size + (size >> 12) + (size >> 14) + (size >> 25) + 13
 
 
-# Delta: changes of the base in place of values. Before lossy numbers it is the plain difference (`chain`),
-# which rounding harms less because it is smaller than the value. Alone it is exact, as `write` has it.
+# Delta sends changes of the base in place of values. Before lossy numbers the change is a plain difference
+# (see `chain`): it is smaller than the value, so rounding loses less. Alone, `write` and `read` are exact.
 
-NAME = "delta"
+DELTA = "delta"
 
 
-def write(values: NDArray[np.float32], base: NDArray[np.float32]) -> Parts:
-    """Encode the change of `values` from `base` exactly, as bytes that are nearly all zero.
+def write_delta(values: NDArray[np.float32], base: NDArray[np.float32]) -> Parts:
+    """Encode the change of `values` from `base` exactly.
 
-    It is the difference of the bit patterns, modulo 2**32, with its sign as the lowest bit: the distance of
-    two float32 numbers of the same sign in steps from one representable number to the next, whose high bytes
-    are nearly all zero.
+    It is the difference of the bit patterns, modulo 2**32, with its sign as the lowest bit: for two numbers
+    of the same sign, the number of representable float32 numbers between them. Its high bytes are nearly all
+    zero.
     """
     with np.errstate(over="ignore"):
         steps = (_bits(values) - _bits(base)).view(np.int32)
     folded: NDArray[np.int32] = (steps << 1) ^ (steps >> 31)
-    return {MAIN: split(folded.view(np.uint32).reshape(values.shape))}
+    return {MAIN: split_planes(folded.view(np.uint32).reshape(values.shape))}
 
 
-def read(parts: Parts, base: NDArray[np.float32]) -> NDArray[np.float32]:
+def read_delta(parts: Parts, base: NDArray[np.float32]) -> NDArray[np.float32]:
     """The exact values that `write` encoded. Raises TensorError for parts that it does not make."""
-    folded = joined(parts[MAIN], "uint32", base.shape)
+    folded = join_planes(parts[MAIN], "uint32", base.shape)
     with np.errstate(over="ignore"):
         steps = (folded >> np.uint32(1)) ^ (np.uint32(0) - (folded & np.uint32(1)))
         values: NDArray[np.float32] = (_bits(base) + steps.reshape(-1)).view(np.float32)
@@ -137,10 +138,10 @@ class Half:
     def write(self, values: NDArray[np.float32]) -> Parts | None:
         with np.errstate(over="ignore", under="ignore"):
             short = values.astype(np.float16)
-        return {MAIN: split(short)} if np.isfinite(short).all() else None
+        return {MAIN: split_planes(short)} if np.isfinite(short).all() else None
 
     def read(self, parts: Parts, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        short: NDArray[np.float16] = joined(parts[MAIN], "float16", shape)
+        short: NDArray[np.float16] = join_planes(parts[MAIN], "float16", shape)
         return short.astype(np.float32)
 
     def size(self, values: int) -> float:
@@ -199,7 +200,7 @@ def _rows(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return rows
 
 
-def split(values: NDArray[Any]) -> NDArray[np.uint8]:
+def split_planes(values: NDArray[Any]) -> NDArray[np.uint8]:
     """The numbers as byte planes, uint8 (bytes of a number, *shape), the lowest bytes first on every machine.
 
     High bytes are alike, so they pack well side by side.
@@ -211,7 +212,7 @@ def split(values: NDArray[Any]) -> NDArray[np.uint8]:
     )
 
 
-def joined(planes: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+def join_planes(planes: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
     """The numbers of byte planes, in this dtype and shape. Raises TensorError for other planes."""
     width = np.dtype(dtype).itemsize
     if planes.dtype != np.uint8 or planes.shape != (width, *shape):

@@ -19,7 +19,7 @@ Chain: TypeAlias = "tuple[()] | tuple[float, Chain]"
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean scalars float64 (num_z,) along the directions of round `of`; `share`: their share of all weight."""
+    """Mean scalars float64 (num_z,) along the directions of round `of`, and their share of all weight."""
 
     of: Late
     scalars: Scalars

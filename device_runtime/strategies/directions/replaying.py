@@ -24,7 +24,7 @@ WORTH_THREADS = 1 << 26
 
 
 @dataclass(frozen=True)
-class Along:
+class ScaledDirection:
     """`scale` times direction `index` under `seed`."""
 
     seed: int
@@ -37,7 +37,7 @@ class Along:
         return directions.direction(self.seed, self.index, begin, size, self.generator)
 
 
-def perturb(params: Flat, base: Tensors, along: Along) -> None:
+def perturb(params: Flat, base: Tensors, along: ScaledDirection) -> None:
     """params <- base + scale * z in float32, always from the base, so that no perturbation is undone.
 
     `base` holds every tensor of `params`. If scale * z is exact, as for signs, a weight is rounded once.
@@ -51,12 +51,12 @@ def perturb(params: Flat, base: Tensors, along: Along) -> None:
         part += z
 
 
-def move(vector: Vector, along: Sequence[Along]) -> None:
+def move(vector: Vector, along: Sequence[ScaledDirection]) -> None:
     """vector <- vector + the sum of scale * z, in float64 and in that order, rounded to float32 once.
 
     Raises UnknownGenerator.
     """
-    take(vector, [along], threads=1)
+    apply_moves(vector, [along], threads=1)
 
 
 def replay(
@@ -74,24 +74,24 @@ def replay(
         moves = [along_step(step) for step in together]
         flat = Flat(manifest.specs(tunable))
         flat.load(current)
-        take(flat.vector, moves, threads)
+        apply_moves(flat.vector, moves, threads)
         current.update(flat.views)
     return current
 
 
-def along_step(step: Step) -> tuple[Along, ...]:
+def along_step(step: Step) -> tuple[ScaledDirection, ...]:
     """The scaled directions of a step. Raises UnknownGenerator, and TensorError for an invalid step."""
     directions.check_generator(step.generator)
     if not step.scalars or not 0 <= step.seed < 2**64:
         raise TensorError(f"step of round {step.round}: {len(step.scalars)} scalars, seed {step.seed}")
     coefficient = -(step.lr * step.share / len(step.scalars))
     return tuple(
-        Along(step.seed, index, coefficient * scalar, step.generator)
+        ScaledDirection(step.seed, index, coefficient * scalar, step.generator)
         for index, scalar in enumerate(step.scalars)
     )
 
 
-def take(vector: Vector, moves: Sequence[Sequence[Along]], threads: int | None) -> None:
+def apply_moves(vector: Vector, moves: Sequence[Sequence[ScaledDirection]], threads: int | None) -> None:
     """Apply every move in turn, each rounded once: all moves to one block, then the next block.
 
     threads: None for one on each core, if there is enough work for them. Raises UnknownGenerator.
@@ -109,7 +109,7 @@ def take(vector: Vector, moves: Sequence[Sequence[Along]], threads: int | None) 
             done.result()
 
 
-def _take_block(vector: Vector, begin: int, moves: Sequence[Sequence[Along]]) -> None:
+def _take_block(vector: Vector, begin: int, moves: Sequence[Sequence[ScaledDirection]]) -> None:
     part = vector[begin : begin + directions.BLOCK]
     moved, far = np.empty(len(part)), np.empty(len(part))
     for along in moves:

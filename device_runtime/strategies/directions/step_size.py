@@ -36,7 +36,7 @@ def unit(weights: Tensors, specs: Iterable[TensorSpec], sizing: Sizing) -> float
 
 
 @dataclass(frozen=True)
-class Moment:
+class ScalarMoment:
     """The decaying mean square of all scalars so far: one number for the whole model.
 
     `total` is beta * total + (1 - beta) * mean(g^2), and `weight` the same of 1 (Adam's second moment, Kingma
@@ -50,11 +50,11 @@ class Moment:
     weight: float = 0.0
 
     @classmethod
-    def of(cls, memory: Tensors) -> Moment:
+    def of(cls, memory: Tensors) -> ScalarMoment:
         """The moment that `kept` wrote; the initial one if there is none."""
         return cls(*memory["moment"].tolist()) if "moment" in memory else cls()
 
-    def after(self, square: float, beta: float, median: float = inf) -> Moment:
+    def after(self, square: float, beta: float, median: float = inf) -> ScalarMoment:
         """The moment after one more round with this mean square, bounded as a step is.
 
         median: the mean square of the round's median device, which bounds the first round.
@@ -63,7 +63,7 @@ class Moment:
         square = min(square, (self.usual**2 or median) * jump)
         if self.weight <= 1 - beta:  # of one round
             total = min(total, self.weight * square * jump)
-        return Moment(beta * total + (1 - beta) * square, beta * self.weight + (1 - beta))
+        return ScalarMoment(beta * total + (1 - beta) * square, beta * self.weight + (1 - beta))
 
     @property
     def usual(self) -> float:

@@ -11,11 +11,11 @@ from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.strategies.training.device_half import NOTHING, LocalData
+from device_runtime.strategies.training.device_half import NO_TENSORS, LocalData
 
 from .tensor_mean import TensorMean
 
-ALONE: Mapping[str, Tensors] = MappingProxyType({})
+NO_FAMILY: Mapping[str, Tensors] = MappingProxyType({})
 
 
 class ServerTools(Protocol):
@@ -47,8 +47,8 @@ class RoundModel:
     weights: Tensors
     round: int
     seed: int
-    family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
-    memory: Tensors = field(default_factory=lambda: NOTHING)
+    family: Mapping[str, Tensors] = field(default_factory=lambda: NO_FAMILY)
+    memory: Tensors = field(default_factory=lambda: NO_TENSORS)
     tools: ServerTools | None = None
 
 
@@ -76,14 +76,14 @@ class Effect:
     num_examples: float = 0.0
     assigned: Tensors | None = None
     refine: Callable[[Tensors], Tensors] | None = None
-    family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
+    family: Mapping[str, Tensors] = field(default_factory=lambda: NO_FAMILY)
     teach: Callable[[Tensors], Mapping[str, Tensors]] | None = None
     memory: Tensors | None = None
     aside: Tensors | None = None
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarriedState:
     """The state that a round hands to the next beside the base model.
 
     family: the base of each smaller model. memory: what each kind keeps on the aggregator, by name; the
@@ -91,9 +91,9 @@ class Carried:
     the base.
     """
 
-    family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
-    memory: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
-    aside: Tensors = field(default_factory=lambda: NOTHING)
+    family: Mapping[str, Tensors] = field(default_factory=lambda: NO_FAMILY)
+    memory: Mapping[str, Tensors] = field(default_factory=lambda: NO_FAMILY)
+    aside: Tensors = field(default_factory=lambda: NO_TENSORS)
 
     def all(self) -> Iterator[Tensors]:
         """Every set of tensors in it."""

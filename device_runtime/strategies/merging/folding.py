@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from device_runtime.models.bundles.tensors import Tensors, finite
+from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.kind import AnyStrategy, Derives, formed
+from device_runtime.strategies.kind import AnyStrategy, DerivesMembers, form_named
 from device_runtime.strategies.statistics import closed_form, held_out
-from device_runtime.strategies.statistics.class_statistics import Statistics, of_site, per_measured
-from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
+from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site, per_measured
+from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
-from .aggregator_half import Carried, RoundModel
+from .aggregator_half import CarriedState, RoundModel
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
 from .server_optimizer import ServerOptimizer
 
@@ -29,13 +29,13 @@ class Folding:
         self,
         kinds: Mapping[str, AnyStrategy],
         model: RoundModel,
-        carried: Carried = NOTHING_CARRIED,
+        carried: CarriedState = NOTHING_CARRIED,
         optimizer: ServerOptimizer = FEDAVG,
     ) -> None:
         """`kinds` is by name, in the order of preference; `carried` is from the round before."""
         self._kinds, self._model, self._carried, self._optimizer = kinds, model, carried, optimizer
         self._models = {
-            name: replace(model, family=carried.family, memory=carried.memory.get(name, NOTHING))
+            name: replace(model, family=carried.family, memory=carried.memory.get(name, NO_TENSORS))
             for name in kinds
         }
         self._states = {name: strategy.start(self._models[name]) for name, strategy in kinds.items()}
@@ -54,11 +54,11 @@ class Folding:
         if self._statistics is None:
             return contribution, None
         rest, found = self._statistics.parted(contribution)
-        strategy = formed(self._kinds[contribution.kind], contribution.form)
+        strategy = form_named(self._kinds[contribution.kind], contribution.form)
         if found is None:
             return rest, None
         times = 1.0
-        if not of_site(contribution.tensors):
+        if not is_from_site(contribution.tensors):
             times = per_measured(strategy, contribution.num_examples, found.sums.counts.sum())
         times *= contribution.late.times if contribution.late else 1.0
         return rest, found if times == 1 else found.standing_for(times)
@@ -76,7 +76,7 @@ class Folding:
 
     def trained(self, contribution: TrainedUpdate) -> tuple[str, Tensors]:
         """The member of the family that an update trained ("": the main model), and that member's base."""
-        member = formed(self._kinds[contribution.kind], contribution.form).member
+        member = form_named(self._kinds[contribution.kind], contribution.form).member
         return member, self._carried.family[member] if member else self._model.weights
 
     def strategy(self, kind: str) -> AnyStrategy:
@@ -106,7 +106,7 @@ class Folding:
             name: kind.finish(self._states[name], self._models[name]) for name, kind in self._kinds.items()
         }
         merged, odd = self._pooled(merge(self._model, effects, self._optimizer, self._carried, self._mixed))
-        if not all(finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
+        if not all(all_finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
             raise TensorError("the merged model is not finite")
         return self._derived(merged), odd
 
@@ -119,30 +119,30 @@ class Folding:
         if self._statistics is None:
             return merged, ""
         memory = merged.carried.memory
-        pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NOTHING))
+        pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NO_TENSORS))
         carried = replace(merged.carried, memory={**memory, closed_form.MEMORY: pool.kept()})
         merged = replace(merged, carried=carried, closed_form=served)
         if not served or not self._hold_out:
             return replace(merged, served=served or merged.served), why
-        beside = held_out.beside(served, merged.base, self._model.manifest)
+        beside = held_out.head_tensors(served, merged.base, self._model.manifest)
         merged = replace(merged, carried=replace(carried, aside={**carried.aside, **beside}))
         why = held_out.trained_is_better(pool.statistics.right)
         return replace(merged, served=merged.base if why else served), why
 
     def _derived(self, merged: Merged) -> Merged:
         """Add the bases of members that are parts of the main model."""
-        bases = derived(self._kinds.values(), merged.base, self._model)
+        bases = derived_bases(self._kinds.values(), merged.base, self._model)
         if not bases:
             return merged
         family = {**merged.carried.family, **bases}
         return replace(merged, carried=replace(merged.carried, family=family))
 
 
-def derived(kinds: Iterable[AnyStrategy], base: Tensors, model: RoundModel) -> dict[str, Tensors]:
+def derived_bases(kinds: Iterable[AnyStrategy], base: Tensors, model: RoundModel) -> dict[str, Tensors]:
     """The bases of members that are parts of the main model, by name."""
     bases: dict[str, Tensors] = {}
     for kind in kinds:
-        if isinstance(kind, Derives) and model.tools is not None:
+        if isinstance(kind, DerivesMembers) and model.tools is not None:
             names = {form.member for form in kind.variants()}
             manifests = {name: model.tools.manifest(name) for name in ("", *sorted(names))}
             bases |= kind.derive(base, manifests)

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.broker.wire.messages import Step
-from device_runtime.models.bundles.tensors import Tensors, finite
+from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.strategies.directions.replaying import replay
-from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
+from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
-from .aggregator_half import Carried, Effect, RoundModel
+from .aggregator_half import CarriedState, Effect, RoundModel
 from .server_optimizer import STATISTICS, ServerOptimizer
 from .tensor_mean import TensorMean
 
-NOTHING_CARRIED = Carried()
+NOTHING_CARRIED = CarriedState()
 FEDAVG = ServerOptimizer()
 OPTIMIZER = "server-optimizer"
 """The key of the optimiser's moments in `Carried.memory`, beside the names of the kinds."""
@@ -42,15 +42,15 @@ class Merged:
     served: Tensors
     steps: tuple[Step, ...]
     replayable: bool
-    carried: Carried = field(default_factory=Carried)
-    closed_form: Tensors = field(default_factory=lambda: NOTHING)
+    carried: CarriedState = field(default_factory=CarriedState)
+    closed_form: Tensors = field(default_factory=lambda: NO_TENSORS)
 
 
 def merge(
     model: RoundModel,
     kinds: Mapping[str, Effect],
     optimizer: ServerOptimizer = FEDAVG,
-    carried: Carried = NOTHING_CARRIED,
+    carried: CarriedState = NOTHING_CARRIED,
     mixed: bool = False,
 ) -> Merged:
     """Join the effects of all kinds; `kinds` is by name, in the order of preference.
@@ -71,10 +71,10 @@ def merge(
     for effect in effects:
         if effect.mean is not None:
             joined = joined.join(effect.mean)
-    means, usual = joined.mean(), NOTHING
+    means, usual = joined.mean(), NO_TENSORS
     if mixed:
-        usual = carried.memory.get(MEMORY, NOTHING)
-        means, usual = stepped(model.weights, joined, usual)
+        usual = carried.memory.get(DAMPING_MEMORY, NO_TENSORS)
+        means, usual = damped_step(model.weights, joined, usual)
     moved, moments = optimizer.step(model.weights, means, carried.memory.get(OPTIMIZER, {}))
     moving = sum(effect.num_examples for effect in effects if effect.mean is not None or effect.steps)
     steps = tuple(
@@ -88,7 +88,7 @@ def merge(
         if effect.assigned:
             base, replayable = {**base, **effect.assigned}, False
     for effect in effects:
-        if effect.refine is not None and finite(base):
+        if effect.refine is not None and all_finite(base):
             base, replayable = {**base, **effect.refine(base)}, False
     served = _served(effects)
     return Merged(
@@ -96,7 +96,7 @@ def merge(
         served={**model.weights, **served} if served else base,
         steps=steps,
         replayable=replayable,
-        carried=_carried(carried, kinds, {OPTIMIZER: moments, MEMORY: usual}, base),
+        carried=_carried(carried, kinds, {OPTIMIZER: moments, DAMPING_MEMORY: usual}, base),
     )
 
 
@@ -112,11 +112,11 @@ def _served(effects: Sequence[Effect]) -> Tensors:
 
 
 def _carried(
-    before: Carried, kinds: Mapping[str, Effect], own: Mapping[str, Tensors], base: Tensors
-) -> Carried:
+    before: CarriedState, kinds: Mapping[str, Effect], own: Mapping[str, Tensors], base: Tensors
+) -> CarriedState:
     """The state for the next round: as `before`, updated by the kinds; `own` is memory of merging itself."""
     family, memory, aside = dict(before.family), dict(before.memory), dict(before.aside)
-    sound = any(effect.teach is not None for effect in kinds.values()) and finite(base)
+    sound = any(effect.teach is not None for effect in kinds.values()) and all_finite(base)
     memory |= {name: kept for name, kept in own.items() if kept}
     for name, effect in kinds.items():
         family |= {**effect.family, **(effect.teach(base) if effect.teach is not None and sound else {})}
@@ -124,10 +124,10 @@ def _carried(
             memory[name] = effect.memory
         if effect.aside is not None:
             aside |= effect.aside
-    return Carried(family, memory, aside)
+    return CarriedState(family, memory, aside)
 
 
-def brought_forward(
+def rebased_update(
     update: TrainedUpdate, late: Late, now: int, base: Callable[[int], Tensors]
 ) -> TrainedUpdate:
     """A late update, made to count in round `now`: its tensors are `rebased`, and `late` is set on it.
@@ -138,10 +138,10 @@ def brought_forward(
     here, late = base(now), replace(late, base=partial(base, late.round))
     if not here.keys() & update.tensors.keys():
         return replace(update, late=late)
-    return replace(update, tensors=rebased(update.tensors, late.base(), here, late.share), late=late)
+    return replace(update, tensors=rebased_tensors(update.tensors, late.base(), here, late.share), late=late)
 
 
-def rebased(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> Tensors:
+def rebased_tensors(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> Tensors:
     """A late update, rebased onto the round in which it counts: its change, scaled, is added to that base.
 
     `made_for` and `now` are the bases of the two rounds. A float tensor of the update that both have in the
@@ -161,13 +161,13 @@ def rebased(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> T
     return after
 
 
-MEMORY = "few-samples"
+DAMPING_MEMORY = "few-samples"
 """The key of the running mean weights in `Carried.memory`, beside the names of the kinds."""
 WINDOW = 10
 """About how many rounds the running mean weight looks back on."""
 
 
-def stepped(
+def damped_step(
     base: Tensors, joined: TensorMean, memory: Tensors
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """The base's tensors after a step towards the mean that is shorter in a round of few samples; the memory.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.bundles.slices import leading
+from device_runtime.models.bundles.slices import leading_index
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.blocks import BLOCK, blocks
 
@@ -59,7 +59,7 @@ class TensorMean:
             if value.shape == base[name].shape:
                 self.add({name: value}, weight)
                 continue
-            where = leading(value.shape)
+            where = leading_index(value.shape)
             if value.ndim != base[name].ndim or base[name][where].shape != value.shape:
                 raise ValueError(f"{name} is {value.shape}, which is no part of {base[name].shape}")
             total, parts = self._partial(name, base[name])

@@ -1,4 +1,4 @@
-"""Merging that a few lying devices cannot steer: one file per rule, and the screen that applies them."""
+"""Robust merging, which a few lying devices cannot steer: the rules, and the screen that applies them."""
 
 from .screen import Screen
 from .settings import RULES, Robust, Rule

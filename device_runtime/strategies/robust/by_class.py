@@ -1,12 +1,13 @@
-"""Class means under a rule: devices are compared class by class, those that have it, by their mean features.
+"""Robust rules for class means: compares the mean features of a class over the devices that have it.
 
-Sums of features grow with the samples behind them, and devices have different classes: neither sums nor
-distances between devices say who lies. So the rules of values (median, trimmed mean, value-clip by the
-spread) are applied to each class's mean over the devices that have the class, and norm-clip shortens a
-class's mean to the median length of those. Krum, which would pick whoever has the commonest classes, and the
-weighted median, as weights are of devices and not of classes, give way to the median. Counts are what devices
-say: one above the median of those that have the class counts as that, and all of a device together as no more
-than the samples of the round's median device.
+Sums of features grow with the number of samples, and devices have different classes, so neither sums nor
+distances between devices tell which device lies. The rules for values (median, trimmed mean, value-clip by
+the spread) are therefore applied to each class's mean over the devices that have the class, and norm-clip
+shortens a class's mean to the median length of these. The median replaces Krum, which would pick the device
+with the most common classes, and the weighted median, because weights are of devices and not of classes.
+Counts are claimed by
+devices: a count above the class's median counts as the median, and all counts of a device together as at most
+the samples of the round's median device.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from device_runtime.models.bundles.tensors import Vector
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from . import coordinate_wise
-from .norm_clip import bound_of, clipped, length_of
+from .norm_clip import bound_of, clip_to_norm, length_of
 from .settings import Robust
 from .spool import Spool, SpooledUpdate
 
 MEANS = "means"
-"""In place of `sums`, float32 (classes, width)."""
+"""The name of a tensor of means, float32 (classes, width), that replaces `sums`."""
 
 
 def as_means(update: TrainedUpdate) -> TrainedUpdate:
-    """A contribution of class means with its means in place of its sums; 0 for a class it does not have."""
+    """A contribution of class means with means in place of sums; 0 for a class that it does not have."""
     content = dict(update.tensors)
     counts = np.maximum(content["counts"], 1)[:, None]
     content[MEANS] = (content.pop("sums").astype(np.float64) / counts).astype(np.float32)
@@ -39,9 +40,9 @@ def as_means(update: TrainedUpdate) -> TrainedUpdate:
 
 
 def as_sums(update: TrainedUpdate, most: NDArray[np.int32], most_samples: float) -> TrainedUpdate:
-    """The other way, with no more samples of a class than `most` (classes,), and `most_samples` in all.
+    """The inverse of `as_means`, with counts limited to `most` (classes,) by class and `most_samples` in all.
 
-    Those above are the same shares of fewer samples; a class that is there keeps one.
+    Counts above the total are reduced in proportion; a class that has samples keeps at least one.
     """
     content = dict(update.tensors)
     counts = np.minimum(content["counts"], most)
@@ -52,25 +53,25 @@ def as_sums(update: TrainedUpdate, most: NDArray[np.int32], most_samples: float)
 
 
 def usual_counts(spool: Spool) -> NDArray[np.int32]:
-    """The median count of each class, int32 (classes,), of those that have it; 0 where nobody has."""
+    """The median count of each class over the devices that have it, int32 (classes,); 0 if none has."""
     having = [column[column > 0] for column in counts_in(spool).T]
     return np.array([np.median(counts) if counts.size else 0 for counts in having]).astype(np.int32)
 
 
-def ruled(
+def apply_rule(
     spool: Spool, robust: Robust, rule: Callable[[Vector], Vector]
 ) -> Iterator[tuple[SpooledUpdate, Vector]]:
-    """Every update as the rule of the task leaves it; `rule` is the one of values."""
+    """Every update with its values after the task's rule; `rule` maps (devices, values) to (values,)."""
     if robust.rule == "norm-clip":
         return shortened(spool, robust.clip_factor)
     if robust.rule == "value-clip":
-        return held(spool, robust.clip_factor)
-    middle = middles(spool, rule)
+        return clip_values(spool, robust.clip_factor)
+    middle = rule_means(spool, rule)
     return ((row, middle) for row in spool.rows)
 
 
-def middles(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
-    """The rule's value of every class's mean, flat; 0 for a class that nobody has."""
+def rule_means(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
+    """Every class's mean by the rule, flat; 0 for a class that no device has."""
     middle = np.zeros_like(spool.starts)
     for within, rows in classes(spool):
         for where, values in spool.blocks(rows, within):
@@ -79,7 +80,7 @@ def middles(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
 
 
 def shortened(spool: Spool, factor: float) -> Iterator[tuple[SpooledUpdate, Vector]]:
-    """Every update with no mean longer than `factor` times the class's median length."""
+    """Every update with each mean shortened to at most `factor` times the class's median length."""
     bounds = []
     for within, rows in classes(spool):
         lengths = [length_of(spool.values(row, within.start, within.stop)) for row in rows]
@@ -88,12 +89,12 @@ def shortened(spool: Spool, factor: float) -> Iterator[tuple[SpooledUpdate, Vect
         values = spool.values(row)
         for within, bound in bounds:
             mean = values[within]
-            values[within] = clipped(mean, np.zeros_like(mean), length_of(mean), bound)
+            values[within] = clip_to_norm(mean, np.zeros_like(mean), length_of(mean), bound)
         yield row, values
 
 
-def held(spool: Spool, factor: float) -> Iterator[tuple[SpooledUpdate, Vector]]:
-    """Every update with the values of each mean within `factor` spreads of those of its class."""
+def clip_values(spool: Spool, factor: float) -> Iterator[tuple[SpooledUpdate, Vector]]:
+    """Every update with the values of each mean clipped to `factor` spreads around the class's median."""
     low, high = np.zeros_like(spool.starts), np.zeros_like(spool.starts)
     for within, rows in classes(spool):
         for where, values in spool.blocks(rows, within):
@@ -104,7 +105,7 @@ def held(spool: Spool, factor: float) -> Iterator[tuple[SpooledUpdate, Vector]]:
 
 
 def classes(spool: Spool) -> list[tuple[slice, list[SpooledUpdate]]]:
-    """Where each class's mean lies, and who has the class; classes that nobody has are left out."""
+    """The place of each class's mean, and the updates that have the class; without classes that none has."""
     counts = counts_in(spool)
     labels = counts.shape[1]
     width = spool.starts.size // labels
@@ -113,5 +114,5 @@ def classes(spool: Spool) -> list[tuple[slice, list[SpooledUpdate]]]:
 
 
 def counts_in(spool: Spool) -> NDArray[Any]:
-    """What every device says that it has of each class, (devices, classes)."""
+    """The counts that every device claims, (devices, classes)."""
     return np.stack([spool.rest(row)["counts"] for row in spool.rows])

@@ -71,14 +71,14 @@ def _weighted(values: Vector, weights: NDArray[np.float64]) -> Vector:
     return mean
 
 
-def trimmed(devices: int, share: float) -> int:
+def trim_count(devices: int, share: float) -> int:
     """How many values are left out at either end: at least this share, but one value always remains."""
     return min(ceil(share * devices - 1e-9), (devices - 1) // 2)
 
 
 def trimmed_mean(values: Vector, share: float) -> Vector:
     """The trimmed mean: float32 (devices, values) -> (values,), summed in float64, the smallest first."""
-    cut = trimmed(len(values), share)
+    cut = trim_count(len(values), share)
     ordered = np.sort(values, axis=0)
     mean: Vector = ordered[cut : len(values) - cut].mean(axis=0, dtype=np.float64).astype(np.float32)
     return mean

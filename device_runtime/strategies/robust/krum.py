@@ -1,8 +1,8 @@
 """Krum and Multi-Krum (Blanchard et al. 2017, Machine learning with adversaries, sections 4 and 6).
 
-Of n updates, f of which may be lies, each is scored by the sum of its squared distances to the n - f - 2
-nearest others. Krum takes the one of the smallest score, Multi-Krum the mean of the n - f of the smallest.
-Both need n >= 2 f + 3.
+Of n updates, of which f may be false, each is scored by the sum of its squared distances to the n - f - 2
+nearest others. Krum takes the update with the smallest score, Multi-Krum the mean of the n - f with the
+smallest scores. Both need n >= 2 f + 3.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from .spool import BUDGET, Spool
 
 
 def most_liars(devices: int) -> int:
-    """The largest f that so many updates stand; below 0 where they stand none."""
+    """The largest f that n = `devices` updates withstand; below 0 for fewer than three updates."""
     return (devices - 3) // 2
 
 
 def selected(scores: NDArray[np.float64], many: int) -> list[int]:
-    """The places of the `many` smallest scores, in their order; of equal ones the first."""
+    """The indices of the `many` smallest scores, in rising order; of equal scores the first."""
     return sorted(np.argsort(scores, kind="stable")[:many].tolist())
 
 
 def scores(spool: Spool, liars: int) -> NDArray[np.float64]:
-    """Of each update, float64 (devices,); `liars` is f, and n at least f + 3.
+    """The score of each update, float64 (devices,); `liars` is f, and n at least f + 3.
 
-    Distances are found for as many devices at a time as fit BUDGET, from products of the changes summed up
-    over pieces of the model. Memory grows with the devices times the pieces, never with the model.
+    Distances are computed for as many devices at a time as fit BUDGET, from products of the changes, summed
+    over pieces of the model. Memory grows with the number of devices, not with the model.
     """
     count = len(spool)
     nearest = count - liars - 2
@@ -44,7 +44,7 @@ def scores(spool: Spool, liars: int) -> NDArray[np.float64]:
 
 
 def _distances(spool: Spool, some: slice, width: int) -> NDArray[np.float64]:
-    """Squared, of some updates to all: |a|^2 + |b|^2 - 2 a b of their changes, float64 (some, devices)."""
+    """Squared distances of some updates to all, |a|^2 + |b|^2 - 2 a b of their changes: (some, devices)."""
     count = len(spool)
     products = np.zeros((some.stop - some.start, count))
     squares = np.zeros(count)

@@ -1,7 +1,7 @@
 """Norm clipping (Sun et al. 2019, Can you really backdoor federated learning?, section 4.2).
 
-An update that changes the base by more than a bound is shortened to it, w + d min(1, bound / |d|): a liar
-moves the mean by no more than an honest device may. Which way it moves it is not asked.
+An update whose change d of the base w is longer than a bound is shortened to w + d min(1, bound / |d|), so
+that a lying device moves the mean no further than an honest one can. The direction of d is not checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .spool import Spool
 
 
 def norms(spool: Spool) -> NDArray[np.float64]:
-    """How far each update is from what it is compared with, float64 (devices,)."""
+    """The Euclidean length of each update's change from its start, float64 (devices,)."""
     squares = np.zeros(len(spool))
     for where, values in spool.blocks():
         start = spool.starts[where].astype(np.float64)
@@ -28,12 +28,12 @@ def norms(spool: Spool) -> NDArray[np.float64]:
 
 
 def bound_of(lengths: NDArray[np.float64] | Sequence[float], fixed: float | None, factor: float) -> float:
-    """The fixed bound, or `factor` times the median length."""
+    """The fixed bound; if it is None, `factor` times the median length."""
     return float(np.median(lengths)) * factor if fixed is None else fixed
 
 
-def clipped(values: Vector, start: Vector, length: float, bound: float) -> Vector:
-    """float32 (values,), not more than `bound` away from `start`; as they are where they are not now."""
+def clip_to_norm(values: Vector, start: Vector, length: float, bound: float) -> Vector:
+    """Values float32 (values,) at most `bound` from `start`; `length` is how far they are now."""
     if length <= bound:
         return values
     change = values.astype(np.float64) - start
@@ -43,5 +43,5 @@ def clipped(values: Vector, start: Vector, length: float, bound: float) -> Vecto
 
 
 def length_of(values: Vector) -> float:
-    """Euclidean."""
+    """The Euclidean norm."""
     return float(np.linalg.norm(values.astype(np.float64)))

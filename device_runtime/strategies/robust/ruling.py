@@ -1,4 +1,4 @@
-"""A rule, applied to a group: updates of one sort, which are compared with each other."""
+"""Applies the robust rule of a task to a group: updates of one sort, compared with each other."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from . import by_class, krum
 from .coordinate_wise import bounds_in, median, trimmed_mean, weighted_median
-from .norm_clip import bound_of, clipped, norms
-from .settings import FEW, Robust
-from .sorts import FROM_ZERO, of
+from .norm_clip import bound_of, clip_to_norm, norms
+from .settings import LEAST_DEVICES, Robust
+from .sorts import FROM_ZERO, devices_of
 from .spool import Spool, SpooledUpdate
 
 FAR = 3.0
-"""Times the bound: a change that is longer is told of when it is shortened."""
+"""A note is made of a change that is more than FAR times the bound, when it is shortened."""
 
 Screened = Iterator[tuple[TrainedUpdate, float]]
 
 
 @dataclass(frozen=True)
 class UpdateGroup:
-    """The updates, and what each of them may weigh; `samples` are those of the round's median device."""
+    """Updates of one sort, and the weight of each; `samples`: those of the round's median device."""
 
     spool: Spool
     weights: Sequence[float]
@@ -39,28 +39,28 @@ class UpdateGroup:
 
     @property
     def rows(self) -> Iterator[tuple[SpooledUpdate, float]]:
-        """Each with its weight."""
+        """Each update with its weight."""
         return zip(self.spool.rows, self.weights, strict=True)
 
     def as_they_came(self) -> Screened:
-        """But for their weights."""
+        """The updates with their own values, and the weights of this group."""
         for row, weight in self.rows:
             yield self.spool.update(row, self.spool.values(row)), weight
 
     def replaced(self, values: Vector) -> Screened:
-        """All of them by the same."""
+        """The updates with `values` in place of their own, for all of them."""
         for row, weight in self.rows:
             yield self.spool.update(row, values), weight
 
 
 class Ruling:
-    """The rule of a task; `note` is told what it left out, or could not do."""
+    """The rule of a task; `note` is called with a text for people about what it left out or could not do."""
 
     def __init__(self, robust: Robust, note: Callable[[str], None]) -> None:
         self._robust, self._note = robust, note
 
     def ruled(self, group: UpdateGroup) -> Screened:
-        """Every update as the rule leaves it, with its weight; in order, each made when it is asked for."""
+        """Every update after the rule, with its weight, in order; each is made when it is asked for."""
         rule, spool = self._robust.rule, group.spool
         if group.kind == ClassMeans.name:
             return self._class_means(group)
@@ -75,14 +75,14 @@ class Ruling:
         return group.replaced(_middle(spool, self._value_rule()))
 
     def _value_rule(self) -> Callable[[Vector], Vector]:
-        """What stands for the values of all devices: also where Krum cannot."""
+        """The rule as (devices, values) -> (values,): the median also for Krum with too few updates."""
         return (
             partial(trimmed_mean, share=self._robust.trim) if self._robust.rule == "trimmed-mean" else median
         )
 
     def _class_means(self, group: UpdateGroup) -> Screened:
         spool, most = group.spool, by_class.usual_counts(group.spool)
-        ruled = by_class.ruled(spool, self._robust, self._value_rule())
+        ruled = by_class.apply_rule(spool, self._robust, self._value_rule())
         for (row, values), weight in zip(ruled, group.weights, strict=True):
             yield by_class.as_sums(spool.update(row, values), most, group.samples), weight
 
@@ -93,9 +93,9 @@ class Ruling:
         far = [row for row, length in zip(spool.rows, lengths, strict=True) if length > FAR * bound]
         if far:
             most = float(lengths.max())
-            self._note(f"norm-clip shortened {of(far)} from at most {most:.3g} to {bound:.3g}")
+            self._note(f"norm-clip shortened {devices_of(far)} from at most {most:.3g} to {bound:.3g}")
         for (row, weight), length in zip(group.rows, lengths, strict=True):
-            values = clipped(spool.values(row), spool.starts, float(length), bound)
+            values = clip_to_norm(spool.values(row), spool.starts, float(length), bound)
             yield spool.update(row, values), weight
 
     def _held(self, group: UpdateGroup) -> Screened:
@@ -107,21 +107,21 @@ class Ruling:
             far += [row] if bounds.is_far(values, FAR) else []
             yield spool.update(row, bounds.hold(values)), weight
         if far:
-            self._note(f"value-clip held {of(far)}, far from where the others are")
+            self._note(f"value-clip clipped {devices_of(far)}, far from the others")
 
     def _stands(self, group: UpdateGroup) -> bool:
-        """Whether there are enough updates for Krum; the median takes its place where there are not."""
+        """Whether there are enough updates for Krum; if not, the median replaces it, and there is a note."""
         liars, count = self._robust.byzantine or 0, len(group.spool)
         enough = krum.most_liars(count) >= liars
-        if not enough and count >= FEW:
+        if not enough and count >= LEAST_DEVICES:
             self._note(
-                f"{self._robust.rule} needs {2 * liars + 3} {group.kind} to stand {liars} liars, "
-                f"here are {count}: the median in its place"
+                f"{self._robust.rule} needs {2 * liars + 3} {group.kind} to withstand {liars} lying devices, "
+                f"not {count}: the median replaces it"
             )
         return enough
 
     def _selected(self, group: UpdateGroup) -> Screened:
-        """Those that are taken weigh as much as the whole group, beside other kinds."""
+        """The updates that Krum selects; together they weigh as much as the whole group did."""
         spool, weights = group.spool, group.weights
         given, count = self._robust.byzantine, len(spool)
         liars = krum.most_liars(count) if given is None else given
@@ -130,9 +130,9 @@ class Ruling:
         more = sum(weights) / sum(weights[place] for place in places)
         kept = [spool.rows[place] for place in places]
         if many == 1:
-            self._note(f"krum took {of(kept)} of {count}")
+            self._note(f"krum took {devices_of(kept)} of {count}")
         elif liars:
-            self._note(f"multi-krum left out {of([row for row in spool.rows if row not in kept])}")
+            self._note(f"multi-krum left out {devices_of([row for row in spool.rows if row not in kept])}")
         for place in places:
             row = spool.rows[place]
             yield spool.update(row, spool.values(row)), weights[place] * more

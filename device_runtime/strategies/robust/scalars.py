@@ -1,10 +1,10 @@
-"""Scalars along directions that not all of a round share: late ones and those beside them.
+"""Bounds scalars along directions that not all devices of a round share: in rounds with late scalars.
 
-Which way a scalar points says nothing along directions that nobody else measured, how long it is does: along
-random directions all are alike. With whom it is late, or in time, a device chooses itself: all that share
-directions may be liars. So such scalars are held to the lengths of all of the round, of which each device has
-one, that of its latest. Rules that take one device's word against another's leave out late ones of
-fewer than three devices: a liar could choose to be alone.
+The sign of a scalar cannot be checked along directions that no other device measured, but its length can:
+lengths along random directions are alike. A device chooses itself with which others it is late or in time, so
+all devices that share directions may be lying. Such scalars are therefore bounded by the lengths of all
+scalars of the round, the latest of each device. Rules that compare devices leave out late scalars of fewer
+than three devices, because a lying device could choose to be alone.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from device_runtime.models.bundles.tensors import Vector
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .coordinate_wise import NORMAL
-from .norm_clip import bound_of, clipped, length_of
+from .norm_clip import bound_of, clip_to_norm, length_of
 from .settings import Robust
 from .spool import Spool
 
 BY_LENGTH = frozenset({"norm-clip", "value-clip"})
-"""Rules that need no other device along the same directions."""
+"""Rules that bound lengths, and so need no other device along the same directions."""
 
 
 @dataclass(frozen=True)
 class ScalarBounds:
-    """How far scalars of a round are to be from 0: each of them, or all of a device together (`by_value`).
+    """The largest size of a round's scalars: of each value (`by_value`), or of a device's Euclidean norm.
 
-    `devices` are so many as it was found from.
+    devices: how many devices the bound was found from.
     """
 
     bound: float
@@ -39,20 +39,20 @@ class ScalarBounds:
     devices: int
 
     def held(self, update: TrainedUpdate, times: float) -> TrainedUpdate:
-        """No further than so many times that."""
+        """The update clipped to `times` the bound."""
         g, bound = update.tensors["g"], times * self.bound
         if self.by_value:
             return replace(update, tensors={"g": np.clip(g, np.float32(-bound), np.float32(bound))})
-        return replace(update, tensors={"g": clipped(g, np.zeros_like(g), length_of(g), bound)})
+        return replace(update, tensors={"g": clip_to_norm(g, np.zeros_like(g), length_of(g), bound)})
 
     def is_far(self, update: TrainedUpdate, times: float) -> bool:
-        """Whether it is further: of single values, half of them or more."""
+        """Whether an update exceeds `times` the bound; by value, whether half of its values or more do."""
         g, bound = update.tensors["g"], times * self.bound
         return bool(np.mean(np.abs(g) > bound) >= 0.5) if self.by_value else length_of(g) > bound
 
 
-def usual(every: Iterable[Spool], robust: Robust) -> ScalarBounds:
-    """By `robust`, of all scalars of a round: the latest of each device."""
+def scalar_bounds(every: Iterable[Spool], robust: Robust) -> ScalarBounds:
+    """The bounds that `robust` gives for a round, from the latest scalars of each device."""
     latest: dict[str, Vector] = {}
     for spool in sorted(every, key=_round):
         latest |= {row.device: spool.values(row) for row in spool.rows}
@@ -65,6 +65,6 @@ def usual(every: Iterable[Spool], robust: Robust) -> ScalarBounds:
 
 
 def _round(spool: Spool) -> float:
-    """That its scalars were made for: the open one is later than any."""
+    """The round that a spool's scalars were made for; infinite for the open round."""
     late = spool.rows[0].told.late
     return inf if late is None else late.round

@@ -1,13 +1,13 @@
-"""The screen between the updates of a round and their folding: it applies a rule to those of one sort.
+"""Screens a round's updates before they are folded: applies the robust rule to each sort of update.
 
-Updates of one kind, of one member of the family and with the same tensors are compared with each other; what
-a kind sends beside the model's own tensors (feature maps, prototypes) goes with its update as it came. The
-rules treat devices alike, whatever number of samples they say: within a group a weight above the median
-counts as the median, nobody weighs more than with as many samples as the round's median device has, also who
-is alone in its group, and of a device's several updates of one sort, of which some are late, only the latest
-counts. A sort that is too small to compare is bounded in length (`few`). Class statistics of all kinds are
-compared with each other (`statistics`), in the same way under every rule.
-Folding is given an update for each device still, so that every kind's own merging is what it was.
+Updates of one kind, of one member of the family and with the same tensors are compared with each other.
+Tensors that a kind sends beside the model's own (feature maps, prototypes) are not changed. Claimed numbers
+of samples give no device more influence: within a group, a weight above the median counts as the median; no
+device weighs more than it would with as many samples as the round's median device, even if it is alone in its
+group; and of a device's several updates of one sort, if some are late, only the latest counts. A sort that is
+too small to compare is bounded in length (`sorts`). Class statistics of all kinds are compared with each
+other (`statistics`), in the same way under every rule. Folding still gets one update for each device, so that
+each kind's own merging does not change.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import sorts
 from .ruling import FAR, Ruling, Screened, UpdateGroup
-from .scalars import BY_LENGTH, ScalarBounds, usual
-from .settings import FEW, Robust
-from .sorts import named, sorted_out
+from .scalars import BY_LENGTH, ScalarBounds, scalar_bounds
+from .settings import LEAST_DEVICES, Robust
+from .sorts import device_list, sort_update
 from .spool import Spool
 from .statistics import StatisticsOfDevices
 
 
 class Screen:
-    """Before one round's `folding`. With the rule "none" it is not there. A context: files go at its end."""
+    """Screens one round's updates before `folding`; with the rule "none" it passes them on.
+
+    A context manager: temporary files are deleted at its end.
+    """
 
     def __init__(self, folding: Folding, robust: Robust, scratch: Path | None = None) -> None:
-        """`scratch` is a folder on a disk, for as many bytes as all updates have; None: the system's."""
+        """`scratch`: folder with room on disk for all updates; None: the system's temporary folder."""
         self._folding, self._robust, self._scratch = folding, robust, scratch
         self._spools: dict[Hashable, Spool] = {}
         self._bases: dict[Hashable, tuple[str, Tensors]] = {}
@@ -61,7 +64,7 @@ class Screen:
         self._statistics.close()
 
     def add(self, contribution: TrainedUpdate, weight: float, device: str) -> None:
-        """One more, which then may be forgotten. In a fixed order, as for Folding. Raises OSError."""
+        """Add one contribution, in a fixed order, as in Folding; it is not held in memory. Raises OSError."""
         contribution, sent = self._folding.parted(replace(contribution, device=device))
         if self._robust.rule == "none":
             self._folding.pool(sent, contribution.late)
@@ -69,15 +72,15 @@ class Screen:
             return
         if sent is not None:
             self._statistics.add(sent, contribution)
-        # class statistics alone have no tensors
+        # an update of class statistics alone has no tensors left
         if not contribution.tensors or self._spooled(contribution, weight, device):
             counted = self._folding.counted(contribution)
             self._samples[device] = max(self._samples.get(device, 0.0), counted)
 
     def _spooled(self, contribution: TrainedUpdate, weight: float, device: str) -> bool:
-        """Kept with those of its sort, if it is finite."""
+        """Keep an update with those of its sort; returns whether it is finite, and so was kept."""
         trained = self._folding.trained(contribution)
-        one = sorted_out(contribution, *trained)
+        one = sort_update(contribution, *trained)
         if one.sort not in self._spools:
             self._spools[one.sort] = Spool(one.update.tensors, one.start, self._scratch)
             self._bases[one.sort] = trained
@@ -87,7 +90,7 @@ class Screen:
         return False
 
     def merged(self) -> tuple[Merged, str]:
-        """As Folding's; with what the rule left out, or could not do. Raises OSError."""
+        """As `Folding.merged`; the note also says what the rule left out or could not do. Raises OSError."""
         for sort, spool in self._spools.items():
             if len(spool) and (done := self._held(spool, *self._bases[sort])):
                 self._note(f"too few to compare: {done}")
@@ -100,17 +103,17 @@ class Screen:
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
 
     def _held(self, spool: Spool, member: str, base: Tensors) -> str:
-        """A sort that is too small to compare goes no further than `few` says: what was done, if anything."""
+        """Bound the length of a sort that is too small to compare (`sorts`); returns a note, or ""."""
         kind = self._folding.strategy(spool.rows[0].told.kind)
         if isinstance(kind, ClassMeans):
             return sorts.shorten_class_means(spool)
         if isinstance(kind, ZerothOrder):
             devices = {row.device for one in self._sorts(kind.name) for row in one.rows}
-            if len(devices) >= FEW:
+            if len(devices) >= LEAST_DEVICES:
                 return ""
             values = sum(value.size for value in base.values())
             return sorts.shorten(spool, sorts.scalar_bound(kind, self._base_length(member, base), values))
-        if len(spool) >= FEW:
+        if len(spool) >= LEAST_DEVICES:
             return ""
         return sorts.shorten(spool, min(sorts.TIMES * self._usual_length, self._base_length(member, base)))
 
@@ -121,16 +124,16 @@ class Screen:
 
     @cached_property
     def _usual_length(self) -> float:
-        """Of the round's changes of the base, before any is shortened."""
+        """The median length of the round's changes of the base, before any is shortened."""
         return sorts.usual_length(one for one in self._spools.values() if one.rows and sorts.is_change(one))
 
     def _screened(self, spool: Spool) -> Screened:
         told, rule = spool.rows[0].told, self._robust.rule
         if spool.earlier:
-            self._note(f"{spool.earlier} {told.kind} of devices that sent a later one too do not count")
+            self._note(f"{spool.earlier} {told.kind} do not count: their devices sent a later one too")
         late = told.kind == ZerothOrder.name and told.late is not None
         left_out = late and rule not in BY_LENGTH
-        if len(spool) < FEW and (left_out or not late):
+        if len(spool) < LEAST_DEVICES and (left_out or not late):
             of = f" of round {told.late.round}" if told.late else ""
             text = f"{len(spool)} {told.kind}{of} too few for {rule} to tell who lies"
             self._note(f"{text}, and left out" if left_out else text)
@@ -144,26 +147,28 @@ class Screen:
         return [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == kind]
 
     def _as_usual(self, group: UpdateGroup) -> Screened:
-        """Scalars of a round that has others, along other directions."""
+        """Bound scalars of a round that has other scalars, along other directions."""
         rule = self._robust.rule
-        by_length = rule == "norm-clip" or (rule == "value-clip" and len(group.spool) < FEW)
+        by_length = rule == "norm-clip" or (rule == "value-clip" and len(group.spool) < LEAST_DEVICES)
         far = []
         for update, weight in group.as_they_came() if by_length else self._ruling.ruled(group):
             far += [update.device] if self._usual.is_far(update, FAR) else []
             yield self._usual.held(update, 1.0 if by_length else FAR), weight
         if far:
-            self._note(f"{rule} shortened {named(far, group.kind)}, longer than others of the round")
+            self._note(f"{rule} shortened {device_list(far, group.kind)}, longer than others of the round")
 
     @cached_property
     def _usual(self) -> ScalarBounds:
-        """Of all scalars of the round, when all have come."""
-        found = usual(self._sorts(ZerothOrder.name), self._robust)
-        if found.devices < FEW:
+        """The bounds from all scalars of the round; used once all have come."""
+        found = scalar_bounds(self._sorts(ZerothOrder.name), self._robust)
+        if found.devices < LEAST_DEVICES:
             self._note(f"{found.devices} {ZerothOrder.name} too few for {self._robust.rule} to tell who lies")
         return found
 
     def _group(self, spool: Spool) -> UpdateGroup:
-        """No update weighs more than the group's median, nor more than it would with as many samples as the
+        """The group of a spool, with limited weights.
+
+        No update weighs more than the group's median, nor more than it would with as many samples as the
         round's median device has.
         """
         most = float(np.median([row.weight for row in spool.rows]))
@@ -177,7 +182,7 @@ class Screen:
 
     @property
     def _usual_samples(self) -> float:
-        """Of the round's median device."""
+        """The number of samples of the round's median device."""
         return float(np.median(list(self._samples.values())))
 
     def _note(self, text: str) -> None:

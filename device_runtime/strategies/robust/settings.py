@@ -1,4 +1,4 @@
-"""Which rule stands between the updates of a round and their mean, and with which numbers."""
+"""Settings of robust merging: the rule, and its numbers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Rule = Literal[
     "none", "median", "weighted-median", "trimmed-mean", "norm-clip", "value-clip", "krum", "multi-krum"
 ]  # fmt: skip
 RULES: tuple[str, ...] = get_args(Rule)
-FEW = 3
-"""Updates of one sort, with fewer of which no rule can tell a lie from the truth."""
+LEAST_DEVICES = 3
+"""The least number of updates of one sort among which a rule can tell false ones."""
 
 
 Trim = Annotated[
@@ -39,16 +39,16 @@ Byzantine = Annotated[
 
 @dataclass(frozen=True)
 class Robust:
-    """A rule for all kinds of update of a task; "none" is the plain mean.
+    """The robust rule of a task, for all kinds of update; "none" is the plain mean.
 
     trim: the share of values that trimmed-mean leaves out at either end, more than 0 and less than 0.5.
-    clip: the longest change of the base that norm-clip lets pass (Euclidean, over all tensors); None, and
-    for scalars and class means, which change no base: that of the round's median update, times clip_factor.
-    To value-clip it is the largest change of any one value, for all kinds; None: clip_factor times the
-    spread of the round's values of that place, about their median.
-    byzantine: how many lying devices krum and multi-krum are to stand; None: as many as they can of those
+    clip: for norm-clip, the largest change of the base that passes (Euclidean, over all tensors). None, and
+    for scalars and class means, which do not change the base: clip_factor times the median update's. For
+    value-clip, the largest change of any one value, for all kinds; None: clip_factor times the spread of the
+    round's values around their median.
+    byzantine: how many lying devices krum and multi-krum must withstand; None: as many as they can of the n
     that sent updates, (n - 3) // 2.
-    Raises ValueError for other numbers.
+    Raises ValueError for numbers outside the limits.
     """
 
     rule: Rule = "none"

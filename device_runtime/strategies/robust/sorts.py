@@ -23,8 +23,8 @@ from device_runtime.strategies.training.tensor_update import FEW_SHOT
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import by_class
-from .norm_clip import clipped, length_of, norms
-from .settings import FEW
+from .norm_clip import clip_to_norm, length_of, norms
+from .settings import LEAST_DEVICES
 from .spool import Spool, SpooledUpdate, Start, signature, start_in
 
 FROM_ZERO = {ZerothOrder.name: frozenset({"g"}), ClassMeans.name: frozenset({by_class.MEANS})}
@@ -40,7 +40,7 @@ class Sorted:
     start: Start
 
 
-def sorted_out(contribution: TrainedUpdate, member: str, base: Tensors) -> Sorted:
+def sort_update(contribution: TrainedUpdate, member: str, base: Tensors) -> Sorted:
     """A contribution with its sort: its kind, the member of the family, and the names and shapes of tensors.
 
     For scalars, the round whose directions they are along too. `base` is the member's.
@@ -56,15 +56,15 @@ MOST = 4
 """Devices that a note names; of more it says how many."""
 
 
-def named(devices: Sequence[str], kind: str) -> str:
+def device_list(devices: Sequence[str], kind: str) -> str:
     """Devices for a note that people read: a few names, how many more, and the kind they sent."""
     more = f" and {len(devices) - MOST} more" if len(devices) > MOST else ""
     return f"{', '.join(devices[:MOST])}{more} ({kind})"
 
 
-def of(rows: Sequence[SpooledUpdate]) -> str:
+def devices_of(rows: Sequence[SpooledUpdate]) -> str:
     """The devices of these updates, as `named`."""
-    return named([row.device for row in rows], rows[0].told.kind)
+    return device_list([row.device for row in rows], rows[0].told.kind)
 
 
 TIMES = 3.0
@@ -87,7 +87,7 @@ def usual_length(spools: Iterable[Spool]) -> float:
             made_for = inf if row.told.late is None else float(row.told.late.round)
             latest[row.device] = max(latest.get(row.device, (0.0, 0.0)), (made_for, float(length)))
     lengths = [length for _, length in latest.values()]
-    return float(np.median(lengths)) if len(lengths) >= FEW else inf
+    return float(np.median(lengths)) if len(lengths) >= LEAST_DEVICES else inf
 
 
 def shorten(spool: Spool, bound: float) -> str:
@@ -95,9 +95,9 @@ def shorten(spool: Spool, bound: float) -> str:
     lengths, far = norms(spool), list[SpooledUpdate]()
     for row, length in zip(spool.rows, lengths, strict=True):
         if length > bound:
-            spool.put(row, clipped(spool.values(row), spool.starts, float(length), bound))
+            spool.put(row, clip_to_norm(spool.values(row), spool.starts, float(length), bound))
             far.append(row)
-    return f"{of(far)} shortened from at most {lengths.max():.3g} to {bound:.3g}" if far else ""
+    return f"{devices_of(far)} shortened from at most {lengths.max():.3g} to {bound:.3g}" if far else ""
 
 
 def scalar_bound(kind: ZerothOrder, base_length: float, values: int) -> float:
@@ -117,18 +117,18 @@ def shorten_class_means(spool: Spool) -> str:
     lengths = [
         length_of(spool.values(row, within.start, within.stop)) for within, rows in classes for row in rows
     ]
-    if len(lengths) < FEW:
+    if len(lengths) < LEAST_DEVICES:
         return ""
     bound, far = TIMES * float(np.median(lengths)), list[SpooledUpdate]()
     for within, rows in classes:
-        for row in rows if len(rows) < FEW else ():
+        for row in rows if len(rows) < LEAST_DEVICES else ():
             mean = spool.values(row, within.start, within.stop)
             if length_of(mean) > bound:
-                mean = clipped(mean, np.zeros_like(mean), length_of(mean), bound)
+                mean = clip_to_norm(mean, np.zeros_like(mean), length_of(mean), bound)
                 spool.put(row, mean, within.start)
                 far.append(row)
     named = [row for i, row in enumerate(far) if row not in far[:i]]
-    return f"means of {of(named)} shortened to {bound:.3g}" if far else ""
+    return f"means of {devices_of(named)} shortened to {bound:.3g}" if far else ""
 
 
 def is_change(spool: Spool) -> bool:

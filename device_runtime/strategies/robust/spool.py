@@ -1,8 +1,8 @@
-"""The updates of one group in a file without a name, to be read again by value in place of by device.
+"""Keeps a group's updates in a temporary file, to read the values of all devices piece by piece.
 
-A rule looks at one value of all devices, devices send all values of one: here the two are turned. Memory is
-bounded by BUDGET whatever the number of devices and the size of the model; the file has as many bytes as the
-updates, and is gone when the process is, however it ends.
+Devices send all values of one device; a rule needs one value of all devices. Memory is bounded by BUDGET for
+any number of devices and size of model. The file has as many bytes as the updates; it has no name, and
+disappears with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors, Vector
-from device_runtime.strategies.training.device_half import NOTHING, TrainedUpdate
+from device_runtime.strategies.training.device_half import NO_TENSORS, TrainedUpdate
 
 BUDGET = 32 * 1024 * 1024
-"""Bytes of values that are held at one time."""
+"""Bytes of values that are in memory at one time."""
 
 Start = Callable[[str, NDArray[Any]], NDArray[Any] | None]
-"""Where a tensor is compared from, in its shape: the base's own, or zeros; None: it is not compared."""
+"""Gives what a tensor is compared with, in its shape: the base's, or zeros; None: it is not compared."""
 
 
 @dataclass(frozen=True)
 class SpooledUpdate:
-    """One update: who sent it and what it weighs; where its values lie, and what is not compared."""
+    """One update in the file: its device and weight, and the offsets of its values and of its rest.
+
+    told: the update without tensors. at, rest_at: byte offsets. The rest is tensors that are not compared.
+    """
 
     device: str
     weight: float
@@ -40,14 +43,14 @@ class SpooledUpdate:
 
 
 class Spool:
-    """Updates whose compared tensors are the same: equal names and shapes. `rows` are in their order.
+    """Updates whose compared tensors have the same names and shapes. `rows` has them in order.
 
-    There is one of each device, its latest; `earlier` counts those that were replaced by it. `starts` float32
-    (values,) is what they are compared from, laid out as their values are.
+    Each device has one, its latest; `earlier` counts those that a later one replaced. `starts` float32
+    (values,) is what they are compared from, in the same layout as their values.
     """
 
     def __init__(self, first: Tensors, start: Start, scratch: Path | None) -> None:
-        """`first` is any of the group. Raises OSError where `scratch` cannot be written."""
+        """`first` is any update of the group. Raises OSError if `scratch` cannot be written."""
         found = {name: start(name, first[name]) for name in sorted(first)}
         self._starts = {name: value for name, value in found.items() if value is not None}
         flat = [np.asarray(value, np.float32).reshape(-1) for value in self._starts.values()]
@@ -58,16 +61,17 @@ class Spool:
         self._end = 0
 
     def close(self) -> None:
-        """The file is gone. May be called twice."""
+        """Delete the file. May be called twice."""
         self._file.close()
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def add(self, update: TrainedUpdate, weight: float, device: str) -> bool:
-        """Keep one more; not one whose values are not finite, which nothing can be compared with.
+        """Keep one more update, unless its values are not finite, because it cannot be compared then.
 
-        Those of a device come after each other: it has one voice, also where late updates count.
+        Updates of a device must come one after another: only its latest is kept, also if late updates count.
+        Returns whether it was kept.
         """
         values = [np.asarray(update.tensors[name], np.float32).reshape(-1) for name in self._starts]
         if not all(bool(np.isfinite(value).all()) for value in values):
@@ -79,7 +83,7 @@ class Spool:
             self._file.write(np.ascontiguousarray(value).data)
         self._file.write(packed)
         at, rest_at = self._end, self._end + 4 * self.starts.size
-        told = replace(update, tensors=NOTHING, memory=None)
+        told = replace(update, tensors=NO_TENSORS, memory=None)
         if self.rows and self.rows[-1].device == device:
             self.rows.pop()
             self.earlier += 1
@@ -88,7 +92,7 @@ class Spool:
         return True
 
     def values(self, row: SpooledUpdate, begin: int = 0, end: int | None = None) -> Vector:
-        """Values `begin` to `end` of one update, float32; the caller's own."""
+        """Values `begin` to `end` of one update, float32, as a new array."""
         end = self.starts.size if end is None else end
         taken: Vector = np.empty(end - begin, np.float32)
         self._file.seek(row.at + 4 * begin)
@@ -96,7 +100,7 @@ class Spool:
         return taken
 
     def put(self, row: SpooledUpdate, values: Vector, begin: int = 0) -> None:
-        """Replace values of one update, from the one at `begin` on."""
+        """Replace the values of one update from `begin` on."""
         self._file.seek(row.at + 4 * begin)
         self._file.write(np.ascontiguousarray(values, np.float32).data)
 
@@ -106,9 +110,9 @@ class Spool:
         within: slice | None = None,
         width: int | None = None,
     ) -> Iterator[tuple[slice, Vector]]:
-        """The values `within` (all) of these updates (of all) by pieces: where, and float32 (rows, piece).
+        """The values `within` (None: all) of these updates (None: all), in pieces of at most `width` values.
 
-        Pieces have at most `width` values. The array is the spool's own, and changes with the next piece.
+        Yields each piece's place and values float32 (rows, piece). The array is reused for the next piece.
         """
         chosen = self.rows if rows is None else rows
         first, last, _ = (within or slice(None)).indices(self.starts.size)
@@ -122,12 +126,12 @@ class Spool:
             yield slice(begin, end), part
 
     def rest(self, row: SpooledUpdate) -> dict[str, NDArray[Any]]:
-        """What is not compared of an update, as it came."""
+        """The tensors of an update that are not compared, as they came."""
         self._file.seek(row.rest_at)
         return tensors.decode(self._file.read(row.rest_size)) if row.rest_size else {}
 
     def update(self, row: SpooledUpdate, values: Vector) -> TrainedUpdate:
-        """The update of a row with these values in place of its own, and what is not compared as it came."""
+        """The update of a row with `values` in place of its own; other tensors are unchanged."""
         content, begin = self.rest(row), 0
         for name, start in self._starts.items():
             content[name] = values[begin : begin + start.size].reshape(start.shape)
@@ -136,14 +140,17 @@ class Spool:
 
 
 def signature(content: Tensors, start: Start) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The same for updates that can be compared with each other."""
+    """The names and shapes of compared tensors: equal for updates that can be compared with each other."""
     return tuple(
         (name, value.shape) for name, value in sorted(content.items()) if start(name, value) is not None
     )
 
 
 def start_in(base: Mapping[str, NDArray[Any]], aside: str, whole: frozenset[str]) -> Start:
-    """Compared are float32 tensors of the base, or beside it under the prefix `aside`, and from 0 `whole`."""
+    """A Start that compares float32 tensors with those of the base, and those named in `whole` with 0.
+
+    A name may have the prefix `aside` before that of the base's tensor.
+    """
 
     def start(name: str, value: NDArray[Any]) -> NDArray[Any] | None:
         if value.dtype != np.float32:  # counts, indices

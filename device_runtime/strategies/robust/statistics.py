@@ -1,17 +1,19 @@
-"""Class statistics of a round under a rule: which of a device's count, and for how much.
+"""Robust merging of class statistics: which statistics of a device count, and for how many samples.
 
-All rules treat them alike. Each device has one voice, its latest, and counts as no more samples than the
-round's median device. A class mean is left out that is too far, first from the coordinate-wise median of the
-devices' middles (of each the mean of its class means), then, where three devices or more sent the class, from
-the coordinate-wise median of what is left of its means. Too far is more than three times the usual distance:
-the median over devices of each one's median over its classes.
+All rules treat them alike. Of each device only the latest statistics count, for at most as many samples as
+the round's median device has. A class mean is left out if it is too far, first from the coordinate-wise
+median of the devices' centres (a centre is the mean of a device's class means), then, if three devices or
+more sent the class, from the coordinate-wise median of the class's remaining means. Too far is more than
+three times the usual
+distance: the median over devices of each device's median over its classes.
 
-Second moments are taken apart into what class means make of them, of which that of means that count is kept,
-and the scatter within classes. Negative eigenvalues of that, which no samples have, are taken for 0, and a
-device whose trace is more than three times the median is left out of the covariance. With fewer than three
-devices there is nothing to compare: their statistics do not count, or where fewer have sent second moments,
-these. Held-out samples of a device weigh as if it had as many samples as the median device, at most, and not
-where none of its class means counts.
+Second moments are split into the part that class means explain, which is kept for means that count, and the
+scatter within classes. Negative eigenvalues of the scatter, which no samples can have, are set to 0. A device
+whose trace is more than three times the median is left out of the covariance. Fewer than three devices cannot
+be
+compared: their statistics do not count; if fewer than three sent second moments, these do not count. Held-out
+samples of a device weigh as if it had at most as many samples as the median device, and do not count if none
+of its class means does.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from numpy.typing import NDArray
 
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
-from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
+from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
 from . import by_class
-from .settings import FEW
-from .sorts import TIMES, named, of
+from .settings import LEAST_DEVICES
+from .sorts import TIMES, device_list, devices_of
 from .spool import Spool, SpooledUpdate, start_in
 
 KIND = "class statistics"
@@ -41,7 +43,7 @@ SCATTER = "scatter"
 
 @dataclass(frozen=True)
 class Limits:
-    """What counts of a device: which classes (classes,), how many samples, and the largest scatter."""
+    """The limits for a device: classes that count (classes,), the most samples, the largest scatter trace."""
 
     classes: NDArray[np.bool_]
     samples: float
@@ -49,19 +51,22 @@ class Limits:
 
 
 class StatisticsOfDevices:
-    """Of one round, kept in a file until all have come; `note` is told what was done."""
+    """The class statistics of a round's devices, kept in a file until all have come.
+
+    `note` is called with a text for people about anything left out.
+    """
 
     def __init__(self, scratch: Path | None, note: Callable[[str], None]) -> None:
         self._scratch, self._note = scratch, note
         self._spool: Spool | None = None
 
     def close(self) -> None:
-        """The file is gone. May be called twice."""
+        """Delete the file. May be called twice."""
         if self._spool is not None:
             self._spool.close()
 
     def add(self, sent: Statistics, told: TrainedUpdate) -> None:
-        """One more, of the device of contribution `told`. Raises OSError."""
+        """Add the statistics of contribution `told`. Raises OSError."""
         if not sent.sums.present.size:
             return
         means = np.zeros(sent.sums.sums.shape, np.float32)
@@ -73,48 +78,48 @@ class StatisticsOfDevices:
             "right": sent.right,
         }
         if self._spool is None:
-            start = start_in(NOTHING, "", frozenset({by_class.MEANS}))
+            start = start_in(NO_TENSORS, "", frozenset({by_class.MEANS}))
             self._spool = Spool(content, start, self._scratch)
         self._spool.add(
             TrainedUpdate(KIND, content, told.num_examples, nan, late=told.late), 1.0, told.device
         )
 
     def held(self, samples: float) -> Iterator[tuple[Statistics, Late | None]]:
-        """Of each device, to be pooled, and how late it came; `samples` are those of the median device.
+        """The statistics of each device that are to be pooled, and whether they are late.
 
-        Raises OSError.
+        `samples` is the number of samples of the round's median device. Raises OSError.
         """
         if self._spool is None:
             return
         spool = self._spool
         spool.rows = _latest(spool.rows)
-        if len(spool) < FEW:
-            self._note(f"{of(spool.rows)} too few to tell who lies, and left out")
+        if len(spool) < LEAST_DEVICES:
+            self._note(f"{devices_of(spool.rows)} too few to tell who lies, and left out")
             return
         counts = by_class.counts_in(spool)
         near = _near(spool, counts > 0)
         if far := [row for row, was, own in zip(spool.rows, counts, near, strict=True) if was[~own].any()]:
-            self._note(f"means of {of(far)} left out, far from the others'")
+            self._note(f"means of {devices_of(far)} left out, far from the others'")
         most = self._most_scatter(spool)
         for row, own in zip(spool.rows, near, strict=True):
             yield _statistics(spool, row, Limits(own, samples, most)), row.told.late
 
     def _most_scatter(self, spool: Spool) -> float:
-        """The largest trace that counts in the covariance; -1: none does."""
+        """The largest scatter trace that counts in the covariance; -1: none counts."""
         known = {row.device: trace for row in spool.rows if (trace := _trace(spool, row)) is not None}
         if not known:
             return -1.0
-        if len(known) < FEW:
+        if len(known) < LEAST_DEVICES:
             self._note(f"second moments of {len(known)} devices too few to tell who lies, and left out")
             return -1.0
         most = TIMES * float(np.median(list(known.values())))
         if far := [device for device, trace in known.items() if trace > most]:
-            self._note(f"second moments of {named(far, KIND)} left out")
+            self._note(f"second moments of {device_list(far, KIND)} left out")
         return most
 
 
 def _latest(rows: list[SpooledUpdate]) -> list[SpooledUpdate]:
-    """One of each device: that of the latest round."""
+    """One row of each device: that of the latest round."""
     latest: dict[str, SpooledUpdate] = {}
     for row in rows:
         if row.device not in latest or _round(row) >= _round(latest[row.device]):
@@ -127,21 +132,21 @@ def _round(row: SpooledUpdate) -> float:
 
 
 def _means(spool: Spool, row: SpooledUpdate, labels: int) -> NDArray[np.float64]:
-    """(classes, width)."""
+    """The class means of a device, float64 (classes, width)."""
     return spool.values(row).reshape(labels, -1).astype(np.float64)
 
 
 def _near(spool: Spool, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which class means count, of those that are `there` (devices, classes)."""
+    """Which of the class means that are `there` count, (devices, classes)."""
     means = (_means(spool, row, there.shape[1]) for row in spool.rows)
     middles = [own[has].mean(axis=0) for own, has in zip(means, there, strict=True)]
     near = there & ~_far(spool, there, _median(middles))
-    compared = near & (near.sum(axis=0) >= FEW)
+    compared = near & (near.sum(axis=0) >= LEAST_DEVICES)
     return near & ~_far(spool, compared, _middles(spool, compared))
 
 
 def _middles(spool: Spool, there: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Of the means of each class the coordinate-wise median, (classes, width); 0 for a class without any."""
+    """The coordinate-wise median of each class's means, (classes, width); 0 for a class without means."""
     width = spool.starts.size // there.shape[1]
     middles = np.zeros((there.shape[1], width))
     for label in np.flatnonzero(there.any(axis=0)):
@@ -156,7 +161,7 @@ def _median(of_devices: list[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 def _far(spool: Spool, there: NDArray[np.bool_], about: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which class means are too far from `about`, (classes, width) or (width,)."""
+    """Which class means are too far from `about` (classes, width) or (width,): bool (devices, classes)."""
     means = (_means(spool, row, there.shape[1]) for row in spool.rows)
     distances = np.stack([np.linalg.norm(own - about, axis=1) for own in means])
     usual = [np.median(own[has]) for own, has in zip(distances, there, strict=True) if has.any()]
@@ -165,7 +170,7 @@ def _far(spool: Spool, there: NDArray[np.bool_], about: NDArray[np.float64]) -> 
 
 
 def _scatter(sent: Statistics) -> NDArray[np.float32]:
-    """Upper triangle of the mean scatter within classes, negative eigenvalues taken for 0; empty for none."""
+    """Upper triangle of the mean scatter within classes, negative eigenvalues set to 0; empty for none."""
     sums, width = sent.moment_sums, len(sent.moments)
     if not sums.present.size:
         return np.empty(0, np.float32)
@@ -177,14 +182,14 @@ def _scatter(sent: Statistics) -> NDArray[np.float32]:
 
 
 def _trace(spool: Spool, row: SpooledUpdate) -> float | None:
-    """Of the scatter that a device has sent; None: it has sent none."""
+    """The trace of a device's scatter; None if it sent no second moments."""
     rest = spool.rest(row)
     scatter, width = rest[SCATTER], spool.starts.size // len(rest["counts"])
     return float(_whole(scatter, width).trace()) if scatter.size else None
 
 
 def _statistics(spool: Spool, row: SpooledUpdate, limits: Limits) -> Statistics:
-    """What a device counts with."""
+    """The statistics of a device that count, within its limits."""
     rest, labels = spool.rest(row), len(limits.classes)
     counts = rest["counts"] * limits.classes * min(1.0, limits.samples / rest["counts"].sum())
     means = _means(spool, row, labels) * limits.classes[:, None]
@@ -198,7 +203,7 @@ def _statistics(spool: Spool, row: SpooledUpdate, limits: Limits) -> Statistics:
 
 
 def _whole(scatter: NDArray[np.float32], width: int) -> NDArray[np.float64]:
-    """(width, width)."""
+    """The symmetric matrix (width, width) of an upper triangle."""
     whole = np.zeros((width, width))
     whole[np.triu_indices(width)] = scatter
     whole += np.triu(whole, 1).T

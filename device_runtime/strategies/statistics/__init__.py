@@ -1,1 +1,1 @@
-"""Class statistics, and the head that is computed from them."""
+"""Class statistics of features, and the closed-form head that is computed from them."""

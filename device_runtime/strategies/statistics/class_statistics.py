@@ -1,17 +1,20 @@
-"""Class statistics of features, sent beside an update: counts, means, moments (docs/closed-form-head.md).
+"""Class statistics of features, sent beside an update: counts, means, second moments.
 
-They are of the features f that the base's head takes, or where these are many of fewer random sums of them
-(`projection`), before local training: for each class on the device the count n_c and the mean of f, and where
-there is time to send it the mean of f f^T. The sums that these stand for add up over devices to those of all
-samples, however these are divided (FedNCM: Legate et al. 2023; with second moments Fed3R: Fani et al. 2024).
-A site sends the sums of its devices in the same way; where not all of them sent second moments, it says
-beside these whose counts and means go with them.
+The method is in docs/closed-form-head.md. Before local training, a device computes the features f that the
+base's head takes, or fewer random sums of them if there are many (`class_sums.Projection`). For each class it
+sends the count n_c and the mean of f; time permitting, it also sends one mean of f f^T for all classes. The
+sums that these stand for add up over devices to those of all samples, however these are divided (FedNCM:
+Legate et al. 2023; with second moments
+Fed3R: Fani et al. 2024).
 
-Samples that a device holds out are no part of them; how many of these each head classifies right goes beside
-them (`held_out`).
+A site sends the sums of its devices in the same way; if not all of them sent second moments, it also
+sends the counts and means of those that did.
 
-A device may send statistics of some of its classes (`most_classes`), none of them of samples of the others,
-and without second moments: the difference of two rounds' would be those of a few samples.
+Held-out samples are not included; the counts of how many each head classifies right are sent beside the
+statistics (`held_out`).
+
+A device may send statistics of only some of its classes (`most_classes`). These include no samples of other
+classes, and no second moments: the difference of two rounds' moments would be those of a few samples.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.entropy_subset import EntropySubset
 from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
-from device_runtime.strategies.terms.dp_sgd import settings_of
+from device_runtime.strategies.terms.dp_sgd import dp_settings
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import forward_work, passes
 
@@ -42,21 +45,24 @@ from .class_sums import ClassSums
 
 PREFIX = "class-statistics/"
 ROWS, MOMENTS, SPREAD = PREFIX + "rows", PREFIX + "moments", PREFIX + "spread"
-"""Counts and means (`class_sums.write_rows`), the mean of f f^T, and its largest number."""
+"""Tensors on the wire: counts and means (`class_sums.write_rows`), the mean of f f^T, its largest number."""
 MOMENT_ROWS = PREFIX + "moment-rows"
-"""As ROWS, of the samples whose second moments are sent, where these are not all."""
+"""As ROWS, of the samples whose second moments are sent, if these are not all samples."""
 RIGHT = PREFIX + "right"
-"""`held_out.COUNTS`, int32 (1, 3); no row where nothing was compared."""
+"""The counts of held-out samples, int32 (1, `held_out.COUNTS`); no row if no head was compared."""
 MOST_LABELS = 1 << 16
-"""That a row can number."""
+"""The most labels that the numbers in rows can tell apart."""
 LEAST_FREE = 2
-"""Least samples minus classes of which second moments are sent. With one fewer, moments and means together
-would give the features of two samples."""
+"""The least number of samples minus classes for which second moments are sent.
+
+With one fewer, moments and means together would reveal the features of two samples.
+"""
 MOST_MOMENT = class_sums.MOST_NORM**2
+"""The largest second moment that the aggregator accepts."""
 TENSOR_BYTES = 72
-"""Of a tensor on the wire beside its values, usually."""
+"""Usual bytes of a tensor on the wire beside its values."""
 OTHERS = 4
-"""Where a device has more rare classes than it sends, its others are sent in one of so many rounds."""
+"""A device with more rare classes than it may send sends its other classes in one of OTHERS rounds."""
 
 Shape = tuple[int, int]
 """(classes, width) of class sums."""
@@ -64,10 +70,12 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Statistics:
-    """Sums of features by class, of all who send any and of those who send second moments too.
+    """Sums of class statistics over samples, devices or rounds.
 
-    `sums`: of all; `moment_sums`: of those whose `moments`, the sum of f f^T float64 (width, width), are
-    there. Counts are float64 where they decay. `right`: `held_out.COUNTS`, float64.
+    sums: of all devices. moments: the sum of f f^T, float64 (width, width), of devices that sent second
+    moments.
+    moment_sums: as `sums`, of those devices. right: counts of held-out samples, float64 (`held_out.COUNTS`,).
+    Counts of samples are float64 if they decay.
     """
 
     sums: ClassSums
@@ -89,12 +97,12 @@ class Statistics:
         )
 
     def times(self, scale: NDArray[Any]) -> Statistics:
-        """Of features that are so many times as large, float64 (width,)."""
+        """The statistics of features multiplied by `scale`, float64 (width,)."""
         moments = self.moments * np.outer(scale, scale)
         return Statistics(self.sums.times(scale), self.moment_sums.times(scale), moments, self.right)
 
     def standing_for(self, times: float) -> Statistics:
-        """The same means, of so many times the samples; second moments and `right` are left as they are."""
+        """The same means, with counts multiplied by `times`; second moments and `right` stay."""
         return replace(self, sums=self.sums.weighted(times))
 
     def decayed(self, gamma: float) -> Statistics:
@@ -104,9 +112,9 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Measured:
-    """Features float32 (n, width) of samples on the base, and their labels int64 (n,), of so many classes.
+    """Features float32 (n, width) by the base, labels y int64 (n,), and the number of classes.
 
-    `right`: `held_out.COUNTS`.
+    right: counts of held-out samples, float64 (`held_out.COUNTS`,).
     """
 
     features: NDArray[np.float32]
@@ -115,8 +123,8 @@ class Measured:
     right: NDArray[np.float64] = field(default_factory=held_out.none)
 
 
-def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
-    """Why there is no closed-form head for a bundle from such statistics; empty where there is."""
+def infeasible_reason(manifest: Manifest, statistics: ClassStatistics) -> str:
+    """Why these statistics give no closed-form head for a bundle; empty if they do."""
     head = manifest.head
     if head.bias is None:
         return "its head has no bias"
@@ -130,7 +138,7 @@ def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
     return ""
 
 
-def by_default(kinds: Sequence[AnyStrategy]) -> bool:
+def serves_closed_form(kinds: Sequence[AnyStrategy]) -> bool:
     """Whether a task that offers these kinds serves a closed-form head by default.
 
     It does if there are several, and one that trains the extractor can come with class statistics.
@@ -139,14 +147,17 @@ def by_default(kinds: Sequence[AnyStrategy]) -> bool:
 
 
 def _can_send(kind: AnyStrategy) -> bool:
-    """Not under differential privacy, nor from a smaller model, whose features are others."""
-    return not kind.member and settings_of(kind) is None
+    """Whether a kind can send class statistics.
+
+    It cannot under differential privacy, nor from a smaller model, which has other features.
+    """
+    return not kind.member and dp_settings(kind) is None
 
 
-def wished(strategy: AnyStrategy) -> ClassStatistics | None:
-    """The class statistics in an update of this form, if any.
+def statistics_of(strategy: AnyStrategy) -> ClassStatistics | None:
+    """The settings of the class statistics that an update of this form has; None if it has none.
 
-    Class means are nothing else. In these, and beside scalars alone, means are sent as int8.
+    An update of class means consists of them. There, and beside scalars, means are sent as int8.
     """
     statistics = strategy.statistics
     if statistics is None or not _can_send(strategy):
@@ -157,52 +168,54 @@ def wished(strategy: AnyStrategy) -> ClassStatistics | None:
     return replace(statistics, numbers="int8") if strategy.scalars else statistics
 
 
-def poorer(strategy: AnyStrategy) -> AnyStrategy | None:
-    """The same kind, with less in its class statistics: without second moments."""
+def without_moments(strategy: AnyStrategy) -> AnyStrategy | None:
+    """The same kind without second moments in its class statistics; None if it has no second moments."""
     statistics = strategy.statistics
     if statistics is None or not statistics.moments:
         return None
-    return asking(strategy, replace(statistics, moments=False))
+    return with_class_statistics(strategy, replace(statistics, moments=False))
 
 
-def of_classes(strategy: AnyStrategy, most: int) -> AnyStrategy:
-    """The same kind, with class statistics of so many classes at most. Raises ValueError without any."""
+def with_most_classes(strategy: AnyStrategy, most: int) -> AnyStrategy:
+    """The same kind with statistics of at most `most` classes. Raises ValueError if it has no statistics."""
     if strategy.statistics is None:
         raise ValueError(f"{strategy.name} comes without class statistics")
-    return asking(strategy, replace(strategy.statistics, most_classes=most))
+    return with_class_statistics(strategy, replace(strategy.statistics, most_classes=most))
 
 
-def classes(strategy: AnyStrategy, workload: Workload) -> tuple[int, int]:
-    """Of how many classes an update sends statistics, and of how many it could."""
-    statistics = wished(strategy)
+def class_coverage(strategy: AnyStrategy, workload: Workload) -> tuple[int, int]:
+    """How many classes an update sends statistics of, and how many it could."""
+    statistics = statistics_of(strategy)
     if statistics is None:
         return 0, 0
     present = sum(count >= statistics.smallest_count for count in workload.class_counts)
     return min(present, statistics.most_classes or present), present
 
 
-def plain(strategy: AnyStrategy) -> AnyStrategy:
-    """The same kind without class statistics; class means are nothing else, and keep them."""
-    return strategy if isinstance(strategy, ClassMeans) else asking(strategy, None)
+def without_class_statistics(strategy: AnyStrategy) -> AnyStrategy:
+    """The same kind without class statistics; class means consist of them, and keep them."""
+    return strategy if isinstance(strategy, ClassMeans) else with_class_statistics(strategy, None)
 
 
-def asking(strategy: AnyStrategy, statistics: ClassStatistics | None) -> AnyStrategy:
-    """The same kind, with these class statistics beside its updates."""
+def with_class_statistics(strategy: AnyStrategy, statistics: ClassStatistics | None) -> AnyStrategy:
+    """The same kind with these settings of class statistics."""
     return cast(AnyStrategy, replace(cast(Any, strategy), statistics=statistics))
 
 
 def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> Cost:
-    """Of an update with its class statistics: one more forward pass, before anything else, whose features are
-    kept; few-shot training has these anyhow. Held-out samples are passed forward once. Raises MissingGraph.
+    """The predicted cost of an update with its class statistics. Raises MissingGraph.
+
+    They take one more forward pass before training, whose features are kept; few-shot training computes these
+    anyway. Held-out samples take one forward pass.
     """
-    statistics = wished(strategy)
+    statistics = statistics_of(strategy)
     if statistics is None or not workload.samples:
         return strategy.cost(workload, profile)
     whole, workload = workload, held_out.rest(workload, statistics.hold_out)
     own, held = strategy.cost(workload, profile), whole.samples - workload.samples
     samples, wide = _measured(strategy, workload.samples), workload.feature_width
     width = statistics.projection(wide).size
-    present, _ = classes(strategy, workload)
+    present, _ = class_coverage(strategy, workload)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
     forward = held + (0 if isinstance(strategy, FewShot) else samples)
@@ -228,7 +241,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
 
 
 def _measured(strategy: AnyStrategy, samples: int) -> int:
-    """How many samples' features a device of so many computes."""
+    """Of how many samples a device with `samples` samples computes features."""
     statistics = strategy.statistics
     all_of_them = strategy.trains_extractor or isinstance(strategy, FewShot)
     if all_of_them or statistics is None or not statistics.samples:
@@ -237,31 +250,31 @@ def _measured(strategy: AnyStrategy, samples: int) -> int:
 
 
 def most_samples(strategy: AnyStrategy, num_examples: int) -> int:
-    """The most samples that a device can have whose update of this form counts so many."""
+    """The most samples that a device can have if its update of this form counts `num_examples`."""
     share = strategy.share if isinstance(strategy, EntropySubset) else 1.0
     return floor(num_examples / share + 1e-6)
 
 
 def per_measured(strategy: AnyStrategy, num_examples: int, counted: float) -> float:
-    """How many samples one measured sample counts for, of a device with `num_examples`.
+    """How many samples one measured sample counts for, on a device with `num_examples` samples.
 
-    A kind that trains no extractor measures only a part of the samples: without this factor the classes on
-    such devices would be taken for rare. `counted`: how many samples the statistics say they are of; fewer
-    than were measured where not all classes are sent, which changes nothing for those that are. A site has
-    applied the factor already (`of_site`).
+    A kind that trains no extractor measures only some of the samples: without this factor, classes on such
+    devices would seem rare. `counted`: samples in the statistics; fewer than were measured if not all classes
+    are sent, which does not change the factor for those that are. A site has already applied the factor
+    (`of_site`).
     """
-    if wished(strategy) is None or strategy.trains_extractor:
+    if statistics_of(strategy) is None or strategy.trains_extractor:
         return 1.0
     return max(1.0, num_examples / max(1, _measured(strategy, num_examples), counted))
 
 
-def of_site(sent: Tensors) -> bool:
-    """Whether an update is a site's: it says whose second moments it has."""
+def is_from_site(sent: Tensors) -> bool:
+    """Whether an update is from a site, by the rows that say whose second moments it has."""
     return MOMENT_ROWS in sent
 
 
-class _Featured:
-    """A model whose features of these inputs are known."""
+class _CachedFeatures:
+    """A model whose features of the inputs x are already known."""
 
     def __init__(self, model: DeviceModel, x: NDArray[Any], features: NDArray[np.float32]) -> None:
         self._model, self._x, self._known = model, x, features
@@ -274,36 +287,35 @@ class _Featured:
 
 
 def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
-    """On the device: the update, and beside it the class statistics of as many samples, drawn evenly; both of
-    what is not held out.
+    """On the device: the update together with its class statistics, both without held-out samples.
 
-    `model` holds the base. Raises as Strategy.train does.
+    Statistics are of samples drawn evenly. `model` holds the base. Raises as `Strategy.train`.
     """
-    statistics = wished(strategy)
+    statistics = statistics_of(strategy)
     if statistics is None:
         return strategy.train(model, data, run)
     right = held_out.none()
     if statistics.hold_out:
         held, data = held_out.split_held_out(data, statistics.hold_out, run.device)
-        right = held_out.counted(model, held, run.aside)
+        right = held_out.count_right(model, held, run.aside)
     rows = measured(strategy, len(data), run)
     x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
     known = Measured(model.features(x), y, len(model.manifest.labels), right)
     if isinstance(strategy, FewShot):
-        model = cast(DeviceModel, _Featured(model, x, known.features))
-    return beside(strategy, strategy.train(model, data, run), known, run)
+        model = cast(DeviceModel, _CachedFeatures(model, x, known.features))
+    return add_statistics(strategy, strategy.train(model, data, run), known, run)
 
 
 def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64] | None:
-    """Indices of the samples whose features a device of so many computes, drawn evenly; None: of all."""
+    """Indices of the samples whose features a device computes, drawn evenly; None: all `samples`."""
     return run.drawn(_measured(strategy, samples), samples)
 
 
-def chosen(present: Sequence[int], most: int, run: Run) -> Sequence[int]:
-    """The classes, of those present, that an update sends statistics of; `most`: how many, 0 for all.
+def chosen_classes(present: Sequence[int], most: int, run: Run) -> Sequence[int]:
+    """The classes among `present` that an update sends statistics of: at most `most`, 0 for all.
 
-    Rare ones come first, the rarest before the others. The device's other classes take turns by the number of
-    the round: so many follow in each.
+    Rare classes come first, the rarest before others. Other classes take turns by the number of the round, as
+    many as there is room for.
     """
     if not most or len(present) <= most:
         return present
@@ -318,42 +330,45 @@ def chosen(present: Sequence[int], most: int, run: Run) -> Sequence[int]:
 
 
 def _of_chosen(known: Measured, statistics: ClassStatistics, run: Run) -> Measured:
-    """The measured samples of the classes that are sent."""
+    """The measured samples of those classes that are sent."""
     counts = np.bincount(known.y, minlength=known.labels)
     present = np.flatnonzero(counts >= statistics.smallest_count).tolist()
-    sent = chosen(present, statistics.most_classes, run)
+    sent = chosen_classes(present, statistics.most_classes, run)
     if len(sent) == len(present):
         return known
     rows = np.isin(known.y, sent)
     return replace(known, features=known.features[rows], y=known.y[rows])
 
 
-def beside(strategy: AnyStrategy, made: TrainedUpdate, known: Measured, run: Run) -> TrainedUpdate:
-    """Adds the class statistics of the samples `measured` to an update, if any are asked for."""
-    statistics = wished(strategy)
+def add_statistics(strategy: AnyStrategy, made: TrainedUpdate, known: Measured, run: Run) -> TrainedUpdate:
+    """The update with the class statistics of measured samples added, if it sends any."""
+    statistics = statistics_of(strategy)
     if statistics is None:
         return made
     part = _of_chosen(known, statistics, run)
     features = statistics.projection(part.features.shape[1]).project(part.features)
-    found = of(features, part.y, part.labels, statistics.smallest_count)
+    found = measure_statistics(features, part.y, part.labels, statistics.smallest_count)
     if part is not known:
         found = replace(found, moment_sums=ClassSums(0 * found.sums.sums, 0 * found.sums.counts))
     sent = encode(replace(found, right=known.right), statistics)
     return replace(made, tensors={**made.tensors, **sent})
 
 
-def of(features: NDArray[np.float32], y: NDArray[np.int64], labels: int, smallest: int) -> Statistics:
-    """Of features (n, width) and their labels (n,), without classes of fewer samples than `smallest`."""
-    sums = class_sums.of_features(features, y, labels).at_least(smallest)
+def measure_statistics(
+    features: NDArray[np.float32], y: NDArray[np.int64], labels: int, smallest: int
+) -> Statistics:
+    """The statistics of features (n, width) and labels y (n,), for classes of `smallest` samples or more."""
+    sums = class_sums.sum_by_class(features, y, labels).at_least(smallest)
     counted = features[sums.counts[y] > 0].astype(np.float64)
     return Statistics(sums, sums, counted.T @ counted)
 
 
 def encode(statistics: Statistics, asked: ClassStatistics) -> dict[str, NDArray[Any]]:
-    """Tensors for the wire: a row for each class that has a count; where moments are asked for, the mean of
-    f f^T, the upper triangle of it relative to its largest number, float16 (1, width (width + 1) / 2), and
-    that number; no row of these where there are none, or too few samples (`LEAST_FREE`). RIGHT where samples
-    are held out.
+    """The tensors for the wire.
+
+    ROWS: a row for each class with samples. If moments are asked for, MOMENTS: the upper triangle of the mean
+    of f f^T relative to its largest number, float16 (1, width (width + 1) / 2), and SPREAD: that number;
+    without a row if there are none, or too few samples (`LEAST_FREE`). RIGHT, if samples are held out.
     """
     known, numbers = statistics.moment_sums, asked.numbers
     sent: dict[str, NDArray[Any]] = {ROWS: class_sums.write_rows(statistics.sums, numbers)}
@@ -363,19 +378,21 @@ def encode(statistics: Statistics, asked: ClassStatistics) -> dict[str, NDArray[
         upper = statistics.moments[np.triu_indices(len(statistics.moments))][None]
         count = int(known.counts.sum())
         count = count if count - len(known.present) >= LEAST_FREE else 0
-        sent[MOMENTS], sent[SPREAD] = class_sums.short(upper / count if count else upper[:0], "float16")
+        sent[MOMENTS], sent[SPREAD] = class_sums.quantise_rows(
+            upper / count if count else upper[:0], "float16"
+        )
         if count and not np.array_equal(known.counts, statistics.sums.counts):
             sent[MOMENT_ROWS] = class_sums.write_rows(known, numbers)
     return sent
 
 
 def shape_of(statistics: ClassStatistics, manifest: Manifest) -> Shape:
-    """Of the sums that a device's class statistics stand for."""
+    """The shape (classes, width) of the sums that a device's class statistics stand for."""
     return len(manifest.labels), statistics.projection(manifest.head.features).size
 
 
 def decode(sent: Tensors, shape: Shape) -> Statistics:
-    """What tensors of the wire stand for; they were checked."""
+    """The statistics that tensors of the wire stand for; the tensors must have passed `doubt`."""
     known, nothing = class_sums.read_rows(sent[ROWS], *shape), Statistics.none(*shape)
     right = sent[RIGHT].sum(axis=0, dtype=np.float64) if RIGHT in sent else nothing.right
     if MOMENTS not in sent or not len(sent[MOMENTS]):
@@ -383,19 +400,19 @@ def decode(sent: Tensors, shape: Shape) -> Statistics:
     of_moments = class_sums.read_rows(sent[MOMENT_ROWS], *shape) if MOMENT_ROWS in sent else known
     moments = nothing.moments
     moments[np.triu_indices(shape[1])] = (
-        class_sums.long(sent[MOMENTS], sent[SPREAD])[0] * of_moments.counts.sum()
+        class_sums.restore_rows(sent[MOMENTS], sent[SPREAD])[0] * of_moments.counts.sum()
     )
     return Statistics(known, of_moments, np.triu(moments) + np.triu(moments, 1).T, right)
 
 
 def expected(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
-    """What an update of this form consists of, with its class statistics where it has any."""
+    """The tensors of an update of this form, including its class statistics if it has any."""
     return (*strategy.expected(manifest), *specs(strategy, manifest))
 
 
 def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
-    """Of the class statistics beside an update of this form."""
-    statistics = wished(strategy)
+    """The tensors of the class statistics of an update of this form."""
+    statistics = statistics_of(strategy)
     if statistics is None:
         return ()
     labels, width = shape_of(statistics, manifest)
@@ -409,18 +426,18 @@ def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
 
 
 def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
-    """What an update of this form may consist of: that of a site says whose second moments it has, too."""
-    statistics, whole = wished(strategy), expected(strategy, manifest)
+    """All tensors that an update of this form may have; MOMENT_ROWS is only in updates of sites."""
+    statistics, whole = statistics_of(strategy), expected(strategy, manifest)
     if statistics is None or not statistics.moments:
         return whole
     return (*whole, class_sums.spec_of_rows(MOMENT_ROWS, *shape_of(statistics, manifest), statistics.numbers))
 
 
 def expected_of(sent: Tensors, accepted: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-    """The accepted tensors that this update must have.
+    """Those of the accepted tensors that this update must have.
 
-    Class statistics may be absent, and so may second moments and RIGHT in them. A site's may have rows of
-    their own.
+    Class statistics may be missing, or have no second moments or no RIGHT. Second moments of a site may have
+    rows of their own.
     """
     without = set() if ROWS in sent else {ROWS, MOMENTS, SPREAD, MOMENT_ROWS, RIGHT}
     without |= set() if RIGHT in sent else {RIGHT}
@@ -430,7 +447,7 @@ def expected_of(sent: Tensors, accepted: Sequence[TensorSpec]) -> Sequence[Tenso
 
 
 def split_statistics(sent: Tensors) -> tuple[Tensors, Tensors]:
-    """An update without its class statistics, and these; empty where it came without."""
+    """The update without its class statistics, and the class statistics; empty if it has none."""
     if ROWS not in sent:
         return sent, {}
     found = {name: value for name, value in sent.items() if name.startswith(PREFIX)}
@@ -438,22 +455,22 @@ def split_statistics(sent: Tensors) -> tuple[Tensors, Tensors]:
 
 
 def doubt_of(strategy: AnyStrategy, sent: Tensors, num_examples: int, manifest: Manifest) -> str:
-    """Why the class statistics of an update of this form are not believed; see `doubt`."""
-    statistics = wished(strategy)
+    """Why the class statistics of an update of this form are rejected; see `doubt`."""
+    statistics = statistics_of(strategy)
     if statistics is None:
         return ""
     if not sent and isinstance(strategy, ClassMeans):
-        return "class means without any"
+        return "class means came without class statistics"
     shape, samples = shape_of(statistics, manifest), most_samples(strategy, num_examples)
     right = held_out.doubt(sent[RIGHT], statistics.hold_out, samples) if RIGHT in sent else ""
     return right or doubt(sent, samples, statistics.smallest_count, shape)
 
 
 def doubt(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:
-    """Why class statistics of the right shapes and dtypes are not believed, with values; empty when they are,
-    and where there are none. `samples`: as many as the device has, at most.
+    """Why class statistics of the right shapes and dtypes are rejected, with values.
 
-    Rounding is allowed for: means and moments came rounded.
+    Empty if they are accepted, or there are none. `samples`: the most that the device can have. Allows for
+    the rounding of means and moments.
     """
     if not sent:
         return ""
@@ -474,8 +491,10 @@ def doubt(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:
 
 
 def _doubt_moments(sent: Tensors, rows: NDArray[np.uint8], shape: Shape) -> str:
-    """By Cauchy-Schwarz the mean of f_i^2 is at least what the means of these rows make of it, and
-    |mean of f_i f_j| at most the root of the product of those of f_i^2 and f_j^2.
+    """Why second moments are rejected; empty if they are accepted.
+
+    By Cauchy-Schwarz, the mean of f_i^2 is at least the weighted mean of squared class means in `rows`, and
+    |mean of f_i f_j| is at most the root of the product of the means of f_i^2 and f_j^2.
     """
     if len(sent[MOMENTS]) != len(sent[SPREAD]) or len(sent[MOMENTS]) > len(rows):
         return f"second moments in {len(sent[MOMENTS])} rows, of {len(rows)} classes"
@@ -489,7 +508,7 @@ def _doubt_moments(sent: Tensors, rows: NDArray[np.uint8], shape: Shape) -> str:
     means = sums.sums[sums.present] / sums.counts[sums.present, None]
     weights, largest = sums.counts[sums.present] / sums.counts.sum(), np.abs(means).max(axis=1, keepdims=True)
     square = moments.diagonal()
-    slack = 4 * class_sums.STEP[2] * float(np.abs(moments).max())
+    slack = 4 * class_sums.ROUNDING_ERROR[2] * float(np.abs(moments).max())
     off = 2 * class_sums.step_of(rows, shape[1]) * np.abs(means) * largest + 1e-12
     least = weights @ means**2 - weights @ off
     if len(low := np.flatnonzero(square + slack < least)):

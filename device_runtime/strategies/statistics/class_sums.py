@@ -1,4 +1,4 @@
-"""Sums of features by class, the rows in which class means are sent, and a projection of wide features."""
+"""Sums of features by class, the encoding of class means, and a projection of wide features."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW = np.dtype([("label", "<u2"), ("count", "<u4"), ("scale", "<f4")])
 """The header of a row, before the mean."""
 NUMBERS: Mapping[str, np.dtype[Any]] = {"int8": np.dtype("i1"), "float16": np.dtype("<f2")}
 """The dtype of a mean's numbers, by the setting `numbers`."""
-STEP: Mapping[int, float] = {1: 1 / 254, 2: 2.0**-11}
+ROUNDING_ERROR: Mapping[int, float] = {1: 1 / 254, 2: 2.0**-11}
 """Largest rounding error, relative to the largest number of the mean, by bytes of a number."""
 MOST_NORM = 1e4
 """The largest Euclidean norm of a class mean that the aggregator accepts."""
@@ -71,14 +71,14 @@ class ClassSums:
         return np.flatnonzero(self.counts)
 
 
-def of_features(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:
+def sum_by_class(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:
     """The sums of features (n, width) by class, in float64."""
     sums = np.zeros((labels, features.shape[1]))
     np.add.at(sums, y, features.astype(np.float64))
     return ClassSums(sums, np.bincount(y, minlength=labels).astype(np.int64))
 
 
-def short(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
+def quantise_rows(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """Rows relative to the largest number of each, as float16 or int8; and that number, float32 (rows,).
 
     Raises TensorError for a number that is not finite.
@@ -93,7 +93,7 @@ def short(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any], NDArra
     return relative.astype(np.float16), largest
 
 
-def long(values: NDArray[Any], largest: NDArray[np.float32]) -> NDArray[np.float64]:
+def restore_rows(values: NDArray[Any], largest: NDArray[np.float32]) -> NDArray[np.float64]:
     """The rows that `short` has written, up to rounding."""
     relative = values.astype(np.float64) / (127 if values.dtype == np.int8 else 1)
     return relative * largest.astype(np.float64)[:, None]
@@ -116,7 +116,7 @@ def write_rows(sums: ClassSums, numbers: str) -> NDArray[np.uint8]:
     that number. Raises TensorError for a number that is not finite.
     """
     present = sums.present
-    means, scales = short(sums.sums[present] / sums.counts[present, None], numbers)
+    means, scales = quantise_rows(sums.sums[present] / sums.counts[present, None], numbers)
     begin = np.empty(len(present), ROW)
     begin["label"], begin["count"], begin["scale"] = present, sums.counts[present], scales
     rows = np.empty((len(present), row_bytes(sums.sums.shape[1], numbers)), np.uint8)
@@ -130,7 +130,7 @@ def read_rows(rows: NDArray[np.uint8], labels: int, width: int) -> ClassSums:
     begin, means, scales = _parts(rows, width)
     known = ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
     known.counts[begin["label"]] = begin["count"]
-    known.sums[begin["label"]] = long(means, scales) * begin["count"][:, None].astype(np.float64)
+    known.sums[begin["label"]] = restore_rows(means, scales) * begin["count"][:, None].astype(np.float64)
     return known
 
 
@@ -143,7 +143,7 @@ def doubt_rows(rows: NDArray[np.uint8], labels: int, width: int, smallest: int) 
     if len(few := np.flatnonzero(counts < max(1, smallest))):
         return f"class {present[few[0]]} is counted {counts[few[0]]} times, expected {smallest} or more"
     with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.linalg.norm(long(means, scales), axis=1)
+        norms = np.linalg.norm(restore_rows(means, scales), axis=1)
     if len(wrong := np.flatnonzero(~((norms <= MOST_NORM) & (scales >= 0)))):
         worst = wrong[0]
         known = f"is {norms[worst]:.4g} long, at most {MOST_NORM:g} is believed"
@@ -153,7 +153,7 @@ def doubt_rows(rows: NDArray[np.uint8], labels: int, width: int, smallest: int) 
 
 def step_of(rows: NDArray[np.uint8], width: int) -> float:
     """The largest rounding error of these rows, relative to the largest number of each (`STEP`)."""
-    return STEP[(rows.shape[1] - ROW.itemsize) // width]
+    return ROUNDING_ERROR[(rows.shape[1] - ROW.itemsize) // width]
 
 
 def _parts(rows: NDArray[np.uint8], width: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:

@@ -1,8 +1,8 @@
-"""The closed-form head: linear discriminant analysis from pooled class statistics, served in a mixed round.
+"""The closed-form head: linear discriminant analysis from pooled class statistics.
 
-With n_c and s_c the counts and sums of features by class that a round's devices sent (`class_statistics`), A
-the sum of f f^T of those who sent it and n'_c, s'_c their counts and sums, theta_t the base on which all of
-them were measured, d features and C classes:
+It is served in mixed rounds. n_c and s_c are the counts and sums of features by class that a round's devices
+sent (`class_statistics`); A is the sum of f f^T of the devices that sent it, and n'_c, s'_c are their counts
+and sums; theta_t is the base on which all of them were measured; there are d features and C classes:
 
     nbar    running mean of sum n'_c over the rounds;  gamma = clip(1 - nbar / (20 d), 0.7, 0.95)
     N, S    <- gamma (N, S) + (n, s);   N', S', A <- gamma (N', S', A) + (n', s', a)
@@ -12,17 +12,17 @@ them were measured, d features and C classes:
     W_c     = Sigma^-1 mu_c
     b_c     = -1/2 mu_c^T Sigma^-1 mu_c + log(N_c / sum N) + tr(Sigma^-1 Sigma0) / (2 max(1, N_c))
 
-C' counts the classes with N'_c > 0. A class that nobody sent has W_c = 0, b_c = -30. What is served is the
-extractor of E with the head W, b: E has the weights of the statistics, so that old means fit it to first
-order. Statistics that come late bring the base that they were measured on into w_t theta_t. The next base
-keeps its own, trained head. Where the head takes more features than statistics are of, these are of f R
-(`projection`), d counts them, and the head that is served is W R', b. n_c and s_c are of all samples and
-rounds that a device's statistics stand for (`class_statistics.per_measured`, `device_half.Late`).
+C' is the number of classes with N'_c > 0. A class that no device sent has W_c = 0, b_c = -30. The served
+model is the extractor E with the head W, b: E is averaged with the weights of the statistics, so that old
+means fit it to first order. Late statistics add the base that they were measured on to w_t theta_t. The next
+base keeps its own, trained head. If the head has more features than the statistics, these are of f R
+(`class_sums.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
+and rounds that a device's statistics stand for (`class_statistics.per_measured`, `device_half.Late`).
 
 Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
 over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:
-CCVR (Luo et al. 2021). The decay, the mean of the extractor and the last term of b_c, which makes up for the
-error that a mean of few samples adds to its quadratic term, are ours.
+CCVR (Luo et al. 2021). Ours: the decay, the mean of the extractor, and the last term of b_c, which corrects
+the error that a mean of few samples adds to its quadratic term.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from device_runtime.broker.wire.messages import MOST_RARE
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.training.device_half import NOTHING, Late, TrainedUpdate
+from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
 from . import class_statistics
 from .class_statistics import Statistics
@@ -46,33 +46,34 @@ from .class_sums import ClassSums, Projection
 from .feature_scale import scale_in
 
 MEMORY = "closed-form"
-"""Whose memory the pool is, beside those of the kinds."""
+"""The key of the pool in `Carried.memory`, beside the names of the kinds."""
 UNSEEN = -30.0
-"""The bias of a class that nobody sent."""
+"""The bias of a class that no device sent."""
 SHRINKAGE = 0.1
+"""The weight of the scaled identity in Sigma."""
 RARE = 0.5
-"""A class is rare of which fewer samples are pooled than this share of the mean over classes."""
+"""A class is rare if its pooled samples are fewer than this share of the mean over classes."""
 _EXTRACTOR = "extractor/"
 
 
 @dataclass(frozen=True)
 class StatisticsPool:
-    """What is known after some rounds: float64 throughout.
+    """The pooled statistics of all rounds so far, in float64.
 
-    `extractor`: E, the float tensors of the base but for the head; `weight`: w; `samples`: nbar, of `rounds`
-    of them.
+    extractor: E, the float tensors of the base without the head. weight: w. samples: nbar, the mean over
+    `rounds` rounds.
     """
 
     statistics: Statistics
     projection: Projection
-    extractor: Tensors = field(default_factory=lambda: NOTHING)
+    extractor: Tensors = field(default_factory=lambda: NO_TENSORS)
     weight: float = 0.0
     samples: float = 0.0
     rounds: int = 0
 
     @classmethod
     def of(cls, memory: Tensors, labels: int, projection: Projection) -> StatisticsPool:
-        """As `kept` has written it; empty where nothing was, or of another projection."""
+        """The pool that `kept` wrote; an empty one if there is none, or it has another projection."""
         if not memory or memory["projection"].tolist() != _numbers(projection):
             return cls(Statistics.none(labels, projection.size), projection)
         sums = ClassSums(memory["sums"], memory["counts"])
@@ -85,7 +86,7 @@ class StatisticsPool:
         return cls(replace(statistics, right=right), projection, extractor, weight, samples, int(rounds))
 
     def kept(self) -> dict[str, NDArray[Any]]:
-        """As tensors, exactly."""
+        """The pool as tensors, without loss, to keep until the next round; read by `of`."""
         known = self.statistics
         return {
             "sums": known.sums.sums,
@@ -100,8 +101,9 @@ class StatisticsPool:
         }
 
     def after(self, sent: Statistics, extractor: Tensors) -> StatisticsPool:
-        """With a round's statistics, and the mean of the extractors that they were measured on, float64; the
-        same where nobody sent any.
+        """The pool after a round; unchanged if no device sent statistics.
+
+        `extractor` is the mean of the extractors on which the round's statistics were measured, float64.
         """
         fresh = float(sent.sums.counts.sum())
         if not fresh:
@@ -115,12 +117,12 @@ class StatisticsPool:
         return StatisticsPool(statistics, self.projection, mean, old + fresh, samples, rounds)
 
     def served(self, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
-        """The model with the closed-form head: `base` with the extractor of E, and W, b.
+        """The model with the closed-form head: `base` with extractor E and head W, b.
 
-        Raises ValueError where the statistics do not give one, which says why.
+        Raises ValueError if the statistics do not give a head, and says why.
         """
         extractor = {name: value.astype(np.float32) for name, value in self.extractor.items()}
-        weights, bias = head(self.statistics)
+        weights, bias = solve_head(self.statistics)
         model = {**base, **extractor}
         weights = self.projection.back(weights) / scale_in(manifest, model)
         names = manifest.head
@@ -144,7 +146,7 @@ def _extractor(base: Tensors, manifest: Manifest) -> dict[str, NDArray[np.float6
 
 
 def _mean(parts: Sequence[tuple[float, Tensors]]) -> dict[str, NDArray[np.float64]]:
-    """Of extractors, by these weights. One alone is not touched: it keeps its bits."""
+    """The weighted mean of extractors; a single one is returned with its exact bits."""
     if len(parts) == 1:
         return dict(parts[0][1])
     total = sum(weight for weight, _ in parts)
@@ -155,8 +157,8 @@ def _mean(parts: Sequence[tuple[float, Tensors]]) -> dict[str, NDArray[np.float6
     return mean
 
 
-def head(known: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """W (classes, width) and b (classes,). Raises ValueError where there is no covariance yet."""
+def solve_head(known: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The head: W (classes, width) and b (classes,). Raises ValueError if there is no covariance yet."""
     covariance = _covariance(known)
     counts, present = known.sums.counts, known.sums.present
     width = len(covariance)
@@ -184,8 +186,8 @@ def _covariance(known: Statistics) -> NDArray[np.float64]:
     return covariance / free
 
 
-def rare(memory: Tensors) -> tuple[int, ...]:
-    """The labels of the rarest classes in the pool, fewest samples first; `memory` as Pool.kept wrote it."""
+def rarest_classes(memory: Tensors) -> tuple[int, ...]:
+    """Labels of the rarest classes, fewest samples first; `memory` is what `StatisticsPool.kept` wrote."""
     if not memory:
         return ()
     counts = memory["counts"]
@@ -194,26 +196,26 @@ def rare(memory: Tensors) -> tuple[int, ...]:
 
 
 class RoundStatistics:
-    """A round's statistics, added up one device after another: in a fixed order, for equal bits."""
+    """Adds up a round's class statistics; add devices in a fixed order, so that sums have the same bits."""
 
     def __init__(self, manifest: Manifest, base: Tensors, asked: ClassStatistics) -> None:
-        """`base` is what the round distributed, `asked` how devices send statistics."""
+        """`base` has the weights that the round distributed; `asked`: how devices send statistics."""
         self._manifest, self._base = manifest, base
         self._projection = asked.projection(manifest.head.features)
         self._shape = class_statistics.shape_of(asked, manifest)
         self._sent = Statistics.none(*self._shape)
-        self._weights: dict[int | None, float] = {}  # by round; None: the one that is merged
+        self._weights: dict[int | None, float] = {}  # by round; None: the round that is merged
         self._bases: dict[int | None, Tensors] = {}
 
     def parted(self, contribution: TrainedUpdate) -> tuple[TrainedUpdate, Statistics | None]:
-        """A contribution without its class statistics, and these."""
+        """Split a contribution into its update and its class statistics, None if it has none."""
         update, found = class_statistics.split_statistics(contribution.tensors)
         if not found:
             return contribution, None
         return replace(contribution, tensors=update), class_statistics.decode(found, self._shape)
 
     def add(self, sent: Statistics, late: Late | None) -> None:
-        """One device's. What comes late was measured on the base of its own round."""
+        """Add one device's statistics; late ones were measured on the base of their own round."""
         number, base = (late.round, late.base() or self._base) if late else (None, self._base)
         if self._manifest.scale is not None:
             sent = sent.times(1 / scale_in(self._manifest, base))
@@ -222,7 +224,7 @@ class RoundStatistics:
         self._weights[number] = self._weights.get(number, 0.0) + float(sent.sums.counts.sum())
 
     def closed(self, memory: Tensors) -> tuple[StatisticsPool, Tensors, str]:
-        """The pool after this round, the model to serve, and why there is none, if so; `memory` as kept."""
+        """The pool after this round, the model to serve, and if there is none, why; `memory` is as kept."""
         manifest = self._manifest
         pool = StatisticsPool.of(memory, len(manifest.labels), self._projection)
         if self._sent.sums.counts.any():
@@ -235,4 +237,4 @@ class RoundStatistics:
         try:
             return pool, pool.served(self._base, manifest), ""
         except (ValueError, np.linalg.LinAlgError) as error:
-            return pool, NOTHING, f"the trained head is served: {error}"
+            return pool, NO_TENSORS, f"the trained head is served: {error}"

@@ -1,7 +1,7 @@
-"""How much each feature weighs before the head: as class means say, where the bundle has a place for it.
+"""Scales the features before the head to about the same size, if the bundle has a tensor for it.
 
-A loss is most curved along the weights of large features; where all are about as large, one length of step
-suits all weights of the head, and no class mean is that of a few features alone (docs/zeroth-order.md).
+The loss is most curved along the weights of large features. If all features are about as large, one step
+length suits all weights of the head, and no class mean is dominated by a few features (docs/zeroth-order.md).
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 
 FLOOR = 0.1
-"""Of the average mean square: what a feature that is nearly 0 everywhere is taken for."""
+"""Share of the average mean square that is added to each feature's, for features that are nearly 0."""
 
 
 def scale_in(manifest: Manifest, weights: Tensors) -> NDArray[np.float64]:
-    """What features are multiplied by now, (width,); 1 in a bundle without such a scale."""
+    """The current scale of the features, float64 (width,); 1 in a bundle without a scale."""
     if manifest.scale is None:
         return np.ones(manifest.head.features)
     return np.asarray(weights[manifest.scale], np.float64)
 
 
 def scale_by(means: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """1 / the root mean square of each feature over class means (classes, width), as they are without a
-    scale; by a factor by which the means as a whole stay as large as they are.
+    """A new scale float32 (width,), from class means (classes, width) of unscaled features.
+
+    It is 1 / the root mean square of each feature over the means, times a factor that keeps the size of the
+    means as a whole.
     """
     squares = np.square(means, dtype=np.float64).mean(axis=0)
     if not squares.any():

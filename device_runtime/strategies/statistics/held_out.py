@@ -1,8 +1,9 @@
-"""Samples that devices hold out, by which the closed-form head is compared with the trained one.
+"""Held-out samples on devices, which compare the closed-form head with the trained head.
 
-A device neither trains on them nor has them in its class statistics. It counts how many of them each head
-classifies right, on features of the distributed base: the closed-form head of the last round, which came
-beside that base, and the base's own. The counts go beside the class statistics, and add up over devices.
+A device neither trains on held-out samples nor includes them in its class statistics. On features of the
+distributed base, it counts how many of them each head classifies right: the closed-form head of the last
+round, which was sent beside that base, and the base's own. The counts are sent beside the class statistics,
+and add up over devices.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from device_runtime.strategies.training.workload import head_specs
 from .feature_scale import scale_in
 
 CLOSED_FORM = "closed-form/"
-"""Before the names of the closed-form head's tensors, among what is sent beside the base."""
+"""Prefix of the names of the closed-form head's tensors among those sent beside the base."""
 COUNTS = 3
-"""Held-out samples, how many of them the closed-form head classifies right, and how many the trained one."""
+"""Length of the counts: held-out samples, right by the closed-form head, right by the trained head."""
 
 GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it, modulo 1, are spread evenly."""
+"""The golden ratio's inverse: its multiples, modulo 1, are spread evenly."""
 
 
 def none() -> NDArray[np.float64]:
-    """Counts of no samples."""
+    """The counts of no samples, float64 (COUNTS,)."""
     return np.zeros(COUNTS)
 
 
 def mask(samples: int, share: float, device: str) -> NDArray[np.bool_]:
-    """Which of a device's samples are held out, (samples,): evenly, the same in every round, and never all.
+    """Which of a device's samples are held out, (samples,): every 1 / share-th, but never all.
 
-    Which comes first goes by the device's name: where samples lie class by class, no class is held out more
-    often than others over many devices.
+    The same in every round. The first one depends on the device's name, so that if samples are sorted by
+    class, no class is held out more often than others over many devices.
     """
     first = sum(device.encode()) * GOLDEN % 1
     held: NDArray[np.bool_] = np.diff(np.floor(np.arange(samples + 1) * share + first)) > 0
@@ -50,20 +51,20 @@ def mask(samples: int, share: float, device: str) -> NDArray[np.bool_]:
 
 
 def split_held_out(data: LocalData, share: float, device: str) -> tuple[LocalData, LocalData]:
-    """What the device holds out, and the rest."""
+    """The samples that the device holds out, and the rest."""
     held = mask(len(data), share, device)
     return LocalData(data.x[held], data.y[held]), LocalData(data.x[~held], data.y[~held])
 
 
 def rest(workload: Workload, share: float) -> Workload:
-    """What is not held out, to one sample, where samples lie class by class."""
+    """The workload without held-out samples, exact to one sample if samples are sorted by class."""
     ends = np.cumsum((0, *workload.class_counts))
     counts = np.diff(ends - np.floor(ends * share))
     return replace(workload, class_counts=tuple(int(count) for count in counts))
 
 
-def beside(served: Tensors, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
-    """The closed-form head of a served model, for features of this base; as it is sent beside that."""
+def head_tensors(served: Tensors, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
+    """The closed-form head of a served model, for features of `base`, as it is sent beside that base."""
     head = {spec.name: served[spec.name] for spec in head_specs(manifest)}
     if manifest.scale is not None:
         times = scale_in(manifest, served) / scale_in(manifest, base)
@@ -71,10 +72,10 @@ def beside(served: Tensors, base: Tensors, manifest: Manifest) -> dict[str, NDAr
     return {CLOSED_FORM + name: value for name, value in head.items()}
 
 
-def counted(model: DeviceModel, held: LocalData, aside: Tensors) -> NDArray[np.float64]:
-    """COUNTS, float64; zeros where no closed-form head came beside the base that `model` holds.
+def count_right(model: DeviceModel, held: LocalData, aside: Tensors) -> NDArray[np.float64]:
+    """The counts of held-out samples, float64 (COUNTS,); `model` holds the base.
 
-    Raises TensorError for a head that does not fit.
+    Zeros if no closed-form head came beside that base. Raises TensorError for a head that does not fit.
     """
     named = [(n.removeprefix(CLOSED_FORM), v) for n, v in aside.items() if n.startswith(CLOSED_FORM)]
     if not len(held) or not named:
@@ -86,12 +87,12 @@ def counted(model: DeviceModel, held: LocalData, aside: Tensors) -> NDArray[np.f
 
 
 def most(share: float, others: float) -> int:
-    """The most samples that a device holds out which has so many others."""
+    """The most samples that a device with `others` other samples can hold out."""
     return floor((share * others + 1) / (1 - share))
 
 
 def doubt(counts: NDArray[np.int32], share: float, others: float) -> str:
-    """Why counts int32 (n, 3) are not believed, with values; empty when they are, and where n is 0."""
+    """Why counts int32 (n, COUNTS) are rejected, with values; empty if they are accepted, or n is 0."""
     limit = most(share, others)
     for held, closed, trained in counts.tolist():
         if not 1 <= held <= limit:
@@ -102,8 +103,10 @@ def doubt(counts: NDArray[np.int32], share: float, others: float) -> str:
 
 
 def trained_is_better(counts: NDArray[np.float64]) -> str:
-    """Why the trained head is to be served, by the counts of devices; empty where it is not better by more
-    than chance: the difference of two counts of n samples has a standard deviation of sqrt(n) at most.
+    """Why the trained head should be served, by the sum of devices' counts; empty if it should not.
+
+    It must be better by more than chance: the difference of two counts of n samples has a standard deviation
+    of at most sqrt(n).
     """
     held, closed, trained = counts.tolist()
     if not trained - closed > sqrt(held):

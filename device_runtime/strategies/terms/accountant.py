@@ -18,7 +18,7 @@ from typing import Any
 from device_runtime.strategies import settings as ranges
 
 ORDERS = (*(1.5 + i / 4 for i in range(10)), *range(4, 64), 80, 128, 256, 512, 1024, 2048, 4096)
-"""Orders of the Rényi divergences: quarters where the best one lies at epsilon 5, high ones for small epsilon."""
+"""Orders of Rényi divergence: quarters around the best one at epsilon 5, high ones for a small epsilon."""
 
 FINENESS = 10_000
 """Noise multipliers are rounded up to multiples of 1 / FINENESS, so that the recorded value is exact."""
@@ -33,7 +33,7 @@ class PrivacyUnavailable(PrivacyError):
 
 
 @dataclass(frozen=True)
-class Limit:
+class PrivacyBudget:
     """The (epsilon, delta) that all uses of a sample together must not exceed."""
 
     epsilon: float
@@ -47,7 +47,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Spent:
+class PrivacySpending:
     """Steps of DP-SGD in `rounds` rounds, with one noise multiplier and one sampling rate in (0, 1]."""
 
     noise: float
@@ -56,7 +56,7 @@ class Spent:
     rounds: int = 1
 
     def __post_init__(self) -> None:
-        ranges.positive(noise=self.noise, sampling_rate=self.sampling_rate)
+        ranges.check_positive(noise=self.noise, sampling_rate=self.sampling_rate)
         if self.steps < 1 or self.rounds < 1:
             raise ValueError(f"{self.steps} steps in {self.rounds} rounds, expected 1 or more of each")
         if self.sampling_rate > 1:
@@ -65,29 +65,29 @@ class Spent:
 
 def check_budget(epsilon: float, delta: float) -> None:
     """Raises ValueError unless epsilon > 0 and 0 < delta < 1."""
-    ranges.positive(epsilon=epsilon, delta=delta)
+    ranges.check_positive(epsilon=epsilon, delta=delta)
     if delta >= 1:
         raise ValueError(f"delta is {delta}, expected less than 1")
 
 
-def spent(events: Iterable[Spent], delta: float) -> float:
+def total_epsilon(events: Iterable[PrivacySpending], delta: float) -> float:
     """The epsilon at `delta` of all events together, 0.0 without any. Raises PrivacyUnavailable."""
-    return _epsilon(joined(events), delta)
+    return _epsilon(join_events(events), delta)
 
 
-def joined(events: Iterable[Spent]) -> tuple[Spent, ...]:
-    """The events joined to one for each noise and sampling rate, in order, so that equal totals compare equal."""
+def join_events(events: Iterable[PrivacySpending]) -> tuple[PrivacySpending, ...]:
+    """One event for each noise and sampling rate, in order, so that equal totals compare equal."""
     counts: Counter[tuple[float, float]] = Counter()
     rounds: Counter[tuple[float, float]] = Counter()
     for event in events:
         setting = (event.noise, event.sampling_rate)
         counts[setting] += event.steps
         rounds[setting] += event.rounds
-    return tuple(Spent(*setting, counts[setting], rounds[setting]) for setting in sorted(counts))
+    return tuple(PrivacySpending(*setting, counts[setting], rounds[setting]) for setting in sorted(counts))
 
 
 @lru_cache(maxsize=1024)
-def least_noise(limit: Limit, rate: float, count: int) -> float:
+def least_noise(limit: PrivacyBudget, rate: float, count: int) -> float:
     """The least noise multiplier with which `count` steps at this sampling rate stay within the limit.
 
     Rounded up. Raises PrivacyUnavailable, and ValueError if no noise is enough.
@@ -107,7 +107,7 @@ def least_noise(limit: Limit, rate: float, count: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(events: tuple[Spent, ...], delta: float) -> float:
+def _epsilon(events: tuple[PrivacySpending, ...], delta: float) -> float:
     if not events:
         return 0.0
     accounting = _accounting()

@@ -15,7 +15,7 @@ from device_runtime.models.training.clipping import Privacy
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.settings import MOST, Setting
 
-from .accountant import Limit, PrivacyError, Spent, joined, least_noise, spent
+from .accountant import PrivacyBudget, PrivacyError, PrivacySpending, join_events, least_noise, total_epsilon
 
 
 class BudgetExceeded(PrivacyError):
@@ -46,17 +46,17 @@ class DpSgd:
         ranges.check(self)
 
     @property
-    def limit(self) -> Limit:
-        return Limit(self.epsilon, self.delta)
+    def limit(self) -> PrivacyBudget:
+        return PrivacyBudget(self.epsilon, self.delta)
 
     def privacy(self, samples: int, batch: int, epochs: int, rng: np.random.Generator) -> Privacy:
-        """The privacy of a plan of local training; `rng` is secret (`Run.noise`). Raises PrivacyUnavailable."""
+        """The privacy of a local training plan; `rng` is secret (`Run.noise`). Raises PrivacyUnavailable."""
         return Privacy(self.max_norm, noise_multiplier(self, samples, batch, epochs), rng)
 
-    def round(self, samples: int, batch: int, epochs: int) -> Spent:
+    def round(self, samples: int, batch: int, epochs: int) -> PrivacySpending:
         """The privacy that one round of such training spends. Raises PrivacyUnavailable."""
         noise = noise_multiplier(self, samples, batch, epochs)
-        return Spent(noise, sampling_rate(samples, batch), steps(samples, batch, epochs))
+        return PrivacySpending(noise, sampling_rate(samples, batch), steps(samples, batch, epochs))
 
 
 @runtime_checkable
@@ -76,18 +76,18 @@ class MayBePrivate(Protocol):
         """Local epochs of one round."""
 
 
-def settings_of(strategy: object) -> DpSgd | None:
+def dp_settings(strategy: object) -> DpSgd | None:
     """The kind's settings of private training; None if it is not private."""
     dp = getattr(strategy, "dp", None)  # not isinstance(MayBePrivate): 80 us, for every device and kind
     return dp if isinstance(dp, DpSgd) else None
 
 
-def round_of(strategy: object, samples: int) -> Spent | None:
+def spent_in_round(strategy: object, samples: int) -> PrivacySpending | None:
     """The privacy that a round of this kind on `samples` samples spends; None if it is not private.
 
     Raises PrivacyUnavailable.
     """
-    if settings_of(strategy) is None or not isinstance(strategy, MayBePrivate) or strategy.dp is None:
+    if dp_settings(strategy) is None or not isinstance(strategy, MayBePrivate) or strategy.dp is None:
         return None
     return strategy.dp.round(samples, strategy.batch, strategy.epochs)
 
@@ -112,9 +112,9 @@ def noise_multiplier(dp: DpSgd, samples: int, batch: int, epochs: int) -> float:
 
 @dataclass(frozen=True)
 class PrivacyLedger:
-    """The privacy spent on the same samples; equal settings are joined, so that equal totals compare equal."""
+    """The privacy spent on the same samples; equal settings are joined: equal totals compare equal."""
 
-    events: tuple[Spent, ...] = ()
+    events: tuple[PrivacySpending, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -122,13 +122,13 @@ class PrivacyLedger:
 
     def epsilon(self, delta: float) -> float:
         """The epsilon spent at `delta`. Raises PrivacyUnavailable."""
-        return spent(self.events, delta)
+        return total_epsilon(self.events, delta)
 
-    def after(self, event: Spent) -> PrivacyLedger:
+    def after(self, event: PrivacySpending) -> PrivacyLedger:
         """The ledger with one more event."""
-        return PrivacyLedger(joined((*self.events, event)))
+        return PrivacyLedger(join_events((*self.events, event)))
 
-    def check(self, event: Spent, limit: Limit) -> None:
+    def check(self, event: PrivacySpending, limit: PrivacyBudget) -> None:
         """Raises BudgetExceeded if `event` would exceed the limit, and PrivacyUnavailable."""
         there = self.after(event).epsilon(limit.delta)
         if not there <= limit.epsilon:

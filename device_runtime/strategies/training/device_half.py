@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.data.local_data import LocalData as LocalData
 
-NOTHING: Tensors = MappingProxyType({})
+NO_TENSORS: Tensors = MappingProxyType({})
 MOST_LOSS = 1e6
 """The largest mean loss that is accepted; above it, training has diverged."""
 
@@ -46,8 +46,8 @@ class Run:
     clock: Callable[[], float]
     deadline: float
     progress: Callable[[float], None] = field(default=lambda _: None)
-    memory: Tensors = field(default_factory=lambda: NOTHING)
-    aside: Tensors = field(default_factory=lambda: NOTHING)
+    memory: Tensors = field(default_factory=lambda: NO_TENSORS)
+    aside: Tensors = field(default_factory=lambda: NO_TENSORS)
     noise: Callable[[], np.random.Generator] = np.random.default_rng
     lost: Callable[[], float] = field(default=lambda: 0.0)
     round: int = 0

@@ -26,7 +26,7 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Epochs:
+class TrainingPlan:
     """`epochs` epochs over `indices`, reshuffled in each, in batches of `batch` samples.
 
     clip_norm: largest norm of a step's whole gradient, proximal terms included; 0: no limit.
@@ -52,7 +52,7 @@ class Epochs:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """The tunable set and its normalisation statistics after training.
 
     `loss` is the mean over the last whole epoch; `epochs` is how many were done.
@@ -63,7 +63,7 @@ class Trained:
     epochs: int
 
 
-def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Trained:
+def train(model: DeviceModel, data: LocalData, plan: TrainingPlan, run: Run) -> TrainingResult:
     """Train from the weights that the model holds.
 
     Memory beside the engine's: the optimiser's state, and a copy of the set where training may end early. The
@@ -74,7 +74,7 @@ def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Traine
     params, grads = trainer.params, trainer.grads
     pulls = [term.start(params) for term in plan.proximal]
     steps = plan.optimizer.start(params.vector)
-    goal = _Goal(plan, run, trainer)
+    budget = _EpochBudget(plan, run, trainer)
     rng, loss = run.rng(), 0.0
     for epoch in range(plan.epochs):
         total, seen = 0.0, 0
@@ -86,20 +86,20 @@ def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Traine
             if plan.clip_norm:
                 clip(grads.vector, plan.clip_norm)
             steps.step(params.vector, grads.vector)
-            if goal.reached(epoch + done) and done < 1:
-                goal.restore()
-                return Trained({**params.views, **trainer.statistics.views}, loss, epoch)
+            if budget.reached(epoch + done) and done < 1:
+                budget.restore()
+                return TrainingResult({**params.views, **trainer.statistics.views}, loss, epoch)
         loss = total / max(seen, 1)
-        if goal.epochs == epoch + 1:
+        if budget.epochs == epoch + 1:
             break
-        goal.keep(epoch + 1)
-    return Trained({**params.views, **trainer.statistics.views}, loss, goal.epochs)
+        budget.keep(epoch + 1)
+    return TrainingResult({**params.views, **trainer.statistics.views}, loss, budget.epochs)
 
 
-class _Goal:
+class _EpochBudget:
     """How many epochs there is time for; keeps the parameters of the last whole epoch that may be sent."""
 
-    def __init__(self, plan: Epochs, run: Run, trainer: Gradients) -> None:
+    def __init__(self, plan: TrainingPlan, run: Run, trainer: Gradients) -> None:
         self.epochs = self._planned = plan.epochs
         self._least = plan.least if 0 < plan.least < plan.epochs else plan.epochs
         self._run, self._began = run, run.clock()
@@ -136,20 +136,20 @@ class _Goal:
 
 
 @runtime_checkable
-class Plans(Protocol):
+class HasTrainingPlan(Protocol):
     """A kind whose contribution is what `train` makes of its plan, weighted by the plan's samples."""
 
-    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> Epochs:
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
         """The plan for `train`; `model` holds the base."""
 
 
-def alone(plan: Epochs) -> bool:
+def is_cross_entropy_only(plan: TrainingPlan) -> bool:
     """Whether a plan minimises cross-entropy alone: `steps`, `clip_norm` and optimiser define the result."""
     extra = plan.proximal or plan.privacy is not None
     return plan.objective == "train" and not extra
 
 
-def steps(plan: Epochs, run: Run) -> tuple[list[Indices], int]:
+def plan_batches(plan: TrainingPlan, run: Run) -> tuple[list[Indices], int]:
     """The batches of `train` for a plan without privacy, and how many come before the last epoch."""
     rng = run.rng()
     epochs = [[batch for batch, _ in _batches(plan, rng)] for _ in range(plan.epochs)]
@@ -157,7 +157,7 @@ def steps(plan: Epochs, run: Run) -> tuple[list[Indices], int]:
     return every, len(every) - len(epochs[-1])
 
 
-def _trainer(model: DeviceModel, plan: Epochs) -> Gradients:
+def _trainer(model: DeviceModel, plan: TrainingPlan) -> Gradients:
     trainer = model.trainer(plan.tunable, plan.objective)
     if plan.privacy is None:
         return trainer
@@ -166,7 +166,7 @@ def _trainer(model: DeviceModel, plan: Epochs) -> Gradients:
     return PrivateGradients(trainer, plan.privacy, min(plan.batch, len(plan.indices)), rows)
 
 
-def _batches(plan: Epochs, rng: np.random.Generator) -> Iterator[tuple[Indices, float]]:
+def _batches(plan: TrainingPlan, rng: np.random.Generator) -> Iterator[tuple[Indices, float]]:
     """The batches of one epoch, each with the share of the epoch that is done after it."""
     samples = len(plan.indices)
     if plan.privacy is None:

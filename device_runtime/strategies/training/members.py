@@ -14,7 +14,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import GraphPass, Work, Workload
 from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.kind import Coded, StrategyDefaults
+from device_runtime.strategies.kind import StrategyDefaults, TakesCodec
 from device_runtime.strategies.merging.aggregator_half import RoundModel, ServerTools
 from device_runtime.strategies.settings import (
     BatchSize,
@@ -28,11 +28,11 @@ from device_runtime.strategies.settings import (
 from .device_half import LocalData
 from .workload import training_work, upload_bytes
 
-K = TypeVar("K", bound="OfFamily")
+K = TypeVar("K", bound="FamilyUpdate")
 
 
 @dataclass(frozen=True)
-class OfFamily(Coded, StrategyDefaults):
+class FamilyUpdate(TakesCodec, StrategyDefaults):
     """Base of kinds with a form for each of `members`, names of smaller models, the richest first.
 
     Without members there is one form, for the main model. Every parameter is trained for `epochs` epochs.
@@ -67,7 +67,7 @@ class OfFamily(Coded, StrategyDefaults):
         return Sgd(self.lr, self.momentum, self.weight_decay)
 
 
-def work(load: Workload, kind: OfFamily, level: str, mapped: int, maps: int) -> Work:
+def work(load: Workload, kind: FamilyUpdate, level: str, mapped: int, maps: int) -> Work:
     """The work of local training, then of feature maps at a level for `mapped` samples.
 
     `maps` of them are held and sent, with a count for each class.
@@ -86,7 +86,7 @@ def work(load: Workload, kind: OfFamily, level: str, mapped: int, maps: int) -> 
 
 
 @contextmanager
-def holding(model: DeviceModel, tensors: Tensors) -> Iterator[None]:
+def with_tensors(model: DeviceModel, tensors: Tensors) -> Iterator[None]:
     """Load tensors into the model for the duration of a `with` block."""
     before = {name: model.weights[name] for name in tensors}
     model.load(tensors)
@@ -96,7 +96,7 @@ def holding(model: DeviceModel, tensors: Tensors) -> Iterator[None]:
         model.load(before)
 
 
-def whole(manifest: Manifest) -> tuple[TensorSpec, ...]:
+def trained_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
     """The tensors that training every parameter changes, normalisation statistics included."""
     return (*manifest.specs("all"), *manifest.statistics("all"))
 

@@ -36,7 +36,7 @@ class Diverged(Exception):
 
 
 @dataclass(frozen=True)
-class Lesson:
+class ServerTraining:
     """Settings of training on the aggregator: `epochs` epochs, reshuffled in each, in batches of `batch`.
 
     extras: gives the objective's inputs for the samples at these indices, beside x and y. held: names of
@@ -53,7 +53,7 @@ class Lesson:
 
 
 def teach(
-    model: DeviceModel, weights: Tensors, data: LocalData, lesson: Lesson, rng: np.random.Generator
+    model: DeviceModel, weights: Tensors, data: LocalData, lesson: ServerTraining, rng: np.random.Generator
 ) -> dict[str, NDArray[Any]]:
     """The weights after training; `weights` are the whole model's, and `model` is left with them loaded.
 
@@ -77,8 +77,8 @@ def teach(
     return {**weights, **params.tensors(), **trainer.statistics.tensors()}
 
 
-def taught_or_same(
-    model: DeviceModel, weights: Tensors, data: LocalData, lesson: Lesson, rng: np.random.Generator
+def teach_or_keep(
+    model: DeviceModel, weights: Tensors, data: LocalData, lesson: ServerTraining, rng: np.random.Generator
 ) -> Tensors:
     """As `teach`; if training diverges, `weights` unchanged."""
     try:
@@ -112,12 +112,12 @@ def attention_maps(model: DeviceModel, x: NDArray[Any], levels: Iterable[str]) -
     }
 
 
-def attended(student: Manifest) -> dict[str, int]:
+def attention_places(student: Manifest) -> dict[str, int]:
     """The levels at which objective `attention` compares a model with its teacher, and the places of each.
 
     Raises BundleError if the bundle has no such graph.
     """
-    need(student, ("attention.all",))
+    need_graphs(student, ("attention.all",))
     given = (extra for extra in student.graphs["attention.all"].extras if extra.per_sample)
     return {extra.name.partition(".")[2]: extra.shape[0] for extra in given}
 
@@ -145,7 +145,7 @@ class TeacherAttention:
         return {**teacher, "beta": np.array([self.beta[level] for level in self.maps], np.float32)}
 
 
-def need(manifest: Manifest, graphs: Iterable[str]) -> None:
+def need_graphs(manifest: Manifest, graphs: Iterable[str]) -> None:
     """Raises BundleError, naming the first of the graphs that the bundle does not have."""
     for graph in graphs:
         if graph not in manifest.graphs:
@@ -156,7 +156,7 @@ def need(manifest: Manifest, graphs: Iterable[str]) -> None:
 
 def map_shape(manifest: Manifest, level: str) -> tuple[int, ...]:
     """The shape of one sample's feature map at a level. Raises BundleError if the bundle gives none."""
-    need(manifest, (f"features.{level}",))
+    need_graphs(manifest, (f"features.{level}",))
     return {str(known): shape for known, shape in manifest.features.items()}[level]
 
 
@@ -174,7 +174,7 @@ def need_one_shape(manifests: Iterable[Manifest], level: str) -> None:
 
 def need_places(teacher: Manifest, student: Manifest) -> None:
     """Raises BundleError if the attention maps of teacher and student differ in size at a compared level."""
-    for level, wanted in attended(student).items():
+    for level, wanted in attention_places(student).items():
         shape = map_shape(teacher, level)
         places = shape[0] if len(shape) == 2 else prod(shape[1:])
         if places != wanted:

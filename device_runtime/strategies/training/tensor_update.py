@@ -14,7 +14,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.kind import Coded, StrategyDefaults
+from device_runtime.strategies.kind import StrategyDefaults, TakesCodec
 from device_runtime.strategies.merging.aggregator_half import Effect, RoundModel
 from device_runtime.strategies.merging.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
@@ -32,7 +32,7 @@ from device_runtime.strategies.terms.proximal import Proximal, fscprox
 from . import local_training
 from .device_half import LocalData, Run, TrainedUpdate
 from .local_training import HeadTraining
-from .workload import Training, head_specs, work_of
+from .workload import Training, head_specs, work_of_training
 
 FEW_SHOT = "few-shot/"
 """Prefix of the names of a few-shot trained classifier's tensors where the model's own are beside them."""
@@ -71,7 +71,7 @@ ClipNorm = Annotated[
 
 
 @dataclass(frozen=True)
-class TrainingSettings(Coded):
+class TrainingSettings(TakesCodec):
     """Settings of local SGD for `epochs` epochs, with optional terms; a term with weight 0 is off.
 
     mu: FedProx's term mu/2 * ||w - w_g||^2 (Li et al. 2020, equation 2).
@@ -168,7 +168,7 @@ class TensorUpdate(TrainingSettings, Averaged):
         training = Training(
             self.trained, trained, passed, self.batch, objective, int(private), private, self.codec
         )
-        work = work_of(workload, training)
+        work = work_of_training(workload, training)
         features = 4 * (2 * samples * workload.feature_width + workload.values(self.trained))
         more = (features if self.moon else 0) + (ACCOUNTANT_BYTES if private else 0)
         return replace(work, peak_bytes=work.peak_bytes + more) if more else work
@@ -179,7 +179,7 @@ class TensorUpdate(TrainingSettings, Averaged):
         form, kept = self.ended(trained.epochs).form, trained.tensors if self.moon else None
         return TrainedUpdate(self.name, trained.tensors, len(plan.indices), trained.loss, form, kept)
 
-    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.Epochs:
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.TrainingPlan:
         plan = self._steps(self.chosen(model, data, run))
         plan = replace(plan, proximal=self._pulls(model, run), clip_norm=0.0 if self.dp else self.clip_norm)
         if self.dp is not None:
@@ -191,9 +191,9 @@ class TensorUpdate(TrainingSettings, Averaged):
         contrast = moon.Contrast(z_glob, z_prev, plan.indices, self.moon, self.moon_tau)
         return replace(plan, objective="moon", extras=contrast.extras)
 
-    def _steps(self, indices: NDArray[np.int64]) -> local_training.Epochs:
+    def _steps(self, indices: NDArray[np.int64]) -> local_training.TrainingPlan:
         sgd = Sgd(self.rate, self.momentum, self.weight_decay)
-        return local_training.Epochs(sgd, self.epochs, self.batch, indices, self.trained)
+        return local_training.TrainingPlan(sgd, self.epochs, self.batch, indices, self.trained)
 
     def _pulls(self, model: DeviceModel, run: Run) -> tuple[Proximal, ...]:
         weights, manifest = model.weights, model.manifest
@@ -215,7 +215,7 @@ class TensorUpdate(TrainingSettings, Averaged):
     def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
         """See `TrainsHead`."""
         plan = self._steps(np.arange(len(y)))
-        batches, before = local_training.steps(plan, run)
+        batches, before = local_training.plan_batches(plan, run)
         sgd = Sgd(self.rate, self.momentum, self.weight_decay)
         return HeadTraining(batches, sgd, before, self.clip_norm)
 

@@ -16,7 +16,7 @@ from device_runtime.strategies.codecs import chain as codecs
 
 ENVELOPE_BYTES = 120
 """Bytes of a contribution's message and topic around its tensors (measured; see docs/wire.md)."""
-SINGLY = 5.0
+SINGLE_SAMPLE_SLOWDOWN = 5.0
 """How many times longer a sample takes alone than in a batch of 32.
 
 Measured: WRN-10-1 at 8x8, ONNX Runtime on one core, clipping and noise included: 5.0 for set all, 8.4 for
@@ -77,7 +77,7 @@ def upload_bytes(values: int, tensors: int, codec: str = "", exact: int = 0) -> 
 
     `exact`: how many float32 or int32 values the tensors hold besides, which the codec leaves as they are.
     """
-    return codecs.named(codec).payload_bytes(values, tensors, exact) + ENVELOPE_BYTES
+    return codecs.codec_named(codec).payload_bytes(values, tensors, exact) + ENVELOPE_BYTES
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class Training:
 
 def training_work(load: Workload, tunable: str, trained: float, scored: float = 0.0, batch: int = 32) -> Work:
     """The work of minimising cross-entropy in batches of `batch`; see `Training`."""
-    return work_of(load, Training(tunable, trained, scored, batch))
+    return work_of_training(load, Training(tunable, trained, scored, batch))
 
 
-def work_of(load: Workload, training: Training) -> Work:
+def work_of_training(load: Workload, training: Training) -> Work:
     """The work of training.
 
     Memory: weights, gradients and momentum of the set, and summed gradients if a batch takes several runs;
@@ -113,7 +113,7 @@ def work_of(load: Workload, training: Training) -> Work:
     tunable, name = training.tunable, f"{training.objective}.{training.tunable}"
     values, graph = load.values(tunable), load.graph(name)
     forward = passes(load, forward=training.scored) if training.scored else ()
-    slowdown = SINGLY if training.singly else 1.0
+    slowdown = SINGLE_SAMPLE_SLOWDOWN if training.singly else 1.0
     rows = 1 if training.singly else training.batch
     vectors = 3 + training.kept + (rows > graph.rows)
     set_bytes = 4 * (vectors * values + BLOCK)

@@ -25,7 +25,7 @@ from device_runtime.broker.wire.messages import (
     Receipt,
     State,
 )
-from device_runtime.broker.wire.transfer import answer
+from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.client.training.local_task import Settings
 from device_runtime.models.bundles import tensors
 
@@ -171,7 +171,7 @@ class Levels:
             for topic, payload in self.below.sent[seen:]:
                 if topic == topics.down(device, "get"):
                     get = messages.decode(payload, Get)
-                    for index, data in answer(self.blobs, get):
+                    for index, data in answer_get(self.blobs, get):
                         block = topics.up(device, topics.block(get.blob.sha, index))
                         self.below.inbox.put(Received(block, data))
         receipts = self.receipts(device)[before:]
@@ -187,7 +187,7 @@ class Levels:
         for leaf, said in (("state", State(boot=1, online=True)), ("contribution", message)):
             self.service.handle(Received(topics.up(device, leaf), messages.encode(said)))
         self.service.tick()  # it asks for the blocks
-        for index, data in answer(self.blobs, Get(blob=blob, blocks=tuple(range(block_count(blob))))):
+        for index, data in answer_get(self.blobs, Get(blob=blob, blocks=tuple(range(block_count(blob))))):
             self.service.handle(Received(topics.up(device, topics.block(blob.sha, index)), data))
         self.service.tick()
 
@@ -201,8 +201,8 @@ class Levels:
         [topic] = filter(topics.is_offer, self.below.retained)
         known = None
         for payload in [p for t, p in self.below.sent if t == topic]:
-            if small.is_next(payload):
-                known = small.following(known, small.decode_next(payload))
+            if small.is_compact_offer(payload):
+                known = small.full_offer(known, small.decode_offer(payload))
             else:
                 known = messages.decode(payload, Offer)
         return known

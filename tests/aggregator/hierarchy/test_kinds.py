@@ -3,7 +3,7 @@
 import pytest
 
 from device_runtime.aggregator.hierarchy.forwarding import NothingToForward, site_kinds, usual_kinds, why_not
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import ClassStatistics
@@ -12,7 +12,7 @@ from device_runtime.strategies.statistics import class_statistics
 
 
 def offer(*kinds):
-    blob = name(b"")
+    blob = blob_of(b"")
     return Offer(
         task="t", run="r", round=3, seed=1, deadline_s=1.0, remaining_s=1.0, bundle=blob,
         base=Base((blob,), blob.sha), kinds=tuple(registry.write(kind) for kind in kinds),
@@ -53,7 +53,7 @@ def test_what_is_more_than_a_base_is_left_out_with_its_reason(bundle, kind, why)
 
 
 def asked(kind):
-    return class_statistics.asking(kind, ClassStatistics(samples=3))
+    return class_statistics.with_class_statistics(kind, ClassStatistics(samples=3))
 
 
 def test_a_site_asks_its_devices_for_the_class_statistics_that_it_is_asked_for(bundle):
@@ -93,4 +93,4 @@ def test_where_neither_is_asked_for_there_is_nothing_to_forward(bundle):
 
 
 def test_before_any_round_a_site_gets_ready_for_the_usual_kinds(bundle):
-    assert [kind.name for kind in usual_kinds(bundle.manifest)] == list(registry.USUAL)
+    assert [kind.name for kind in usual_kinds(bundle.manifest)] == list(registry.DEFAULT_KINDS)

@@ -12,7 +12,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Received
 from device_runtime.broker.wire.messages import Contribution, Hello, Plan, Step, encode
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.strategies.directions.step_size import Moment, relative, unit
+from device_runtime.strategies.directions.step_size import ScalarMoment, relative, unit
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.training.device_half import LocalData, Run
 from device_runtime.strategies.zeroth_order import ZerothOrder
@@ -128,7 +128,7 @@ def test_scalars_through_a_site_are_one_mean_of_all_to_the_rounding_of_a_float(l
     kind = KindSettings(name="zeroth-order", settings=settings)
     h = levels(kind, rounds=2, min_contributions=2)
     h.go().join("a", "b")
-    sizes, moment = (31, 7, 64), Moment()
+    sizes, moment = (31, 7, 64), ScalarMoment()
     length = unit(bundle.weights(), bundle.manifest.specs("all"), sizing)
     for number in (1, 2):
         sent = [scalars(10 * number + place, 4) for place in range(3)]

@@ -37,7 +37,9 @@ def sends(bundle, digits):
         model.load(rounds.weights(number))
         strategy = next(one.strategy for one in h.task.kinds if one.name == kind)
         if strategy.statistics is not None:
-            strategy = class_statistics.asking(strategy, replace(strategy.statistics, **(changes or {})))
+            strategy = class_statistics.with_class_statistics(
+                strategy, replace(strategy.statistics, **(changes or {}))
+            )
         data = LocalData(digits.x[PARTS[device]], digits.y[PARTS[device]])
         made = class_statistics.train(
             strategy,
@@ -240,7 +242,7 @@ def test_squares_that_rounding_has_made_smaller_than_the_means_allow_are_sent_as
     """Two devices whose features are all the same, and were rounded so."""
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     short = Statistics(known, known, np.array([[99.0, 54.0], [54.0, 32.9]]))
-    full = class_statistics.asking(make("full"), ClassStatistics(numbers=numbers))
+    full = class_statistics.with_class_statistics(make("full"), ClassStatistics(numbers=numbers))
     sent = forwarding.encoded(short, full, 100)
     assert class_statistics.doubt(sent, 100, 2, (2, 2)) == ""
     assert class_statistics.decode(sent, (2, 2)).moments.diagonal() == pytest.approx([100, 33], rel=1e-3)
@@ -249,9 +251,9 @@ def test_squares_that_rounding_has_made_smaller_than_the_means_allow_are_sent_as
 def test_what_the_one_above_would_refuse_is_left_out_and_said(caplog):
     known = sums([6, 4], [[1.0, 0.0], [1.0, 0.0]])
     odd = Statistics(known, known, np.array([[10.0, 9.0], [9.0, 0.0]]))
-    full = class_statistics.asking(make("full"), ClassStatistics())
+    full = class_statistics.with_class_statistics(make("full"), ClassStatistics())
     assert forwarding.encoded(odd, full, 10) == {}
-    assert "the one above would refuse them: the moment of features 0 and 1 is 0.8999" in caplog.text
+    assert "the aggregator above would refuse them: the moment of features 0 and 1 is 0.8999" in caplog.text
     assert forwarding.encoded(odd, make("full"), 10) == {}
 
 
@@ -304,7 +306,7 @@ def test_more_samples_measured_than_counted_are_sent_as_no_more():
     """As of entropy subsets, which measure all samples and count as those selected."""
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     moments = np.array([[100.0, 54.0], [54.0, 40.0]])
-    full = class_statistics.asking(make("full"), ClassStatistics())
+    full = class_statistics.with_class_statistics(make("full"), ClassStatistics())
     sent = forwarding.encoded(Statistics(known, known, moments), full, 33)
     assert class_statistics.doubt(sent, 33, 2, (2, 2)) == ""
     read = class_statistics.decode(sent, (2, 2))
@@ -314,7 +316,7 @@ def test_more_samples_measured_than_counted_are_sent_as_no_more():
 
 def test_moments_that_overflow_are_not_sent_and_said(caplog):
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
-    full = class_statistics.asking(make("full"), ClassStatistics())
+    full = class_statistics.with_class_statistics(make("full"), ClassStatistics())
     assert forwarding.encoded(Statistics(known, known, np.full((2, 2), 1e45)), full, 100) == {}
     assert "class statistics of the site are not sent" in caplog.text
 
@@ -355,7 +357,7 @@ def test_a_site_of_class_means_alone_forwards_them_whichever_head_its_devices_fi
 def test_more_held_out_samples_than_the_one_above_believes_are_sent_as_no_more():
     """As of entropy subsets, which hold out of all samples and count as those selected."""
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
-    full = class_statistics.asking(make("full"), ClassStatistics(hold_out=0.2))
+    full = class_statistics.with_class_statistics(make("full"), ClassStatistics(hold_out=0.2))
     moments = np.array([[100.0, 54.0], [54.0, 40.0]])
     sent = forwarding.encoded(Statistics(known, known, moments, np.array([25.0, 10, 20])), full, 39)
     assert sent[RIGHT].tolist() == [[11, 4, 8]]

@@ -97,7 +97,7 @@ def test_a_link_is_made_shown_as_a_qr_code_used_and_revoked(visit, house, tmp_pa
     assert page.get_attribute("#invite-made svg", "viewBox").split() == ["0", "0", size, size]
     expect(page.locator("#invite-table tbody tr")).to_have_count(2)
     assert "open" in page.inner_text("#invite-table tr:has-text('kitchen')")
-    assert len(link_book.read(opened).links) == 2
+    assert len(link_book.read_links(opened).links) == 2
 
     page.fill("#invite-device", "kitchen")
     page.click("#invite-form button")
@@ -105,7 +105,7 @@ def test_a_link_is_made_shown_as_a_qr_code_used_and_revoked(visit, house, tmp_pa
     page.wrong.clear()  # Chromium tells of that 409
 
     opening = links.LinkRequest(link.partition("#link=")[2], "c" * 43)
-    links.use(opened, opening, link_book.read(opened).links[0].made + 1)
+    links.use(opened, opening, link_book.read_links(opened).links[0].made + 1)
     page.reload()
     page.wait_for_selector("#invite-table tr:has-text('kitchen') .tag.used")
     page.click("#invite-table tr:has-text('kitchen') button")
@@ -143,6 +143,6 @@ def test_the_code_is_dark_on_light_on_a_phone_in_any_scheme(visit, house, scheme
     assert page.eval_on_selector("#invite-made svg rect", fill) == "rgb(255, 255, 255)"
     assert page.eval_on_selector("#invite-made svg path", fill) == "rgb(0, 0, 0)"
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    assert len(link_book.read(house[2]).links) == 2  # with that of the terminal
+    assert len(link_book.read_links(house[2]).links) == 2  # with that of the terminal
     pictures = Path(os.environ.get("SCREENSHOTS", tmp_path))
     page.locator("#invite").screenshot(path=pictures / f"invite-360-{scheme}.png")

@@ -28,14 +28,14 @@ from device_runtime.broker.servers.broker_folder import BrokerSite as BrokerSite
 from device_runtime.broker.servers.server import BrokerOptions, WebSockets, find_ports
 from device_runtime.broker.wire.link import Link
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 
 from .conftest import TOKEN, Answer
 from .test_pages import FILES, LIBRARIES, lay
 from .test_watch import Broker
 
 TASK = Task(bundle="digits-wrn-10-1", name="digits", rounds=9, kinds=kinds_named(["full", "class-means"]))
-MANIFEST = Bundle.open(shipped("digits-wrn-10-1")).manifest
+MANIFEST = Bundle.open(shipped_folder("digits-wrn-10-1")).manifest
 RUNS = Started(TASK, "r", False, (), MANIFEST)
 CLAIM = "c" * 43
 NOW = datetime.now(timezone.utc)
@@ -47,7 +47,7 @@ def opened(tmp_path):
     user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
     port, web = find_ports(BrokerOptions(web=WebSockets()))  # of which the token tells the second
     names = ("127.0.0.1", "localhost")
-    return production.found(
+    return production.init_broker(
         tmp_path / "enrolment", BrokerSite(names=names, port=port, websockets=web, run_as=user), NOW
     )
 
@@ -289,7 +289,7 @@ def test_links_are_for_who_has_the_token(running, opened):
     for token in (None, "wrong", TOKEN + "x"):
         for path, method in (("", "GET"), ("", "POST"), ("/x", "DELETE")):
             assert ask(url, f"/api/v1/links{path}", method, token=token).status == 401
-    assert link_book.read(opened).links == ()
+    assert link_book.read_links(opened).links == ()
 
 
 def test_where_no_token_is_asked_for_nobody_makes_links(running, opened):

@@ -21,9 +21,9 @@ KIND = "zeroth-order"
 def told(bench, since=0):
     """What went to all: the rounds of whole offers, and of what follows from one."""
     payloads = [p for t, p in bench.link.sent[since:] if t == topics.offer(bench.task.name)]
-    read = {True: lambda p: small.decode_next(p).round, False: lambda p: messages.decode(p, Offer).round}
+    read = {True: lambda p: small.decode_offer(p).round, False: lambda p: messages.decode(p, Offer).round}
     names = {True: "next", False: "offer"}
-    return [(names[small.is_next(p)], read[small.is_next(p)](p)) for p in payloads]
+    return [(names[small.is_compact_offer(p)], read[small.is_compact_offer(p)](p)) for p in payloads]
 
 
 def scalars(seed=0):
@@ -34,7 +34,7 @@ def short(bench, number, like, device="a"):
     """Sends one like an earlier one; returns the receipts that came of it at once."""
     before = len(bench.receipts(device))
     whole = bench.contribution(KIND, scalars(number), number)
-    bench.raw(topics.up(device, "c"), small.short_of(whole, like))
+    bench.raw(topics.up(device, "c"), small.compact_contribution(whole, like))
     return bench.receipts(device)[before:]
 
 
@@ -83,7 +83,7 @@ def test_that_it_counts_is_said_by_the_next_round_or_else_by_a_receipt_soon(two)
     assert told(b, sent) == [("next", 3)]
     b.wait(RECEIPT_S)
     assert len(b.receipts("b")) == 1
-    assert small.decode_next(b.link.sent[sent][1]).over
+    assert small.decode_offer(b.link.sent[sent][1]).over
 
 
 def test_what_is_sent_again_whole_is_a_duplicate_and_what_does_not_count_is_said_at_once(two):
@@ -106,7 +106,7 @@ def test_where_late_ones_count_every_contribution_has_its_receipt(bench, make_ta
     for device in ("a", "b"):
         b.contribute(device, like)
     sent = [p for t, p in b.link.sent if t == topics.offer(b.task.name)][-1]
-    assert not small.decode_next(sent).over
+    assert not small.decode_offer(sent).over
     assert [r.status for r in short(b, 2, like)] == ["accepted"]
 
 
@@ -282,6 +282,6 @@ def test_who_says_hello_is_told_the_deadline_that_the_next_round_leaves_unsaid(t
     assert (known.round, known.deadline_s) == (3, 10.0)
     for device in ("a", "b", "c"):
         b.contribute(device, b.contribution(KIND, scalars(3), 3))
-    said = small.decode_next([p for _, p in b.link.sent if small.is_next(p)][-1])
-    followed = small.following(known, said)
+    said = small.decode_offer([p for _, p in b.link.sent if small.is_compact_offer(p)][-1])
+    followed = small.full_offer(known, said)
     assert (followed.round, followed.deadline_s) == (4, 10.0)

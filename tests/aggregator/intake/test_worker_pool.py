@@ -243,7 +243,7 @@ def test_an_embedded_broker_that_cannot_share_is_refused(make_task, tmp_path, mo
     with pytest.raises(
         ConfigError, match=r"workers share what comes in, and amqtt .* cannot: install Mosquitto"
     ):
-        Process(command.server_of(args), [make_task("few-shot")]).run()
+        Process(command.server_config(args), [make_task("few-shot")]).run()
 
 
 @pytest.mark.slow
@@ -260,7 +260,10 @@ def test_workers_that_cannot_begin_are_the_end_in_words(tmp_path):
     [
         ("sys.exit(7)", "status 7"),
         ("sys.stdout.write('no such word' * 999)", "status 0"),
-        ("sys.stdout.buffer.write(b'\\0\\0\\0\\3abc'); sys.stdout.flush(); sys.stdin.read()", "is no word"),
+        (
+            "sys.stdout.buffer.write(b'\\0\\0\\0\\3abc'); sys.stdout.flush(); sys.stdin.read()",
+            "its message is invalid",
+        ),
     ],
     ids=["ends", "talks", "confuses"],
 )

@@ -167,7 +167,7 @@ def test_a_site_does_not_go_back_by_itself(site, update_of, capsys):
         site.wait(1.0)
     before = (site.folder / SERVED).read_bytes()
     assert cli.main(["models", str(site.folder), "--rollback", "1"]) == 2
-    assert "what its rounds begin with comes from the aggregator above" in capsys.readouterr().err
+    assert "its base models come from the aggregator above" in capsys.readouterr().err
     rollback_request.ask(site.folder, 1)
     site.wait(0.1)
     assert (site.folder / SERVED).read_bytes() == before

@@ -29,7 +29,7 @@ from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.blobs import block_count
 from device_runtime.broker.wire.link import Connected, Disconnected, Received, packet_bytes
 from device_runtime.broker.wire.messages import Blob, Get, Hello, Offer, Plan, State
-from device_runtime.broker.wire.transfer import answer
+from device_runtime.broker.wire.transfer import answer_get
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.directions.replaying import replay
 
@@ -643,7 +643,7 @@ def test_what_is_fetched_after_its_round_has_closed_is_late_and_not_held_against
     b.contribute("pi-01", b.contribution("full", update_of("full", 1)))
     b.wait(10.0)
     assert b.service.state.round == 2
-    for index, data in answer(b.blobs, Get(blob=slow.blob, blocks=tuple(range(block_count(slow.blob))))):
+    for index, data in answer_get(b.blobs, Get(blob=slow.blob, blocks=tuple(range(block_count(slow.blob))))):
         b.raw(topics.up("pi-02", topics.block(slow.blob.sha, index)), data)
     [receipt] = b.receipts("pi-02")
     assert (receipt.status, receipt.reason) == ("late", "round 1 is closed, round 2 is open")
@@ -808,7 +808,9 @@ def test_of_two_kinds_that_are_fetched_at_once_the_first_that_is_here_counts(ben
     subset = b.contribution("entropy-subset", update_of("entropy-subset"), seq=8, form="50%")
     b.say("pi-01", "contribution", subset)
     receipts = b.contribute("pi-01", full)
-    for index, data in answer(b.blobs, Get(blob=subset.blob, blocks=tuple(range(block_count(subset.blob))))):
+    for index, data in answer_get(
+        b.blobs, Get(blob=subset.blob, blocks=tuple(range(block_count(subset.blob))))
+    ):
         b.raw(topics.up("pi-01", topics.block(subset.blob.sha, index)), data)
     assert [(r.seq, r.status) for r in receipts] == [(7, "accepted")]
     last = b.receipts("pi-01")[-1]

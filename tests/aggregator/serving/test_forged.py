@@ -116,7 +116,7 @@ def test_a_forged_hello_puts_no_key_of_the_broker_in_place_of_the_device_s(serve
     b = served
     for name in "ab":
         signed(b, name, "contribution", b.contribution(KIND, scalars()))
-    own = session_mac.public(bytes(range(1, 33)))
+    own = session_mac.public_key(bytes(range(1, 33)))
     b.say("a", "hello", msgspec.structs.replace(hello_of(b, "a"), key=own))
     sent = len(b.link.sent)
     for name in "ab":
@@ -130,20 +130,20 @@ def test_contributions_in_few_bytes_count_with_the_word_of_the_device_alone(serv
     like = b.contribution(KIND, scalars(1))
     for name in "ab":
         signed(b, name, "contribution", like)
-    short = small.short_of(b.contribution(KIND, scalars(2), 2), like)
+    short = small.compact_contribution(b.contribution(KIND, scalars(2), 2), like)
     topic, run = topics.up("a", "c"), b.service.run_id
     word = b.trusts["a"].word(topic, run, short)
     for forged in (
         short,
-        small.with_word(short, bytes(8)),
-        small.with_word(short, b.trusts["b"].word(topic, run, short)),
-        small.with_word(short, b.trusts["a"].word(topic, "another", short)),
-        small.with_word(short[:-1] + b"?", word),
+        small.with_mac(short, bytes(8)),
+        small.with_mac(short, b.trusts["b"].word(topic, run, short)),
+        small.with_mac(short, b.trusts["a"].word(topic, "another", short)),
+        small.with_mac(short[:-1] + b"?", word),
     ):
         b.raw(topic, forged)
     assert b.service.state.contributions == 0
     assert caplog.text.count("a contribution in few bytes without the word of a") == 1
-    b.raw(topic, small.with_word(short, word))
+    b.raw(topic, small.with_mac(short, word))
     assert b.service.state.contributions == 1
 
 

@@ -15,7 +15,7 @@ from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.servers import production
 from device_runtime.broker.servers.broker_folder import BrokerSite
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.cli.operator.serve import add_arguments, server_of
+from device_runtime.cli.operator.serve import add_arguments, server_config
 
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
 HERE = BrokerUrl("127.0.0.1", 1883)
@@ -27,7 +27,7 @@ def enrolment(tmp_path):
     def make(websockets=8884, *names):
         user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
         site = BrokerSite(names=names or ("192.0.2.7",), websockets=websockets, run_as=user)
-        return production.found(tmp_path / f"enrolment-{websockets}-{len(names)}", site, NOW).folder
+        return production.init_broker(tmp_path / f"enrolment-{websockets}-{len(names)}", site, NOW).folder
 
     return make
 
@@ -37,7 +37,7 @@ def settings(*words):
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return server_of(parser.parse_args(list(map(str, words))))
+    return server_config(parser.parse_args(list(map(str, words))))
 
 
 def opened(*words, reached=HERE):
@@ -170,14 +170,14 @@ def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
     listens = "https://192.0.2.7:8443"
     logged = join_address.told(door, listens, None)
     assert logged == f"browsers join at {listens}/join/, by one-time links that the dashboard makes"
-    assert link_book.read(door.site).links == ()
-    assert link_book.read(door.site).page == f"{listens}/join/"
+    assert link_book.read_links(door.site).links == ()
+    assert link_book.read_links(door.site).page == f"{listens}/join/"
     lines = join_address.told(door, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()
     address = lines[1].rpartition(" ")[2]
     assert address.startswith(f"{listens}/join/#link=")
     assert lines[1].startswith("  one of them, in the next 15 minutes, by")
     assert len(lines) > 15  # the QR code
-    [link] = link_book.read(door.site).links
+    [link] = link_book.read_links(door.site).links
     assert link.ends - link.made == 900
     plain = join_address.told(door, listens, Reader(NOW.timestamp(), terminal=False))
     assert len(plain.splitlines()) == 2

@@ -313,7 +313,7 @@ def test_the_served_model_is_written_as_one_onnx_file_that_gives_its_logits(
     assert cli.main(["models", str(b.folder), "--export-onnx", str(file)]) == 0
     assert "the model of round 3" in capsys.readouterr().out
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    bundle = Bundle.open(bundles.find(b.service._rounds.task.bundle))
+    bundle = Bundle.open(bundles.find_bundle(b.service._rounds.task.bundle))
     x = np.random.default_rng(0).standard_normal((5, *bundle.manifest.input.shape)).astype(np.float32)
     [logits] = session.run(["logits"], {"x": x})
     served = OnnxModel(bundle, tensors.decode(deployed(b)))

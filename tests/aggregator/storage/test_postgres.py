@@ -352,7 +352,7 @@ def test_the_settings_name_their_key(tmp_path):
         (tmp_path / "server.toml").write_text(text)
         parser = argparse.ArgumentParser()
         command.add_arguments(parser)
-        return command.server_of(
+        return command.server_config(
             parser.parse_args(["--config", str(tmp_path / "server.toml"), *flags])
         ).database
 

@@ -8,8 +8,8 @@ import pytest
 from device_runtime.aggregator.tasks.task import KindSettings
 from device_runtime.broker.wire.messages import Get, decode
 from device_runtime.models.bundles import tensors
-from device_runtime.strategies.codecs.chain import named
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.codecs.chain import codec_named
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 WORD = "delta+int8+deflate"
 NAME = "head.weight"
@@ -21,7 +21,7 @@ def coded(name, word=WORD, **settings):
 
 def body_of(update, base, word=WORD):
     content, examples = update
-    return named(word).encode(content, base, NOTHING).body, examples
+    return codec_named(word).encode(content, base, NO_TENSORS).body, examples
 
 
 def asked_of(b, device):
@@ -38,7 +38,7 @@ def test_what_is_merged_is_what_the_codec_reads(bench, make_task, update_of, bun
         assert (
             b.contribute(device, b.contribution("full", body_of(update, base, word)))[0].status == "accepted"
         )
-        read.append(named(word).rounded(update[0], base, NOTHING).read)
+        read.append(codec_named(word).rounded(update[0], base, NO_TENSORS).read)
     merged = b.weights(b.store.base(2))
     for name, value in read[0].items():
         expected = (10.0 * value.astype(np.float64) + 11.0 * read[1][name].astype(np.float64)) / 21
@@ -94,7 +94,7 @@ def test_a_decompression_bomb_is_refused_with_its_reason(bench, make_task):
     bomb = zlib.compress(bytes(60_000_000), 9)
     receipt = b.contribute("a", b.contribution("full", (bomb, 10)))[0]
     assert receipt.status == "refused"
-    assert f"{len(bomb)} deflated bytes are more than" in receipt.reason
+    assert f"{len(bomb)} deflated bytes unpack to more than" in receipt.reason
 
 
 def test_more_than_a_coded_update_can_have_is_refused_before_it_is_fetched(bench, make_task, bundle):

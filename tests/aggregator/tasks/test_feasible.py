@@ -11,7 +11,7 @@ LORA = KindSettings(name="zeroth-order", settings={"tunable": "lora"})
 
 
 def test_every_kind_can_be_done_with_the_shipped_bundle(make_task, manifest, caplog):
-    check_kinds(make_task(*registry.USUAL), manifest)
+    check_kinds(make_task(*registry.DEFAULT_KINDS), manifest)
     assert not caplog.records
 
 

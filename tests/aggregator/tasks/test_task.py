@@ -11,7 +11,7 @@ from device_runtime.strategies.kind import ClassStatistics
 
 def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_base():
     kinds = Task(bundle="b").kinds
-    assert [kind.name for kind in kinds] == list(registry.USUAL)
+    assert [kind.name for kind in kinds] == list(registry.DEFAULT_KINDS)
     own = {kind.name: {**kind.settings} for kind in kinds}
     assert [settings.pop("statistics") for settings in own.values()] == [
         msgspec.to_builtins(ClassStatistics())

@@ -15,8 +15,8 @@ from device_runtime.strategies.statistics import class_statistics
 
 ROOT = Path(__file__).parents[3]
 PAGE = runpy.run_path(str(ROOT / "docs" / "task.py"))
-KEYS = [(Task, row) for row in ranges.listed(Task)] + [
-    (KindSettings, row) for row in ranges.listed(KindSettings)
+KEYS = [(Task, row) for row in ranges.list_settings(Task)] + [
+    (KindSettings, row) for row in ranges.list_settings(KindSettings)
 ]
 
 
@@ -47,6 +47,6 @@ def test_the_task_file_of_the_deployment_is_read_also_with_all_that_it_proposes(
     task = tasks.load(tmp_path / "task.toml", {})
     assert (task.robust, task.server.name, task.devices_per_round) == ("median", "fedadam", 10)
     assert [kind.strategy for kind in task.kinds] == [
-        class_statistics.asking(Full(epochs=5, lr=0.05, batch=32), task.statistics),
-        class_statistics.asking(FewShot(join_base=True), task.statistics),
+        class_statistics.with_class_statistics(Full(epochs=5, lr=0.05, batch=32), task.statistics),
+        class_statistics.with_class_statistics(FewShot(join_base=True), task.statistics),
     ]

@@ -20,7 +20,7 @@ from device_runtime.broker.security.register import RegisterError
 from device_runtime.broker.security.signing import DeviceSigner
 from device_runtime.broker.servers import production
 from device_runtime.broker.servers.broker_folder import PASSWORDS, BrokerFolder, BrokerSite
-from device_runtime.broker.servers.mosquitto import hash_passwords, is_of_password
+from device_runtime.broker.servers.mosquitto import hash_passwords, matches_password
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.cli.operator import device as device_command
@@ -32,7 +32,7 @@ MINE, OTHER = "a" * 43, "b" * 43
 @pytest.fixture
 def opened(tmp_path: Path) -> BrokerFolder:
     site = BrokerSite(names=("192.0.2.7",), websockets=8884, run_as=pwd.getpwuid(os.geteuid()).pw_name)
-    return production.found(tmp_path / "enrolment", site, datetime.fromtimestamp(NOW, timezone.utc))
+    return production.init_broker(tmp_path / "enrolment", site, datetime.fromtimestamp(NOW, timezone.utc))
 
 
 def enrolled(opened: BrokerFolder) -> list[str]:
@@ -52,11 +52,11 @@ def test_a_link_enrols_one_device_with_a_credential_of_its_own(opened: BrokerFol
     assert Enrolment.of_token(given.token) == given
     assert enrolled(opened) == ["phone"]
     line = next(one for one in opened.read(PASSWORDS).splitlines() if one.startswith("phone:"))
-    assert is_of_password(line, given.password)
+    assert matches_password(line, given.password)
     [entry] = register.entries(opened)
     assert entry.key == DeviceSigner(given.secret).public.hex()
     assert given.secret not in (bytes(32), given.password.encode())
-    assert link_book.read(opened).links[0].state(NOW + 2) == "used"
+    assert link_book.read_links(opened).links[0].state(NOW + 2) == "used"
 
 
 def test_a_device_that_a_link_of_an_earlier_version_enrolled_has_a_key_when_it_asks_again(
@@ -151,12 +151,12 @@ def test_the_same_claim_gets_the_same_answer_as_long_as_its_device_is_enrolled(o
     assert links.use(opened, LinkRequest(secret, MINE), year) == first
     with pytest.raises(LinkError, match="used by another browser already"):
         links.use(opened, LinkRequest(secret, OTHER), year)
-    assert [link.device for link in link_book.read(opened).recent(year)] == [""]
+    assert [link.device for link in link_book.read_links(opened).recent(year)] == [""]
     register.revoke(opened, "phone", datetime.fromtimestamp(year, timezone.utc))
     with pytest.raises(LinkError, match="was revoked"):
         links.use(opened, LinkRequest(secret, MINE), year)
     links.make(opened, year, 900)
-    assert len(link_book.read(opened).links) == 2
+    assert len(link_book.read_links(opened).links) == 2
 
 
 def test_a_claim_that_came_in_time_may_be_ended_after_it(
@@ -164,7 +164,7 @@ def test_a_claim_that_came_in_time_may_be_ended_after_it(
 ) -> None:
     _, secret = links.make(opened, NOW, 900, "phone")
     with monkeypatch.context() as patched:
-        patched.setattr(register, "settle", lambda *_: (_ for _ in ()).throw(Killed))
+        patched.setattr(register, "enrol_agreed", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             links.use(opened, LinkRequest(secret, MINE), NOW + 899)
     assert links.use(opened, LinkRequest(secret, MINE), NOW + 901).issued == NOW + 899
@@ -314,30 +314,30 @@ def test_a_name_is_given_with_the_link_or_chosen_by_who_opens_it_and_never_twice
 def test_only_so_many_links_are_open_and_those_that_are_long_over_are_forgotten(
     opened: BrokerFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "MOST", 2)
+    monkeypatch.setattr(links, "MOST_OPEN_LINKS", 2)
     for _ in range(2):
         links.make(opened, NOW, 900)
     with pytest.raises(LinkError, match="2 links are open"):
         links.make(opened, NOW + 899, 900)
     links.make(opened, NOW + 900, 900)
-    assert len(link_book.read(opened).links) == 3
+    assert len(link_book.read_links(opened).links) == 3
     links.make(opened, NOW + 900 + link_book.KEPT_S, 900)
-    assert len(link_book.read(opened).links) == 2
+    assert len(link_book.read_links(opened).links) == 2
 
 
 def test_a_link_leads_to_where_the_page_was_offered(opened: BrokerFolder) -> None:
-    links.offered_at(opened, "https://fl.example.org/join/", "wss://fl.example.org/mqtt")
+    links.store_addresses(opened, "https://fl.example.org/join/", "wss://fl.example.org/mqtt")
     _, secret = links.make(opened, NOW, 900)
-    assert link_book.read(opened).page == "https://fl.example.org/join/"
+    assert link_book.read_links(opened).page == "https://fl.example.org/join/"
     assert links.use(opened, LinkRequest(secret, MINE), NOW).url == "wss://fl.example.org/mqtt"
 
 
 def test_a_line_of_passwords_is_of_its_password_alone() -> None:
     line = hash_passwords(BrokerOptions(users={"pi": "secret"})).strip()
-    assert is_of_password(line, "secret")
-    assert not is_of_password(line, "Secret")
+    assert matches_password(line, "secret")
+    assert not matches_password(line, "Secret")
     for damaged in ("", "pi", "pi:$7$101$", "pi:$7$101$?$x"):
-        assert not is_of_password(damaged, "secret")
+        assert not matches_password(damaged, "secret")
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ def test_a_link_is_made_listed_and_revoked_on_the_command_line(
 ) -> None:
     with pytest.raises(LinkError, match="where is the page"):
         command("link")
-    links.offered_at(opened, "https://192.0.2.7:8443/join/", "wss://192.0.2.7:8884/mqtt")
+    links.store_addresses(opened, "https://192.0.2.7:8443/join/", "wss://192.0.2.7:8884/mqtt")
     with pytest.raises(LinkError, match="--minutes 0"):
         command("link", "--minutes", "0")
     out, err = command("link", "phone", "--minutes", "5", "--qr")
@@ -366,7 +366,7 @@ def test_a_link_is_made_listed_and_revoked_on_the_command_line(
     assert address.startswith("https://192.0.2.7:8443/join/#link=")
     assert len(code) > 15
     assert "for 5 minutes" in err
-    [link] = link_book.read(opened).links
+    [link] = link_book.read_links(opened).links
     assert (link.device, link.ends - link.made) == ("phone", 300)
     listed, _ = command("list")
     assert f"{link.id}  open     phone" in listed

@@ -17,10 +17,10 @@ from device_runtime.broker.security.signing import (
     Signer,
     Verifier,
     fingerprint,
-    said_by,
+    verify_message,
 )
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import (
     Base,
     FromDevice,
@@ -33,7 +33,7 @@ from device_runtime.broker.wire.messages import (
     encode,
 )
 
-BLOB = name(b"x")
+BLOB = blob_of(b"x")
 OFFER = Offer(
     task="t",
     run="r",
@@ -94,7 +94,7 @@ def test_what_a_device_signs_is_ed25519_over_purpose_topic_and_message() -> None
     signature = decode(sealed, FromDevice).signature
     said = b"device-runtime device/1\0fl/v1/d/a/up/hello\0hello"
     assert VerifyKey(device.public).verify(said, signature) == said
-    assert said_by(device.public, topic, sealed) == b"hello"
+    assert verify_message(device.public, topic, sealed) == b"hello"
     assert len(sealed) == len(b"hello") + 70
     other = DeviceSigner(bytes(32))
     for key, where, payload in (
@@ -108,7 +108,7 @@ def test_what_a_device_signs_is_ed25519_over_purpose_topic_and_message() -> None
         (b"", topic, sealed),
     ):
         with pytest.raises(NotTrusted, match=f"message on {where} refused: it is not signed"):
-            said_by(key, where, payload)
+            verify_message(key, where, payload)
 
 
 def test_the_same_secret_signs_no_offer_as_a_device() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from device_runtime.broker.errors import BrokerError, BrokerStartError
 from device_runtime.broker.servers import amqtt_broker as embedded
-from device_runtime.broker.servers.amqtt_broker import Embedded
+from device_runtime.broker.servers.amqtt_broker import AmqttBroker
 from device_runtime.broker.servers.server import BrokerOptions, WebSockets
 from device_runtime.broker.wire.link import Event, Link, LinkOptions
 from device_runtime.broker.wire.url import TLS, BrokerUrl
@@ -20,7 +20,7 @@ from device_runtime.broker.wire.url import TLS, BrokerUrl
 
 def test_it_starts_and_ends_with_its_thread() -> None:
     before = set(threading.enumerate())
-    broker = Embedded()
+    broker = AmqttBroker()
     assert broker.name.startswith("amqtt ")
     assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
     assert broker.alive
@@ -35,24 +35,24 @@ def test_other_machines_are_refused_with_the_reason() -> None:
     with pytest.raises(
         BrokerStartError, match=r"amqtt on 192\.168\.1\.5 is refused: it enforces no keep-alive"
     ):
-        Embedded(BrokerOptions(host="192.168.1.5", users={"pi": "x"}, tls=tls))
+        AmqttBroker(BrokerOptions(host="192.168.1.5", users={"pi": "x"}, tls=tls))
 
 
 def test_what_it_cannot_do_is_refused_rather_than_ignored() -> None:
     with pytest.raises(BrokerStartError, match="without TLS and persistence"):
-        Embedded(BrokerOptions(persistence=True))
+        AmqttBroker(BrokerOptions(persistence=True))
 
 
 def test_a_taken_port_is_said() -> None:
-    broker = Embedded()
+    broker = AmqttBroker()
     with pytest.raises(BrokerStartError, match=r"address already in use"):
-        Embedded(BrokerOptions(port=broker.port))
+        AmqttBroker(BrokerOptions(port=broker.port))
     broker.stop()
 
 
 def test_a_fleet_that_connects_at_one_instant_gets_in() -> None:
     """Each brings a subscription of its own, while what was retained is still being told to others."""
-    broker = Embedded()
+    broker = AmqttBroker()
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def linked(name: str, *topics: str) -> Link:
@@ -90,7 +90,7 @@ def test_one_that_does_not_end_in_time_lets_go_of_its_ports(monkeypatch: pytest.
 
     monkeypatch.setattr(embedded, "STOP_S", 0.1)
     monkeypatch.setattr(embedded._Broker, "shutdown", never)
-    first = Embedded(BrokerOptions(web=WebSockets()))
+    first = AmqttBroker(BrokerOptions(web=WebSockets()))
     ports = urlsplit(first.url).port, urlsplit(first.web_url).port
     first.stop()
     assert not first.alive

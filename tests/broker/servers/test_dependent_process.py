@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from device_runtime.broker.servers.dependent_process import Dependent
+from device_runtime.broker.servers.dependent_process import DependentProcess
 
 SLEEPS = "import time; time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); print('here', flush=True); {SLEEPS}"
 STARTER = """
 import sys, time
 from pathlib import Path
-from device_runtime.broker.servers.dependent_process import Dependent
-program = Dependent([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]))
+from device_runtime.broker.servers.dependent_process import DependentProcess
+program = DependentProcess([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]))
 print(program.pid, flush=True)
 time.sleep(600)
 """
@@ -54,7 +54,7 @@ def test_a_program_ends_when_its_starter_is_killed_also_one_that_ignores_being_a
 def test_its_output_and_its_exit_code_are_told(tmp_path):
     log = tmp_path / "log"
     script = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
-    program = Dependent([sys.executable, "-c", script], log)
+    program = DependentProcess([sys.executable, "-c", script], log)
     assert program.wait(60) == 3
     assert program.ended == 3
     program.stop(1.0)
@@ -63,14 +63,14 @@ def test_its_output_and_its_exit_code_are_told(tmp_path):
 
 def test_what_does_not_end_when_asked_is_killed(tmp_path):
     log = tmp_path / "log"
-    program = Dependent([sys.executable, "-c", STUBBORN], log)
+    program = DependentProcess([sys.executable, "-c", STUBBORN], log)
     said(log, "here")
     program.stop(0.05)
     assert program.ended == 128 + signal.SIGKILL
 
 
 def test_a_program_that_is_not_there_is_one_that_failed(tmp_path):
-    program = Dependent([str(tmp_path / "nothing")], tmp_path / "log")
+    program = DependentProcess([str(tmp_path / "nothing")], tmp_path / "log")
     assert program.wait(60) == 127
     program.close()
     assert "nothing" in (tmp_path / "log").read_text()

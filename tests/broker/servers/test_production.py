@@ -48,7 +48,7 @@ FAST_S = (0.05, 0.5)
 def made(folder: Path, **changes: Any) -> BrokerFolder:
     user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
     given = {"names": ("127.0.0.1", "localhost"), "port": find_port(BrokerOptions()), "run_as": user}
-    return production.found(folder, BrokerSite(**{**given, **changes}), NOW)
+    return production.init_broker(folder, BrokerSite(**{**given, **changes}), NOW)
 
 
 class Running:
@@ -70,7 +70,7 @@ class Running:
 
     def reload(self) -> None:
         with self.told():
-            assert register.tell(self.opened).reached
+            assert register.reload_mosquitto(self.opened).reached
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -359,7 +359,7 @@ def test_a_revoked_device_is_thrown_out_and_does_not_come_back(
     first.expect(Connected)
     second.expect(Connected)
     register.revoke(running.opened, "pi-1", NOW)
-    register.tell(running.opened)
+    register.reload_mosquitto(running.opened)
     first.expect(Disconnected, 10.0)
     with pytest.raises(BrokerRefused, match="refused user 'pi-1'"):
         join(one, id="again")
@@ -521,11 +521,13 @@ def test_two_who_enrol_at_once_lose_nobody(tmp_path: Path) -> None:
 
 def test_without_a_mosquitto_here_it_says_what_to_do(tmp_path: Path) -> None:
     opened = made(tmp_path / "e")
-    assert "kill -HUP" in register.tell(opened).text
+    assert "kill -HUP" in register.reload_mosquitto(opened).text
     (opened.folder / "data" / "mosquitto.pid").write_text(str(os.getpid()))
     before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("told another process"))
     try:
-        assert "kill -HUP" in register.tell(opened).text  # a number that is somebody else's by now
+        assert (
+            "kill -HUP" in register.reload_mosquitto(opened).text
+        )  # a number that is somebody else's by now
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -10,7 +10,7 @@ import pytest
 
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import partial_blob as partial_module
-from device_runtime.broker.wire.blobs import BlobRoom, Blobs, name
+from device_runtime.broker.wire.blobs import BlobRoom, Blobs, blob_of
 from device_runtime.broker.wire.messages import Blob
 
 
@@ -29,7 +29,7 @@ def test_what_is_put_is_found_by_its_sha256(store: Blobs) -> None:
 
 def test_putting_the_same_bytes_twice_keeps_them_once(store: Blobs) -> None:
     assert store.put(b"abc") == store.put(b"abc")
-    assert [path.name for path in store.folder.iterdir() if path.is_file()] == [name(b"abc").hex]
+    assert [path.name for path in store.folder.iterdir() if path.is_file()] == [blob_of(b"abc").hex]
 
 
 def test_nothing_temporary_is_left_behind_by_put(store: Blobs) -> None:
@@ -59,9 +59,9 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
 
 def test_a_blob_that_is_not_there_is_an_error_that_says_so(store: Blobs) -> None:
     with pytest.raises(BlobError, match=r"is not in .*: fetch it first"):
-        store.get(name(b"abc"))
+        store.get(blob_of(b"abc"))
     with pytest.raises(BlobError, match="is not in"):
-        store.read_block(name(b"abc"), 0)
+        store.read_block(blob_of(b"abc"), 0)
 
 
 def test_a_damaged_blob_is_never_returned_and_makes_room_for_a_good_one(store: Blobs) -> None:
@@ -95,11 +95,11 @@ def test_a_full_disk_is_a_blob_error_with_advice(store: Blobs, monkeypatch: pyte
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(BlobError, match="no space left on device: free some space"):
         store.put(b"abc")
-    assert not store.has(name(b"abc"))
+    assert not store.has(blob_of(b"abc"))
     assert list((store.folder / "partial").iterdir()) == []
     monkeypatch.setattr(partial_module, "reserve", full)
     with pytest.raises(BlobError, match=r"cannot make room for .*free some space"):
-        store.partial(name(b"abc"))
+        store.partial(blob_of(b"abc"))
 
 
 def test_a_folder_that_cannot_be_made_is_a_blob_error(tmp_path: Path) -> None:
@@ -110,14 +110,14 @@ def test_a_folder_that_cannot_be_made_is_a_blob_error(tmp_path: Path) -> None:
 
 def test_prune_keeps_what_is_named_and_what_is_being_pulled(store: Blobs) -> None:
     kept, gone = store.put(b"kept"), store.put(b"gone")
-    store.partial(name(b"abandoned"))
-    held = store.partial(name(b"held"))
+    store.partial(blob_of(b"abandoned"))
+    held = store.partial(blob_of(b"held"))
     assert store.prune([kept]) == len(b"gone") + len(b"abandoned") + 1
     assert store.has(kept)
     assert not store.has(gone)
     held.add(0, b"held")
     held.finish()
-    assert store.get(name(b"held")) == b"held"
+    assert store.get(blob_of(b"held")) == b"held"
 
 
 def test_prune_leaves_files_of_others_alone(store: Blobs) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import step_log as steps
-from device_runtime.broker.wire.compact_round import LostTrack, Next
+from device_runtime.broker.wire.compact_round import CompactOffer, UnknownRoundBefore
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
@@ -21,7 +21,7 @@ from device_runtime.broker.wire.messages import (
     Offer,
     Step,
     encode,
-    pack,
+    encode_settings,
 )
 
 SEED = 5
@@ -37,11 +37,12 @@ def offer(number, taken, **changes):
     """Round `number` after these steps, as the aggregator has it."""
     base = Base(
         checkpoint=(BLOB,), sha=bytes([number % 256]) * 32, line=bytes(8), steps=len(taken), at=len(taken),
-        tail=steps.pack(steps.last(taken), SEED), log=(BLOB,) if taken else (),
+        tail=steps.pack(steps.tail_of(taken), SEED), log=(BLOB,) if taken else (),
     )  # fmt: skip
     made = Offer(
         task="digits", run="r1", round=number, seed=steps.round_seed(SEED, number), deadline_s=60.0,
-        remaining_s=59.5, bundle=BLOB, base=base, kinds=(Kind("zeroth-order", pack({"lr": 0.01})),),
+        remaining_s=59.5, bundle=BLOB, base=base,
+        kinds=(Kind("zeroth-order", encode_settings({"lr": 0.01})),),
     )  # fmt: skip
     return msgspec.structs.replace(made, **changes)
 
@@ -53,15 +54,15 @@ F32 = struct.unpack("<ff", struct.pack("<ff", 0.1, 2.0))
 
 def led(before, now, new, over=False):
     """What follows for who has the offer before; None where the whole offer is needed."""
-    made = small.next_after(before, now, tuple(new), over)
-    return made and small.following(before, small.decode_next(small.encode_next(made)))
+    made = small.compact_offer(before, now, tuple(new), over)
+    return made and small.full_offer(before, small.decode_offer(small.encode_offer(made)))
 
 
 def test_a_round_of_two_scalars_is_told_in_fourteen_bytes():
-    made = small.next_after(BEFORE, offer(3, [FIRST, step(2, F32)]), (step(2, F32),), True)
+    made = small.compact_offer(BEFORE, offer(3, [FIRST, step(2, F32)]), (step(2, F32),), True)
     assert (made.over, made.scalars, made.steps) == (True, F32, ())
-    assert len(small.encode_next(made)) == 14
-    assert small.encode_next(made)[0] < 0x80 <= encode(BEFORE)[0]
+    assert len(small.encode_offer(made)) == 14
+    assert small.encode_offer(made)[0] < 0x80 <= encode(BEFORE)[0]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_round_after_round_is_followed_as_far_as_it_goes():
         taken.append(step(number - 1, F32))
         now = offer(number, taken)
         known = led(known, now, taken[-1:])
-    assert steps.unpack(known.base.tail) == tuple(taken[-small.FOLLOWED :])
+    assert steps.unpack(known.base.tail) == tuple(taken[-small.FOLLOWED_STEPS :])
     assert len(known.base.tail) == 1
     assert (known.base.at, known.seed) == (len(taken), now.seed)
 
@@ -132,23 +133,23 @@ def test_the_first_step_of_a_line_takes_more_bytes_and_no_step_at_all_the_whole_
     [(offer(1, []), 2), (BEFORE, 4), (BEFORE, 2), (offer(0, []), 1), (offer(2, [], done=True), 3)],
 )
 def test_who_does_not_have_the_round_before_has_lost_track(before, number):
-    with pytest.raises(LostTrack, match=f"round {number}"):
-        small.following(before, Next(number, bytes(4), scalars=(1.0,)))
+    with pytest.raises(UnknownRoundBefore, match=f"round {number}"):
+        small.full_offer(before, CompactOffer(number, bytes(4), scalars=(1.0,)))
 
 
 def test_a_word_is_behind_what_it_is_on():
-    said = small.encode_next(Next(3, b"abcd", True, (1.0,)))
-    sealed = small.with_word(said, b"8 bytes.")
+    said = small.encode_offer(CompactOffer(3, b"abcd", True, (1.0,)))
+    sealed = small.with_mac(said, b"8 bytes.")
     assert small.split_mac(sealed) == (said, b"8 bytes.")
     assert small.split_mac(said) == (said, b"")
     assert len(sealed) == len(said) + 8
     with pytest.raises(MessageError):
-        small.decode_next(sealed)
+        small.decode_offer(sealed)
 
 
 @given(st.binary(max_size=40))
 def test_rubbish_is_no_next_round_and_no_contribution_and_says_so(data):
-    for read in (small.decode_next, lambda data: small.long_of(data, LIKE)):
+    for read in (small.decode_offer, lambda data: small.full_contribution(data, LIKE)):
         try:
             read(data)
         except MessageError as error:
@@ -156,9 +157,9 @@ def test_rubbish_is_no_next_round_and_no_contribution_and_says_so(data):
 
 
 def test_a_next_round_with_a_name_that_is_no_text_is_refused_with_the_same_error():
-    made = small.encode_next(Next(3, b"abcd", steps=steps.pack([step(2, share=0.5)], SEED)))
+    made = small.encode_offer(CompactOffer(3, b"abcd", steps=steps.pack([step(2, share=0.5)], SEED)))
     with pytest.raises(MessageError, match="not a next round"):
-        small.decode_next(made.replace(b"philox/1", b"phi\xffox/1"))
+        small.decode_offer(made.replace(b"philox/1", b"phi\xffox/1"))
 
 
 def body(*scalars, name="g"):
@@ -178,14 +179,14 @@ def like(number=301, **changes):
 
 
 def test_a_contribution_of_two_scalars_takes_twenty_bytes_beside_one_like_it():
-    short = small.short_of(like(), LIKE)
+    short = small.compact_contribution(like(), LIKE)
     assert len(short) == 20
-    assert small.long_of(short, small.without_numbers(LIKE)) == like(seq=0)
+    assert small.full_contribution(short, small.without_values(LIKE)) == like(seq=0)
 
 
 def test_loss_is_exact_time_and_energy_within_four_thousandths_and_memory_is_as_it_was():
     measured = Metrics(0.123456, 123_457, 7_654_321, 99_999, energy_source="rapl", energy_off_percent=5)
-    read = small.long_of(small.short_of(like(metrics=measured), LIKE), LIKE).metrics
+    read = small.full_contribution(small.compact_contribution(like(metrics=measured), LIKE), LIKE).metrics
     assert read.train_loss == np.float32(0.123456)
     for figure in ("train_time_ms", "energy_mj"):
         assert getattr(read, figure) == pytest.approx(getattr(measured, figure), rel=0.004)
@@ -211,23 +212,25 @@ def test_loss_is_exact_time_and_energy_within_four_thousandths_and_memory_is_as_
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_contribution_that_is_another_in_anything_else_goes_whole(changes):
-    assert small.short_of(like(), LIKE) is not None
-    assert small.short_of(msgspec.structs.replace(like(), **changes), LIKE) is None
+    assert small.compact_contribution(like(), LIKE) is not None
+    assert small.compact_contribution(msgspec.structs.replace(like(), **changes), LIKE) is None
 
 
 def test_a_loss_that_is_no_number_or_infinite_is_told():
     for loss in (float("nan"), float("inf"), -1e-3):
         metrics = msgspec.structs.replace(LIKE.metrics, train_loss=loss)
-        read = small.long_of(small.short_of(like(metrics=metrics), LIKE), LIKE).metrics.train_loss
+        read = small.full_contribution(
+            small.compact_contribution(like(metrics=metrics), LIKE), LIKE
+        ).metrics.train_loss
         assert read == pytest.approx(loss, rel=1e-7, nan_ok=True)
 
 
 def test_a_loss_beyond_binary32_goes_whole():
     metrics = msgspec.structs.replace(LIKE.metrics, train_loss=1e39)
-    assert small.short_of(like(metrics=metrics), LIKE) is None
+    assert small.compact_contribution(like(metrics=metrics), LIKE) is None
 
 
 def test_a_short_contribution_names_the_one_that_it_is_like():
-    short = small.short_of(like(), LIKE)
+    short = small.compact_contribution(like(), LIKE)
     with pytest.raises(MessageError, match="not like the one that is known"):
-        small.long_of(short, msgspec.structs.replace(LIKE, seq=269))
+        small.full_contribution(short, msgspec.structs.replace(LIKE, seq=269))

@@ -30,7 +30,7 @@ from device_runtime.broker.wire.messages import (
     Step,
     decode,
     encode,
-    pack,
+    encode_settings,
 )
 
 BLOB = Blob(bytes(range(32)), 310_000)
@@ -55,7 +55,7 @@ EXAMPLES: tuple[Message, ...] = (
         remaining_s=41.5,
         bundle=BLOB,
         base=Base(checkpoint=(BLOB,), sha=bytes(32), line=bytes(8), steps=1, at=9, tail=TAIL, log=(BLOB,)),
-        kinds=(Kind(name="full", settings=pack({"epochs": 2})),),
+        kinds=(Kind(name="full", settings=encode_settings({"epochs": 2})),),
     ),
     Signed(issued=1_800_000_000, signature=bytes(64), offer=b"an offer"),
     FromDevice(signature=bytes(64), message=b"a message"),
@@ -88,10 +88,10 @@ def test_a_signed_message_of_a_device_cannot_be_taken_for_one_that_is_unsigned()
     for message in EXAMPLES:
         signed = FromDevice(signature=bytes(64), message=encode(message))
         assert messages.is_from_device(encode(signed))
-        assert messages.said_in(encode(signed)) == encode(message)
+        assert messages.device_message_in(encode(signed)) == encode(message)
         if isinstance(message, Hello | Plan | Contribution):
             assert not messages.is_from_device(encode(message))
-            assert messages.said_in(encode(message)) == encode(message)
+            assert messages.device_message_in(encode(message)) == encode(message)
 
 
 def test_every_type_of_message_is_among_the_examples() -> None:

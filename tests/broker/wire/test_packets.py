@@ -4,10 +4,10 @@ import pytest
 
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.compact_round import Next
+from device_runtime.broker.wire.compact_round import CompactOffer
 from device_runtime.broker.wire.link_timing import backoff, packet_bytes, qos_of
 
-NEXT = small.encode_next(Next(3, b"abcd", False, (1.0,)))
+NEXT = small.encode_offer(CompactOffer(3, b"abcd", False, (1.0,)))
 
 
 def test_qos_0_has_no_packet_id() -> None:
@@ -20,7 +20,7 @@ def test_qos_0_has_no_packet_id() -> None:
     [
         (topics.offer("t"), NEXT, 0),
         (topics.offer("t"), b"\x9c\x04", 1),
-        (topics.down("a", "n"), small.with_word(NEXT, bytes(8)), 0),
+        (topics.down("a", "n"), small.with_mac(NEXT, bytes(8)), 0),
         (topics.down("a", "task"), b"\x94\x04", 1),
         (topics.up("a", "c"), b"\x04\x01\x01", 0),
         (topics.up("a", "contribution"), b"\x04", 1),

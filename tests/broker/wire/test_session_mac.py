@@ -20,9 +20,9 @@ SAID = ("fl/v1/d/a/dn/n", "r", b"\x04\x03abcd")
 def test_both_ends_make_the_word_that_the_protocol_says():
     secret = hmac.new(SHARED, b"device-runtime pact/1\0" + ITS_KEY + ITS_PUBLIC, sha256).digest()
     expected = hmac.new(secret, b"fl/v1/d/a/dn/n\0r\0\x04\x03abcd", sha256).digest()[:8]
-    assert session_mac.public(DEVICE) == ITS_KEY
-    assert session_mac.of_aggregator(AGGREGATOR, ITS_KEY).word(*SAID) == expected
-    assert session_mac.of_device(DEVICE, ITS_PUBLIC).word(*SAID) == expected
+    assert session_mac.public_key(DEVICE) == ITS_KEY
+    assert session_mac.aggregator_session(AGGREGATOR, ITS_KEY).word(*SAID) == expected
+    assert session_mac.device_session(DEVICE, ITS_PUBLIC).word(*SAID) == expected
 
 
 def test_the_half_of_the_aggregator_is_its_key_of_signatures():
@@ -30,7 +30,7 @@ def test_the_half_of_the_aggregator_is_its_key_of_signatures():
     signer, p = Signer(bytes(range(32))), 2**255 - 19
     y = int.from_bytes(signer.public, "little") & (2**255 - 1)
     half = ((1 + y) * pow(1 - y, -1, p) % p).to_bytes(32, "little")
-    word = session_mac.of_device(DEVICE, half).word(*SAID)
+    word = session_mac.device_session(DEVICE, half).word(*SAID)
     assert signer.agree(ITS_KEY).word(*SAID) == word
     assert Verifier(signer.public).agree(DEVICE).word(*SAID) == word
 
@@ -46,7 +46,7 @@ def test_the_half_of_the_aggregator_is_its_key_of_signatures():
     ],
 )
 def test_a_word_is_good_for_nothing_else(said):
-    one = session_mac.of_device(DEVICE, ITS_PUBLIC)
+    one = session_mac.device_session(DEVICE, ITS_PUBLIC)
     word = one.word(*SAID)
     assert one.holds(word, *SAID)
     assert not one.holds(word, *said)

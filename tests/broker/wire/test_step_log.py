@@ -69,7 +69,7 @@ def test_scalars_take_the_fewest_bytes_that_hold_them(scalars, form):
 
 def test_an_offer_holds_as_many_of_the_last_steps_as_there_is_room_for():
     many = numbered(100)
-    assert steps.last(many) == tuple(many[-32:])
+    assert steps.tail_of(many) == tuple(many[-32:])
 
     def of(scalars):
         return [msgspec.structs.replace(step, scalars=scalars) for step in many]
@@ -78,8 +78,8 @@ def test_an_offer_holds_as_many_of_the_last_steps_as_there_is_room_for():
         (of(many[0].scalars * 8), 4),
         (of((127.0,) * 16), 16),
     ):
-        assert steps.last(wide) == tuple(wide[-room:])
-    assert steps.last(of(many[0].scalars * 33)) == ()
+        assert steps.tail_of(wide) == tuple(wide[-room:])
+    assert steps.tail_of(of(many[0].scalars * 33)) == ()
 
 
 def test_a_number_that_has_no_place_is_not_written():
@@ -139,7 +139,7 @@ def test_a_log_with_more_numbers_than_any_is_refused_before_it_is_read():
 def test_where_a_log_begins_follows_from_its_segments():
     def begins(at, segments):
         log = (Blob(bytes(32), 1),) * segments
-        return steps.log_begins(Base(checkpoint=(), sha=bytes(32), line=bytes(8), at=at, log=log))
+        return steps.log_start(Base(checkpoint=(), sha=bytes(32), line=bytes(8), at=at, log=log))
 
     size = steps.SEGMENT
     assert [begins(0, 0), begins(1, 1), begins(size, 1), begins(size + 1, 2)] == [0, 0, 0, 0]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.broker.wire.blobs import BLOCK, Blobs, name
+from device_runtime.broker.wire.blobs import BLOCK, Blobs, blob_of
 from device_runtime.broker.wire.messages import Blob, Get
-from device_runtime.broker.wire.transfer import MAX_WAIT_S, MAX_WINDOW, UNKNOWN, Pull, answer
+from device_runtime.broker.wire.transfer import MAX_WAIT_S, MAX_WINDOW, UNKNOWN, Pull, answer_get
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def run(pull: Pull, there: Blobs, faults: random.Random | None = None, until_s: 
     """Ticks of 0.1 s; with faults, a block is lost, doubled, cut, delayed or delivered. Returns the time."""
     now, on_the_way = 0.0, list[tuple[int, bytes]]()
     while not pull.done and not pull.refused and now < until_s:
-        on_the_way += answer(there, Get(blob=pull.blob, blocks=pull.wanted(now)))
+        on_the_way += answer_get(there, Get(blob=pull.blob, blocks=pull.wanted(now)))
         if faults:
             faults.shuffle(on_the_way)
         held_back = []
@@ -124,7 +124,7 @@ def test_a_block_that_answers_the_first_of_several_requests_took_as_long_as_from
 def test_a_lost_block_is_asked_for_again(here: Blobs, there: Blobs) -> None:
     blob = there.put(os.urandom(3 * BLOCK))
     pull = new_pull(here, blob)
-    for index, data in answer(there, Get(blob=blob, blocks=pull.wanted(0.0))):
+    for index, data in answer_get(there, Get(blob=blob, blocks=pull.wanted(0.0))):
         if index != 1:
             pull.received(index, data, 0.1)
     assert pull.wanted(1.0) == ()
@@ -145,8 +145,8 @@ def test_a_damaged_block_of_right_length_is_found_by_the_hash_and_all_is_fetched
 
 
 def test_an_unknown_blob_is_refused_and_not_asked_for_again(here: Blobs, there: Blobs) -> None:
-    blob = name(b"nobody has this")
-    assert list(answer(there, Get(blob=blob, blocks=(0,)))) == [(UNKNOWN, b"")]
+    blob = blob_of(b"nobody has this")
+    assert list(answer_get(there, Get(blob=blob, blocks=(0,)))) == [(UNKNOWN, b"")]
     pull = new_pull(here, blob)
     run(pull, there)
     assert pull.refused
@@ -157,7 +157,7 @@ def test_a_restarted_receiver_asks_only_for_the_rest(tmp_path: Path, there: Blob
     data = os.urandom(10 * BLOCK)
     blob = there.put(data)
     pull = new_pull(Blobs(tmp_path / "here"), blob, window=4)
-    for index, block in answer(there, Get(blob=blob, blocks=pull.wanted(0.0))):
+    for index, block in answer_get(there, Get(blob=blob, blocks=pull.wanted(0.0))):
         pull.received(index, block, 0.0)
     again = new_pull(Blobs(tmp_path / "here"), blob)
     assert again.wanted(0.0) == (4, 5, 6, 7, 8, 9)
@@ -181,11 +181,11 @@ def test_an_empty_blob_is_done_before_it_began(here: Blobs, there: Blobs) -> Non
 def test_an_answer_is_bounded_and_holds_each_existing_block_once(there: Blobs) -> None:
     blob = there.put(os.urandom(MAX_WINDOW * BLOCK + BLOCK))
     asked = (5, 5, -1, 10**6, *range(MAX_WINDOW + 1))
-    answered = [index for index, _ in answer(there, Get(blob=blob, blocks=asked))]
+    answered = [index for index, _ in answer_get(there, Get(blob=blob, blocks=asked))]
     assert answered == [5, 0, 1, 2, 3, 4, *range(6, MAX_WINDOW)]
-    assert [index for index, _ in answer(there, Get(blob=blob, blocks=asked), limit=2)] == [5, 0]
+    assert [index for index, _ in answer_get(there, Get(blob=blob, blocks=asked), limit=2)] == [5, 0]
 
 
 def test_a_size_that_lies_is_refused_like_an_unknown_blob(there: Blobs) -> None:
     blob = there.put(b"abc")
-    assert list(answer(there, Get(blob=Blob(blob.sha, 10), blocks=(0,)))) == [(UNKNOWN, b"")]
+    assert list(answer_get(there, Get(blob=Blob(blob.sha, 10), blocks=(0,)))) == [(UNKNOWN, b"")]

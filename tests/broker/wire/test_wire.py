@@ -11,7 +11,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.link import Received
 from device_runtime.broker.wire.messages import Blob, Get, decode, encode
-from device_runtime.broker.wire.transfer import Pull, answer
+from device_runtime.broker.wire.transfer import Pull, answer_get
 
 DATA = os.urandom(1_000_003)
 
@@ -40,7 +40,7 @@ class Sender:
                 self._send(decode(event.payload, Get))
 
     def _send(self, get: Get) -> None:
-        for index, data in answer(self._blobs, get):
+        for index, data in answer_get(self._blobs, get):
             if index in self._drop:
                 self._drop.remove(index)
                 continue

@@ -20,7 +20,7 @@ from device_runtime.client.policy.rules import DayWindow, Policy
 from device_runtime.models.engines.available import EngineChoice
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import EngineError
-from device_runtime.strategies.terms.accountant import Limit, Spent, spent
+from device_runtime.strategies.terms.accountant import PrivacyBudget, PrivacySpending, total_epsilon
 
 BUNDLE = "digits-wrn-10-1"
 
@@ -146,13 +146,15 @@ def test_a_folder_that_cannot_be_made_or_has_no_room_is_a_problem(bundle, tmp_pa
 def test_what_was_spent_of_privacy_is_told_of_each_device_that_keeps_things_here(tmp_path):
     assert not list(examining.privacy(tmp_path))
     (tmp_path / "pi-1").mkdir()
-    event, limit = Spent(10.0, 1.0, 10, 3), Limit(5.0, 1e-3)
+    event, limit = PrivacySpending(10.0, 1.0, 10, 3), PrivacyBudget(5.0, 1e-3)
     Budget(tmp_path / "pi-1" / "privacy.json", frozenset([b"a" * 16])).spend(event, [limit])
     (tmp_path / "privacy.json").write_bytes(b"")
     device, whole = examining.privacy(tmp_path)
     assert (whole.what, whole.state) == ("privacy", "missing")
     assert "cannot be read" in whole.found
-    said = f"epsilon {spent([event], 1e-3):.2f} at delta 0.001 spent, 3 rounds at most with any sample"
+    said = (
+        f"epsilon {total_epsilon([event], 1e-3):.2f} at delta 0.001 spent, 3 rounds at most with any sample"
+    )
     assert (device.what, device.state, device.found) == ("privacy of pi-1", "ok", said)
 
 

@@ -16,7 +16,7 @@ from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.servers.brokers import start
 from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.broker.wire.url import TLS, BrokerUrl
@@ -184,7 +184,7 @@ def test_tls_where_there_is_none_is_said(running):
 @pytest.mark.parametrize("by, state", [(SIGNER, "ok"), (Signer(bytes(32)), "problem")])
 def test_whose_offers_there_are(running, by, state):
     broker = running()
-    blob = name(b"x")
+    blob = blob_of(b"x")
     given = Offer(
         task="t", run="r", round=3, seed=1, deadline_s=1.0, remaining_s=1.0, bundle=blob, kinds=(),
         base=Base(checkpoint=(blob,), sha=blob.sha),
@@ -204,7 +204,7 @@ def test_whose_offers_there_are(running, by, state):
 
 
 def test_an_offer_left_by_an_earlier_key_is_no_problem_beside_one_that_is_believed():
-    connection, blob = plain("mqtt://127.0.0.1:1", key=SIGNER.public), name(b"x")
+    connection, blob = plain("mqtt://127.0.0.1:1", key=SIGNER.public), blob_of(b"x")
     where = {"bundle": blob, "kinds": (), "base": Base(checkpoint=(blob,), sha=blob.sha)}
     given = Offer(task="t", run="r", round=3, seed=1, deadline_s=1.0, remaining_s=1.0, **where)
     topic = f"{topics.ROOT}/all/round/t"

@@ -63,7 +63,7 @@ def test_joining_by_an_address_alone_past_an_enrolment_is_said(joined, caplog):
     joined("--enrol", enrolment("pi-1").token)
     url, _ = joined("mqtts://192.0.2.7")
     assert (url.user, url.password) == (None, None)
-    assert "not enrolled: any aggregator's offers are taken" in caplog.text
+    assert "not enrolled: offers of any aggregator count" in caplog.text
     assert "enrolled here: pi-1; --name says which to join as" in caplog.text
     caplog.clear()
     joined("mqtts://192.0.2.7", "--name", "pi-1")
@@ -114,7 +114,7 @@ def test_a_device_that_the_broker_refuses_leaves_no_folder(devices, tmp_path, mo
 
 
 def test_a_device_that_never_found_its_broker_leaves_no_folder(devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(join, "reach", lambda *_, **__: False)  # stopped before one answered
+    monkeypatch.setattr(join, "first_connection", lambda *_, **__: False)  # stopped before one answered
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 0
     assert [path.name for path in devices.iterdir()] == ["board"]
@@ -139,7 +139,7 @@ def test_an_empty_folder_that_was_given_stays_and_is_empty_again(devices, tmp_pa
 
 def test_a_device_that_joined_keeps_its_folder(devices, tmp_path, monkeypatch):
     monkeypatch.setattr(join, "Link", Refuses)
-    monkeypatch.setattr(join, "reach", lambda *_, **__: True)
+    monkeypatch.setattr(join, "first_connection", lambda *_, **__: True)
     monkeypatch.setattr(join.Agent, "run", lambda *_, **__: None)
     words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
     assert main([*words, "--in-process"]) == 0

@@ -3,10 +3,10 @@ import json
 import numpy as np
 import pytest
 
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.cli import main
-from device_runtime.client.personal.kept import Judged, PersonalModelStore
+from device_runtime.client.personal.kept import PersonalModelStore, RoundEvaluation
 from device_runtime.models.bundles.tensors import encode
 from device_runtime.models.training.heads import Evaluation
 
@@ -16,7 +16,7 @@ def device(tmp_path, bundle):
     """The folder of a device that keeps the shipped model."""
     folder = tmp_path / "state" / "pi"
     folder.mkdir(parents=True)
-    blob = name(encode(bundle.weights()))
+    blob = blob_of(encode(bundle.weights()))
     offer = Offer(
         task="digits", run="r", round=4, seed=5, deadline_s=9.0, remaining_s=9.0,
         bundle=blob, base=Base(checkpoint=(blob,), sha=blob.sha), kinds=(),
@@ -30,7 +30,9 @@ def test_what_is_kept_is_told_and_how_good_it_is(device, capsys):
     assert main(["predict", "--state-dir", str(device)]) == 0
     told = "digits-wrn-10-1, task 'digits', the model of round 3"
     assert capsys.readouterr().out == f"{told}, not judged here yet\n"
-    PersonalModelStore(device).judge(Judged(4, Evaluation(0.75, 1.0, 8), Evaluation(0.5, 2.0, 8)), None)
+    PersonalModelStore(device).judge(
+        RoundEvaluation(4, Evaluation(0.75, 1.0, 8), Evaluation(0.5, 2.0, 8)), None
+    )
     assert main(["predict", "--state", str(device)]) == 0
     assert f"{told}; 75.0% of 8 samples held out; with an own head 50.0% of" in capsys.readouterr().out
 

@@ -37,7 +37,7 @@ def learn(reviews):
 
 def test_a_prompt_is_fixed_ids_around_the_text(learn, reviews):
     texts, settings = reading(*learn("roberta", "--prompt", PROMPT, "--words", " terrible, great"))
-    file = vocabulary.learnt(vocabulary.texts_of(reviews), "byte-pairs/1", 330)
+    file = vocabulary.learn_tokenizer(vocabulary.texts_of(reviews), "byte-pairs/1", 330)
     ids, names = file.tokenizer().ids, file.vocabulary
     assert texts.text.before == (names["<s>"],)
     assert texts.text.after == (*ids(" It was"), names["<mask>"], *ids(" ."), names["</s>"])
@@ -108,7 +108,7 @@ def test_options_of_texts_need_a_tokenizer(reviews, tmp_path):
 
 
 def test_a_tokenizer_of_another_network_is_refused(reviews, tmp_path):
-    pieces = vocabulary.learnt(vocabulary.texts_of(reviews), "word-pieces/1", 300)
+    pieces = vocabulary.learn_tokenizer(vocabulary.texts_of(reviews), "word-pieces/1", 300)
     (tmp_path / "tokenizer.json").write_bytes(encode(pieces))
     with pytest.raises(ExportError, match="the tokenizer fills up with id 0, the network with 1"):
         reading("roberta", "--input", 8, "--tokenizer", tmp_path)
@@ -123,7 +123,7 @@ def test_a_tokenizer_of_another_network_is_refused(reviews, tmp_path):
 @pytest.mark.slow
 def test_a_folder_says_the_sizes_and_has_weights_and_tokenizer(reviews, tmp_path, monkeypatch):
     library = pytest.importorskip("transformers")
-    file = vocabulary.learnt(vocabulary.texts_of(reviews), "byte-pairs/1", 330)
+    file = vocabulary.learn_tokenizer(vocabulary.texts_of(reviews), "byte-pairs/1", 330)
     config = library.RobertaConfig(
         vocab_size=350, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5,
@@ -180,10 +180,10 @@ def test_a_tokenizer_that_is_damaged_or_gone_is_no_bundle(text_bundle, tmp_path)
 
 
 def test_the_torch_engine_builds_the_same_network_anew(text_bundle, reviews):
-    from device_runtime.models.engines.available import EngineWish, open_model
+    from device_runtime.models.engines.available import EngineSettings, open_model
 
     x = text_bundle.texts.ids(vocabulary.texts_of(reviews)[:9])
-    ours, theirs = (open_model(text_bundle, EngineWish(engine=name)) for name in ("onnxruntime", "torch"))
+    ours, theirs = (open_model(text_bundle, EngineSettings(engine=name)) for name in ("onnxruntime", "torch"))
     assert np.allclose(ours.logits(x), theirs.logits(x), atol=1e-5)
 
 

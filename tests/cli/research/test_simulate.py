@@ -15,7 +15,7 @@ from device_runtime.cli import main
 from device_runtime.cli.research import simulate
 from device_runtime.cli.research.simulate_options import plan_of
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation.compare.running import occupied
+from device_runtime.simulation.compare.running import folder_lock
 
 COMMAND = Path(sys.executable).with_name("device-runtime")
 FLEET = """
@@ -115,7 +115,7 @@ def test_runs_end_with_a_command_that_is_killed_and_what_it_left_is_gone_on_with
     assert "another simulation is at work in here" in second.stderr
     process.kill()
     process.communicate(timeout=300)
-    with occupied(small / "here", patience_s=120):  # no run holds it any more
+    with folder_lock(small / "here", patience_s=120):  # no run holds it any more
         size = rounds.stat().st_size
         time.sleep(0.3)
         assert rounds.stat().st_size == size

@@ -10,8 +10,8 @@ from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Plan
 from device_runtime.client.backend import subprocess as working
 from device_runtime.client.backend.subprocess import Subprocess
-from device_runtime.client.connection.offers import Open
-from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.connection.offers import OpenRound
+from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.models.bundles import bundle as bundles
@@ -168,12 +168,14 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, en
 
 def test_anything_else_that_says_nothing_for_an_hour_is_ended(stage, endless, monkeypatch):
     monkeypatch.setattr(working, "SILENT_S", 5.0)
-    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), Hours(stage.clock), LinkSpeed())
+    place = Subprocess(
+        Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(stage.clock), LinkSpeed()
+    )
     offer = stage.offer(bundle=endless)
     for content in stage.contents.values():
         Blobs(stage.folder / "blobs").put(content)
     with pytest.raises(working.WorkDied, match="ended: it said nothing for 5 s"):
-        place.look(Open(offer, 1e9))
+        place.look(OpenRound(offer, 1e9))
     assert place._child is None
 
 

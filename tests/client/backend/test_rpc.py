@@ -8,28 +8,28 @@ import pytest
 from device_runtime.broker.wire.messages import Hello
 from device_runtime.client.backend.rpc import (
     LENGTH,
-    Asked,
     Beat,
     Ended,
     GoOn,
     KnownTask,
+    Request,
     Rpc,
-    Said,
     WorkerGone,
+    WorkerMessage,
     WorkTerms,
 )
 from device_runtime.client.personal.wish import PersonalWish
 from device_runtime.client.settings import Settings
-from device_runtime.client.training.emulation import Pretence
-from device_runtime.models.bundles.names import EngineWish
+from device_runtime.client.training.emulation import Emulation
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import Place
-from device_runtime.strategies.terms.accountant import Limit
+from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 
 @pytest.fixture
 def ends():
     ours, theirs = socket.socketpair()
-    device, worker = Rpc(ours, Said), Rpc(theirs, Asked)
+    device, worker = Rpc(ours, WorkerMessage), Rpc(theirs, Request)
     yield device, worker
     device.close()
     worker.close()
@@ -47,7 +47,7 @@ def test_messages_come_whole_and_in_order_however_large(ends):
 def test_a_message_that_comes_in_pieces_is_waited_for():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        device = Rpc(ours, Said)
+        device = Rpc(ours, WorkerMessage)
         data = device._encoder.encode(Beat(0.5))
         whole = LENGTH.pack(len(data)) + data
         for at in range(len(whole)):
@@ -70,9 +70,11 @@ def test_that_the_other_end_is_closed_is_heard_of(ends):
 def test_settings_are_the_same_beyond(ends):
     device, worker = ends
     place = Place(Path("a.db"), "SELECT x, y FROM t", Path("labels.toml"), "y")
-    wish, engine = PersonalWish(True, 0.1, True), EngineWish("torch", "int8", 2, "cuda:1")
-    pretence = Pretence.of("pi-4", 2.0)
-    given = Settings("a", place, Path("state"), pretence, 10**9, engine, Limit(8.0, 1e-3), personal=wish)
+    wish, engine = PersonalWish(True, 0.1, True), EngineSettings("torch", "int8", 2, "cuda:1")
+    pretence = Emulation.of("pi-4", 2.0)
+    given = Settings(
+        "a", place, Path("state"), pretence, 10**9, engine, PrivacyBudget(8.0, 1e-3), personal=wish
+    )
     device.say(WorkTerms.of(given, "rapl", held_bytes=3 * 10**7))
     terms = worker.hear()
     assert terms.meter == "rapl"

@@ -20,18 +20,18 @@ from device_runtime.broker.wire.messages import (
     Metrics,
     Plan,
     encode,
-    pack,
+    encode_settings,
 )
 from device_runtime.client.backend import child_process as child
 from device_runtime.client.backend import subprocess as working
 from device_runtime.client.backend.rpc import LENGTH, Settle
 from device_runtime.client.backend.subprocess import AGAIN_S, Subprocess
-from device_runtime.client.connection.offers import Open
+from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.duty import in_this_process
 from device_runtime.client.energy import MeterError
 from device_runtime.client.errors import WorkDied, WorkerDeath
 from device_runtime.client.policy.rules import Rule, RuleVerdict
-from device_runtime.client.policy.work_gate import LOOK_S, Hours
+from device_runtime.client.policy.work_gate import LOOK_S, WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
 from device_runtime.client.settings import Settings
 from device_runtime.models.errors import DataError
@@ -326,7 +326,7 @@ def test_what_is_wrong_beyond_is_raised_here(apart):
 
 
 def test_a_round_that_makes_no_sense_is_left_out(apart, caplog):
-    apart.link.announce(apart.offer(kinds=(Kind("unheard-of", pack({})),)))
+    apart.link.announce(apart.offer(kinds=(Kind("unheard-of", encode_settings({})),)))
     apart.go()
     assert "round 1 left out" in caplog.text
     assert process(apart).poll() is None
@@ -334,11 +334,11 @@ def test_a_round_that_makes_no_sense_is_left_out(apart, caplog):
 
 def test_a_meter_that_cannot_be_had_is_told_by_whoever_asks_first(stage):
     place = Subprocess(
-        Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed(), "sundial"
+        Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(monotonic), LinkSpeed(), "sundial"
     )
     try:
         with pytest.raises(MeterError, match="--meter sundial: expected"):
-            place.look(Open(stage.offer(), monotonic() + 60))
+            place.look(OpenRound(stage.offer(), monotonic() + 60))
     finally:
         place.close()
 
@@ -362,8 +362,8 @@ def test_what_dies_before_it_has_done_any_work_is_started_again_later_and_later(
 
     monkeypatch.setattr(child, "PROGRAM", child.PROGRAM.replace("from", f"{program}; from", 1))
     monkeypatch.setattr(subprocess.Popen, "__init__", counted)
-    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), Hours(clock), LinkSpeed())
-    current = Open(stage.offer(), 1e9)
+    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(clock), LinkSpeed())
+    current = OpenRound(stage.offer(), 1e9)
     for _ in range(40):
         with pytest.raises(WorkDied, match="ended with code 3"):
             place.look(current)
@@ -373,7 +373,7 @@ def test_what_dies_before_it_has_done_any_work_is_started_again_later_and_later(
 
 
 def test_what_cannot_hear_any_more_ends_instead_of_being_waited_for(stage):
-    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed())
+    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(monotonic), LinkSpeed())
     place.warm_up()
     with place._child.process as working:
         place._child.crossing._end.sendall(LENGTH.pack(1) + b"\xc1")
@@ -382,7 +382,7 @@ def test_what_cannot_hear_any_more_ends_instead_of_being_waited_for(stage):
 
 
 def test_a_device_that_cannot_start_its_work_goes_on(stage, monkeypatch, caplog):
-    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed())
+    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(monotonic), LinkSpeed())
     monkeypatch.setattr(sys, "executable", "/nowhere")
     place.warm_up()
     assert "no worker process can be started" in caplog.text
@@ -394,9 +394,9 @@ from pathlib import Path
 from time import monotonic
 from device_runtime.broker.wire.messages import Offer, decode
 from device_runtime.client.backend.subprocess import Subprocess
-from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.client.selection.link_speed import LinkSpeed
-from device_runtime.client.connection.offers import Open
+from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.settings import Settings
 from device_runtime.client.duty import in_this_process
 from device_runtime.client.errors import WorkerDeath
@@ -404,12 +404,12 @@ from device_runtime.client.backend.base import BackendListener
 
 folder, hangs = Path(sys.argv[1]), sys.argv[2] == "hangs"
 offer = decode((folder / "offer").read_bytes(), Offer)
-hours = Hours(monotonic)
+hours = WorkGate(monotonic)
 place = Subprocess(Settings("a", folder / "a.npz", folder), hours, LinkSpeed())
-current = Open(offer, monotonic() + offer.remaining_s)
+current = OpenRound(offer, monotonic() + offer.remaining_s)
 look = place.look(current)
 assert not look.missing, look
-current = Open(offer, current.closes, look.member)
+current = OpenRound(offer, current.closes, look.member)
 place.prepare(current)
 made = []
 def decided(offer, plan, room):
@@ -476,6 +476,6 @@ def test_a_device_that_ends_has_put_down_first_what_is_in_memory_alone(apart):
     apart.agent.warm_up()
     apart.agent.close()
     assert done == ["close"]
-    place.look(Open(apart.offer(), monotonic() + 60))
+    place.look(OpenRound(apart.offer(), monotonic() + 60))
     apart.agent.close()
     assert done == ["close", "LookAt", "PutDown", "close"]

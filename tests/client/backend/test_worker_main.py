@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.client.backend.rpc import After, Asked, Beat, Ended, GoOn, Rpc, Said, WorkTerms
+from device_runtime.client.backend.rpc import After, Beat, Ended, GoOn, Request, Rpc, WorkerMessage, WorkTerms
 from device_runtime.client.backend.worker_main import DeviceWorker
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.settings import Settings
@@ -17,7 +17,7 @@ from device_runtime.client.settings import Settings
 def worker(tmp_path):
     """With its device's end (`device`) and what has come from there (`inbox`)."""
     ours, theirs = socket.socketpair()
-    device, crossing, inbox = Rpc(ours, Said), Rpc(theirs, Asked), queue.SimpleQueue()
+    device, crossing, inbox = Rpc(ours, WorkerMessage), Rpc(theirs, Request), queue.SimpleQueue()
     terms = WorkTerms.of(Settings("a", Path("a.npz"), tmp_path), "modelled", 0)
     made = DeviceWorker(terms, None, crossing, inbox)
     made.device, made.inbox = device, inbox

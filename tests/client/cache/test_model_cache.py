@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.broker.errors import BlobError, NoRoom
 from device_runtime.broker.wire import step_log as steps
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Blob, Offer, Step
 from device_runtime.client.cache import base_route as ways
 from device_runtime.client.cache.model_cache import ModelCache
@@ -41,13 +41,13 @@ class Aggregator:
         checkpoint = encode(self.after(since))
         logs = [steps.encode(done[n : n + 4]) for n in range(0, at, 4)][-segments:] if at else []
         base = Base(
-            checkpoint=(name(checkpoint),),
+            checkpoint=(blob_of(checkpoint),),
             sha=hashlib.sha256(encode(self.after(at))).digest(),
             line=hashlib.sha256(encode(self.start)).digest()[:8],
             steps=at - since,
             at=at,
             tail=steps.pack(done[max(0, at - tail) :]),
-            log=tuple(map(name, logs)),
+            log=tuple(map(blob_of, logs)),
         )
         first = (at - 1) // 4 - len(logs) + 1
         named = {f"log {first + n}": log for n, log in enumerate(logs)}
@@ -58,7 +58,7 @@ class Aggregator:
         packed = self.bundle.packed()
         offer = Offer(
             task="t", run="r", round=at + 1, seed=1, deadline_s=1.0, remaining_s=1.0,
-            bundle=name(packed), base=base, kinds=(),
+            bundle=blob_of(packed), base=base, kinds=(),
         )  # fmt: skip
         return offer, {**blobs, "bundle": packed}, weights
 
@@ -75,7 +75,7 @@ def aggregator(bundle, holdings):
 
 
 def missing(holdings, offer, blobs):
-    names = {name(data): what for what, data in blobs.items()}
+    names = {blob_of(data): what for what, data in blobs.items()}
     return [names[blob] for blob in (*holdings.missing_bundles(offer), *holdings.missing(offer.base))]
 
 
@@ -99,7 +99,7 @@ def test_a_device_that_keeps_up_goes_over_a_new_checkpoint_by_steps_and_keeps_th
     take(holdings, aggregator, 3)
     offer, _, weights = aggregator.offer(4, since=4)
     parts = list(encoded_parts(weights, aggregator.bundle.manifest.parts()))
-    base = msgspec.structs.replace(offer.base, checkpoint=tuple(map(name, parts)))
+    base = msgspec.structs.replace(offer.base, checkpoint=tuple(map(blob_of, parts)))
     assert holdings.missing(base) == ()
     holdings.base(base, aggregator.bundle.manifest)
     prune(holdings.blobs, msgspec.structs.replace(offer, base=base), [])
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(holdings, 
     weights.pop("conv1.weight")
     data = encode(weights)
     holdings.blobs.put(data)
-    base = Base(checkpoint=(name(data),), sha=name(data).sha)
+    base = Base(checkpoint=(blob_of(data),), sha=blob_of(data).sha)
     with pytest.raises(TensorError, match="conv1.weight missing"):
         holdings.base(base, aggregator.bundle.manifest)
 
@@ -295,7 +295,7 @@ def test_bundles_of_earlier_offers_make_room_for_the_next(tmp_path, bundle, anot
     size = len(bundle.packed())
     holdings = ModelCache(tmp_path / "one", disk_bytes=3 * size)
     for number, one in enumerate((bundle, another)):
-        blob = name(one.packed())
+        blob = blob_of(one.packed())
         base = Base(checkpoint=(), sha=b"")
         offer = Offer(
             task="t", run="r", round=number, seed=1, deadline_s=1.0, remaining_s=1.0,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.client.cache.strategy_state import Memories
+from device_runtime.client.cache.strategy_state import StrategyStateStore
 from device_runtime.strategies.class_means import ClassMeans
 
 
@@ -20,7 +20,7 @@ def read(memories, run, kind, number):
 
 @pytest.fixture
 def memories(tmp_path):
-    return Memories(tmp_path / "memory")
+    return StrategyStateStore(tmp_path / "memory")
 
 
 def test_a_kind_is_given_what_it_kept_last_before_the_round(memories):

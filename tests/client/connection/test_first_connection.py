@@ -16,7 +16,7 @@ from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.link_events import Connected
 from device_runtime.broker.wire.link_timing import ReconnectDelay
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.client.connection.connecting import reach
+from device_runtime.client.connection.connecting import first_connection
 
 FAST_S = (0.01, 0.1)
 
@@ -35,7 +35,7 @@ class Scripted:
 def test_it_waits_for_the_broker_and_says_each_reason_once(caplog):
     away, name = BrokerUnreachable("no broker answers"), BrokerUnreachable("no machine is called 'b'")
     link = Scripted(away, away, name, name, None)
-    assert reach(link, threading.Event(), ReconnectDelay(FAST_S))
+    assert first_connection(link, threading.Event(), ReconnectDelay(FAST_S))
     assert [record.message for record in caplog.records] == [
         "no broker answers; trying again until it does",
         "no machine is called 'b'; trying again until it does",
@@ -45,16 +45,16 @@ def test_it_waits_for_the_broker_and_says_each_reason_once(caplog):
 def test_each_time_before_it_waits_it_says_so():
     waits = []
     away = BrokerUnreachable("no broker answers")
-    assert reach(Scripted(None), threading.Event(), waits=lambda: waits.append(1))
+    assert first_connection(Scripted(None), threading.Event(), waits=lambda: waits.append(1))
     assert waits == []
     link = Scripted(away, away, None)
-    assert reach(link, threading.Event(), ReconnectDelay(FAST_S), waits=lambda: waits.append(1))
+    assert first_connection(link, threading.Event(), ReconnectDelay(FAST_S), waits=lambda: waits.append(1))
     assert waits == [1, 1]
 
 
 def test_who_is_refused_does_not_wait():
     with pytest.raises(BrokerRefused, match="wrong password"):
-        reach(Scripted(BrokerRefused("wrong password")), threading.Event(), ReconnectDelay(FAST_S))
+        first_connection(Scripted(BrokerRefused("wrong password")), threading.Event(), ReconnectDelay(FAST_S))
 
 
 def test_who_is_told_to_stop_does_not_wait():
@@ -65,7 +65,7 @@ def test_who_is_told_to_stop_does_not_wait():
             stop.set()
             raise BrokerUnreachable("no broker answers")
 
-    assert not reach(Stopping(), stop, ReconnectDelay((1000.0, 1000.0)))
+    assert not first_connection(Stopping(), stop, ReconnectDelay((1000.0, 1000.0)))
 
 
 def test_a_broker_that_comes_later_is_reached(caplog):
@@ -85,7 +85,7 @@ def test_a_broker_that_comes_later_is_reached(caplog):
                 raise
 
     try:
-        assert reach(Watched(), threading.Event(), ReconnectDelay(FAST_S))
+        assert first_connection(Watched(), threading.Event(), ReconnectDelay(FAST_S))
         assert inbox.get(timeout=120) == Connected(first=True)
     finally:
         link.close()

@@ -5,7 +5,7 @@ import pytest
 from device_runtime.broker.wire.link import Received
 from device_runtime.broker.wire.messages import Hello, encode
 from device_runtime.broker.wire.topics import down
-from device_runtime.client.connection.hello_retry import Greeting
+from device_runtime.client.connection.hello_retry import HelloRetry
 
 
 def said(greeting, seconds):
@@ -19,13 +19,13 @@ def said(greeting, seconds):
 
 
 def test_what_has_no_answer_is_said_again_after_waits_that_double_up_to_a_minute():
-    greeting = Greeting(lambda: 0)
+    greeting = HelloRetry(lambda: 0)
     greeting.said(0.0)
     assert said(greeting, 200) == [10, 30, 70, 130, 190]
 
 
 def test_nothing_is_said_again_once_there_is_an_answer_or_before_anything_was_said():
-    greeting = Greeting(lambda: 0)
+    greeting = HelloRetry(lambda: 0)
     assert said(greeting, 100) == []
     greeting.said(0.0)
     greeting.answered()
@@ -36,7 +36,7 @@ def test_nothing_is_said_again_once_there_is_an_answer_or_before_anything_was_sa
 
 def test_what_is_still_on_its_way_to_the_broker_is_not_said_again():
     slow = iter([1] * 50 + [0] * 50)
-    greeting = Greeting(lambda: next(slow))
+    greeting = HelloRetry(lambda: next(slow))
     greeting.said(0.0)
     assert said(greeting, 100) == [59, 79]
 

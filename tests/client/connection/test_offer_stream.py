@@ -6,13 +6,13 @@ import pytest
 from device_runtime.broker.security.signing import NotTrusted, Signer
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import step_log as steps
-from device_runtime.broker.wire.compact_round import LostTrack, Next
+from device_runtime.broker.wire.compact_round import CompactOffer, UnknownRoundBefore
 from device_runtime.broker.wire.link import Received
 from device_runtime.broker.wire.messages import Base, Blob, Hello, MessageError, Offer, Step, decode, encode
 from device_runtime.broker.wire.topics import down
 from device_runtime.broker.wire.topics import offer as topic_of
 from device_runtime.client.agent import Agent
-from device_runtime.client.connection.offers import TASKS, Following
+from device_runtime.client.connection.offers import TASKS, OfferStream
 from device_runtime.client.connection.trust import Trust
 from device_runtime.client.settings import Settings
 
@@ -32,11 +32,11 @@ def offer(number=2, task="t", run="r", **changes):
 
 
 def after(number=3, over=False):
-    return small.encode_next(Next(number, b"abcd", over, (1.0, 2.0)))
+    return small.encode_offer(CompactOffer(number, b"abcd", over, (1.0, 2.0)))
 
 
 def test_a_round_is_followed_from_the_offer_of_the_one_before():
-    following = Following(Trust())
+    following = OfferStream(Trust())
     assert following.offer(TOPIC, encode(offer())) == offer()
     assert not following.over
     third = following.offer(TOPIC, after(3, over=True))
@@ -46,17 +46,17 @@ def test_a_round_is_followed_from_the_offer_of_the_one_before():
 
 
 def test_who_has_missed_a_round_asks_and_goes_on_from_the_answer():
-    following = Following(Trust())
+    following = OfferStream(Trust())
     following.offer(TOPIC, encode(offer()))
     for _ in range(2):
-        with pytest.raises(LostTrack):
+        with pytest.raises(UnknownRoundBefore):
             following.offer(TOPIC, after(5))
     following.offer("fl/v1/d/a/dn/task", encode(offer(5)))
     assert following.offer(TOPIC, after(6)).round == 6
 
 
 def test_what_was_heard_of_before_changes_nothing():
-    following = Following(Trust())
+    following = OfferStream(Trust())
     following.offer(TOPIC, encode(offer(3)))
     with pytest.raises(MessageError, match="round 3 of 't' was heard of before"):
         following.offer(TOPIC, after(3))
@@ -64,30 +64,30 @@ def test_what_was_heard_of_before_changes_nothing():
 
 
 def test_a_retained_offer_of_earlier_does_not_lead_back():
-    following = Following(Trust())
+    following = OfferStream(Trust())
     following.offer(TOPIC, encode(offer(3)))
     following.offer(TOPIC, encode(offer(1)), retained=True)
     assert following.offer(TOPIC, after(4)).round == 4
 
 
 def test_each_task_is_followed_by_itself_and_only_so_many():
-    following = Following(Trust())
+    following = OfferStream(Trust())
     for number in range(TASKS + 1):
         following.offer(topic_of(f"t{number}"), encode(offer(task=f"t{number}")))
     assert following.offer(topic_of("t1"), after()).task == "t1"
-    with pytest.raises(LostTrack):
+    with pytest.raises(UnknownRoundBefore):
         following.offer(topic_of("t0"), after())
 
 
 def said(trust, by=SIGNER, topic=MINE, run="r", number=3):
     """A next round with the word for who says such a key."""
     payload = after(number)
-    return small.with_word(payload, by.agree(trust.key).word(topic, run, payload))
+    return small.with_mac(payload, by.agree(trust.key).word(topic, run, payload))
 
 
 def test_an_enrolled_device_follows_nobody_else():
     trust, before = Trust(SIGNER.public), Trust(SIGNER.public)
-    following = Following(trust)
+    following = OfferStream(trust)
     following.offer(TOPIC, SIGNER.seal(TOPIC, offer(), 7))
     wrong = [
         (TOPIC, after()),
@@ -126,7 +126,7 @@ def test_what_the_broker_kept_from_before_is_no_alarm_but_leads_nowhere():
 def test_what_is_kept_on_a_topic_of_one_device_is_dropped(key):
     """Else whoever has the broker could offer a device an earlier round again."""
     topic = "fl/v1/d/a/dn/task"
-    following = Following(Trust(key))
+    following = OfferStream(Trust(key))
     following.offer(topic, SIGNER.seal(topic, offer(5), 7))
     with pytest.raises(MessageError, match="dn/task is marked as kept"):
         following.offer(topic, SIGNER.seal(topic, offer(2), 7), retained=True)
@@ -158,7 +158,7 @@ def test_an_enrolled_device_says_a_key_in_its_hello_and_takes_the_next_round_tha
     payload = after(3)
     for word, expected in ((bytes(8), 2), (SIGNER.agree(hello.key).word(MINE, "r", payload), 3)):
         agent.inbox.put(Received(task, SIGNER.seal(task, offer(), 7)))
-        agent.inbox.put(Received(MINE, small.with_word(payload, word)))
+        agent.inbox.put(Received(MINE, small.with_mac(payload, word)))
         for _ in range(2):
             agent.step()
         assert agent._duty.open.offer.round == expected

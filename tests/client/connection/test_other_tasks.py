@@ -50,8 +50,8 @@ def watched(here, found, monkeypatch, task="nope", heard=lambda: False):
             raise seen
         return seen
 
-    monkeypatch.setattr(other_tasks, "offered", offered)
-    other_tasks.look_out(here, task, heard, stop).join(timeout=60.0)
+    monkeypatch.setattr(other_tasks, "offered_tasks", offered)
+    other_tasks.warn_if_absent(here, task, heard, stop).join(timeout=60.0)
     return left
 
 
@@ -86,7 +86,7 @@ def test_a_device_that_has_heard_of_its_task_does_not_look(here, looks, monkeypa
 
 
 def test_of_many_tasks_some_are_named():
-    text = other_tasks.absent("nope", {f"task-{number:02d}": False for number in range(30)})
+    text = other_tasks.absent_warning("nope", {f"task-{number:02d}": False for number in range(30)})
     assert "task-00, task-01" in text
     assert "task-19 and 10 more." in text
 
@@ -114,13 +114,13 @@ def offering(broker, eventually):
 def test_the_offers_that_the_broker_keeps_are_the_tasks_there_are(offering, tmp_path):
     over = encode(offer("old", done=True))
     url = offering({"digits": encode(offer("digits")), "old": over, "broken": b"this is no offer"})
-    assert other_tasks.offered(Connection(url, "a", tmp_path, "a")) == {"digits": False, "old": True}
+    assert other_tasks.offered_tasks(Connection(url, "a", tmp_path, "a")) == {"digits": False, "old": True}
 
 
 def test_to_an_enrolled_device_unsigned_offers_are_no_tasks(offering, tmp_path):
     key = bytes(SigningKey(bytes(32)).verify_key)
     url = offering({"digits": encode(offer("digits"))})
-    assert other_tasks.offered(Connection(url, "a", tmp_path, "a", key)) == {}
+    assert other_tasks.offered_tasks(Connection(url, "a", tmp_path, "a", key)) == {}
 
 
 @pytest.mark.slow

@@ -2,11 +2,11 @@
 
 import pytest
 
-from device_runtime.broker.wire.blobs import BLOCK, Blobs, name
+from device_runtime.broker.wire.blobs import BLOCK, Blobs, blob_of
 from device_runtime.broker.wire.link_timing import packet_bytes
 from device_runtime.broker.wire.messages import Get, Hello, Plan, State, decode
 from device_runtime.broker.wire.topics import block, parse, up
-from device_runtime.client.connection.presence import Voice
+from device_runtime.client.connection.presence import DeviceMessages
 
 REASONS = (
     "full needs 30.0 s of 2.7 s (link)",
@@ -43,7 +43,7 @@ def line():
 
 @pytest.fixture
 def voice(line):
-    voice = Voice("a", 7)
+    voice = DeviceMessages("a", 7)
     voice.link = line
     return voice
 
@@ -56,7 +56,7 @@ def plan(kind="zeroth-order", number=1, reasons=REASONS):
 
 def size(reasons):
     line = Line()
-    voice = Voice("a", 7)
+    voice = DeviceMessages("a", 7)
     voice.link = line
     voice.plan(plan(reasons=reasons), float("inf"))
     return line.plan_bytes[0]
@@ -119,4 +119,4 @@ def test_a_block_that_is_still_on_its_way_is_not_sent_twice(voice, line, tmp_pat
     line.waiting.clear()  # the broker had it, but it was lost after that
     voice.blocks(blobs, Get(blob=blob, blocks=(1,)))
     assert [topic for topic, _ in line.published][2:] == [topics[1]]
-    assert blob == name(bytes(2 * BLOCK) + b"end")
+    assert blob == blob_of(bytes(2 * BLOCK) + b"end")

@@ -1,4 +1,4 @@
-from device_runtime.client.connection.other_tasks import TASKS, Elsewhere
+from device_runtime.client.connection.other_tasks import TASKS, OtherTasks
 
 
 def taken(elsewhere):
@@ -6,7 +6,7 @@ def taken(elsewhere):
 
 
 def test_the_first_by_its_name_is_taken_and_is_elsewhere_no_longer():
-    elsewhere = Elsewhere()
+    elsewhere = OtherTasks()
     for task in ("speech", "digits", "letters", "speech"):
         elsewhere.add(task)
     elsewhere.discard("letters")
@@ -15,7 +15,7 @@ def test_the_first_by_its_name_is_taken_and_is_elsewhere_no_longer():
 
 
 def test_only_so_many_tasks_are_remembered_those_heard_of_last():
-    elsewhere = Elsewhere()
+    elsewhere = OtherTasks()
     for number in range(1000):
         elsewhere.add(f"{number:03}")
         elsewhere.add("000")

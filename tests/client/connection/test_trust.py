@@ -10,12 +10,12 @@ import pytest
 from device_runtime.broker.security.signing import NotTrusted, Signer
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.link import Received
 from device_runtime.broker.wire.messages import Base, MessageError, Offer, encode
 from device_runtime.client.connection.trust import RUNS, Trust
 
-BLOB = name(b"x")
+BLOB = blob_of(b"x")
 SIGNER, OTHER = Signer(bytes(range(32))), Signer(bytes(32))
 TASK = topics.down("a", "task")
 
@@ -94,7 +94,7 @@ def test_a_new_key_of_the_aggregator_is_kept_and_what_was_issued_before_it_stays
     next_topic, payload = topics.down("a", "n"), b"\x04\x02abcd"
     assert trust.offer(TASK, OTHER.seal(TASK, offer(1), 9, (link,))) == offer(1)
     word = OTHER.agree(trust.key).word(next_topic, "r", payload)
-    assert trust.next(next_topic, "r", small.with_word(payload, word)).round == 2
+    assert trust.next(next_topic, "r", small.with_mac(payload, word)).round == 2
     kept = Enrolment.load(tmp_path)
     assert kept == msgspec.structs.replace(enrolment, key=OTHER.public)
     again = Trust(kept.key, folder=tmp_path)
@@ -186,7 +186,7 @@ def test_an_agent_ignores_a_forged_offer_and_says_so(caplog, tmp_path):
 
 
 def test_an_agent_with_a_key_of_its_own_signs_its_hello_and_takes_no_receipt_without_a_word(tmp_path, caplog):
-    from device_runtime.broker.security.signing import DeviceSigner, said_by
+    from device_runtime.broker.security.signing import DeviceSigner, verify_message
     from device_runtime.broker.wire.messages import Hello, Receipt, decode
     from device_runtime.client.agent import Agent
     from device_runtime.client.training.local_task import Settings
@@ -205,7 +205,7 @@ def test_an_agent_with_a_key_of_its_own_signs_its_hello_and_takes_no_receipt_wit
     agent.begin(line)
     agent.hello()
     [(topic, payload)] = line.said
-    hello = decode(said_by(DeviceSigner(secret).public, topic, payload), Hello)
+    hello = decode(verify_message(DeviceSigner(secret).public, topic, payload), Hello)
     assert SIGNER.agree(hello.key)
     where = topics.down("a", "receipt")
     receipt = encode(Receipt(boot=1, seq=1, round=1, status="accepted"))

@@ -7,9 +7,9 @@ import pytest
 from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt, decode
 from device_runtime.broker.wire.topics import up
-from device_runtime.client.connection.presence import Voice
+from device_runtime.client.connection.presence import DeviceMessages
 from device_runtime.client.delivery.outbox import Outbox
-from device_runtime.client.delivery.sending import Sending
+from device_runtime.client.delivery.sending import ContributionSender
 from device_runtime.models.bundles.tensors import encode
 
 BOOT = 7
@@ -40,9 +40,9 @@ def line():
 
 @pytest.fixture
 def sending(line, tmp_path):
-    voice = Voice("a", BOOT)
+    voice = DeviceMessages("a", BOOT)
     voice.link = line
-    return Sending(Outbox(tmp_path), voice)
+    return ContributionSender(Outbox(tmp_path), voice)
 
 
 def give(sending, number, now=0.0, kind="zeroth-order", **changes):
@@ -66,7 +66,7 @@ def test_what_is_like_one_that_was_counted_goes_in_few_bytes(sending, line):
     receive(sending, first)
     second = give(sending, 2)
     assert line.leaves == ["contribution", "c"]
-    assert small.long_of(line.sent[1][1], first) == msgspec.structs.replace(second, seq=0)
+    assert small.full_contribution(line.sent[1][1], first) == msgspec.structs.replace(second, seq=0)
 
 
 @pytest.mark.parametrize("status", ["late", "refused", None])
@@ -151,7 +151,7 @@ def test_that_the_next_round_is_open_ends_the_wait_for_short_ones_alone(sending,
 
 
 def test_a_short_one_goes_on_its_own_topic(line):
-    voice = Voice("pi-0", 1)
+    voice = DeviceMessages("pi-0", 1)
     published = []
     line.publish = lambda topic, payload, retain=False: published.append((topic, payload))
     voice.link = line

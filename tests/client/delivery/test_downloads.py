@@ -3,7 +3,7 @@
 import pytest
 
 from device_runtime.broker.errors import BlobError, NoRoom
-from device_runtime.broker.wire.blobs import BlobRoom, Blobs, name
+from device_runtime.broker.wire.blobs import BlobRoom, Blobs, blob_of
 from device_runtime.broker.wire.messages import Blob
 from device_runtime.broker.wire.transfer import UNKNOWN
 from device_runtime.client.delivery.downloads import Downloads
@@ -22,7 +22,7 @@ def downloads(tmp_path, asked):
 
 
 def test_a_blob_that_was_not_there_is_asked_for_again_by_a_later_offer(downloads, asked):
-    wanted = [name(DATA)]
+    wanted = [blob_of(DATA)]
     assert downloads.advance(wanted, 0.0)
     downloads.received(wanted[0].sha, UNKNOWN, b"", 0.1)
     assert not downloads.advance(wanted, 0.2)
@@ -33,7 +33,7 @@ def test_a_blob_that_was_not_there_is_asked_for_again_by_a_later_offer(downloads
 def test_what_is_never_what_it_is_named_is_fetched_twice_and_then_only_for_a_later_offer(
     downloads, asked, caplog
 ):
-    wanted = [name(DATA)]
+    wanted = [blob_of(DATA)]
     for second in range(2):
         assert downloads.advance(wanted, float(second))
         downloads.received(wanted[0].sha, 0, DATA[::-1], second + 0.1)
@@ -49,7 +49,7 @@ def test_what_is_never_what_it_is_named_is_fetched_twice_and_then_only_for_a_lat
 
 
 def test_a_disk_that_fails_is_no_wrong_content(downloads, asked, monkeypatch):
-    wanted = [name(DATA)]
+    wanted = [blob_of(DATA)]
     assert downloads.advance(wanted, 0.0)
     downloads.received(wanted[0].sha, 0, DATA, 0.1)
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.broker.errors import BlobError
-from device_runtime.client.delivery.error_feedback import Leftovers, Of
+from device_runtime.client.delivery.error_feedback import ErrorFeedback, FeedbackKey
 
-OF = Of("r", "full")
+OF = FeedbackKey("r", "full")
 
 
 def rest(**values):
@@ -21,7 +21,7 @@ def values(found):
 
 @pytest.fixture
 def left(tmp_path):
-    return Leftovers(tmp_path / "left")
+    return ErrorFeedback(tmp_path / "left")
 
 
 def test_what_is_left_comes_with_the_next_update_of_the_kind_and_member(left):
@@ -29,7 +29,7 @@ def test_what_is_left_comes_with_the_next_update_of_the_kind_and_member(left):
     left.put(OF, 1, (), rest(w=5))
     left.settle("r", "full", 1, counts=True)
     assert values(left.get(OF, ())) == {"w": 5}
-    for other in (Of("r", "peft"), Of("r", "full", "../small"), Of("s", "full")):
+    for other in (FeedbackKey("r", "peft"), FeedbackKey("r", "full", "../small"), FeedbackKey("s", "full")):
         assert values(left.get(other, ())) == {}
 
 
@@ -55,7 +55,7 @@ def test_an_update_that_was_never_sent_takes_nothing_along(left):
 
 def test_the_first_of_a_run_ends_those_of_another(left, tmp_path):
     left.put(OF, 1, (), rest(w=5))
-    left.put(Of("s", "full"), 1, (), rest(w=7))
+    left.put(FeedbackKey("s", "full"), 1, (), rest(w=7))
     assert values(left.get(OF, {1})) == {}
     assert sum(path.is_file() for path in tmp_path.rglob("*")) == 1
 
@@ -71,14 +71,14 @@ def test_what_is_damaged_is_nothing_and_said(left, tmp_path, caplog):
 def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     (tmp_path / "left").write_text("no folder")
     with pytest.raises(BlobError, match="left"):
-        Leftovers(tmp_path / "left").put(OF, 1, (), rest(w=5))
+        ErrorFeedback(tmp_path / "left").put(OF, 1, (), rest(w=5))
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(-9, 9), st.booleans(), st.integers(0, 3), st.booleans()), max_size=8))
 def test_what_arrives_and_what_is_left_make_up_what_counts(tmp_path_factory, rounds):
     """Updates of whole numbers of which multiples of 4 are sent; receipts come in any order, or late."""
-    left = Leftovers(tmp_path_factory.mktemp("left"))
+    left = ErrorFeedback(tmp_path_factory.mktemp("left"))
     exact, arrived, waiting = 0.0, 0.0, {}
 
     def receipt(number, counts):

@@ -6,9 +6,9 @@ import pytest
 
 from device_runtime.broker.wire.messages import Contribution, Metrics, Receipt, decode
 from device_runtime.broker.wire.topics import up
-from device_runtime.client.connection.presence import Voice
+from device_runtime.client.connection.presence import DeviceMessages
 from device_runtime.client.delivery.outbox import Outbox
-from device_runtime.client.delivery.sending import Sending
+from device_runtime.client.delivery.sending import ContributionSender
 
 BOOT = 7
 
@@ -40,9 +40,9 @@ def line():
 
 @pytest.fixture
 def sending(line, tmp_path):
-    voice = Voice("a", BOOT)
+    voice = DeviceMessages("a", BOOT)
     voice.link = line
-    return Sending(Outbox(tmp_path), voice)
+    return ContributionSender(Outbox(tmp_path), voice)
 
 
 def keep(sending, number=1, epsilon_milli=0):

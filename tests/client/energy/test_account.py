@@ -12,7 +12,7 @@ from device_runtime.client.energy import (
     resting,
     together,
 )
-from device_runtime.client.energy.meter import Joules, Polled
+from device_runtime.client.energy.meter import CounterIntegral, PolledMeter
 from device_runtime.client.errors import OutOfMemory, WorkStopped
 from device_runtime.profiles import Power
 
@@ -106,7 +106,9 @@ def test_a_sum_is_off_by_as_much_as_its_parts_and_measured_if_all_of_them_are():
 
 def test_what_passes_while_the_work_stands_still_is_not_its_energy(clock):
     counter = iter([0.0, 30.0, 500.0, 520.0])
-    meter = Polled(MeterInfo("m", "all", 0.0, every_s=3600.0), lambda: next(counter), Joules(), clock)
+    meter = PolledMeter(
+        MeterInfo("m", "all", 0.0, every_s=3600.0), lambda: next(counter), CounterIntegral(), clock
+    )
     account = Account(meter)
     account.begin()
     with resting(meter):
@@ -125,7 +127,9 @@ def test_work_that_is_given_up_while_it_stands_still_leaves_the_meter_at_rest():
 
 def test_what_is_done_instead_of_work_that_did_not_get_on_is_measured(clock):
     counter = iter([0.0, 30.0, 500.0, 520.0])
-    meter = Polled(MeterInfo("m", "all", 0.0, every_s=3600.0), lambda: next(counter), Joules(), clock)
+    meter = PolledMeter(
+        MeterInfo("m", "all", 0.0, every_s=3600.0), lambda: next(counter), CounterIntegral(), clock
+    )
     account = Account(meter)
     account.begin()
     with pytest.raises(OutOfMemory), resting(meter):

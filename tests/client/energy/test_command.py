@@ -20,7 +20,7 @@ def test_the_last_line_that_a_command_prints_is_its_figure():
 
 
 def test_watts_are_sampled(tmp_path, clock):
-    meter = command.found(program(tmp_path, "4.5"), clock)
+    meter = command.command_meter(program(tmp_path, "4.5"), clock)
     first = meter.read()
     clock.now = 1.0
     assert meter.read().joules - first.joules == 4.5
@@ -30,7 +30,7 @@ def test_watts_are_sampled(tmp_path, clock):
 
 def test_joules_are_a_counter(tmp_path, clock):
     line = program(tmp_path, "1 kJ")
-    meter = command.found(line, clock)
+    meter = command.command_meter(line, clock)
     first = meter.read()
     program(tmp_path, "1.025 kJ")
     assert meter.read().joules - first.joules == pytest.approx(25.0)
@@ -38,7 +38,7 @@ def test_joules_are_a_counter(tmp_path, clock):
 
 
 def test_a_command_that_changes_its_mind_is_not_believed(tmp_path, clock):
-    meter = command.found(program(tmp_path, "3 W"), clock)
+    meter = command.command_meter(program(tmp_path, "3 W"), clock)
     program(tmp_path, "3 J")
     with pytest.raises(MeterError, match="prints power at one time, energy at another"):
         meter.read()
@@ -57,4 +57,4 @@ def test_a_command_that_changes_its_mind_is_not_believed(tmp_path, clock):
 )
 def test_a_command_that_is_no_meter_is_refused_with_the_reason(line, message, clock):
     with pytest.raises(MeterError, match=message):
-        command.found(line, clock)
+        command.command_meter(line, clock)

@@ -2,7 +2,14 @@ from math import sqrt
 
 import pytest
 
-from device_runtime.client.energy.meter import Energy, Joules, MeterInfo, MeterReading, Watts, spent
+from device_runtime.client.energy.meter import (
+    CounterIntegral,
+    Energy,
+    MeterInfo,
+    MeterReading,
+    PowerIntegral,
+    spent,
+)
 
 
 def added(integral, samples):
@@ -12,51 +19,52 @@ def added(integral, samples):
 
 
 def test_steady_power_is_power_times_time_and_nothing_is_unsure_between_looks():
-    assert added(Watts(1.0), [(t, 5.0) for t in range(11)]) == MeterReading(50.0, 0.0)
+    assert added(PowerIntegral(1.0), [(t, 5.0) for t in range(11)]) == MeterReading(50.0, 0.0)
 
 
 def test_power_between_two_looks_was_anything_from_one_to_the_other():
-    reading = added(Watts(1.0), [(0.0, 2.0), (1.0, 6.0), (2.0, 6.0)])
+    reading = added(PowerIntegral(1.0), [(0.0, 2.0), (1.0, 6.0), (2.0, 6.0)])
     assert reading.joules == 4.0 + 6.0
     assert sqrt(reading.variance) == 2.0
 
 
 def test_a_gap_is_bridged_and_raises_the_uncertainty_by_what_was_not_seen():
     """Four seconds at about 5 W where every second was to be looked at: three of them, 15 J, are a guess."""
-    reading = added(Watts(1.0), [(0.0, 5.0), (4.0, 5.0)])
+    reading = added(PowerIntegral(1.0), [(0.0, 5.0), (4.0, 5.0)])
     assert reading.joules == 20.0
     assert sqrt(reading.variance) == 15.0
 
 
 def test_a_look_that_is_a_little_late_is_no_gap():
-    assert added(Watts(1.0), [(0.0, 5.0), (1.9, 5.0)]).variance == 0.0
+    assert added(PowerIntegral(1.0), [(0.0, 5.0), (1.9, 5.0)]).variance == 0.0
 
 
 def test_power_that_is_taken_to_hold_is_believed_to_no_joule():
-    reading = Watts(1.0).after(0.0, 5.0).held(2.0).after(3.0, 5.0).reading
+    reading = PowerIntegral(1.0).after(0.0, 5.0).held(2.0).after(3.0, 5.0).reading
     assert reading == MeterReading(15.0, 100.0)
-    assert Watts(1.0).held(5.0) == Watts(1.0)
+    assert PowerIntegral(1.0).held(5.0) == PowerIntegral(1.0)
 
 
 def test_nothing_is_added_for_the_time_of_a_rest():
-    integral = Watts(1.0).after(0.0, 5.0).after(1.0, 5.0).broken().after(100.0, 5.0).after(101.0, 5.0)
+    integral = PowerIntegral(1.0).after(0.0, 5.0).after(1.0, 5.0).broken().after(100.0, 5.0).after(101.0, 5.0)
     assert integral.reading.joules == 10.0
 
 
 def test_looks_at_a_ramp_add_up_to_its_area_however_unevenly_they_come():
     """P(t) = 2 t from 0 to 6 s: 36 J."""
     assert added(
-        Watts(1.0), [(t, 2 * t) for t in (0.0, 0.3, 1.0, 2.5, 2.6, 4.0, 6.0)]
+        PowerIntegral(1.0), [(t, 2 * t) for t in (0.0, 0.3, 1.0, 2.5, 2.6, 4.0, 6.0)]
     ).joules == pytest.approx(36)
 
 
 def test_a_counter_adds_its_steps_and_nothing_where_it_was_set_back():
-    assert added(Joules(), [(0, 100.0), (1, 130.0), (2, 5.0), (3, 12.0)]).joules == 37.0
+    assert added(CounterIntegral(), [(0, 100.0), (1, 130.0), (2, 5.0), (3, 12.0)]).joules == 37.0
 
 
 def test_a_counter_that_rested_goes_on_from_where_it_is_then():
     assert (
-        Joules().after(0, 10.0).after(1, 12.0).broken().after(9, 90.0).after(10, 91.0).reading.joules == 3.0
+        CounterIntegral().after(0, 10.0).after(1, 12.0).broken().after(9, 90.0).after(10, 91.0).reading.joules
+        == 3.0
     )
 
 

@@ -5,7 +5,7 @@ from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.client.energy import MeterError, find, spent
-from device_runtime.client.energy.mqtt import MeterTopic, Published
+from device_runtime.client.energy.mqtt import MeterTopic, MqttMeter
 
 TASMOTA = '{"Time":"2023-05-19T20:52:56","ENERGY":{"Total":514.153,"Power":56,"Voltage":234}}'
 
@@ -59,7 +59,7 @@ def test_a_password_that_the_broker_refuses_is_said_and_not_waited_out(broker, c
     secured = Mosquitto(BrokerOptions(users={"plug": "secret"}))
     try:
         wrong = secured.url.replace("mqtt://", "mqtt://plug:wrong@")
-        meter = Published(MeterTopic.of(f"{wrong}/t"), clock, wait_s=600.0)
+        meter = MqttMeter(MeterTopic.of(f"{wrong}/t"), clock, wait_s=600.0)
         with pytest.raises(MeterError, match=r"the broker refuses: (Not|Bad)") as refused:
             meter.read()
         assert "wrong@" not in str(refused.value)
@@ -68,7 +68,7 @@ def test_a_password_that_the_broker_refuses_is_said_and_not_waited_out(broker, c
 
 
 def test_what_comes_between_two_readings_is_integrated(clock):
-    meter = Published(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
+    meter = MqttMeter(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
     meter.hear(b"4")
     first = meter.read()
     clock.now = 10.0
@@ -84,7 +84,7 @@ def test_what_comes_between_two_readings_is_integrated(clock):
 
 
 def test_of_work_that_is_over_before_the_plug_speaks_again_nothing_is_known(clock):
-    meter = Published(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
+    meter = MqttMeter(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
     meter.hear(b"4")
     first = meter.read()
     clock.now = 5.0
@@ -92,7 +92,7 @@ def test_of_work_that_is_over_before_the_plug_speaks_again_nothing_is_known(cloc
 
 
 def test_a_counter_of_energy_is_refused(clock):
-    meter = Published(MeterTopic.of("mqtt://127.0.0.1:1/t#ENERGY.Total"), clock, wait_s=0.0)
+    meter = MqttMeter(MeterTopic.of("mqtt://127.0.0.1:1/t#ENERGY.Total"), clock, wait_s=0.0)
     meter.hear(b"0.5 kWh")
     with pytest.raises(MeterError):
         meter.read()
@@ -101,7 +101,7 @@ def test_a_counter_of_energy_is_refused(clock):
 
 
 def test_without_a_message_there_is_no_reading_and_it_says_why(clock):
-    meter = Published(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.01)
+    meter = MqttMeter(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.01)
     with pytest.raises(MeterError, match="mqtt://127.0.0.1:1, t: no message in 0.01 s"):
         meter.read()
     meter.hear(b'{"colour": "red"}')
@@ -110,7 +110,7 @@ def test_without_a_message_there_is_no_reading_and_it_says_why(clock):
 
 
 def test_a_plug_that_fell_silent_is_no_longer_believed(clock):
-    meter = Published(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
+    meter = MqttMeter(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
     meter.hear(b"4")
     clock.now = 75.0
     meter.read()
@@ -120,7 +120,7 @@ def test_a_plug_that_fell_silent_is_no_longer_believed(clock):
 
 
 def test_a_message_that_is_no_figure_does_not_undo_the_last_one(clock):
-    meter = Published(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
+    meter = MqttMeter(MeterTopic.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
     meter.hear(b"4")
     first = meter.read()
     clock.now = 1.0

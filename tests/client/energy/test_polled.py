@@ -2,11 +2,19 @@ import threading
 
 import pytest
 
-from device_runtime.client.energy.meter import Joules, MeterError, MeterInfo, Polled, Watts
+from device_runtime.client.energy.meter import (
+    CounterIntegral,
+    MeterError,
+    MeterInfo,
+    PolledMeter,
+    PowerIntegral,
+)
 
 
 def polled(look, clock, every_s=3600.0, integral=None):
-    return Polled(MeterInfo("test", "all", 0.01, every_s=every_s), look, integral or Watts(1.0), clock)
+    return PolledMeter(
+        MeterInfo("test", "all", 0.01, every_s=every_s), look, integral or PowerIntegral(1.0), clock
+    )
 
 
 def test_two_readings_have_between_them_what_was_drawn(clock):
@@ -80,7 +88,7 @@ def test_looks_that_fail_in_between_leave_a_gap(clock):
 
 def test_what_passes_while_it_rests_is_not_added(clock):
     counter = iter([100.0, 110.0, 900.0, 905.0])
-    meter = polled(lambda: next(counter), clock, integral=Joules())
+    meter = polled(lambda: next(counter), clock, integral=CounterIntegral())
     meter.read()
     assert meter.read().joules == 10.0
     meter.rest()

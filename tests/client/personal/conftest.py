@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.models.bundles.tensors import encode
 
@@ -11,7 +11,7 @@ def offer(bundle):
     """An offer of a round of the shipped bundle."""
 
     def made(number=1, **changes):
-        blob = name(encode(bundle.weights()))
+        blob = blob_of(encode(bundle.weights()))
         given = {
             "task": "t", "run": "r", "round": number, "seed": 5, "deadline_s": 9.0, "remaining_s": 9.0,
             "bundle": blob, "base": Base(checkpoint=(blob,), sha=blob.sha), "kinds": (),

@@ -68,9 +68,9 @@ def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, off
     weights = bundle.weights()
     bias = np.zeros(10, np.float32)
     bias[6] = 1000
-    from device_runtime.client.personal.kept import Judged
+    from device_runtime.client.personal.kept import RoundEvaluation
 
-    keeper.judge(Judged(4, kept=True), {head.weight: weights[head.weight], head.bias: bias})
+    keeper.judge(RoundEvaluation(4, kept=True), {head.weight: weights[head.weight], head.bias: bias})
     np.save(tmp_path / "x.npy", digits[0][:5])
     assert {one.label for one in Personal.open(tmp_path).predict(tmp_path / "x.npy")} == {"6"}
 

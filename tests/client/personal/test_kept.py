@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from device_runtime.client.personal import kept as module
-from device_runtime.client.personal.kept import FOLDER, Judged, NothingKept, PersonalModelStore
+from device_runtime.client.personal.kept import FOLDER, NothingKept, PersonalModelStore, RoundEvaluation
 from device_runtime.models.training.heads import Evaluation
 
 
@@ -34,7 +34,9 @@ def test_what_is_kept_is_read_again_with_its_bundle(keeper, bundle, offer):
 
 def test_only_the_last_model_stays_and_a_head_goes_with_its_model(keeper, bundle, offer, tmp_path):
     keeper.keep(offer(1), bundle, moved(bundle, 1))
-    keeper.judge(Judged(1, Evaluation(0.5, 1.0, 4), Evaluation(0.75, 0.5, 4), True), head_of(bundle, 2))
+    keeper.judge(
+        RoundEvaluation(1, Evaluation(0.5, 1.0, 4), Evaluation(0.75, 0.5, 4), True), head_of(bundle, 2)
+    )
     assert (keeper.read().weights[bundle.manifest.head.bias] == 2).all()
     assert files(tmp_path) == [".json", ".safetensors", ".safetensors"]
     keeper.keep(offer(2), bundle, moved(bundle, 3))
@@ -47,7 +49,7 @@ def test_only_the_last_model_stays_and_a_head_goes_with_its_model(keeper, bundle
 
 def test_the_same_model_in_another_round_keeps_its_head(keeper, bundle, offer):
     keeper.keep(offer(1), bundle, moved(bundle, 1))
-    keeper.judge(Judged(1, kept=True), head_of(bundle, 2))
+    keeper.judge(RoundEvaluation(1, kept=True), head_of(bundle, 2))
     keeper.keep(offer(2), bundle, moved(bundle, 1))
     assert keeper.read().record.head
 
@@ -56,8 +58,8 @@ def test_figures_of_another_run_go_and_those_of_a_round_that_was_overtaken_are_n
     keeper, bundle, offer
 ):
     keeper.keep(offer(1), bundle, moved(bundle, 1))
-    keeper.judge(Judged(1), None)
-    keeper.judge(Judged(7), head_of(bundle, 2))
+    keeper.judge(RoundEvaluation(1), None)
+    keeper.judge(RoundEvaluation(7), head_of(bundle, 2))
     assert [one.round for one in keeper.read().record.rounds] == [1]
     keeper.keep(offer(1, run="s"), bundle, moved(bundle, 1))
     assert keeper.read().record.rounds == ()
@@ -67,7 +69,7 @@ def test_at_most_a_hundred_rounds_are_remembered(keeper, bundle, offer, monkeypa
     monkeypatch.setattr(module, "MOST_ROUNDS", 3)
     for number in range(1, 6):
         keeper.keep(offer(number), bundle, moved(bundle, 1))
-        keeper.judge(Judged(number), None)
+        keeper.judge(RoundEvaluation(number), None)
     assert [one.round for one in keeper.read().record.rounds] == [3, 4, 5]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.broker.wire.blobs import name
+from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.link import Connected
 from device_runtime.broker.wire.messages import Base, Contribution, Get, Hello
 from device_runtime.client.agent import Agent
@@ -165,8 +165,8 @@ def over(stage, number=1):
     """The word that the task is done after this round, and the model that came of it."""
     weights = {key: value + value.dtype.type(1) for key, value in stage.bundle.weights().items()}
     data = tensors.encode(weights)
-    stage.contents[name(data).sha] = data
-    base = Base(checkpoint=(name(data),), sha=name(data).sha)
+    stage.contents[blob_of(data).sha] = data
+    base = Base(checkpoint=(blob_of(data),), sha=blob_of(data).sha)
     return stage.offer(number, base=base, kinds=(), remaining_s=0.0, done=True), data
 
 

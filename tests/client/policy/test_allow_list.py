@@ -113,7 +113,7 @@ def test_the_list_is_given_as_options_kept_and_shown_among_the_rules(tmp_path):
     policy = policy_options.policy(parsed(*words.split()))
     assert policy.allowed == AllowList(("full", "few-shot"), ("ab" * 8,), 8, 5)
     owner.keep(policy, tmp_path)
-    assert owner.kept(tmp_path) == policy
+    assert owner.kept_policy(tmp_path) == policy
     verdict = judge(policy, Conditions(datetime(2026, 1, 1)))
     assert [(rule.name, rule.allows, rule.why) for rule in verdict.rules] == [
         ("kinds", True, "only full, few-shot"),
@@ -166,6 +166,6 @@ def test_a_file_s_list_without_bundles_is_refused_for_it_would_allow_all(tmp_pat
     ],
 )
 def test_class_statistics_are_sent_where_the_owner_allows_class_means_and_of_no_fewer_samples(allowed, left):
-    asked = class_statistics.asking(Full(), ClassStatistics())
+    asked = class_statistics.with_class_statistics(Full(), ClassStatistics())
     assert allowed_statistics(asked, allowed).statistics == left
     assert allowed_statistics(Full(), allowed) == Full()

@@ -9,7 +9,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Connected
 from device_runtime.broker.wire.messages import VERSION, Get, Hello, Plan, State, decode, encode
 from device_runtime.client.policy.rules import Rule, RuleVerdict
-from device_runtime.client.policy.work_gate import Hours
+from device_runtime.client.policy.work_gate import WorkGate
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
@@ -243,7 +243,7 @@ def test_where_the_link_is_to_be_spared_nothing_is_sent_until_it_need_not_be(sta
 
 
 def test_the_clock_of_the_work_stands_still_while_it_is_held(clock):
-    hours = Hours(clock)
+    hours = WorkGate(clock)
     clock.now = 10.0
     with hours.held():
         clock.now = 25.0
@@ -254,7 +254,7 @@ def test_the_clock_of_the_work_stands_still_while_it_is_held(clock):
 
 def test_rules_are_looked_at_once_a_second_or_when_somebody_asks(clock):
     looks = []
-    hours = Hours(clock, lambda held: looks.append(held) or NO)
+    hours = WorkGate(clock, lambda held: looks.append(held) or NO)
     for clock.now in (0.0, 0.5, 0.9, 1.0, 1.5):
         assert not hours.open()
     assert looks == [frozenset(), frozenset({"mains"})]

@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 
 from device_runtime.client.policy import privacy_budget
-from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard, samples
+from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard, sample_digests
 from device_runtime.models.data import stamp
 from device_runtime.models.errors import DataError
-from device_runtime.strategies.terms.accountant import Limit, PrivacyError, Spent, spent
+from device_runtime.strategies.terms.accountant import (
+    PrivacyBudget,
+    PrivacyError,
+    PrivacySpending,
+    total_epsilon,
+)
 from device_runtime.strategies.terms.dp_sgd import BudgetExceeded, DpSgd, PrivacyLedger
 
 DELTA = 1e-3
-LIMIT = (Limit(5.0, DELTA),)
-ONE = Spent(8.0, 1.0, 10)
+LIMIT = (PrivacyBudget(5.0, DELTA),)
+ONE = PrivacySpending(8.0, 1.0, 10)
 """Whole batches, of which the accountant knows at once what they spend."""
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -40,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def epsilon(times):
-    return spent([ONE] * times, DELTA)
+    return total_epsilon([ONE] * times, DELTA)
 
 
 def test_nothing_is_spent_at_first(path):
@@ -63,7 +68,7 @@ def test_what_was_spent_outlives_the_process(path):
 def test_a_round_that_would_exceed_the_budget_is_refused_and_spends_nothing(path):
     there = budget(path, A)
     fitting = next(n for n in range(1, 1000) if epsilon(n + 1) > 5)
-    there.spend(Spent(ONE.noise, 1.0, ONE.steps * fitting, fitting), LIMIT)
+    there.spend(PrivacySpending(ONE.noise, 1.0, ONE.steps * fitting, fitting), LIMIT)
     before = path.read_bytes()
     with pytest.raises(BudgetExceeded) as refused:
         there.spend(ONE, LIMIT)
@@ -74,7 +79,7 @@ def test_a_round_that_would_exceed_the_budget_is_refused_and_spends_nothing(path
 
 
 def test_every_limit_holds(path):
-    strict = Limit(epsilon(1), DELTA)
+    strict = PrivacyBudget(epsilon(1), DELTA)
     there = budget(path, A)
     there.spend(ONE, (*LIMIT, strict))
     with pytest.raises(BudgetExceeded, match=f"of {epsilon(1):g} at"):
@@ -102,7 +107,7 @@ def test_a_sample_draws_from_the_same_budget_when_others_come_and_go(path):
 
 
 def test_one_new_sample_does_not_hide_what_the_others_spent(path):
-    budget(path, A).spend(Spent(ONE.noise, 1.0, 10_000), (Limit(1e6, DELTA),))
+    budget(path, A).spend(PrivacySpending(ONE.noise, 1.0, 10_000), (PrivacyBudget(1e6, DELTA),))
     with pytest.raises(BudgetExceeded):
         budget(path, A, B).spend(ONE, LIMIT)
     budget(path, B).spend(ONE, LIMIT)
@@ -119,8 +124,9 @@ KILLED = """
 import os, signal
 from pathlib import Path
 from device_runtime.client.policy.privacy_budget import Budget
-from device_runtime.strategies.terms.accountant import Limit, Spent
-Budget(Path({path!r}), frozenset([b"a" * 16])).spend(Spent(8.0, 1.0, 10), [Limit(5.0, 1e-3)])
+from device_runtime.strategies.terms.accountant import PrivacyBudget, PrivacySpending
+budget = Budget(Path({path!r}), frozenset([b"a" * 16]))
+budget.spend(PrivacySpending(8.0, 1.0, 10), [PrivacyBudget(5.0, 1e-3)])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -180,22 +186,22 @@ def test_samples_are_known_by_what_is_stored_whatever_their_file_order_and_label
     np.savez(tmp_path / "one" / "all.npz", x=x, y=np.zeros(6, int))
     np.savez(tmp_path / "two" / "b.npz", x=x[3:], y=np.ones(3, int))
     np.savez(tmp_path / "two" / "a.npz", x=x[2::-1], y=np.ones(3, int))
-    found = samples(tmp_path / "one")
-    assert len(found) == 6 and found == samples(tmp_path / "two")
+    found = sample_digests(tmp_path / "one")
+    assert len(found) == 6 and found == sample_digests(tmp_path / "two")
     np.savez(tmp_path / "one" / "all.npz", x=np.concatenate([x[:2], x[:2], x[5:] + 100]), y=np.zeros(5, int))
-    assert len(samples(tmp_path / "one")) == 3
-    assert len(samples(tmp_path / "one") & found) == 2
+    assert len(sample_digests(tmp_path / "one")) == 3
+    assert len(sample_digests(tmp_path / "one") & found) == 2
 
 
 def test_equal_bytes_of_another_form_are_another_sample(tmp_path):
     for name, x in (("a", np.zeros((1, 4), np.uint8)), ("b", np.zeros((1, 2, 2), np.uint8)), ("c", [[0.0]])):
         np.savez(tmp_path / f"{name}.npz", x=x, y=np.zeros(1, int))
-    assert len(samples(tmp_path)) == 3
+    assert len(sample_digests(tmp_path)) == 3
 
 
 def test_a_file_that_cannot_be_read_is_nobody(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 no zip at all")
-    assert samples(tmp_path) == frozenset()
+    assert sample_digests(tmp_path) == frozenset()
 
 
 def test_nothing_is_spent_on_nobody(path):
@@ -213,14 +219,14 @@ def test_without_an_owner_s_limit_unprotected_kinds_go_on(path):
 
 
 def test_with_an_owner_s_limit_nothing_unprotected_is_sent(path):
-    guard = PrivacyGuard(lambda: budget(path, A), Limit(5.0, 1e-3))
+    guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
     assert guard.unfit(Kind(), 10) == "is not private, and the owner asks for epsilon 5 at delta 0.001"
     assert guard.unfit(object(), 10).startswith("is not private")
 
 
 @pytest.mark.parametrize("asked", [DpSgd(epsilon=8.0, delta=1e-3), DpSgd(epsilon=5.0, delta=1e-2)])
 def test_a_task_that_asks_for_less_privacy_than_the_owner_allows_is_refused(path, asked):
-    guard = PrivacyGuard(lambda: budget(path, A), Limit(5.0, 1e-3))
+    guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
     said = f"asks for {asked.limit}, the owner allows epsilon 5 at delta 0.001"
     assert guard.unfit(Kind(asked), 10) == said
 
@@ -228,10 +234,10 @@ def test_a_task_that_asks_for_less_privacy_than_the_owner_allows_is_refused(path
 def test_a_guard_lets_the_planned_rounds_pass_and_no_more(path):
     kind = Kind(DpSgd(rounds=3))
     for done in range(3):
-        guard = PrivacyGuard(lambda: budget(path, A), Limit(5.0, 1e-3))
+        guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
         assert guard.unfit(kind, 10) == ""
         guard.before(kind, 10)
-        assert guard.spent(kind) == spent([kind.dp.round(10, 64, 5)] * (done + 1), DELTA)
+        assert guard.spent(kind) == total_epsilon([kind.dp.round(10, 64, 5)] * (done + 1), DELTA)
     assert 4.9 < guard.spent(kind) <= 5
     assert guard.unfit(kind, 10).startswith("epsilon would be 5.")
     assert guard.unfit(kind, 10).endswith("of 5 at delta 0.001 after 3 rounds")
@@ -247,7 +253,7 @@ def test_another_task_on_the_same_data_draws_from_the_same_budget(path):
 
 
 def test_the_owner_s_limit_is_over_all_tasks(path):
-    guard = PrivacyGuard(lambda: budget(path, A), Limit(5.0, 1e-3))
+    guard = PrivacyGuard(lambda: budget(path, A), PrivacyBudget(5.0, 1e-3))
     guard.before(Kind(DpSgd(epsilon=3.0, rounds=1)), 10)
     assert "of 3 at" in guard.unfit(Kind(DpSgd(epsilon=3.0, rounds=1)), 10)
     assert guard.unfit(Kind(DpSgd(epsilon=5.0, rounds=10)), 10) == ""
@@ -261,7 +267,7 @@ def test_a_device_s_guard_reads_its_samples_and_its_file_when_a_private_kind_com
     kind = Kind(DpSgd())
     guard.before(kind, 2)
     assert PrivacyGuard.of(tmp_path, tmp_path / "data.npz").spent(kind) == guard.spent(kind) > 0
-    assert Budget(path, samples(tmp_path / "data.npz")).rounds == 1
+    assert Budget(path, sample_digests(tmp_path / "data.npz")).rounds == 1
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced", "added"])

@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from device_runtime.client.errors import PolicyError
-from device_runtime.client.policy.rules import Charge, Conditions, DayWindow, Policy, Seen, judge
+from device_runtime.client.policy.rules import Charge, Conditions, DayWindow, Policy, Reading, judge
 
 NOON = datetime(2026, 11, 22, 12, 0)
 
@@ -16,7 +16,7 @@ def said(policy, held=frozenset(), when=NOON, **conditions):
 
 
 def charge(percent, plugged=False):
-    return Seen(Charge(percent, plugged), "a test")
+    return Reading(Charge(percent, plugged), "a test")
 
 
 def test_without_rules_a_device_may_always_work():
@@ -59,7 +59,7 @@ def test_what_is_no_part_of_the_day_is_refused_with_what_was_expected(text):
 def test_only_on_mains_power():
     assert said(Policy(mains=True), charge=charge(5, plugged=True)).allows
     assert said(Policy(mains=True), charge=charge(95)).reasons == ("on battery power (a test)",)
-    assert said(Policy(mains=True), charge=Seen(Charge(None, True), "it has no battery")).allows
+    assert said(Policy(mains=True), charge=Reading(Charge(None, True), "it has no battery")).allows
 
 
 def test_a_battery_that_held_work_up_must_come_back_by_five_points():
@@ -85,25 +85,25 @@ def test_a_full_battery_is_enough_whatever_was_asked_for():
 
 def test_heat_that_held_work_up_must_go_by_three_degrees():
     policy = Policy(below_c=70)
-    hot = said(policy, celsius=Seen(70.0, "a sensor"))
+    hot = said(policy, celsius=Reading(70.0, "a sensor"))
     assert hot.reasons == ("70 °C is not below 70 (a sensor)",)
-    assert not said(policy, hot.held, celsius=Seen(67.0, "a sensor")).allows
-    assert said(policy, hot.held, celsius=Seen(66.9, "a sensor")).allows
-    assert said(policy, celsius=Seen(69.9, "a sensor")).allows
+    assert not said(policy, hot.held, celsius=Reading(67.0, "a sensor")).allows
+    assert said(policy, hot.held, celsius=Reading(66.9, "a sensor")).allows
+    assert said(policy, celsius=Reading(69.9, "a sensor")).allows
 
 
 def test_others_who_held_work_up_must_use_a_fifth_less():
     policy = Policy(others_below=50)
-    busy = said(policy, others=Seen(50.0, "/proc/stat"))
+    busy = said(policy, others=Reading(50.0, "/proc/stat"))
     assert not busy.allows
-    assert not said(policy, busy.held, others=Seen(40.0, "/proc/stat")).allows
-    assert said(policy, busy.held, others=Seen(39.0, "/proc/stat")).allows
+    assert not said(policy, busy.held, others=Reading(40.0, "/proc/stat")).allows
+    assert said(policy, busy.held, others=Reading(39.0, "/proc/stat")).allows
 
 
 def test_a_metered_network_is_spared_and_not_only_not_worked_on():
-    verdict = said(Policy(unmetered=True), metered=Seen(True, "NetworkManager"))
+    verdict = said(Policy(unmetered=True), metered=Reading(True, "NetworkManager"))
     assert (verdict.allows, verdict.quiet) == (False, True)
-    assert said(Policy(unmetered=True), metered=Seen(False, "NetworkManager")).allows
+    assert said(Policy(unmetered=True), metered=Reading(False, "NetworkManager")).allows
     assert not said(Policy(mains=True), charge=charge(50)).quiet
 
 

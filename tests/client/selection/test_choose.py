@@ -35,7 +35,7 @@ def device(flops_per_s=1e9, limit=10**10, up=1e7, down=1e7, corrections=None):
 
 
 def every_kind():
-    return [registry.make(name) for name in registry.USUAL]
+    return [registry.make(name) for name in registry.DEFAULT_KINDS]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_costs_follow_from_flops_bandwidth_and_power(load, bundle):
 
 
 def test_faster_boards_never_choose_poorer(load):
-    order = list(registry.USUAL)
+    order = list(registry.DEFAULT_KINDS)
     chosen = []
     for name in ("pi-zero-2w", "pi-4", "jetson-nano", "phone-mid", "pi-5", "phone-high"):
         slowed = shipped(name)
@@ -176,7 +176,9 @@ def test_class_statistics_are_left_out_where_nothing_fits_with_them(load):
     """
     asked = ClassStatistics()
     kinds = [
-        class_statistics.asking(kind, asked) for kind in every_kind() if not isinstance(kind, ClassMeans)
+        class_statistics.with_class_statistics(kind, asked)
+        for kind in every_kind()
+        if not isinstance(kind, ClassMeans)
     ]
     plan = choose(device(1e9, up=300.0), kinds, {MAIN: load}, remaining_s=2.0)
     assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", None)
@@ -190,8 +192,11 @@ def test_class_statistics_are_left_out_where_nothing_fits_with_them(load):
 
 def test_a_device_with_one_class_sends_class_means_of_some_samples_before_scalars_of_all(bundle):
     """No classifier tells one class apart; four passes through all samples, or one through 40."""
-    usual = [registry.make(name, settings) for name, settings in registry.offered(registry.USUAL[2:])]
-    kinds = [class_statistics.asking(kind, ClassStatistics()) for kind in usual]
+    usual = [
+        registry.make(name, settings)
+        for name, settings in registry.default_settings(registry.DEFAULT_KINDS[2:])
+    ]
+    kinds = [class_statistics.with_class_statistics(kind, ClassStatistics()) for kind in usual]
     load = workload(bundle.manifest, (180, *(0,) * 9))
     plan = choose(device(1e12), kinds, {MAIN: load}, remaining_s=3.0)
     assert plan.chosen.kind == "class-means"
@@ -203,7 +208,7 @@ def test_a_device_with_one_class_sends_class_means_of_some_samples_before_scalar
 def test_a_narrower_link_carries_class_statistics_of_fewer_classes_as_many_as_fit(bundle):
     """120 bytes of envelope, 72 of a tensor, 74 for each class; second moments take 4.3 kB more."""
     load = workload(bundle.manifest, (18, 1, 18, 18, 18, 18, 18, 18, 0, 18))
-    kinds = [class_statistics.asking(registry.make("class-means"), ClassStatistics())]
+    kinds = [class_statistics.with_class_statistics(registry.make("class-means"), ClassStatistics())]
     compute_s = priced(kinds[0], {MAIN: load}, device()).compute_s
     for rows in range(9):
         for spare in (1, 73):
@@ -223,7 +228,7 @@ def test_a_narrower_link_carries_class_statistics_of_fewer_classes_as_many_as_fi
 
 def test_no_more_classes_are_sent_than_the_task_asks_for(load):
     asked = ClassStatistics(most_classes=4)
-    kinds = [class_statistics.asking(registry.make("class-means"), asked)]
+    kinds = [class_statistics.with_class_statistics(registry.make("class-means"), asked)]
     plan = choose(device(1e12), kinds, {MAIN: load}, remaining_s=3.0)
     assert plan.chosen.strategy.statistics == asked
     assert plan.chosen.classes == (4, 10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from device_runtime.client.selection.profiling import held
+from device_runtime.client.selection.profiling import held_bytes
 from device_runtime.client.training.engine_guard import MARGIN, MARGIN_BYTES
 from device_runtime.models.bundles.manifest import Graph
 from device_runtime.profiles.cost import session_bytes
@@ -30,7 +30,7 @@ def test_what_was_seen_counts_and_others_of_its_sort_are_as_far_off():
         "forward": shaped(graphs["forward"], 20) // 2,
         "train.all": 3 * shaped(graphs["train.all"], 8) // 2,
     }
-    found = held(seen, graphs, rows)
+    found = held_bytes(seen, graphs, rows)
     assert {name: found[name] for name in seen} == seen
     assert found["loss.all"] == pytest.approx(1.3 * shaped(graphs["loss.all"], 20) / 2, rel=1e-6)
     assert found["train.mid"] == pytest.approx(1.5 * shaped(graphs["train.mid"], 10), rel=1e-6)
@@ -40,7 +40,7 @@ def test_nothing_is_concluded_from_graphs_of_fewer_live_bytes_nor_from_those_tha
     graphs = {"forward": graph(3 * MB), "train.head": graph(3 * MB), "train.all": graph(8 * MB)}
     rows = dict.fromkeys(graphs, 8)
     seen = {"forward": 1 * MB, "train.head": 1 * MB}
-    assert held(seen, graphs, rows)["train.all"] == round(1.4 * shaped(graphs["train.all"], 8))
+    assert held_bytes(seen, graphs, rows)["train.all"] == round(1.4 * shaped(graphs["train.all"], 8))
 
 
 SQUEEZENET = {  # 1.0, 128 pixels: live MB of a run, its samples, kB of the file, MB grown by
@@ -68,5 +68,5 @@ MOBILENET = {  # V2 of width 0.5, 96 pixels
 def test_no_graph_holds_more_than_is_said_whichever_were_tried(network, known):
     graphs = {name: graph(round(MB * live / rows), kb) for name, (live, rows, kb, _) in network.items()}
     seen = {name: round(MARGIN * MB * network[name][3]) + MARGIN_BYTES for name in known}
-    found = held(seen, graphs, {name: rows for name, (_, rows, *_) in network.items()})
+    found = held_bytes(seen, graphs, {name: rows for name, (_, rows, *_) in network.items()})
     assert all(found[name] >= MB * network[name][3] for name in graphs)

@@ -3,7 +3,7 @@ from math import isnan, nan
 import pytest
 
 from device_runtime.client.energy import MODELLED, MeterInfo, find
-from device_runtime.client.energy.meter import Joules, Polled
+from device_runtime.client.energy.meter import CounterIntegral, PolledMeter
 from device_runtime.client.selection import measurement as trials
 from device_runtime.client.selection.measure_one import (
     MeasuredDevice,
@@ -21,7 +21,7 @@ from device_runtime.client.selection.measurement import (
     row,
 )
 from device_runtime.client.training.emulation import Time
-from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.profiles import Speed
 
 # Of /proc/PID/status of a process on Linux 6.1.
@@ -31,7 +31,7 @@ STATUS = (
 
 
 def order(kind, bundle="digits-wrn-10-1", **device):
-    return MeasureOrder(bundle, kind, "", "", 30, MeasuredDevice(Speed(1e9), EngineWish(), **device))
+    return MeasureOrder(bundle, kind, "", "", 30, MeasuredDevice(Speed(1e9), EngineSettings(), **device))
 
 
 def figures(seconds, joules=4.0, **changes):
@@ -140,5 +140,7 @@ def test_power_at_rest_is_what_the_meter_shows_while_nothing_is_done(clock):
 
 def test_a_meter_too_coarse_for_seconds_at_rest_tells_no_power_at_rest(clock):
     counter = iter([0.0, 36.0])
-    coarse = Polled(MeterInfo("battery", "all", 0.1, step_j=36.0), lambda: next(counter), Joules(), clock)
+    coarse = PolledMeter(
+        MeterInfo("battery", "all", 0.1, step_j=36.0), lambda: next(counter), CounterIntegral(), clock
+    )
     assert isnan(idle_watts(coarse, 5.0, Time(clock, clock.sleep)))

@@ -5,16 +5,17 @@ import pytest
 
 from device_runtime.client.errors import OutOfMemory
 from device_runtime.client.selection.profiling import clocks, completed, measure, ready
-from device_runtime.client.training.emulation import Pretence
-from device_runtime.models.bundles.bundle import Bundle, shipped
-from device_runtime.models.engines.available import EngineWish, open_model
+from device_runtime.client.training.emulation import Emulation
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
+from device_runtime.models.bundles.names import EngineSettings
+from device_runtime.models.engines.available import open_model
 from device_runtime.profiles import Speed
 from device_runtime.profiles.measure import Clocks
 
 
 @pytest.fixture
 def manifest():
-    return Bundle.open(shipped("digits-wrn-10-1")).manifest
+    return Bundle.open(shipped_folder("digits-wrn-10-1")).manifest
 
 
 class Limited:
@@ -43,7 +44,7 @@ class Ticking:
 
 
 def measured(**limits: str) -> Speed:
-    model = open_model(Bundle.open(shipped("digits-wrn-10-1")), watch=Limited(**limits))
+    model = open_model(Bundle.open(shipped_folder("digits-wrn-10-1")), watch=Limited(**limits))
     ticking = Ticking()
     rows = dict.fromkeys(model.manifest.graphs, 32)
     speed = measure(model, Clocks(ticking, ticking), rows)
@@ -86,18 +87,18 @@ def test_what_is_not_measured_is_as_fast_as_its_sort_and_opens_as_slowly_as_its_
 
 
 def test_what_a_gpu_or_a_pretended_device_computes_is_not_known():
-    known = clocks(time.monotonic, EngineWish(), None)
+    known = clocks(time.monotonic, EngineSettings(), None)
     assert (known.passed, known.busy) == (time.monotonic, time.process_time)
-    for wish, pretence in ((EngineWish(device="cuda"), None), (EngineWish(), Pretence.of("pi-4"))):
+    for wish, pretence in ((EngineSettings(device="cuda"), None), (EngineSettings(), Emulation.of("pi-4"))):
         assert clocks(time.monotonic, wish, pretence).busy == time.monotonic
 
 
 def test_a_device_whose_speed_is_remembered_has_its_engine_loaded_and_no_graph(manifest):
-    model = open_model(Bundle.open(shipped("digits-wrn-10-1")), watch=Limited())
+    model = open_model(Bundle.open(shipped_folder("digits-wrn-10-1")), watch=Limited())
     ready(model)
     assert not model._sessions
     with pytest.raises(OutOfMemory):
-        ready(open_model(Bundle.open(shipped("digits-wrn-10-1")), watch=Limited(refused="forward")))
+        ready(open_model(Bundle.open(shipped_folder("digits-wrn-10-1")), watch=Limited(refused="forward")))
 
 
 def test_a_device_that_cannot_even_run_a_forward_pass_says_so():

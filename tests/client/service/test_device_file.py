@@ -8,7 +8,7 @@ import pytest
 
 from device_runtime.cli.on_device import join, policy_options
 from device_runtime.client.errors import PolicyError
-from device_runtime.client.policy.process_priority import Manners
+from device_runtime.client.policy.process_priority import ProcessPriority
 from device_runtime.client.policy.rules import DayWindow, Policy
 from device_runtime.client.service import device_file
 
@@ -58,7 +58,7 @@ def test_every_option_of_join_may_stand_in_a_file(read, tmp_path):
     assert Path(options.data) in (tmp_path / "samples.npz", Path("samples.npz"))
     windows = (DayWindow.of("22:00-06:30"), DayWindow.of("12:00-13:00"))
     assert policy_options.policy(options) == Policy(True, 40.0, 65.5, True, windows, 30.0, 50_000_000)
-    assert policy_options.manners(options) == Manners(10, True, 1)
+    assert policy_options.process_priority(options) == ProcessPriority(10, True, 1)
     assert policy_options.disk_bytes(options, tmp_path) == 2_000_000_000
 
 

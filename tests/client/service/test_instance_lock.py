@@ -14,21 +14,21 @@ from device_runtime.cli import main
 from device_runtime.client.connection import connecting
 from device_runtime.client.errors import InUse, PolicyError
 from device_runtime.client.policy import work_gate as owner
-from device_runtime.client.policy.process_priority import Manners
+from device_runtime.client.policy.process_priority import ProcessPriority
 from device_runtime.client.policy.rules import DayWindow, Policy
-from device_runtime.client.policy.work_gate import Owner
+from device_runtime.client.policy.work_gate import OwnerRules
 from device_runtime.client.service import instance_lock as guest
 from device_runtime.client.service import uninstall as leaving
 
 
 def test_one_device_is_one_process_and_a_lock_ends_with_it(tmp_path):
     assert guest.process(tmp_path) is None
-    with guest.alone(tmp_path):
+    with guest.folder_lock(tmp_path):
         assert guest.process(tmp_path) == os.getpid()
-        with pytest.raises(InUse, match=f"in use by process {os.getpid()}"), guest.alone(tmp_path):
+        with pytest.raises(InUse, match=f"in use by process {os.getpid()}"), guest.folder_lock(tmp_path):
             pass
     assert guest.process(tmp_path) is None
-    with guest.alone(tmp_path):
+    with guest.folder_lock(tmp_path):
         pass
 
 
@@ -41,7 +41,7 @@ def test_a_full_disk_and_a_file_system_without_locks_keep_no_device_from_its_wor
 
     monkeypatch.setattr(fcntl, "flock", refused)
     monkeypatch.setattr(os, "pwrite", full)
-    with guest.alone(tmp_path):
+    with guest.folder_lock(tmp_path):
         pass
 
 
@@ -67,12 +67,12 @@ def test_a_signal_that_comes_before_the_device_is_ready_pauses_it(tmp_path):
 
 
 def test_a_pause_by_hand_holds_until_it_is_ended_in_whatever_process(tmp_path):
-    rules = Owner(Policy(), tmp_path, lambda: (0, 0))
+    rules = OwnerRules(Policy(), tmp_path, lambda: (0, 0))
     assert rules.judged().allows
     owner.pause(tmp_path)
     assert not rules.judged().allows
     assert rules.judged().reasons[0].startswith(f"by hand, since {datetime.now():%Y-}")
-    assert not Owner(Policy(), tmp_path, lambda: (0, 0)).judged().allows
+    assert not OwnerRules(Policy(), tmp_path, lambda: (0, 0)).judged().allows
     owner.resume(tmp_path)
     owner.resume(tmp_path)
     assert rules.judged().allows
@@ -80,7 +80,7 @@ def test_a_pause_by_hand_holds_until_it_is_ended_in_whatever_process(tmp_path):
 
 def test_the_link_s_bytes_count_against_the_limit_of_the_day(tmp_path):
     counted = [600, 300]
-    rules = Owner(Policy(daily_bytes=1000), tmp_path, lambda: (counted[0], counted[1]))
+    rules = OwnerRules(Policy(daily_bytes=1000), tmp_path, lambda: (counted[0], counted[1]))
     assert rules.judged().allows
     counted[1] = 400
     verdict = rules.judged()
@@ -89,19 +89,19 @@ def test_the_link_s_bytes_count_against_the_limit_of_the_day(tmp_path):
 
 def test_the_rules_of_the_last_join_are_kept_for_whoever_asks(tmp_path):
     policy = Policy(battery_above=40.0, windows=(DayWindow.of("22:00-06:30"),), daily_bytes=5)
-    assert owner.kept(tmp_path) is None
+    assert owner.kept_policy(tmp_path) is None
     owner.keep(policy, tmp_path)
-    assert owner.kept(tmp_path) == policy
+    assert owner.kept_policy(tmp_path) == policy
     (tmp_path / owner.POLICY).write_text("{")
     with pytest.raises(PolicyError, match=r"policy\.json cannot be read"):
-        owner.kept(tmp_path)
+        owner.kept_policy(tmp_path)
 
 
 MANNERS = """
 import os, psutil, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # one that is there before, as numpy's
-from device_runtime.client.policy.process_priority import Manners
-Manners(nice=7, idle_io=True, cores=1).apply()
+from device_runtime.client.policy.process_priority import ProcessPriority
+ProcessPriority(nice=7, idle_io=True, cores=1).apply()
 print(os.nice(0), int(psutil.Process().ionice().ioclass), len(os.sched_getaffinity(0)))
 print(open("/proc/self/oom_score_adj").read().strip())
 threads = list(map(int, os.listdir("/proc/self/task")))
@@ -124,7 +124,7 @@ def test_what_the_system_does_not_allow_is_said_and_left(caplog, monkeypatch, tm
         raise PermissionError(1, "not allowed")
 
     monkeypatch.setattr(os, "setpriority", refused)
-    Manners(nice=3).apply(tmp_path / "nowhere")
+    ProcessPriority(nice=3).apply(tmp_path / "nowhere")
     assert "--nice is not possible here" in caplog.text
 
 
@@ -134,7 +134,7 @@ def test_what_is_removed_is_named_and_samples_and_strangers_stay(tmp_path):
     (folder / "outbox" / "00000001.msg").write_bytes(b"123")
     (folder / "bundles" / "abc").mkdir(parents=True)
     (folder / "samples.npz").write_bytes(b"mine")
-    assert leaving.waiting(folder) == 1
+    assert leaving.unreceipted(folder) == 1
     assert set(leaving.parts(folder)) == {folder / "outbox", folder / "bundles"}
     assert set(leaving.parts(folder, keep_outbox=True)) == {folder / "bundles"}
     assert leaving.size(folder / "outbox") == 3
@@ -170,7 +170,7 @@ def test_what_a_device_makes_until_it_has_stopped_is_kept_until_its_receipt(tmp_
     monkeypatch.setattr(leaving, "stop", stopped)
     assert main(["leave", "--state", str(folder), "--broker", "mqtt://127.0.0.1:1", "--yes"]) == 0
     assert f"kept in {folder}: outbox" in capsys.readouterr().out
-    assert leaving.waiting(folder) == 1
+    assert leaving.unreceipted(folder) == 1
 
 
 def test_nothing_is_removed_from_a_folder_that_is_no_device_s(tmp_path):
@@ -196,7 +196,7 @@ def test_a_device_s_folder_is_its_owner_s_alone(tmp_path):
     connecting.claim(tmp_path / "of" / "pi")
     assert (tmp_path / "of" / "pi").stat().st_mode & 0o777 == 0o700
     connecting.claim(tmp_path / "of" / "pi")
-    with guest.alone(tmp_path / "of" / "pi"):
+    with guest.folder_lock(tmp_path / "of" / "pi"):
         connecting.claim(tmp_path / "of" / "pi")
 
 

@@ -94,15 +94,15 @@ def test_a_service_is_put_started_found_and_removed_with_what_the_system_says(tm
     for name in ("PREFIX", "TERMUX_VERSION"):
         monkeypatch.delenv(name, raising=False)
     made = device_service(LIMITED, os.environ)
-    assert installing.of("kitchen-pi") is None
+    assert installing.installed_service("kitchen-pi") is None
     installing.put(made)
     installing.start(made)
-    found = installing.of("kitchen-pi")
+    found = installing.installed_service("kitchen-pi")
     (tmp_path / "broken").touch()
     with pytest.raises(InstallError, match="is written, but `systemctl --user restart"):
         installing.start(made)
     assert list(installing.remove(found)) == []
-    assert installing.of("kitchen-pi") is None
+    assert installing.installed_service("kitchen-pi") is None
     verbs = [line.split()[1] for line in log.read_text().splitlines()]
     assert verbs == ["daemon-reload", "enable", "restart"] * 2 + ["disable", "daemon-reload"]
 
@@ -118,9 +118,9 @@ def test_a_service_of_the_same_name_is_left_to_the_device_whose_settings_it_has(
         folder.mkdir()
     (mine / leaving.SETTINGS).write_text('name = "kitchen-pi"\n')
     list(leaving.stop("kitchen-pi", other))
-    assert installing.of("kitchen-pi") is not None
+    assert installing.installed_service("kitchen-pi") is not None
     list(leaving.stop("kitchen-pi", mine))
-    assert installing.of("kitchen-pi") is None
+    assert installing.installed_service("kitchen-pi") is None
 
 
 def test_a_command_that_is_installed_for_the_user_alone_is_found_too(tmp_path, monkeypatch):
@@ -134,8 +134,8 @@ def test_a_command_that_is_installed_for_the_user_alone_is_found_too(tmp_path, m
 
 
 def test_a_command_that_is_not_installed_or_fails_is_said():
-    assert installing.ran(["no-such-program-anywhere"]) == "no-such-program-anywhere is not installed"
-    assert installing.ran(["sh", "-c", "echo no >&2; exit 3"]) == "no"
-    assert installing.ran(["sh", "-c", "exit 3"]) == "exit code 3"
-    assert installing.ran(["true"]) == ""
+    assert installing.run_command(["no-such-program-anywhere"]) == "no-such-program-anywhere is not installed"
+    assert installing.run_command(["sh", "-c", "echo no >&2; exit 3"]) == "no"
+    assert installing.run_command(["sh", "-c", "exit 3"]) == "exit code 3"
+    assert installing.run_command(["true"]) == ""
     assert install.title("a") == "device-runtime-a"

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.training.emulation import Pretence, Time
-from device_runtime.client.training.engine_guard import Watcher, limit_bytes, own_memory, run_bytes, watcher
+from device_runtime.client.training.emulation import Emulation, Time
+from device_runtime.client.training.engine_guard import (
+    EngineGuard,
+    limit_bytes,
+    own_memory,
+    run_bytes,
+    watcher,
+)
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.profiles import Memory, ProfileError, Speed, shipped
 from device_runtime.profiles.cost import session_bytes
@@ -15,7 +21,7 @@ from device_runtime.profiles.cost import session_bytes
 
 def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):
     graph = bundle.manifest.graphs["forward"]
-    watcher = Watcher(10**12, Pretence.of("pi-zero-2w", slow=25), time=Time(clock, clock.sleep))
+    watcher = EngineGuard(10**12, Emulation.of("pi-zero-2w", slow=25), time=Time(clock, clock.sleep))
     watcher.start()
     watcher.ran("forward", graph, samples=180, seconds=0.1)
     rate = 0.6e9 / 0.147 / 25  # MobileNetV2's operations in 147 ms, 25 times slower
@@ -24,8 +30,8 @@ def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):
 
 def test_what_took_longer_than_pretended_is_made_up_for_later(bundle, clock):
     graph = bundle.manifest.graphs["forward"]
-    pretence = Pretence.of("pi-4", slow=10)
-    watcher = Watcher(10**12, pretence, time=Time(clock, clock.sleep))
+    pretence = Emulation.of("pi-4", slow=10)
+    watcher = EngineGuard(10**12, pretence, time=Time(clock, clock.sleep))
     watcher.start()
     each = 32 * graph.flops / pretence.profile.speed.flops_per_s
     watcher.ran("forward", graph, 32, seconds=each + 0.02)  # this machine was busy
@@ -35,14 +41,14 @@ def test_what_took_longer_than_pretended_is_made_up_for_later(bundle, clock):
 
 
 def test_a_device_that_is_itself_is_not_slowed(bundle, clock):
-    watcher = Watcher(10**12, time=Time(clock, clock.sleep))
+    watcher = EngineGuard(10**12, time=Time(clock, clock.sleep))
     watcher.ran("forward", bundle.manifest.graphs["forward"], 1000, 0.0)
     assert clock.now == 0
 
 
 def test_the_pretended_link_takes_its_time(clock, monkeypatch):
     monkeypatch.setattr(time, "sleep", clock.sleep)
-    Pretence.of("jetson-nano", uplink=300.0).transfer(up=190)
+    Emulation.of("jetson-nano", uplink=300.0).transfer(up=190)
     assert clock.now == pytest.approx(190 / 300)
 
 
@@ -53,14 +59,14 @@ def test_a_session_that_would_not_fit_is_refused_before_it_is_made(bundle):
 
 
 def test_work_that_outgrows_the_memory_is_given_up(bundle):
-    model = OnnxModel(bundle, watch=(watcher := Watcher(10**12)))
+    model = OnnxModel(bundle, watch=(watcher := EngineGuard(10**12)))
     model.forward(np.zeros((1, 1, 8, 8), np.float32))
     watcher.limit_bytes = 1_000_000
     with pytest.raises(OutOfMemory, match="over its 1 MB"):
         model.forward(np.zeros((1, 1, 8, 8), np.float32))
 
 
-class Weighed(Watcher):
+class Weighed(EngineGuard):
     """Of a process that holds what it is told to."""
 
     held = 1000
@@ -125,17 +131,17 @@ def test_a_session_is_refused_by_what_it_was_seen_to_hold_where_that_is_known(bu
 
 def test_a_board_that_is_not_shipped_is_named_with_those_that_are():
     with pytest.raises(ProfileError, match="no profile named 'abacus'; there are pi-zero-2w, pi-4"):
-        Pretence.of("abacus")
-    assert limit_bytes(Pretence.of("pi-4"), 5) == 5
-    assert own_memory(Pretence.of("pi-4").profile, 5).memory.limit_bytes == 5
-    assert limit_bytes(Pretence.of("pi-4"), None) == 3600 * 2**20
+        Emulation.of("abacus")
+    assert limit_bytes(Emulation.of("pi-4"), 5) == 5
+    assert own_memory(Emulation.of("pi-4").profile, 5).memory.limit_bytes == 5
+    assert limit_bytes(Emulation.of("pi-4"), None) == 3600 * 2**20
     assert shipped("pi-4").memory.limit_bytes == 3600 * 2**20
 
 
 def virtual(clock, **changes):
     """A Raspberry Pi 4 on a clock of its own."""
     profile = replace(shipped("pi-4"), **changes)
-    return Pretence(profile, time=Time(clock, clock.sleep))
+    return Emulation(profile, time=Time(clock, clock.sleep))
 
 
 def test_a_virtual_device_is_charged_its_own_time_and_none_of_this_machine_s(bundle, clock):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from device_runtime.client.errors import OutOfMemory
-from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.client.training.engine_guard import EngineGuard
 from device_runtime.client.training.memory_watchdog import STALLED, MemoryWatchdog, guarded
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.profiles.machine import MIB, MachineMemory
@@ -32,23 +32,23 @@ def dog(watcher, room=PLENTY, pressure=None):
 
 
 def test_with_room_enough_nothing_is_wrong(calm):
-    assert dog(Watcher(10**12), PLENTY, calm).shortage() == ""
+    assert dog(EngineGuard(10**12), PLENTY, calm).shortage() == ""
 
 
 def test_a_process_over_its_limit_a_machine_without_room_and_one_that_stands_still_are_noticed(calm):
-    assert "over its 1 MB" in dog(Watcher(1_000_000), PLENTY, calm).shortage()
-    scarce = dog(Watcher(10**12), MachineMemory(8000 * MIB, 63 * MIB), calm)
+    assert "over its 1 MB" in dog(EngineGuard(1_000_000), PLENTY, calm).shortage()
+    scarce = dog(EngineGuard(10**12), MachineMemory(8000 * MIB, 63 * MIB), calm)
     assert scarce.shortage() == "66 MB of memory are left here, of 8389"
     calm.write_text(f"full avg10={STALLED:.2f} avg60=0.00 avg300=0.00 total=0\n")
-    assert "stood still for 20%" in dog(Watcher(10**12), PLENTY, calm).shortage()
+    assert "stood still for 20%" in dog(EngineGuard(10**12), PLENTY, calm).shortage()
 
 
 def test_a_kernel_that_tells_no_pressure_is_none(tmp_path):
-    assert dog(Watcher(10**12), PLENTY, tmp_path / "nothing").shortage() == ""
+    assert dog(EngineGuard(10**12), PLENTY, tmp_path / "nothing").shortage() == ""
 
 
 def test_work_ends_at_its_next_step_after_an_alarm_and_once_for_each(bundle):
-    model = OnnxModel(bundle, watch=(watcher := Watcher(10**12)))
+    model = OnnxModel(bundle, watch=(watcher := EngineGuard(10**12)))
     model.forward(ONE)
     watcher.alarm("5 MB of memory are left here")
     with pytest.raises(OutOfMemory, match="5 MB of memory are left"):
@@ -57,14 +57,14 @@ def test_work_ends_at_its_next_step_after_an_alarm_and_once_for_each(bundle):
 
 
 def test_an_alarm_of_earlier_work_is_forgotten_when_new_work_begins(bundle):
-    model = OnnxModel(bundle, watch=(watcher := Watcher(10**12)))
+    model = OnnxModel(bundle, watch=(watcher := EngineGuard(10**12)))
     watcher.alarm("long ago")
     watcher.start()
     model.forward(ONE)
 
 
 def test_the_thread_looks_while_there_is_work_and_ends_with_it(bundle, monkeypatch):
-    watcher, looked = Watcher(10**12), threading.Event()
+    watcher, looked = EngineGuard(10**12), threading.Event()
 
     def shortage(self):
         looked.set()
@@ -88,13 +88,13 @@ def test_the_thread_looks_while_there_is_work_and_ends_with_it(bundle, monkeypat
 
 CAPPED = """
 import numpy as np
-from device_runtime.client.training.memory_watchdog import cap
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.client.training.memory_watchdog import limit_memory
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.errors import EngineError
 from device_runtime.models.engines.onnx_engine import OnnxModel
-trainer = OnnxModel(Bundle.open(shipped("digits-wrn-10-1"))).trainer("all")
+trainer = OnnxModel(Bundle.open(shipped_folder("digits-wrn-10-1"))).trainer("all")
 x, y = np.zeros((32, 1, 8, 8), np.float32), np.zeros(32, np.int64)
-cap(500_000)
+limit_memory(500_000)
 for act in (lambda: trainer.loss_and_grads(x, y), lambda: np.ones(10**7)):
     try:
         act()
@@ -113,10 +113,10 @@ def test_memory_beyond_a_cap_is_refused_and_the_process_lives():
 
 TIGHT = """
 from device_runtime.client.training import memory_watchdog as watchdog
-from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.client.training.engine_guard import EngineGuard
 from device_runtime.profiles.machine import MachineMemory
 watchdog.room = lambda: MachineMemory(10**9, 0)
-watcher = Watcher(10**12)
+watcher = EngineGuard(10**12)
 with watchdog.guarded(watcher, lambda: None):
     watcher.start()
     print("watched")
@@ -130,7 +130,7 @@ def test_work_that_begins_where_nothing_is_left_is_watched_and_ends_no_device():
 
 
 def test_a_cap_ends_with_the_work(bundle):
-    before, watcher = resource.getrlimit(resource.RLIMIT_DATA), Watcher(10**12)
+    before, watcher = resource.getrlimit(resource.RLIMIT_DATA), EngineGuard(10**12)
     with guarded(watcher, lambda: None):
         assert resource.getrlimit(resource.RLIMIT_DATA) == before
         watcher.start()
@@ -141,8 +141,9 @@ def test_a_cap_ends_with_the_work(bundle):
 def test_a_session_is_refused_that_does_not_fit_into_what_is_free_by_now(bundle, monkeypatch):
     """The limit was set when the round began; others have taken memory since."""
     monkeypatch.setattr(
-        "device_runtime.client.training.engine_guard.room", lambda: MachineMemory(1000 * MIB, 21 * MIB)
+        "device_runtime.client.training.engine_guard.available_memory",
+        lambda: MachineMemory(1000 * MIB, 21 * MIB),
     )
-    model = OnnxModel(bundle, watch=Watcher(10**12))
+    model = OnnxModel(bundle, watch=EngineGuard(10**12))
     with pytest.raises(OutOfMemory, match=r"train\.all needs \d+ MB in all, this device may use \d+ MB"):
         model.trainer("all")

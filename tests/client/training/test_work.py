@@ -10,8 +10,8 @@ from device_runtime.client.energy import Account, Energy, MeterInfo, MeterReadin
 from device_runtime.client.errors import OutOfMemory, WorkerDeath
 from device_runtime.client.policy.privacy_budget import Budget, PrivacyGuard
 from device_runtime.client.selection.choose import MAIN, Candidate, UpdateChoice
-from device_runtime.client.training.emulation import Pretence, Time
-from device_runtime.client.training.engine_guard import Watcher
+from device_runtime.client.training.emulation import Emulation, Time
+from device_runtime.client.training.engine_guard import EngineGuard
 from device_runtime.client.training.work import (
     Assignment,
     Equipment,
@@ -27,7 +27,7 @@ from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Spe
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full
-from device_runtime.strategies.terms.accountant import Limit
+from device_runtime.strategies.terms.accountant import PrivacyBudget
 from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
 
@@ -38,11 +38,11 @@ UNLIMITED = PrivacyGuard(Budget)
 
 @pytest.fixture
 def every_kind():
-    return tuple(registry.make(name) for name in registry.USUAL)
+    return tuple(registry.make(name) for name in registry.DEFAULT_KINDS)
 
 
 def equip(bundle, digits, clock, pretence=None, guard=UNLIMITED):
-    watcher = Watcher(10**12, pretence, time=Time(clock, clock.sleep))
+    watcher = EngineGuard(10**12, pretence, time=Time(clock, clock.sleep))
     return Equipment(
         "dev",
         {MAIN: OnnxModel(bundle, watch=watcher)},
@@ -61,7 +61,7 @@ def believed(flops_per_s):
 
 
 def test_a_plan_that_fits_is_carried_out_and_accounted_for(bundle, digits, clock, every_kind):
-    pretence = Pretence.of("pi-4", slow=1)
+    pretence = Emulation.of("pi-4", slow=1)
     equipment = equip(bundle, digits, clock, pretence)
     outcome = perform(equipment, believed(0.6e9 / 0.062), Assignment(every_kind, 1, deadline=1.0))
     assert outcome.contribution.kind == outcome.plan.chosen.kind == "entropy-subset"
@@ -87,7 +87,7 @@ class Metered:
 
 def test_energy_is_what_the_meter_says_where_there_is_one(bundle, digits, clock):
     equipment = replace(
-        equip(bundle, digits, clock, Pretence.of("pi-4", slow=1)), account=Account(Metered(clock))
+        equip(bundle, digits, clock, Emulation.of("pi-4", slow=1)), account=Account(Metered(clock))
     )
     outcome = perform(equipment, believed(0.6e9 / 0.062), Assignment((ClassMeans(),), 1, deadline=60.0))
     assert outcome.energy_j == pytest.approx(3 * outcome.train_time_s)
@@ -112,7 +112,7 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
     bundle, digits, clock, every_kind
 ):
     """It believes in 57 GFLOP/s and pretends to a board of 0.16: its own clock tells in time."""
-    equipment = equip(bundle, digits, clock, Pretence.of("pi-zero-2w", slow=25))
+    equipment = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
     outcome = perform(equipment, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
     assert outcome.gave_up
     assert outcome.gave_up[0].startswith("full given up: ")
@@ -124,7 +124,7 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
 def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, digits, clock):
     """It believes to be twice as fast as it is: the plan says what was done, the correction what it took."""
     kinds = (Full(epochs=4, reduced_epochs=1),)
-    equipment = equip(bundle, digits, clock, Pretence.of("pi-4", slow=1000))
+    equipment = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
     profile = believed(2 * 0.6e9 / 0.062 / 1000)
     whole_s = kinds[0].cost(equipment.loads[MAIN], profile).compute_s
     outcome = perform(equipment, profile, Assignment(kinds, 1, deadline=1.2 * whole_s))
@@ -207,14 +207,14 @@ def test_after_a_death_at_something_unheard_of_nothing_is_tried(bundle, digits, 
 
 
 def test_predictions_are_corrected_by_what_was_measured(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock, Pretence.of("pi-4", slow=1000))
+    equipment = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
     profile = believed(2 * 0.6e9 / 0.062 / 1000)  # it thinks it is twice as fast as it is
     outcome = perform(equipment, profile, Assignment(every_kind, 1, deadline=60_000.0))
     assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)
 
 
 def test_what_was_given_up_for_want_of_time_corrects_its_prediction_too(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock, Pretence.of("pi-zero-2w", slow=25))
+    equipment = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
     profile = believed(57e9)
     outcome = perform(equipment, profile, Assignment(every_kind, 1, deadline=20.0))
     assert outcome.timings[0].kind == "full"
@@ -223,7 +223,7 @@ def test_what_was_given_up_for_want_of_time_corrects_its_prediction_too(bundle, 
 
 
 def test_the_time_of_what_was_given_up_is_accounted_for(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock, Pretence.of("pi-zero-2w", slow=25))
+    equipment = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
     outcome = perform(equipment, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
     assert outcome.gave_up
     assert outcome.train_time_s == pytest.approx(clock.now)
@@ -284,7 +284,7 @@ def test_private_training_is_refused_as_soon_as_it_would_exceed_the_budget(bundl
 
 
 def test_an_owner_s_limit_bars_all_that_is_not_private(bundle, digits, clock, tmp_path):
-    guard = PrivacyGuard.of(tmp_path, tmp_path, owner=Limit(1.0, 1e-3))
+    guard = PrivacyGuard.of(tmp_path, tmp_path, owner=PrivacyBudget(1.0, 1e-3))
     kinds = (registry.make("full"), registry.make("peft", {"tunable": "head", "dp": {"epsilon": 5.0}}))
     outcome = perform(
         equip(bundle, digits, clock, guard=guard), believed(57e9), Assignment(kinds, 1, deadline=60.0)

@@ -11,19 +11,27 @@ from hypothesis import strategies as st
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import manifest as manifests
 from device_runtime.models.bundles import tensors
-from device_runtime.models.bundles.bundle import Bundle, find, pack, shipped, shipped_names, unpack, write
+from device_runtime.models.bundles.bundle import (
+    Bundle,
+    find_bundle,
+    pack,
+    shipped_folder,
+    shipped_names,
+    unpack,
+    write,
+)
 from device_runtime.models.bundles.manifest import Parameter
 from device_runtime.models.errors import BundleError
 
 
 def test_shipped_bundle_is_found_by_name_and_by_path(digits):
     assert "digits-wrn-10-1" in shipped_names()
-    assert find("digits-wrn-10-1") == digits.path
-    assert find(digits.path) == digits.path
+    assert find_bundle("digits-wrn-10-1") == digits.path
+    assert find_bundle(digits.path) == digits.path
     with pytest.raises(BundleError, match=r"nowhere is neither a bundle .* \(digits-wrn-10-1\)"):
-        find("nowhere")
+        find_bundle("nowhere")
     with pytest.raises(BundleError, match="no bundle 'nowhere'"):
-        shipped("nowhere")
+        shipped_folder("nowhere")
 
 
 def test_folder_and_zip_are_the_same_bundle(digits, tmp_path):
@@ -34,7 +42,7 @@ def test_folder_and_zip_are_the_same_bundle(digits, tmp_path):
     assert zipped.sha256 == unpacked.sha256 == digits.sha256 == hashlib.sha256(data).hexdigest()
     assert zipped.graph("forward") == digits.graph("forward")
     assert zipped.weights().keys() == digits.weights().keys()
-    assert find(tmp_path / "digits.zip") == tmp_path / "digits.zip"
+    assert find_bundle(tmp_path / "digits.zip") == tmp_path / "digits.zip"
 
 
 def test_strangers_in_the_folder_do_not_change_the_hash(digits, copied):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.bundles.initial import fresh
+from device_runtime.models.bundles.initial import initial_values
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Parameter
 from device_runtime.models.engines.onnx_engine import OnnxModel
@@ -30,7 +30,9 @@ def table(digits):
 
 
 def drawn(manifest, seed=0):
-    return fresh(manifest, [parameter.name for parameter in manifest.parameters], np.random.default_rng(seed))
+    return initial_values(
+        manifest, [parameter.name for parameter in manifest.parameters], np.random.default_rng(seed)
+    )
 
 
 def assert_uniform(value, bound):
@@ -120,9 +122,9 @@ def test_parameter_efficient_sets_begin_as_they_are_injected(table):
 
 def test_the_order_of_names_and_what_else_is_asked_for_change_nothing(digits):
     names = [parameter.name for parameter in digits.manifest.parameters]
-    every = fresh(digits.manifest, names, np.random.default_rng(3))
-    backwards = fresh(digits.manifest, reversed(names), np.random.default_rng(3))
-    alone = fresh(digits.manifest, ["head.weight"], np.random.default_rng(3))
+    every = initial_values(digits.manifest, names, np.random.default_rng(3))
+    backwards = initial_values(digits.manifest, reversed(names), np.random.default_rng(3))
+    alone = initial_values(digits.manifest, ["head.weight"], np.random.default_rng(3))
     assert every.keys() == backwards.keys() == set(names)
     assert all(np.array_equal(every[name], backwards[name]) for name in names)
     assert np.array_equal(alone["head.weight"], every["head.weight"])
@@ -137,7 +139,7 @@ def test_another_seed_and_another_name_give_other_values(table):
 
 def test_one_generator_gives_other_values_each_time(table):
     manifest, rng = table({"a.weight": (5, 5)}), np.random.default_rng(0)
-    first, second = (fresh(manifest, ["a.weight"], rng)["a.weight"] for _ in range(2))
+    first, second = (initial_values(manifest, ["a.weight"], rng)["a.weight"] for _ in range(2))
     assert not np.array_equal(first, second)
 
 
@@ -150,7 +152,7 @@ def test_places_of_a_sparse_set_and_given_word_vectors_are_left_out(table):
 
 def test_an_unknown_name_is_refused(digits):
     with pytest.raises(BundleError, match="bundle digits-wrn-10-1 has no tensor 'tail'"):
-        fresh(digits.manifest, ["tail"], np.random.default_rng(0))
+        initial_values(digits.manifest, ["tail"], np.random.default_rng(0))
 
 
 def real_digits(spec):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.models.bundles.tensors import Flat, TensorSpec, check, decode, encode, finite
+from device_runtime.models.bundles.tensors import Flat, TensorSpec, all_finite, check, decode, encode
 from device_runtime.models.errors import TensorError
 
 SPECS = (TensorSpec("head.weight", (12, 64)), TensorSpec("head.bias", (12,)))
@@ -126,8 +126,8 @@ def test_flat_buffer_refuses_tensors_that_do_not_fit():
 
 
 def test_a_model_is_finite_whatever_its_indices_are():
-    assert finite({"w": np.ones(2, np.float32), "i": np.ones(2, np.int64)})
-    assert not finite({"w": np.array([1, np.nan], np.float32)})
+    assert all_finite({"w": np.ones(2, np.float32), "i": np.ones(2, np.int64)})
+    assert not all_finite({"w": np.array([1, np.nan], np.float32)})
 
 
 @given(st.integers(0, 40), st.integers(0, 40))

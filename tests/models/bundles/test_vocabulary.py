@@ -42,7 +42,7 @@ def mixed(rng: random.Random) -> str:
 
 @pytest.mark.parametrize("form", vocabulary.SPECIAL)
 def test_ids_are_those_of_the_library(form):
-    file = vocabulary.learnt(TEXTS, form, 600)
+    file = vocabulary.learn_tokenizer(TEXTS, form, 600)
     ours, reference = file.tokenizer(), theirs(file)
     rng = random.Random(0)
     for text in [*TEXTS, *(mixed(rng) for _ in range(500))]:
@@ -57,7 +57,7 @@ def test_ids_of_every_sentence_of_sst2_are_those_of_the_library(form):
         text for part in ("train", "dev", "test") for text in vocabulary.texts_of(DATA / f"sst2_{part}.tsv")
     ]
     assert len(texts) == 9613
-    file = vocabulary.learnt(texts[:6920], form, 4000)
+    file = vocabulary.learn_tokenizer(texts[:6920], form, 4000)
     assert file.size == 4000
     ours, reference = file.tokenizer(), theirs(file)
     expected = [found.ids for found in reference.encode_batch(texts, add_special_tokens=False)]
@@ -66,20 +66,20 @@ def test_ids_of_every_sentence_of_sst2_are_those_of_the_library(form):
 
 @pytest.mark.parametrize("form", vocabulary.SPECIAL)
 def test_what_is_learnt_does_not_depend_on_chance_or_order(form):
-    once = encode(vocabulary.learnt(TEXTS, form, 500))
-    assert once == encode(vocabulary.learnt(TEXTS[::-1], form, 500))
+    once = encode(vocabulary.learn_tokenizer(TEXTS, form, 500))
+    assert once == encode(vocabulary.learn_tokenizer(TEXTS[::-1], form, 500))
     file = decode(once)
     assert [file.vocabulary[name] for name in vocabulary.SPECIAL[form]] == [0, 1, 2, 3, 4]
 
 
 def test_published_files_are_read(tmp_path):
-    pieces = vocabulary.learnt(TEXTS, "word-pieces/1", 300)
+    pieces = vocabulary.learn_tokenizer(TEXTS, "word-pieces/1", 300)
     listed = sorted(pieces.vocabulary, key=pieces.vocabulary.__getitem__)
     (tmp_path / "vocab.txt").write_text("\n".join(listed), "utf-8")
     read = vocabulary.read(tmp_path)
     assert list(read.tokenizer().ids(TEXTS[0])) == list(pieces.tokenizer().ids(TEXTS[0]))
 
-    pairs = vocabulary.learnt(TEXTS, "byte-pairs/1", 300)
+    pairs = vocabulary.learn_tokenizer(TEXTS, "byte-pairs/1", 300)
     merges = [f"{first} {second}" for first, second in pairs.model.merges]
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "vocab.json").write_bytes(msgspec.json.encode(pairs.vocabulary))
@@ -89,7 +89,7 @@ def test_published_files_are_read(tmp_path):
 
 
 def test_older_files_do_not_name_their_parts(tmp_path):
-    pairs = vocabulary.learnt(TEXTS, "byte-pairs/1", 300)
+    pairs = vocabulary.learn_tokenizer(TEXTS, "byte-pairs/1", 300)
     table = msgspec.json.decode(encode(pairs))
     del table["model"]["type"]
     (tmp_path / "tokenizer.json").write_bytes(msgspec.json.encode(table))
@@ -116,7 +116,7 @@ def test_texts_are_lines_or_the_longest_column(tmp_path):
     assert vocabulary.texts_of(tmp_path / "a.tsv") == ['a "quoted film', "another"]
     assert vocabulary.texts_of(tmp_path / "a.csv") == ["text", "a, b", "a long one"]
     with pytest.raises(ExportError, match="there are no texts"):
-        vocabulary.learnt([""], "word-pieces/1", 100)
+        vocabulary.learn_tokenizer([""], "word-pieces/1", 100)
     (tmp_path / "b.csv").write_text("a,b\nc\n", "utf-8")
     with pytest.raises(ExportError, match=r"b.csv cannot be read as texts"):
         vocabulary.texts_of(tmp_path / "b.csv")

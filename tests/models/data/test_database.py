@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models import data
-from device_runtime.models.data import Place, Shelf, opened
+from device_runtime.models.data import LocalSamples, Place, open_samples
 from device_runtime.models.errors import DataError
 
 
@@ -35,7 +35,7 @@ def test_blobs_are_files_or_the_values_of_the_input(database, bundle, digit_png)
         (values.tobytes(), b"1"),
         (b"??", "1"),
     ]
-    shelf = opened(query(database(rows)), bundle.manifest)
+    shelf = open_samples(query(database(rows)), bundle.manifest)
     assert shelf.training.y.tolist() == [7, 3, 1]
     assert np.array_equal(shelf.training.x[1], shelf.training.x[2])
     assert shelf.training.x[0] == pytest.approx((1 - 0.305) / 0.376)
@@ -52,7 +52,7 @@ def test_columns_of_numbers_and_a_label_by_its_name(database, bundle):
 
 
 def test_a_database_that_grows_is_read_again(database, bundle, digit_png):
-    shelf = opened(query(database([(digit_png(), "7")])), bundle.manifest)
+    shelf = open_samples(query(database([(digit_png(), "7")])), bundle.manifest)
     assert not shelf.refresh()
     database([(digit_png(1), "3")])
     assert shelf.refresh()
@@ -101,6 +101,6 @@ def test_a_sample_as_it_is_stored_does_not_depend_on_its_label(database):
 
 def test_a_value_that_is_too_large_for_a_sample_is_not_read(database, bundle, digit_png, monkeypatch):
     monkeypatch.setattr("device_runtime.models.data.database.ONE_SAMPLE_BYTES", 10_000)
-    shelf = Shelf(query(database([(digit_png(), "7"), (bytes(100_000), "7")])), bundle.manifest)
+    shelf = LocalSamples(query(database([(digit_png(), "7"), (bytes(100_000), "7")])), bundle.manifest)
     shelf.refresh()
     assert shelf.skipped[0].reason == "too large for one sample"

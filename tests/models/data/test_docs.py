@@ -71,7 +71,7 @@ def test_the_label_map_of_the_page_does_what_the_page_shows(place, speech, monke
     [labels] = re.findall(r"```toml\n(.*?)```", DOCS, re.S)
     (place / "recorded" / "labels.toml").write_text(labels)
     manifest = msgspec.structs.replace(speech, name="words", labels=("yes", "no", "_unknown_", "_silence_"))
-    monkeypatch.setattr("device_runtime.cli.on_device.data.find", lambda name: name)
+    monkeypatch.setattr("device_runtime.cli.on_device.data.find_bundle", lambda name: name)
     monkeypatch.setattr(
         "device_runtime.cli.on_device.data.Bundle.open",
         lambda path: SimpleNamespace(manifest=manifest, texts=None),
@@ -83,7 +83,7 @@ def test_the_label_map_of_the_page_does_what_the_page_shows(place, speech, monke
 
 def test_the_example_of_texts_is_that_of_the_page(place, reviews, text_bundle, monkeypatch, capsys):
     shutil.copy(reviews, place / "reviews.tsv")
-    monkeypatch.setattr("device_runtime.cli.on_device.data.find", lambda name: text_bundle.path)
+    monkeypatch.setattr("device_runtime.cli.on_device.data.find_bundle", lambda name: text_bundle.path)
     [line] = [line for line in EXAMPLES if "reviews" in line]
     assert main(shlex.split(line)) == 0
     assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()

@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from device_runtime.models.data import Place, opened, raw
+from device_runtime.models.data import Place, open_samples, raw
 from device_runtime.models.data.listing import listing
 from device_runtime.models.data.source import OTHER, REASONS, Skip, SkippedTally
 
@@ -68,7 +68,7 @@ def test_an_array_file_may_have_one_sample_or_many(tmp_path, bundle):
     (tmp_path / "7").mkdir()
     for name, shape in (("one", (1, 8, 8)), ("flat", (8, 8)), ("many", (5, 8, 8)), ("wrong", (8, 9))):
         np.save(tmp_path / "7" / f"{name}.npy", np.ones(shape))
-    shelf = opened(tmp_path, bundle.manifest)
+    shelf = open_samples(tmp_path, bundle.manifest)
     assert len(shelf.training) == 7
     assert [skipped.examples for skipped in shelf.skipped] == [("7/wrong.npy: (8, 9), expected (1, 8, 8)",)]
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.models.data.sound import filters, log_mel, one_clip, samples_of
+from device_runtime.models.data.sound import filters, fit_length, log_mel, samples_of
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 WAVES, FEATURES = SHARED / "speech_commands12_8k_small.npz", SHARED / "speech_commands12_logmel_u8.npz"
@@ -27,8 +27,8 @@ def test_as_many_samples_as_frames_take_give_the_features_of_the_whole_second():
 
 
 def test_a_clip_is_cut_off_or_filled_up_behind():
-    assert one_clip(np.array([1, 2, 3], np.int16), 5).tolist() == [1, 2, 3, 0, 0]
-    assert one_clip(np.array([1, 2, 3], np.int16), 2).tolist() == [1, 2]
+    assert fit_length(np.array([1, 2, 3], np.int16), 5).tolist() == [1, 2, 3, 0, 0]
+    assert fit_length(np.array([1, 2, 3], np.int16), 2).tolist() == [1, 2]
 
 
 def test_silence_is_the_floor():

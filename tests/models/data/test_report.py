@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.cli import main
-from device_runtime.models.data import opened
+from device_runtime.models.data import open_samples
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_values_that_are_scaled_otherwise_than_the_task_s_are_told(
     np.savez(file, x=x * np.float32(factor), y=np.arange(20) % 10)
     assert main(["data", "check", str(file), "--held-out", "0"]) == 0
     shown = capsys.readouterr().out
-    opened(file, bundle.manifest)
+    open_samples(file, bundle.manifest)
     for text in (shown, caplog.text):
         assert ("the task expects 0 to 16: scale them alike" in text) == bool(told)
         assert told in text
@@ -66,7 +66,7 @@ def test_speech_is_taken_by_its_folders(tmp_path, speech, wav_bytes):
     for word in ("yes", "No", "maybe"):
         (tmp_path / word).mkdir()
         (tmp_path / word / "a.wav").write_bytes(wav_bytes(bytes(range(200)) * 100, rate=8000))
-    shelf = opened(tmp_path, speech)
+    shelf = open_samples(tmp_path, speech)
     assert sorted(shelf.training.y.tolist()) == [0, 1]
     assert shelf.training.x.shape == (2, 1, 61, 40)
     assert shelf.forms == {"sound 8000 Hz, 1 channel, 16 bits": 2}

@@ -5,7 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from device_runtime.models.data import Place, Selection, Shelf, database, opened, single, table
+from device_runtime.models.data import LocalSamples, Place, Selection, database, open_samples, single, table
 from device_runtime.models.data.local_data import Rows, is_held_out
 from device_runtime.models.errors import DataError
 
@@ -33,13 +33,13 @@ def folder(tmp_path, digit_png):
 def reads(monkeypatch):
     """Names of the files that were read."""
     seen = []
-    whole = single.whole
-    monkeypatch.setattr(single, "whole", lambda path: seen.append(path.name) or whole(path))
+    whole = single.read_file
+    monkeypatch.setattr(single, "read_file", lambda path: seen.append(path.name) or whole(path))
     return seen
 
 
 def shelf_of(folder, bundle, **keep):
-    shelf = Shelf(Place(folder.path), bundle.manifest, Selection(**keep))
+    shelf = LocalSamples(Place(folder.path), bundle.manifest, Selection(**keep))
     shelf.refresh()
     return shelf
 
@@ -98,7 +98,7 @@ def test_a_half_written_file_is_read_when_it_is_whole(folder, bundle, reads):
 
 
 def test_a_file_that_changes_as_it_is_read_is_left_for_the_next_time(folder, bundle, monkeypatch):
-    slow, whole = folder.path / "0" / "0.png", single.whole
+    slow, whole = folder.path / "0" / "0.png", single.read_file
 
     def written_to(path):
         data = whole(path)
@@ -106,7 +106,7 @@ def test_a_file_that_changes_as_it_is_read_is_left_for_the_next_time(folder, bun
             os.utime(path, ns=(1, 1))
         return data
 
-    monkeypatch.setattr(single, "whole", written_to)
+    monkeypatch.setattr(single, "read_file", written_to)
     shelf = shelf_of(folder, bundle)
     assert len(shelf.training) == 5
     assert "changed while it was read" in shelf.skipped[0].reason
@@ -142,7 +142,7 @@ def test_more_samples_than_there_is_memory_for_are_left_out_and_said(folder, bun
 
 
 def test_a_folder_that_is_emptied_has_no_samples(folder, bundle):
-    shelf = opened(folder.path, bundle.manifest)
+    shelf = open_samples(folder.path, bundle.manifest)
     for file in folder.path.rglob("*.png"):
         file.unlink()
     assert shelf.refresh()
@@ -211,7 +211,7 @@ def test_a_table_that_a_logger_goes_on_writing_is_read_as_far_as_it_is(tmp_path,
 
     seen = []
     monkeypatch.setattr(table, "values_of", logged)
-    shelf = opened(tmp_path, bundle.manifest)
+    shelf = open_samples(tmp_path, bundle.manifest)
     assert shelf.training.y.tolist()[:3] == [7, 7, 7]
     shelf.refresh()
     assert shelf.training.y.tolist() == [7] * 3 + [3] * 5
@@ -223,7 +223,7 @@ def test_a_database_that_was_locked_is_read_when_it_is_not(tmp_path, bundle, mon
         other.execute("CREATE TABLE seen (pixels, digit)")
         other.execute("INSERT INTO seen VALUES (?, 7)", (bytes(64),))
         other.execute("BEGIN EXCLUSIVE")
-        shelf = Shelf(Place(tmp_path / "a.db", "SELECT * FROM seen"), bundle.manifest)
+        shelf = LocalSamples(Place(tmp_path / "a.db", "SELECT * FROM seen"), bundle.manifest)
         shelf.refresh()
         assert "locked" in str(shelf.skipped[0])
         other.execute("ROLLBACK")
@@ -261,7 +261,7 @@ def test_files_of_a_class_that_is_not_of_the_task_are_not_read(folder, bundle, r
 
 
 def test_memory_that_is_not_there_for_a_file_leaves_out_that_file(folder, bundle, monkeypatch):
-    whole = single.whole
+    whole = single.read_file
 
     def large(path):
         if path.name == "0.png" and not tries:
@@ -270,7 +270,7 @@ def test_memory_that_is_not_there_for_a_file_leaves_out_that_file(folder, bundle
         return whole(path)
 
     tries = []
-    monkeypatch.setattr(single, "whole", large)
+    monkeypatch.setattr(single, "read_file", large)
     shelf = shelf_of(folder, bundle)
     assert (len(shelf.training), shelf.skipped[0].reason) == (5, "no memory to read it")
     assert shelf.refresh()
@@ -298,4 +298,4 @@ def test_a_few_held_out_samples_are_trained_on_unless_somebody_wishes_them_held_
 
 def test_samples_that_would_all_be_held_out_are_not_said_to_be_missing(folder, bundle):
     with pytest.raises(DataError, match="all samples, 6, would be held out"):
-        opened(folder.path, bundle.manifest, Selection(held_out=0.9999))
+        open_samples(folder.path, bundle.manifest, Selection(held_out=0.9999))

@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.models import data
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.data import Place, opened, table
+from device_runtime.models.data import Place, open_samples, table
 from device_runtime.models.errors import DataError
 
 ROW = ",".join(str(n) for n in range(64))
@@ -49,7 +49,7 @@ def digits_table(path, header, rows=60):
 def test_the_column_that_holds_the_task_s_labels_is_taken_though_it_is_the_first(tmp_path, bundle):
     header = ",".join(["digit", *(f"pixel_{n}" for n in range(64))])
     digits = digits_table(tmp_path / "a.csv", [header])
-    shelf = opened(tmp_path / "a.csv", bundle.manifest)
+    shelf = open_samples(tmp_path / "a.csv", bundle.manifest)
     assert shelf.training.y.tolist() == digits
     assert shelf.forms == {"table of 64 columns, labels in column 'digit' (it holds labels of the task)": 60}
 
@@ -58,16 +58,16 @@ def test_several_columns_that_may_be_the_labels_are_refused_by_name(tmp_path, bu
     header = ",".join(["shown", "seen", *(f"pixel_{n}" for n in range(1, 64))])
     digits_table(tmp_path / "a.csv", [header])
     with pytest.raises(DataError, match="which column has the labels.* --label-column.*: shown, seen"):
-        opened(tmp_path / "a.csv", bundle.manifest)
+        open_samples(tmp_path / "a.csv", bundle.manifest)
     column = Place(tmp_path / "a.csv", label_column="shown")
-    assert len(opened(column, bundle.manifest).training) == 60
+    assert len(open_samples(column, bundle.manifest).training) == 60
 
 
 def test_a_word_that_is_a_label_tells_its_column_where_others_are_not_of_the_task(tmp_path, bundle):
     manifest = msgspec.structs.replace(bundle.manifest, labels=tuple("abcdefghij"))
     rows = [f"{name},{ROW}" for name in ("a", "tree", "b")]
     (tmp_path / "a.csv").write_text("\n".join(rows))
-    shelf = opened(tmp_path / "a.csv", manifest)
+    shelf = open_samples(tmp_path / "a.csv", manifest)
     assert shelf.training.y.tolist() == [0, 1]
     assert reasons(shelf) == {"label 'tree' is not of the task": 1}
 
@@ -75,7 +75,7 @@ def test_a_word_that_is_a_label_tells_its_column_where_others_are_not_of_the_tas
 def test_without_a_header_the_last_of_several_columns_has_the_labels_and_it_is_said(tmp_path, bundle, caplog):
     caplog.set_level("INFO")
     (tmp_path / "a.csv").write_text(f"{ROW},7\n{ROW},3\n")
-    opened(tmp_path / "a.csv", bundle.manifest)
+    open_samples(tmp_path / "a.csv", bundle.manifest)
     assert "a.csv: labels are taken from column 64 (it is the last)" in caplog.text
 
 
@@ -88,7 +88,7 @@ def test_tables_are_read_from_a_folder_and_in_tabs(tmp_path, bundle):
 def test_rows_that_are_none_of_the_task_are_left_out_by_reason(tmp_path, bundle):
     bad = (f"{ROW},77", f"1,2,{ROW},1", f"x{ROW},1", f"nan,{ROW.partition(',')[2]},1", f"{ROW},")
     (tmp_path / "a.csv").write_text("\n".join((f"{ROW},7", *bad, f"{ROW},1")))
-    shelf = opened(tmp_path, bundle.manifest)
+    shelf = open_samples(tmp_path, bundle.manifest)
     assert shelf.training.y.tolist() == [7, 1]
     assert reasons(shelf) == {
         "label '77' is not of the task": 1,
@@ -112,7 +112,7 @@ def test_files_that_a_table_names_have_its_labels_and_their_folder_is_no_class(t
         "/b.png,1",
     )
     (tmp_path / "list.csv").write_text("\n".join(rows))
-    shelf = opened(tmp_path, bundle.manifest)
+    shelf = open_samples(tmp_path, bundle.manifest)
     assert shelf.training.y.tolist() == [7, 3]
     assert reasons(shelf) == {
         "a file name that leads out of the folder": 2,
@@ -163,12 +163,12 @@ def test_a_table_without_ends_of_lines_is_not_read_as_one_line(tmp_path, bundle,
     (tmp_path / "a.csv").write_text("1,2," * 1000)
     (tmp_path / "b.csv").write_text(f"{ROW},7\n" + "1,2," * 1000)
     (tmp_path / "c.csv").write_text(f"{ROW},7\n")
-    assert reasons(opened(tmp_path, bundle.manifest)) == {"a line that is too long": 2}
+    assert reasons(open_samples(tmp_path, bundle.manifest)) == {"a line that is too long": 2}
 
 
 def test_a_row_beyond_float32_is_left_out_and_not_its_table(tmp_path, bundle):
     (tmp_path / "a.csv").write_text(f"{ROW},7\n{ROW.replace('5', '1e39', 1)},3\n")
-    shelf = opened(tmp_path, bundle.manifest)
+    shelf = open_samples(tmp_path, bundle.manifest)
     assert (shelf.training.y.tolist(), reasons(shelf)) == ([7], {"values are not finite": 1})
 
 
@@ -184,5 +184,5 @@ def test_a_row_beyond_float32_is_left_out_and_not_its_table(tmp_path, bundle):
 def test_a_token_that_is_none_leaves_out_its_row_alone(tmp_path, bundle, cell, reason):
     given = InputSpec((2,), dtype="int64", vocabulary=12)
     (tmp_path / "a.csv").write_text(f"3,4,7\n{cell},4,3\n")
-    shelf = opened(tmp_path, msgspec.structs.replace(bundle.manifest, input=given))
+    shelf = open_samples(tmp_path, msgspec.structs.replace(bundle.manifest, input=given))
     assert (shelf.training.x.tolist(), reasons(shelf)) == ([[3, 4]], {reason: 1})

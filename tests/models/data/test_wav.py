@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.data import sound as wav
-from device_runtime.models.data.sound import log_mel, needed, resampled
+from device_runtime.models.data.sound import log_mel, resampled, samples_needed
 from device_runtime.models.data.source import Refused
 from device_runtime.simulation.data import speech_commands
 
@@ -112,7 +112,7 @@ def test_what_the_new_rate_cannot_hold_is_taken_away():
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 def test_only_the_beginning_that_is_needed_is_read(rate):
     long = tone(440, rate, 3.0)
-    part = long[: needed(16000, rate, 16000)]
+    part = long[: samples_needed(16000, rate, 16000)]
     assert len(part) < 0.4 * len(long)
     assert np.array_equal(resampled(part, rate, 16000, 16000), resampled(long, rate, 16000, 16000))
 

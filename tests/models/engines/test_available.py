@@ -10,10 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Source
-from device_runtime.models.engines.available import EngineWish, engine_choices, open_model
+from device_runtime.models.bundles.names import EngineSettings
+from device_runtime.models.engines.available import engine_choices, open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.engines.ort_training_engine import available
@@ -81,7 +82,7 @@ FAMILIES = {
 }
 
 ENGINES: dict[str, Callable[..., DeviceModel]] = {
-    "onnxruntime-training": partial(open_model, wish=EngineWish("onnxruntime-training")),
+    "onnxruntime-training": partial(open_model, wish=EngineSettings("onnxruntime-training")),
     "torch": TorchModel,
     "torch on a GPU": partial(TorchModel, device="cuda"),
 }
@@ -119,7 +120,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
         family = FAMILIES[name]
         graphs_too = family.ort_training and not available()
         if name == "wrn-group" and not every_objective and not graphs_too:
-            return Case(family, Bundle.open(shipped("digits-wrn-10-1")))
+            return Case(family, Bundle.open(shipped_folder("digits-wrn-10-1")))
         torch.manual_seed(0)
         spec = ExportSpec(
             name,

@@ -8,7 +8,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines import available as engines
 from device_runtime.models.engines.available import (
     ENGINES,
-    EngineWish,
+    EngineSettings,
     engine_choice,
     engine_choices,
     open_model,
@@ -59,7 +59,7 @@ def test_a_bundle_that_does_not_say_what_it_is_cannot_run_on_torch(sourceless, l
     pytest.importorskip("torch")
     assert engine_choice(sourceless).name == "onnxruntime"
     with pytest.raises(EngineError, match="torch cannot be used here: bundle digits-wrn-10-1 does not say"):
-        open_model(sourceless, EngineWish("torch"))
+        open_model(sourceless, EngineSettings("torch"))
     lacking("onnxruntime")
     with pytest.raises(EngineError, match="pip install onnxruntime; torch: .*does not say which network"):
         open_model(sourceless)
@@ -74,26 +74,26 @@ def test_without_any_engine_the_error_says_what_to_install(digits, lacking):
 
 
 def test_an_engine_asked_for_by_name_is_taken_or_refused(digits):
-    assert isinstance(open_model(digits, EngineWish("onnxruntime"), batch=4), OnnxModel)
+    assert isinstance(open_model(digits, EngineSettings("onnxruntime"), batch=4), OnnxModel)
     with pytest.raises(EngineError, match="no engine 'tensorflow'; there are auto, onnxruntime, "):
-        open_model(digits, EngineWish("tensorflow"))
+        open_model(digits, EngineSettings("tensorflow"))
 
 
 def test_a_device_is_for_engine_torch_alone_and_must_be_here(digits):
     with pytest.raises(
         EngineError, match="engine onnxruntime computes on the cpu, not on cuda; engine torch can"
     ):
-        open_model(digits, EngineWish(device="cuda"))
+        open_model(digits, EngineSettings(device="cuda"))
     pytest.importorskip("torch")
     with pytest.raises(EngineError, match="device cuda:99 is not here"):
-        open_model(digits, EngineWish("torch", device="cuda:99"))
+        open_model(digits, EngineSettings("torch", device="cuda:99"))
 
 
 def test_choosing_imports_no_engine():
     code = (
-        "import sys\nfrom device_runtime.models.bundles.bundle import Bundle, shipped\n"
+        "import sys\nfrom device_runtime.models.bundles.bundle import Bundle, shipped_folder\n"
         "from device_runtime.models.engines.available import engine_choices\n"
-        "engine_choices(Bundle.open(shipped('digits-wrn-10-1')))\n"
+        "engine_choices(Bundle.open(shipped_folder('digits-wrn-10-1')))\n"
         "print([name for name in ('torch', 'onnx', 'onnxruntime') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ import numpy as np
 import psutil
 import pytest
 
-from device_runtime.models.engines.freed_memory import give_back
+from device_runtime.models.engines.freed_memory import trim_heap
 
 MANY, SIZE = 2000, 50_000  # 100 MB in pieces that the C library keeps when they are freed
 
@@ -20,6 +20,6 @@ def test_freed_memory_goes_back_to_the_system():
     keep = pieces[-1]  # on top of the heap, which therefore cannot shrink by itself
     full = psutil.Process().memory_info().rss
     del pieces
-    assert give_back()
+    assert trim_heap()
     assert psutil.Process().memory_info().rss < full - 0.8 * MANY * SIZE
     assert keep.all()

@@ -152,9 +152,9 @@ def test_unloading_and_loading_again_gives_the_same_bits(digits, data):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
 def test_rounds_of_loading_and_unloading_do_not_grow_the_process(digits):
     code = (
-        "import re, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find\n"
+        "import re, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find_bundle\n"
         "from device_runtime.models.engines.onnx_engine import OnnxModel\n"
-        "model = OnnxModel(Bundle.open(find('digits-wrn-10-1')))\n"
+        "model = OnnxModel(Bundle.open(find_bundle('digits-wrn-10-1')))\n"
         "x, y = np.zeros((32, 1, 8, 8), np.float32), np.zeros(32, np.int64)\n"
         "def resident():\n"
         "    return 1024 * int(re.search(r'VmRSS:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
@@ -310,9 +310,9 @@ def test_importing_models_loads_neither_torch_nor_onnx_nor_onnxruntime():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads peak memory from /proc")
 def test_training_takes_about_the_memory_that_was_predicted(digits):
     code = (
-        "import re, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find\n"
+        "import re, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find_bundle\n"
         "from device_runtime.models.engines.onnx_engine import OnnxModel\n"
-        "trainer = OnnxModel(Bundle.open(find('digits-wrn-10-1')), batch=1024).trainer('all')\n"
+        "trainer = OnnxModel(Bundle.open(find_bundle('digits-wrn-10-1')), batch=1024).trainer('all')\n"
         "x, y = np.zeros((1024, 1, 8, 8), np.float32), np.zeros(1024, np.int64)\n"
         "def peak(): return 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
         "before = peak(); trainer.loss_and_grads(x, y); print(peak() - before)"
@@ -324,9 +324,9 @@ def test_training_takes_about_the_memory_that_was_predicted(digits):
 
 def test_running_a_bundle_does_not_load_torch():
     code = (
-        "import sys, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find\n"
+        "import sys, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find_bundle\n"
         "from device_runtime.models.engines.onnx_engine import OnnxModel\n"
-        "m = OnnxModel(Bundle.open(find('digits-wrn-10-1')))\n"
+        "m = OnnxModel(Bundle.open(find_bundle('digits-wrn-10-1')))\n"
         "m.trainer('head').loss_and_grads(np.zeros((1, 1, 8, 8), np.float32), np.zeros(1, np.int64))\n"
         "print([name for name in ('torch', 'onnx') if name in sys.modules])"
     )

@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 
-from device_runtime.models.engines.onnx_layout import Initialiser, Node, Tried, initialised, nodes, values
+from device_runtime.models.engines.onnx_layout import (
+    CandidateValue,
+    Initialiser,
+    Node,
+    float_initialisers,
+    nodes,
+    values,
+)
 
 NORM = Node("BatchNormalization", ("c", "gain", "offset", "mean", "variance"), ("n",), 0.25)
 CONV = Node("Conv", ("x", "kernel", "bias"), ("c",), 1e-5)
@@ -19,7 +26,7 @@ def tensors():
 def found(initialiser: Initialiser, tensors):
     """The names of what lies in the initialiser, and how it is written anew."""
     total = float(initialiser[1].sum(dtype=np.float64))
-    ways = (Tried.of(value, tensors).placed(initialiser, total) for value in values(GRAPH, NAMES))
+    ways = (CandidateValue.of(value, tensors).placed(initialiser, total) for value in values(GRAPH, NAMES))
     return next((way for way in ways if way is not None), None)
 
 
@@ -81,6 +88,6 @@ def test_nodes_and_initialisers_are_read_as_the_onnx_package_reads_them(digits):
     inside = onnx.helper.make_tensor("w", 1, (2, 3), np.arange(6, dtype="f").tobytes(), raw=True)
     other = onnx.helper.make_tensor("i", 7, (1,), np.arange(1).tobytes(), raw=True)
     made = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [inside, other]))
-    shape, content = initialised(made.SerializeToString())["w"]
+    shape, content = float_initialisers(made.SerializeToString())["w"]
     assert shape == (2, 3) and content.tolist() == [0, 1, 2, 3, 4, 5]
-    assert list(initialised(made.SerializeToString())) == ["w"]
+    assert list(float_initialisers(made.SerializeToString())) == ["w"]

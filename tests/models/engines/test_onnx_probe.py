@@ -6,7 +6,7 @@ from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines import onnx_constant_probe, onnx_layout
 from device_runtime.models.engines.onnx_constant_probe import ConstantProbe
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.engines.onnx_probe import OnnxProbe, convolves, fewer_by, with_constants
+from device_runtime.models.engines.onnx_probe import OnnxProbe, has_convolution, rows_beside, with_constants
 from device_runtime.models.errors import BundleError
 
 
@@ -129,8 +129,8 @@ def test_a_head_alone_keeps_its_one_session(digits, data):
 
 
 def test_a_graph_is_searched_for_convolutions(digits):
-    assert convolves(digits.graph("loss.all"))
-    assert not convolves(b"")
+    assert has_convolution(digits.graph("loss.all"))
+    assert not has_convolution(b"")
 
 
 def test_inputs_become_initialisers_of_the_same_names(digits):
@@ -152,7 +152,7 @@ def test_what_is_no_model_is_refused():
 
 def test_runs_are_smaller_by_what_the_parameters_take(digits):
     graph = msgspec.structs.replace(digits.entry("loss.all"), bytes_per_sample=1000)
-    assert [fewer_by(held, graph, 32) for held in (0, 1, 1000, 1001, 15_000, 99_000)] == [
+    assert [rows_beside(held, graph, 32) for held in (0, 1, 1000, 1001, 15_000, 99_000)] == [
         32,
         31,
         31,
@@ -160,7 +160,7 @@ def test_runs_are_smaller_by_what_the_parameters_take(digits):
         17,
         16,
     ]
-    assert fewer_by(10**9, graph, 1) == 1
+    assert rows_beside(10**9, graph, 1) == 1
 
 
 def test_where_no_file_can_be_written_another_way_gives_the_loss(digits, data, going, monkeypatch):

@@ -4,7 +4,7 @@ import onnxruntime
 import pytest
 
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.engines.onnx_whole import joined, whole
+from device_runtime.models.engines.onnx_whole import graph_with_weights, with_initialisers
 from device_runtime.models.errors import BundleError
 
 WORDS = {"labels": '["0", "1"]', "text": "in words: ≥ 1"}
@@ -24,7 +24,7 @@ def moved(bundle):
 
 def test_a_file_alone_gives_the_logits_of_the_bundle_with_these_weights(bundle):
     weights = moved(bundle)
-    file = whole(bundle, weights, WORDS)
+    file = graph_with_weights(bundle, weights, WORDS)
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     logits, _ = session.run(["logits", "features"], {"x": inputs(bundle)})
     assert np.array_equal(logits, OnnxModel(bundle, weights).logits(inputs(bundle)))
@@ -32,7 +32,7 @@ def test_a_file_alone_gives_the_logits_of_the_bundle_with_these_weights(bundle):
 
 
 def test_it_is_a_sound_onnx_file_with_every_value_inside(bundle):
-    model = onnx.load_from_string(whole(bundle, bundle.weights(), WORDS))
+    model = onnx.load_from_string(graph_with_weights(bundle, bundle.weights(), WORDS))
     onnx.checker.check_model(model, full_check=True)
     stored = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
     weights = bundle.weights()
@@ -43,9 +43,9 @@ def test_it_is_a_sound_onnx_file_with_every_value_inside(bundle):
 
 def test_what_the_graph_does_not_hold_is_an_error(bundle):
     with pytest.raises(BundleError, match="has no initialiser 'another'"):
-        joined(bundle.graph("forward"), {"another": np.zeros(1, np.float32)}, {})
+        with_initialisers(bundle.graph("forward"), {"another": np.zeros(1, np.float32)}, {})
     with pytest.raises(BundleError, match=r"graph loss.all takes its parameters as inputs"):
-        whole(bundle, bundle.weights(), {}, "loss.all")
+        graph_with_weights(bundle, bundle.weights(), {}, "loss.all")
     name = bundle.manifest.graphs["forward"].frozen[0]
     with pytest.raises(BundleError, match=f"{name} is complex64, an ONNX file holds float32"):
-        joined(bundle.graph("forward"), {name: np.zeros(1, np.complex64)}, {})
+        with_initialisers(bundle.graph("forward"), {name: np.zeros(1, np.complex64)}, {})

@@ -23,7 +23,7 @@ def bundle(tmp_path_factory) -> Bundle:
     from device_runtime.models.bundles.inputs import InputSpec
     from device_runtime.models.export.candidates import training_graph
     from device_runtime.models.export.export import ExportSpec, export
-    from device_runtime.models.export.subject import Subject
+    from device_runtime.models.export.subject import FunctionalModule
     from device_runtime.models.networks import build
 
     torch.manual_seed(3)
@@ -32,7 +32,7 @@ def bundle(tmp_path_factory) -> Bundle:
     folder = tmp_path_factory.mktemp("bundle")
     plain = export(module, spec, folder / "plain")
     manifest = plain.manifest
-    graph = training_graph(Subject(module, "head", torch.randn(4, 1, 8, 8)), manifest.names("all"))
+    graph = training_graph(FunctionalModule(module, "head", torch.randn(4, 1, 8, 8)), manifest.names("all"))
     entry = replace(manifest.graphs["train.all"], file="ort-training.all.onnx", frozen=())
     manifest = replace(manifest, graphs={**manifest.graphs, "ort-training.all": entry})
     graphs = {name: plain.graph(name) for name in plain.manifest.graphs}

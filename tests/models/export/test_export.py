@@ -7,9 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.engines.available import EngineWish, open_model
+from device_runtime.models.bundles.names import EngineSettings
+from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import BundleError, EngineError, ExportError, ParityError
 from device_runtime.models.export.export import ExportSpec, export
@@ -174,12 +175,12 @@ def test_lower_precisions_are_further_forward_graphs(module, tmp_path, data):
     made = export(module, spec, tmp_path / "lower")
     exact = OnnxModel(made).logits(data[0])
     for precision, bound in (("int8", 0.2), ("float16", 1e-2)):
-        found = open_model(made, EngineWish(precision=precision)).logits(data[0])
+        found = open_model(made, EngineSettings(precision=precision)).logits(data[0])
         assert 0 < np.abs(found - exact).max() < bound * np.abs(exact).max()
     with pytest.raises(BundleError, match="has no forward graph in int4; export it with --precision int4"):
-        open_model(made, EngineWish(precision="int4"))
+        open_model(made, EngineSettings(precision="int4"))
     with pytest.raises(EngineError, match="engine torch computes in float32, not in int8"):
-        open_model(Bundle.open(shipped("digits-wrn-10-1")), EngineWish("torch", "int8"))
+        open_model(Bundle.open(shipped_folder("digits-wrn-10-1")), EngineSettings("torch", "int8"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.export.graph_cost import measure_work
+from device_runtime.models.export.graph_cost import graph_cost
 
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -33,7 +33,7 @@ def test_convolution_counts_two_for_each_multiplication():
         [("y", ["n", 5, 8, 6])],
         [("w", "f", [5, 3, 3, 3], [0.0] * 135)],
     )
-    work = measure_work(data)
+    work = graph_cost(data)
     assert work.flops == 2 * 5 * 8 * 6 * 27 + 5 * 8 * 6
     assert work.bytes_per_sample == 4 * 5 * 8 * 6
     assert work.fixed_bytes == 0
@@ -57,7 +57,7 @@ def test_peak_is_where_most_values_wait_at_once():
             ("shape", "i", [2], [-1, 10]),
         ],
     )
-    work = measure_work(data)
+    work = graph_cost(data)
     assert work.bytes_per_sample == 4 * 40
     assert work.flops == 10 + 2 * 200 + 2 * 200 + 10
 
@@ -78,7 +78,7 @@ def test_reshaped_values_are_counted_once():
             ("shape", "i", [2], [-1, 20]),
         ],
     )
-    assert measure_work(data).bytes_per_sample == 4 * 30
+    assert graph_cost(data).bytes_per_sample == 4 * 30
 
 
 def test_what_does_not_grow_with_the_batch_is_fixed():
@@ -88,7 +88,7 @@ def test_what_does_not_grow_with_the_batch_is_fixed():
         [("y", ["n", 3])],
         [("w", "f", [10, 3], [0.0] * 30)],
     )
-    work = measure_work(data)
+    work = graph_cost(data)
     assert work.fixed_bytes == 4 * 30
     assert work.bytes_per_sample == 4 * 3
 
@@ -98,7 +98,7 @@ def test_shape_that_depends_on_values_is_refused():
         [("NonZero", ["x"], ["i"], {}), ("Cast", ["i"], ["y"], {"to": FLOAT})], ["n", 2], [("y", None)]
     )
     with pytest.raises(ExportError, match="does not follow from the batch size"):
-        measure_work(data)
+        graph_cost(data)
 
 
 def test_forward_work_of_the_shipped_bundle_is_that_of_its_convolutions(digits):

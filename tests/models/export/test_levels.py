@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.export.levels import find_head, lay_out
+from device_runtime.models.export.levels import assign_levels, find_head
 
 nn = torch.nn
 
@@ -23,7 +23,7 @@ def test_head_is_the_last_linear_layer_or_the_named_one():
 
 
 def test_without_levels_the_layers_are_split_in_thirds_and_that_is_said(caplog):
-    levels = lay_out(plain(), "3", None).levels
+    levels = assign_levels(plain(), "3", None).levels
     assert [levels[f"{i}.weight"] for i in range(4)] == ["low", "mid", "up", "head"]
     assert [levels[f"{i}.bias"] for i in range(4)] == ["low", "mid", "up", "head"]
     assert "thirds by parameter count: 0=low, 1=mid, 2=up" in caplog.text
@@ -31,7 +31,7 @@ def test_without_levels_the_layers_are_split_in_thirds_and_that_is_said(caplog):
 
 def test_longest_prefix_decides_and_the_head_is_always_head():
     module = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
-    levels = lay_out(module, "1", {"0": "low", "0.1": "up"}).levels
+    levels = assign_levels(module, "1", {"0": "low", "0.1": "up"}).levels
     assert levels == {
         "0.0.weight": "low", "0.0.bias": "low", "0.1.weight": "up", "0.1.bias": "up",
         "1.weight": "head", "1.bias": "head",
@@ -41,8 +41,8 @@ def test_longest_prefix_decides_and_the_head_is_always_head():
 def test_levels_attribute_is_used_and_gaps_and_unknown_levels_are_refused():
     module = plain()
     module.levels = {"0": "low", "1": "mid", "2": "mid"}
-    assert lay_out(module, "3", None).levels["2.bias"] == "mid"
+    assert assign_levels(module, "3", None).levels["2.bias"] == "mid"
     with pytest.raises(ExportError, match=r"1.weight has no level; prefixes are 0"):
-        lay_out(module, "3", {"0": "low"})
+        assign_levels(module, "3", {"0": "low"})
     with pytest.raises(ExportError, match="level 'top' is none of low, mid, up, head"):
-        lay_out(module, "3", {"0": "top"})
+        assign_levels(module, "3", {"0": "top"})

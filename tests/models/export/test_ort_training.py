@@ -20,10 +20,16 @@ from device_runtime.models.engines.ort_training_engine import VERSION, available
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export import candidates as torch_ort_training
 from device_runtime.models.export.candidates import training_graph
-from device_runtime.models.export.graph import convert, external_names, part
+from device_runtime.models.export.graph import convert, external_names, subgraph
 from device_runtime.models.export.levels import find_head
-from device_runtime.models.export.subject import Subject, batch_norms, statistics, stored_tensors, training
-from device_runtime.models.export.trace import Inputs, loss_and_gradients, trace_training
+from device_runtime.models.export.subject import (
+    FunctionalModule,
+    batch_norms,
+    statistics,
+    stored_tensors,
+    with_batch_statistics,
+)
+from device_runtime.models.export.trace import GraphInputs, loss_and_gradients, trace_training
 from device_runtime.models.networks import build
 
 nn = torch.nn
@@ -54,15 +60,17 @@ class Pooled(nn.Module):
         return self.head(self.norm(self.pool(nn.functional.relu6(9 * self.conv(x))).flatten(1)))
 
 
-def subject_of(module, shape) -> Subject:
+def subject_of(module, shape) -> FunctionalModule:
     generator = torch.Generator().manual_seed(1)
     for name, tensor in stored_tensors(module).items():
         if "running" in name:  # statistics that are not those of a fresh layer, in place
             tensor.add_(0.3 * torch.rand(tensor.shape, generator=generator))
-    return Subject(module.eval(), find_head(module, None), torch.randn(4, *shape, generator=generator))
+    return FunctionalModule(
+        module.eval(), find_head(module, None), torch.randn(4, *shape, generator=generator)
+    )
 
 
-def network(name: str) -> Subject:
+def network(name: str) -> FunctionalModule:
     torch.manual_seed(3)
     if name == "pooled":
         return subject_of(Pooled(), (1, 8, 8))
@@ -70,7 +78,7 @@ def network(name: str) -> Subject:
     return subject_of(build(built, settings), shape)
 
 
-def trained(subject: Subject) -> tuple[str, ...]:
+def trained(subject: FunctionalModule) -> tuple[str, ...]:
     return tuple(name for name, _ in subject.module.named_parameters())
 
 
@@ -82,9 +90,9 @@ def outputs(onnx: bytes, names, tensors, moved, x, y) -> dict[str, np.ndarray]:
     return dict(zip(found, loaded.run(found, {"x": x.numpy(), "y": y.numpy(), **given}), strict=True))
 
 
-def own_training_graph(subject: Subject, names, moved) -> bytes:
+def own_training_graph(subject: FunctionalModule, names, moved) -> bytes:
     traced = trace_training(subject, "train", names)
-    return part(convert(traced), traced, (*names, *moved), traced.outputs.names)
+    return subgraph(convert(traced), traced, (*names, *moved), traced.outputs.names)
 
 
 def assert_same(found, expected, where) -> None:
@@ -109,7 +117,7 @@ def test_loss_and_gradients_are_those_of_torch_and_of_the_plain_engine_at_two_ba
         y = torch.randint(CLASSES, (batch,), generator=generator)
         found = outputs(onnx, names, tensors, (), x, y)
         assert_same(found, outputs(own, names, tensors, (), x, y), f"plain, batch {batch}")
-        loss, grads = loss_and_gradients(subject, "train", Inputs(x, y, {}, tensors), names)
+        loss, grads = loss_and_gradients(subject, "train", GraphInputs(x, y, {}, tensors), names)
         expected = {f"grad.{n}": grad.numpy() for n, grad in zip(names, grads, strict=True)}
         assert_same(found, {"loss": loss.numpy(), **expected}, f"torch, batch {batch}")
 
@@ -118,7 +126,7 @@ def test_loss_and_gradients_are_those_of_torch_and_of_the_plain_engine_at_two_ba
 def test_batch_norm_in_training_mode_uses_batch_statistics_and_gives_the_next_running_ones():
     subject = network("batch")
     norms = batch_norms(subject.module)
-    subject = training(subject, norms)
+    subject = with_batch_statistics(subject, norms)
     names, moved = trained(subject), statistics(norms)
     onnx, own = training_graph(subject, names), own_training_graph(subject, names, moved)
     tensors = stored_tensors(subject.module)
@@ -144,7 +152,7 @@ def test_tensors_that_are_not_trained_stay_out_of_the_file_and_the_bytes_are_alw
 def test_networks_without_a_gradient_are_refused_by_the_name_of_the_operator():
     recurrent = build("lstm", {"vocabulary": 20, "dim": 4, "hidden": 6, "classes": 2})
     ids = torch.zeros(4, 3, dtype=torch.int64)
-    subject = Subject(recurrent.eval(), find_head(recurrent, None), ids)
+    subject = FunctionalModule(recurrent.eval(), find_head(recurrent, None), ids)
     names = [name for name, p in recurrent.named_parameters() if p.requires_grad]
     with pytest.raises(
         ExportError, match=f"onnxruntime-training {VERSION} has no gradient for operator LSTM"

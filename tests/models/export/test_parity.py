@@ -17,7 +17,7 @@ from device_runtime.models.export import parity as torch_parity
 from device_runtime.models.export.candidates import WantedGraphs, candidates
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.export.parity import BATCHES, MOST_NUDGES, SEEDS, GraphCandidate, check_parity
-from device_runtime.models.export.subject import Subject
+from device_runtime.models.export.subject import FunctionalModule
 from device_runtime.models.export.trace import TRACED_BATCH
 
 nn = torch.nn
@@ -49,7 +49,7 @@ Change = Callable[["onnx.GraphProto"], None]
 @pytest.fixture
 def spoilt(monkeypatch) -> Callable[[Change], None]:
     """Makes the exporter hand out graphs that a function has changed."""
-    right = torch_graph.part
+    right = torch_graph.subgraph
 
     def spoil(change: Change) -> None:
         def wrong(*args):
@@ -72,7 +72,7 @@ def refusal(module, tmp_path: Path) -> str:
     return str(caught.value)
 
 
-def gradients(subject: Subject) -> GraphCandidate:
+def gradients(subject: FunctionalModule) -> GraphCandidate:
     """The graph train.all, as `export` makes it."""
     names = tuple(name for name, _ in subject.module.named_parameters())
     *_, last = candidates(subject, WantedGraphs({"all": names}, ("train",), (), False))
@@ -81,7 +81,7 @@ def gradients(subject: Subject) -> GraphCandidate:
 
 def refusal_of_gradients(module) -> str:
     """The one line with which the gate refuses the graph train.all."""
-    subject = Subject(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
+    subject = FunctionalModule(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
     with pytest.raises(ParityError) as caught:
         check_parity(subject, gradients(subject))
     return str(caught.value)
@@ -144,7 +144,7 @@ def test_the_worst_of_several_wrong_gradients_is_named(module, spoilt):
 
 
 @pytest.fixture
-def doubled(module, spoilt) -> Subject:
+def doubled(module, spoilt) -> FunctionalModule:
     """Its graphs give the gradient of the head's bias twice as large."""
 
     def double(graph) -> None:
@@ -153,7 +153,7 @@ def doubled(module, spoilt) -> Subject:
         graph.node.append(onnx.helper.make_node("Add", ["right", "right"], ["grad.head.bias"]))
 
     spoilt(lambda graph: double(graph) if "grad.head.bias" in {v.name for v in graph.output} else None)
-    return Subject(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
+    return FunctionalModule(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
 
 
 def turned_by(monkeypatch, turns: Callable[[int], bool]) -> None:
@@ -181,7 +181,9 @@ def test_what_a_rounding_turns_once_in_many_times_is_refused(doubled, monkeypatc
 
 
 def test_outputs_that_are_all_zero_are_compared():
-    subject = Subject(nn.Sequential(nn.Threshold(9, 0), nn.Linear(8, 3)), "1", torch.randn(TRACED_BATCH, 8))
+    subject = FunctionalModule(
+        nn.Sequential(nn.Threshold(9, 0), nn.Linear(8, 3)), "1", torch.randn(TRACED_BATCH, 8)
+    )
     forward = next(candidates(subject, WantedGraphs({}, (), (), False)))
     assert check_parity(subject, forward) < 1e-4
 
@@ -232,7 +234,7 @@ class BatchStatistics(nn.Module):
 
 @pytest.mark.slow
 def test_batch_norm_with_the_statistics_of_the_batch_is_exported_as_torch_computes_it():
-    subject = Subject(BatchStatistics().eval(), "head", torch.randn(TRACED_BATCH, 8))
+    subject = FunctionalModule(BatchStatistics().eval(), "head", torch.randn(TRACED_BATCH, 8))
     assert 0 <= check_parity(subject, gradients(subject)) < 1e-4
 
 
@@ -265,6 +267,6 @@ def test_the_gate_tries_other_batches_than_the_traced_one_and_weights_that_diffe
     assert 1 in BATCHES
     assert len(BATCHES) >= 2
     assert len(SEEDS) >= 5
-    subject = Subject(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
+    subject = FunctionalModule(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
     forward = next(candidates(subject, WantedGraphs({}, (), (), False)))
     assert 0 <= check_parity(subject, forward) < 1e-5

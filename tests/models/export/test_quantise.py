@@ -10,7 +10,7 @@ from device_runtime.models.engines.onnx_session import SessionSettings, load_ses
 from device_runtime.models.errors import ExportError, ParityError
 from device_runtime.models.export import quantise as torch_quantise
 from device_runtime.models.export.graph import external_names
-from device_runtime.models.export.quantise import lower
+from device_runtime.models.export.quantise import lower_precision
 
 
 def graph_file(nodes, shapes, x_shape, y_shape, x_type=onnx.TensorProto.FLOAT):
@@ -74,14 +74,14 @@ def test_linear_layer_in_int8_is_the_integer_product_times_both_scales(linear):
     integers, scale = quantised_input(x)
     scales = 2 * np.abs(weights["w"]).max(axis=1) / np.float32(254)  # one for each output
     expected = integers @ np.round(weights["w"] / scales[:, None]).T * (scale * scales) + weights["b"]
-    found = run(lower(onnx_file, weights, "int8"), weights, x)
+    found = run(lower_precision(onnx_file, weights, "int8"), weights, x)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert not np.allclose(found, x @ weights["w"].T + weights["b"], rtol=1e-5)  # quantised it is
 
 
 def test_convolution_in_int8_has_uint8_weights_of_one_scale(convolution):
     onnx_file, weights = convolution(1)
-    lowered = lower(onnx_file, weights, "int8")
+    lowered = lower_precision(onnx_file, weights, "int8")
     assert {entry.what for entry in lowered.derived} == {"uint8", "uint8.scale", "uint8.zero_point"}
     x = np.random.default_rng(1).standard_normal((3, 4, 2, 2), np.float32)
     integers, scale = quantised_input(x)
@@ -96,13 +96,13 @@ def test_convolution_in_int8_has_uint8_weights_of_one_scale(convolution):
 def test_grouped_convolution_stays_float32(convolution):
     onnx_file, weights = convolution(2)
     with pytest.raises(ExportError, match="nothing that could be int8"):
-        lower(onnx_file, weights, "int8")
+        lower_precision(onnx_file, weights, "int8")
 
 
 def test_other_weights_give_what_export_with_them_would_give(linear):
     onnx_file, weights = linear
-    lowered, others = lower(onnx_file, weights, "int8"), {n: 3 * v + 1 for n, v in weights.items()}
-    assert lower(onnx_file, others, "int8") == lowered  # no value of a weight is in the file
+    lowered, others = lower_precision(onnx_file, weights, "int8"), {n: 3 * v + 1 for n, v in weights.items()}
+    assert lower_precision(onnx_file, others, "int8") == lowered  # no value of a weight is in the file
     x = np.random.default_rng(1).standard_normal((3, 7), np.float32)
     exact = x @ others["w"].T + others["b"]
     np.testing.assert_allclose(run(lowered, others, x), exact, atol=0.03 * np.abs(exact).max())
@@ -114,12 +114,12 @@ def test_another_formula_than_the_tools_is_refused(linear, monkeypatch):
 
     monkeypatch.setattr(torch_quantise, "derive", other)
     with pytest.raises(ParityError, match=r"w.T_scale is derived otherwise than by onnxruntime.quantization"):
-        lower(*linear, "int8")
+        lower_precision(*linear, "int8")
 
 
 def test_float16_weights_are_those_rounded(linear):
     onnx_file, weights = linear
-    lowered = lower(onnx_file, weights, "float16")
+    lowered = lower_precision(onnx_file, weights, "float16")
     assert [(entry.name, entry.what) for entry in lowered.derived] == [("w.T.float16", "float16")]
     assert lowered.frozen == ("b",)
     assert set(external_names(lowered.onnx)) == {"w.T.float16", "b"}
@@ -136,7 +136,7 @@ def test_only_the_rows_looked_up_in_a_table_become_float32(precision):
     ]
     onnx_file = graph_file(nodes, {"table": (6, 4)}, [], [1], onnx.TensorProto.INT64)
     weights = {"table": np.random.default_rng(0).standard_normal((6, 4), np.float32)}
-    lowered = lower(onnx_file, weights, precision)
+    lowered = lower_precision(onnx_file, weights, precision)
     operators = [node.op_type for node in onnx.load_from_string(lowered.onnx).graph.node]
     assert operators == ["Gather", "Cast" if precision == "float16" else "DequantizeLinear", "ReduceSum"]
     x = np.array([1, 5, 1])
@@ -145,12 +145,12 @@ def test_only_the_rows_looked_up_in_a_table_become_float32(precision):
 
 def test_unknown_precision_is_refused(linear):
     with pytest.raises(ExportError, match="precision is 'int4', expected int8 or float16"):
-        lower(*linear, "int4")
+        lower_precision(*linear, "int4")
 
 
 def test_the_root_logger_speaks_again_afterwards(linear, caplog):
     import logging
 
-    lower(*linear, "int8")
+    lower_precision(*linear, "int8")
     logging.getLogger().warning("heard")
     assert [record.message for record in caplog.records] == ["heard"]

@@ -13,7 +13,7 @@ from device_runtime.cli.research import export
 from device_runtime.content import content
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.export.candidates import WantedGraphs, candidates
-from device_runtime.models.export.subject import Subject
+from device_runtime.models.export.subject import FunctionalModule
 
 
 def arguments(out: Path) -> argparse.Namespace:
@@ -38,7 +38,7 @@ def test_weights_are_those_of_the_stated_seed(digits, module):
 
 @pytest.mark.slow
 def test_graphs_of_forward_and_loss_are_the_same_bytes(digits, module):
-    subject = Subject(module, "head", torch.zeros(4, 1, 8, 8))
+    subject = FunctionalModule(module, "head", torch.zeros(4, 1, 8, 8))
     for graph in candidates(subject, WantedGraphs({"head": digits.manifest.names("head")}, (), (), False)):
         assert graph.onnx == digits.graph(graph.name), graph.name
 

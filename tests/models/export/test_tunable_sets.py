@@ -10,22 +10,22 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.export import ExportSpec, export
-from device_runtime.models.export.tunable_sets import changes
+from device_runtime.models.export.tunable_sets import change_warning
 from device_runtime.models.networks import build
 from device_runtime.models.networks.vit import vit
 
 
 def test_sets_that_change_the_network_are_said_where_they_share_a_bundle():
-    said = changes({"head": {}, "prefix": {}, "all": {}})
+    said = change_warning({"head": {}, "prefix": {}, "all": {}})
     assert said.startswith(
         "untrained prefix tokens change what the network computes, in forward and all, head"
     )
-    both = changes({"prompt": {}, "prefix": {}})
+    both = change_warning({"prompt": {}, "prefix": {}})
     assert both.startswith(
         "untrained prompt and prefix tokens change what the network computes, in forward too"
     )
-    assert changes({"prompt": {}}) == ""
-    assert changes({"all": {}, "lora": {"rank": 2}, "adapter": {}, "sparse": {}}) == ""
+    assert change_warning({"prompt": {}}) == ""
+    assert change_warning({"all": {}, "lora": {"rank": 2}, "adapter": {}, "sparse": {}}) == ""
 
 
 @pytest.mark.slow

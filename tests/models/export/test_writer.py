@@ -11,7 +11,7 @@ from device_runtime.models.errors import ExportError
 from device_runtime.models.export import graph as torch_graph
 from device_runtime.models.export.candidates import WantedGraphs, candidates
 from device_runtime.models.export.parity import check_parity
-from device_runtime.models.export.subject import Subject
+from device_runtime.models.export.subject import FunctionalModule
 from device_runtime.models.export.trace import TRACED_BATCH
 
 nn = torch.nn
@@ -33,9 +33,9 @@ class Around(nn.Module):
         return self.head(self.function(x).to(torch.float32).flatten(1))
 
 
-def subject_of(function) -> Subject:
+def subject_of(function) -> FunctionalModule:
     torch.manual_seed(0)
-    return Subject(Around(function).eval(), "head", torch.randn(TRACED_BATCH, *SHAPE))
+    return FunctionalModule(Around(function).eval(), "head", torch.randn(TRACED_BATCH, *SHAPE))
 
 
 WEIGHT = torch.linspace(-1, 1, 8 * 4 * 9).reshape(8, 4, 3, 3)
@@ -147,7 +147,7 @@ class Called(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["t1", "t2", "v1", "v5", "v9", "batch", "weights"])
 def test_parameters_may_be_called_as_values_of_graphs_are(name):
-    subject = Subject(Called(name).eval(), "head", torch.randn(TRACED_BATCH, 8))
+    subject = FunctionalModule(Called(name).eval(), "head", torch.randn(TRACED_BATCH, 8))
     names = (name, "head.weight", "head.bias")
     for graph in candidates(subject, WantedGraphs({"all": names}, ("train",), (), False)):
         assert check_parity(subject, graph) < 1e-4
@@ -155,6 +155,6 @@ def test_parameters_may_be_called_as_values_of_graphs_are(name):
 
 @pytest.mark.parametrize("name", ["x", "y", "logits", "features", "losses", "loss"])
 def test_parameters_that_are_called_as_inputs_or_outputs_are_refused(name):
-    subject = Subject(Called(name).eval(), "head", torch.randn(TRACED_BATCH, 8))
+    subject = FunctionalModule(Called(name).eval(), "head", torch.randn(TRACED_BATCH, 8))
     with pytest.raises(ExportError, match=f"tensor {name} has the name of an input or output of the graph"):
         list(candidates(subject, WantedGraphs({"all": (name,)}, ("train",), (), False)))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from device_runtime.cli.options import add_data
-from device_runtime.models.data import Place, load, opened, raw
+from device_runtime.models.data import Place, load, open_samples, raw
 from device_runtime.models.data.cells import text_column
 from device_runtime.models.data.report import lines, report
-from device_runtime.models.data.shelf import Shelf
+from device_runtime.models.data.shelf import LocalSamples
 from device_runtime.models.data.source import Refused
 from device_runtime.models.errors import DataError
 
@@ -30,7 +30,7 @@ def loaded(text_bundle):
 
 
 def skipped(place, bundle):
-    shelf = Shelf(Place.of(place), bundle.manifest, texts=bundle.texts)
+    shelf = LocalSamples(Place.of(place), bundle.manifest, texts=bundle.texts)
     shelf.refresh()
     return {one.reason: one.examples for one in shelf.skipped}
 
@@ -97,7 +97,7 @@ def test_what_is_no_text_is_left_out_and_said(tmp_path, text_bundle):
 def test_which_column_has_the_texts_is_asked_where_it_is_not_clear(tmp_path, text_bundle):
     (tmp_path / "a.csv").write_text("one,two,label\nx,y,1\n")
     with pytest.raises(DataError, match=r"which column has the texts\?: .*one, two, label"):
-        opened(tmp_path, text_bundle.manifest, texts=text_bundle.texts)
+        open_samples(tmp_path, text_bundle.manifest, texts=text_bundle.texts)
     with pytest.raises(Refused, match="no 'three'"):
         text_column(["one", "two", "label"], 3, 2, "three")
     with pytest.raises(Refused, match=r"0 to 2"):
@@ -125,7 +125,7 @@ def test_ids_that_were_made_elsewhere_are_still_taken(tmp_path, text_bundle, loa
 
 def test_the_report_says_how_texts_are_read_and_how_many_fill_the_input(tmp_path, text_bundle):
     (tmp_path / "a.tsv").write_text(f"{GOOD}\t1\n{'film ' * 40}\t0\n")
-    told = report(opened(tmp_path, text_bundle.manifest, texts=text_bundle.texts))
+    told = report(open_samples(tmp_path, text_bundle.manifest, texts=text_bundle.texts))
     assert told.filled == 1
     text = "\n".join(lines(told))
     assert "the task takes texts as 24 tokens (byte-pairs/1), read as '{text} It was{mask} .'" in text

@@ -6,10 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.engines.onnx_engine import OnnxModel
-from device_runtime.models.export.subject import Subject
+from device_runtime.models.export.subject import FunctionalModule
 from device_runtime.models.torch_engine import objectives as torch_clipping
 from device_runtime.models.torch_engine.engine import TorchGradients, TorchModel
-from device_runtime.models.torch_engine.objectives import ClippedSums, Inputs, loss_and_gradients
+from device_runtime.models.torch_engine.objectives import ClippedSums, GraphInputs, loss_and_gradients
 from device_runtime.models.training.clipping import Privacy, PrivateGradients
 
 
@@ -26,13 +26,13 @@ class Small(torch.nn.Module):
 def small():
     torch.manual_seed(0)
     module = Small().eval().requires_grad_(False)
-    return Subject(module, "head", torch.zeros(1, 3)), dict(module.named_parameters())
+    return FunctionalModule(module, "head", torch.zeros(1, 3)), dict(module.named_parameters())
 
 
 def batch(tensors, n=7, **extras):
     rng = np.random.default_rng(2)
     x = torch.from_numpy(rng.standard_normal((n, 3), np.float32))
-    return Inputs(x, torch.from_numpy(rng.integers(0, 2, n)), extras, tensors)
+    return GraphInputs(x, torch.from_numpy(rng.integers(0, 2, n)), extras, tensors)
 
 
 def totals_of(names, tensors):
@@ -45,7 +45,7 @@ def one_by_one(subject, objective, inputs, names, max_norm):
     for i in range(len(inputs.y)):
         one = slice(i, i + 1)
         rows = {k: v[one] if v.dim() else v for k, v in inputs.extras.items()}
-        given = Inputs(inputs.x[one], inputs.y[one], rows, inputs.tensors)
+        given = GraphInputs(inputs.x[one], inputs.y[one], rows, inputs.tensors)
         _, grads = loss_and_gradients(subject, objective, given, names)
         length = sum(float(g.square().sum()) for g in grads) ** 0.5
         for total, g in zip(totals.values(), grads, strict=True):
@@ -83,7 +83,7 @@ def test_extras_go_to_each_sample_by_row_or_whole(small):
 def test_a_sample_without_a_finite_norm_adds_nothing(small, broken):
     subject, tensors = small
     names, inputs = ("first.weight", "head.weight"), batch(tensors)
-    kept = Inputs(inputs.x[1:], inputs.y[1:], {}, tensors)
+    kept = GraphInputs(inputs.x[1:], inputs.y[1:], {}, tensors)
     inputs.x[0, 0] = broken
     with_it, without = totals_of(names, tensors), totals_of(names, tensors)
     ClippedSums(subject, "train", ()).add(inputs, 0.5, with_it)

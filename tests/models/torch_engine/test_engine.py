@@ -221,9 +221,9 @@ def test_what_torch_raises_is_an_engine_error_of_one_line(digits, data, monkeypa
 @pytest.mark.slow
 def test_the_engine_needs_neither_onnxruntime_nor_torch_s_tracer():
     code = (
-        "import sys, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find\n"
+        "import sys, numpy as np\nfrom device_runtime.models.bundles.bundle import Bundle, find_bundle\n"
         "from device_runtime.models.torch_engine.engine import TorchModel\n"
-        "m = TorchModel(Bundle.open(find('digits-wrn-10-1')))\n"
+        "m = TorchModel(Bundle.open(find_bundle('digits-wrn-10-1')))\n"
         "m.trainer('head').loss_and_grads(np.zeros((1, 1, 8, 8), np.float32), np.zeros(1, np.int64))\n"
         "names = ('onnxruntime', 'onnx', 'device_runtime.models.export.trace')\n"
         "print([n for n in names if n in sys.modules])"

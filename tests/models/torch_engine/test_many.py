@@ -10,7 +10,12 @@ from device_runtime.models.bundles.manifest import Source
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
 from device_runtime.models.torch_engine.engine import TorchModel
-from device_runtime.models.torch_engine.many import CopyLesson, pays, possible, train_many
+from device_runtime.models.torch_engine.many import (
+    CopySamples,
+    can_train_many,
+    is_faster_together,
+    train_many,
+)
 from device_runtime.models.training.clipping import clip
 from device_runtime.models.training.optimizer import Sgd
 
@@ -36,7 +41,7 @@ def opened(tmp_path_factory):
     return make
 
 
-def lessons(counted: int = 0) -> list[CopyLesson]:
+def lessons(counted: int = 0) -> list[CopySamples]:
     """Of 10, 1, 4 and 17 samples in batches of 4, two epochs; the third of one class."""
     rng, made = np.random.default_rng(0), []
     for k, n in enumerate((10, 1, 4, 17)):
@@ -44,13 +49,13 @@ def lessons(counted: int = 0) -> list[CopyLesson]:
         batches = [order[i : i + 4] for order in orders for i in range(0, n, 4)]
         y = rng.integers(4, size=n) if k != 2 else np.full(n, 2)
         made.append(
-            CopyLesson(rng.standard_normal((n, 1, 8, 8), np.float32), y, batches, min(counted, len(batches)))
+            CopySamples(rng.standard_normal((n, 1, 8, 8), np.float32), y, batches, min(counted, len(batches)))
         )
     return made
 
 
 def alone(
-    model: TorchModel, tunable: str, lesson: CopyLesson, sgd: Sgd, clip_norm: float
+    model: TorchModel, tunable: str, lesson: CopySamples, sgd: Sgd, clip_norm: float
 ) -> tuple[dict[str, np.ndarray], float]:
     trainer = model.trainer(tunable)
     steps, total, seen = sgd.start(trainer.params.vector), 0.0, 0
@@ -96,18 +101,18 @@ def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
 @pytest.mark.slow
 def test_networks_with_batch_statistics_are_not_trained_together(opened):
     manifest = opened("batch norm").manifest
-    assert not possible(manifest, "all")
-    assert possible(manifest, "head")
-    assert not possible(manifest, "lora")
+    assert not can_train_many(manifest, "all")
+    assert can_train_many(manifest, "head")
+    assert not can_train_many(manifest, "lora")
 
 
 @pytest.mark.slow
 def test_it_pays_for_small_networks_and_on_a_gpu_for_all(opened, digits):
-    assert pays(opened("mlp").manifest, "all", on_cpu=True)
-    assert pays(digits.manifest, "all", on_cpu=True)
+    assert is_faster_together(opened("mlp").manifest, "all", on_cpu=True)
+    assert is_faster_together(digits.manifest, "all", on_cpu=True)
     manifest = opened("cnn").manifest
     assert manifest.graphs["train.all"].flops > 2_000_000
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("device_runtime.models.torch_engine.many.PAYS_BELOW_FLOPS", 2_000_000)
-        assert not pays(manifest, "all", on_cpu=True)
-        assert pays(manifest, "mid", on_cpu=False)
+        assert not is_faster_together(manifest, "all", on_cpu=True)
+        assert is_faster_together(manifest, "mid", on_cpu=False)

@@ -6,8 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_runtime.models.errors import ExportError
-from device_runtime.models.export.subject import Subject, run, stored_tensors
-from device_runtime.models.torch_engine.objectives import OBJECTIVES, ObjectiveBatch, measure
+from device_runtime.models.export.subject import FunctionalModule, run, stored_tensors
+from device_runtime.models.torch_engine.objectives import OBJECTIVES, ObjectiveBatch, output_sizes
 from device_runtime.models.training.heads import cross_entropy, log_softmax
 
 nn = torch.nn
@@ -28,9 +28,9 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def subject() -> FunctionalModule:
     torch.manual_seed(0)
-    return Subject(Net().eval(), "head", torch.randn(4, 2, SIDE, SIDE), {"low": "low", "up": "up"})
+    return FunctionalModule(Net().eval(), "head", torch.randn(4, 2, SIDE, SIDE), {"low": "low", "up": "up"})
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def loss(subject, batch, objective: str, **extras) -> float:
     given = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in extras.items()}
     shapes = {
         e.name: ((N, *e.shape) if e.per_sample else e.shape)
-        for e in OBJECTIVES[objective].extras(measure(subject))
+        for e in OBJECTIVES[objective].extras(output_sizes(subject))
     }
     assert shapes == {name: tuple(value.shape) for name, value in given.items()}
     with torch.no_grad():
@@ -140,6 +140,6 @@ def test_what_is_above_a_level_is_trained_on_maps_given_in_its_place(subject, ba
 
 @pytest.mark.parametrize("objective", ["attention", "prototype", "above-mid"])
 def test_objectives_on_feature_maps_say_which_level_they_miss(subject, objective):
-    sizes = measure(Subject(subject.module, "head", subject.example))
+    sizes = output_sizes(FunctionalModule(subject.module, "head", subject.example))
     with pytest.raises(ExportError, match=f"objective {objective} needs the feature map of level"):
         OBJECTIVES[objective].extras(sizes)

@@ -12,8 +12,8 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.training.heads import (
     HeadLesson,
     SoftmaxHead,
+    head_matrix,
     inputs_of,
-    joined,
     split_heads,
     train_heads,
 )
@@ -57,7 +57,7 @@ def lessons(manifest: Manifest, epochs: int = 3) -> tuple[list[HeadLesson], list
 @pytest.mark.parametrize("sgd", SGDS)
 def test_each_head_is_trained_as_if_alone(manifest, weights, sgd):
     given, features = lessons(manifest)
-    learnt = train_heads(joined(weights, manifest.head), given, sgd)
+    learnt = train_heads(head_matrix(weights, manifest.head), given, sgd)
     for k, tensors in enumerate(split_heads(learnt.heads, manifest.head)):
         alone = SoftmaxHead(manifest, weights)
         loss = alone.train(features[k], given[k].y, given[k].batches, sgd)
@@ -69,7 +69,7 @@ def test_each_head_is_trained_as_if_alone(manifest, weights, sgd):
 
 def test_a_head_does_not_depend_on_the_others_to_the_bit(manifest, weights):
     given, _ = lessons(manifest)
-    start = joined(weights, manifest.head)
+    start = head_matrix(weights, manifest.head)
     together = train_heads(start, given, SGDS[3], clip_norm=0.5)
     for k, lesson in enumerate(given):
         alone = train_heads(start, [lesson], SGDS[3], clip_norm=0.5)
@@ -79,7 +79,7 @@ def test_a_head_does_not_depend_on_the_others_to_the_bit(manifest, weights):
 
 def test_windows_of_gathered_samples_change_nothing(manifest, weights, monkeypatch):
     given, _ = lessons(manifest)
-    start = joined(weights, manifest.head)
+    start = head_matrix(weights, manifest.head)
     whole = train_heads(start, given, SGDS[1])
     monkeypatch.setattr("device_runtime.models.training.heads.WINDOW_BYTES", 1)
     assert train_heads(start, given, SGDS[1]).heads.tobytes() == whole.heads.tobytes()
@@ -91,14 +91,14 @@ def test_the_loss_is_that_of_the_steps_that_count(manifest, weights):
     first, second = given[0].batches[:1], given[0].batches[1:]
     before.train(features[0], given[0].y, first, Sgd(0.5))
     expected = before.train(features[0], given[0].y, second, Sgd(0.5))
-    learnt = train_heads(joined(weights, manifest.head), [replace(given[0], counted=1)], Sgd(0.5))
+    learnt = train_heads(head_matrix(weights, manifest.head), [replace(given[0], counted=1)], Sgd(0.5))
     assert learnt.losses[0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_diverged_head_is_not_finite_and_spoils_no_other(manifest, weights):
     given, _ = lessons(manifest)
     bad = replace(given[0], inputs=np.full_like(given[0].inputs, 1e30))
-    start = joined(weights, manifest.head)
+    start = head_matrix(weights, manifest.head)
     learnt = train_heads(start, [bad, given[3]], Sgd(1e10))
     assert not np.isfinite(learnt.heads[0]).all()
     assert learnt.heads[1].tobytes() == train_heads(start, [given[3]], Sgd(1e10)).heads[0].tobytes()

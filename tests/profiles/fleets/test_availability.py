@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.profiles.fleets.availability import DAY, Availability, joined
+from device_runtime.profiles.fleets.availability import DAY, Availability, normalised_windows
 
 HOUR = 3600
 
@@ -12,7 +12,7 @@ HOUR = 3600
 def of(*windows):
     """One device with these windows, (start, length) in seconds."""
     starts, lengths = zip(*windows, strict=True)
-    return Availability(joined(np.array([starts]), np.array([lengths])))
+    return Availability(normalised_windows(np.array([starts]), np.array([lengths])))
 
 
 def test_a_night_over_midnight():

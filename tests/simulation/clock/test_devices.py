@@ -8,7 +8,7 @@ import pytest
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.clock.devices import FleetState
-from device_runtime.simulation.clock.timeline import AskSchedule, Luck
+from device_runtime.simulation.clock.timeline import AskConditions, RoundDraws
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -25,23 +25,23 @@ def one(bundle, **settings) -> FleetState:
     return FleetState(fleet, clients, {"": bundle.manifest})
 
 
-def asked(now: float = 0.0, **other) -> AskSchedule:
-    return AskSchedule(now=now, closes_s=now + 1e6, down_bytes=lambda _: 0, kinds=KINDS, **other)
+def asked(now: float = 0.0, **other) -> AskConditions:
+    return AskConditions(now=now, closes_s=now + 1e6, down_bytes=lambda _: 0, kinds=KINDS, **other)
 
 
 def test_a_device_learns_how_slow_it_is_and_forgets_it_when_its_process_dies(bundle):
     """Twice as slow as predicted: 0.7 * 1 + 0.3 * 2, then 0.7 * 1.3 + 0.3 * 2."""
     devices = one(bundle)
     for expected in (1.3, 1.51):
-        devices.ask(0, asked(luck=Luck(slowdown=2.0)))
+        devices.ask(0, asked(luck=RoundDraws(slowdown=2.0)))
         assert devices.known(0).corrections == {"class-means": pytest.approx(expected)}
-    devices.ask(0, asked(luck=Luck(slowdown=2.0, crash=0.5)))
+    devices.ask(0, asked(luck=RoundDraws(slowdown=2.0, crash=0.5)))
     assert devices.known(0).corrections == {}
 
 
 def test_a_device_at_work_is_not_ready_until_it_is_back(bundle):
     devices = one(bundle)
-    line = devices.ask(0, asked(luck=Luck(crash=0.5, away_s=7.0)))
+    line = devices.ask(0, asked(luck=RoundDraws(crash=0.5, away_s=7.0)))
     assert line.back_s == line.ends_s + 7.0
     assert not devices.ready(0, line.back_s - 0.1)
     assert devices.ready(0, line.back_s)
@@ -79,7 +79,7 @@ def test_a_device_without_samples_sits_out_and_has_spent_its_download(bundle):
     fleet = fleets.read({"name": "one", "groups": {"all": {"profile": "pi-5", "share": 1.0}}}).draw(1, 0)
     none = Clients.of(np.zeros((0, 1, 8, 8), np.float32), np.zeros(0, np.int64), [np.arange(0)])
     devices = FleetState(fleet, none, {"": bundle.manifest})
-    line = devices.ask(0, AskSchedule(now=0.0, closes_s=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
+    line = devices.ask(0, AskConditions(now=0.0, closes_s=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
     assert (line.lost, line.bytes_down, line.bytes_up, line.flops) == ("sat out", 1000, 0, 0.0)
     assert line.outcome.reasons == ("class-means there is no local data",)
 
@@ -90,12 +90,12 @@ def test_scalars_after_the_first_that_were_accepted_are_charged_what_few_bytes_t
     scalars = ZerothOrder()
 
     def up(kind=scalars, closes_s=1e6, **luck):
-        again = replace(asked(luck=Luck(**luck)), kinds=(kind,), closes_s=closes_s)
+        again = replace(asked(luck=RoundDraws(**luck)), kinds=(kind,), closes_s=closes_s)
         return devices.ask(0, again).bytes_up
 
     assert [up(), up(), up()] == [190, 45, 45]
     assert [up(ZerothOrder(num_z=4)), up(ZerothOrder(num_z=4)), up()] == [198, 53, 190]
     assert up(ClassMeans()) == up(ClassMeans()) > 190
     assert [up(), up()] == [190, 45]
-    devices.ask(0, replace(asked(luck=Luck(crash=0.5, away_s=7.0)), kinds=(scalars,)))
+    devices.ask(0, replace(asked(luck=RoundDraws(crash=0.5, away_s=7.0)), kinds=(scalars,)))
     assert [up(), up()] == [190, 45]

@@ -7,7 +7,7 @@ import pytest
 from device_runtime.simulation import scenario
 from device_runtime.simulation.clock.director import WILL_S
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.run import Keeping, prepare, simulate
+from device_runtime.simulation.run import ResumeOptions, prepare, simulate
 
 DAY_S = 86_400.0
 
@@ -46,7 +46,7 @@ def play(fleet, task=None, devices=4, seed=0, **settings):
     }
     notes = Notes()
     prepared = prepare(scenario.load("uniform", over), seed)
-    simulate(prepared, watch=notes, keeping=Keeping(keep=notes.kept.append))
+    simulate(prepared, watch=notes, keeping=ResumeOptions(keep=notes.kept.append))
     return notes
 
 
@@ -203,7 +203,7 @@ def test_a_run_that_waits_for_the_fast_goes_on_from_its_checkpoint_to_the_same_m
     over |= {"data": {"partition": "iid", "samples_per_client": 10}, "task": task}
     kept = []
     prepared = prepare(scenario.load("uniform", over), 0)
-    whole = simulate(prepared, keeping=Keeping(keep=kept.append))
-    rest = simulate(prepare(scenario.load("uniform", over), 0), keeping=Keeping(resume=kept[3]))
+    whole = simulate(prepared, keeping=ResumeOptions(keep=kept.append))
+    rest = simulate(prepare(scenario.load("uniform", over), 0), keeping=ResumeOptions(resume=kept[3]))
     for name, value in whole.items():
         assert (rest[name] == value).all(), name

@@ -9,13 +9,13 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.plan import bundle_sha256, check, fit
-from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import DataSetError, ExecutorError, ScenarioError
 from device_runtime.simulation.executors.choice import ExecutorWish
 
-RUNS = (Name("choose", 0), Name("drop", 0))
-DIGITS = Bundle.open(bundles.find("digits-wrn-10-1"))
+RUNS = (RunName("choose", 0), RunName("drop", 0))
+DIGITS = Bundle.open(bundles.find_bundle("digits-wrn-10-1"))
 
 
 def of(x, labels=10):
@@ -74,9 +74,9 @@ def test_a_policy_is_held_against_the_family_that_the_task_has(tmp_path, monkeyp
     graphs = {name: DIGITS.graph(name) for name in named.graphs}
     twin = bundles.write(tmp_path / "twin", named, DIGITS.weights(), graphs)
     mine = scenario.load("digits", {"devices": 3, "task": {"family": [str(twin.path)]}})
-    check(mine, (Name("heterofl", 0),), ExecutorWish("plain"))
+    check(mine, (RunName("heterofl", 0),), ExecutorWish("plain"))
     kind = KindSettings(name="width-slice", settings={"members": ["other"]})
     other = msgspec.structs.replace(mine, task=msgspec.structs.replace(mine.task, kinds=(kind,)))
     monkeypatch.setattr("device_runtime.simulation.compare.plan.of_policy", lambda *_: other)
     with pytest.raises(ScenarioError, match="heterofl: width-slice cannot be merged: 'other'"):
-        check(mine, (Name("heterofl", 0),), ExecutorWish("plain"))
+        check(mine, (RunName("heterofl", 0),), ExecutorWish("plain"))

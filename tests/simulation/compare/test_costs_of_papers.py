@@ -8,19 +8,19 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.figures import ComparisonTerms, figures, read_run
-from device_runtime.simulation.compare.performing import How, perform
-from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.compare.performing import RunOptions, perform
+from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.executors.choice import ExecutorWish
-from device_runtime.simulation.records import Nobody
+from device_runtime.simulation.records import NullWatch
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-PLAIN = How(ExecutorWish("plain"), probed_rounds=0)
+PLAIN = RunOptions(ExecutorWish("plain"), probed_rounds=0)
 
 
 def ran(asked, policy, folder):
     """The figures of one run of a system, at its own end."""
-    name = Name(policy, 0)
-    perform(asked, name, folder, PLAIN, Nobody())
+    name = RunName(policy, 0)
+    perform(asked, name, folder, PLAIN, NullWatch())
     run = read_run(folder, name, shown=1)
     return figures(run, ComparisonTerms(at_s=run.ends_s, target=0.0, devices=asked.devices)), run
 

@@ -6,9 +6,9 @@ from math import nan
 import pytest
 
 from device_runtime.simulation import scenario
-from device_runtime.simulation.compare.equal import Equal, equal
-from device_runtime.simulation.compare.figures import ComparisonTerms, Ran
-from device_runtime.simulation.compare.run_folder import Info, Name
+from device_runtime.simulation.compare.equal import EqualTerms, equal
+from device_runtime.simulation.compare.figures import ComparisonTerms, FinishedRun
+from device_runtime.simulation.compare.run_folder import RunInfo, RunName
 from device_runtime.simulation.metrics.tally import tally
 
 AT = ComparisonTerms(at_s=25.0, target=nan, devices=4, rounds=3, energy_j=60.0, bytes=4000.0)
@@ -26,8 +26,11 @@ def ran(round_line):
             )
             for n, each in enumerate(by_class, 1)
         )
-        return Ran(
-            Name(policy, seed), Info(policy=policy, seed=seed, sha256="", labels=labels), rounds, tally([])
+        return FinishedRun(
+            RunName(policy, seed),
+            RunInfo(policy=policy, seed=seed, sha256="", labels=labels),
+            rounds,
+            tally([]),
         )
 
     return make
@@ -137,6 +140,6 @@ def test_more_than_twenty_classes_are_not_told_one_by_one(ran):
 
 def test_comparisons_side_by_side_have_the_rows_of_both(ran):
     one, other = (equal([ran(policy, 0, (0.5,) * 3)], AT, SHARED) for policy in ("a/drop", "b/drop"))
-    both = Equal() + one + other
+    both = EqualTerms() + one + other
     assert both.rows == one.rows + other.rows
     assert len(both.by_class) == 6

@@ -6,14 +6,14 @@ import pytest
 
 from device_runtime.simulation.compare.figures import (
     ComparisonTerms,
-    Ran,
+    FinishedRun,
     figures,
     spread,
     summarise,
     t_of_95,
     terms,
 )
-from device_runtime.simulation.compare.run_folder import Info, Name
+from device_runtime.simulation.compare.run_folder import RunInfo, RunName
 from device_runtime.simulation.metrics.tally import tally
 
 
@@ -30,10 +30,10 @@ def ran(round_line, ask):
             ask(device="pi-5-1", fate="late"),
             ask(round=2, kind="few-shot", device="a"),
         ]
-        info = Info(
+        info = RunInfo(
             policy=policy, seed=seed, sha256="", labels=labels, params_sent={"full": 1000, "few-shot": 10}
         )
-        return Ran(Name(policy, seed), info, rounds, tally(asks))
+        return FinishedRun(RunName(policy, seed), info, rounds, tally(asks))
 
     return make
 

@@ -7,11 +7,11 @@ import pytest
 
 from device_runtime.simulation.compare.run_folder import RecordWriter, read
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 
 
 def written(folder, *lines):
-    with RecordWriter(folder, "rounds", RoundLine) as files:
+    with RecordWriter(folder, "rounds", SimulatedRound) as files:
         for line in lines:
             files.add(line)
     return folder / "rounds.jsonl"
@@ -19,13 +19,13 @@ def written(folder, *lines):
 
 def test_what_was_written_is_read_back(tmp_path, round_line):
     lines = [round_line(), round_line(round=2, closed_s=20.5)]
-    assert list(read(written(tmp_path, *lines), RoundLine)) == lines
+    assert list(read(written(tmp_path, *lines), SimulatedRound)) == lines
 
 
 def test_nan_is_null_in_json_and_empty_in_csv(tmp_path, round_line):
     path = written(tmp_path, round_line(eval_acc=nan, eval_acc_by_class=(0.5, nan)))
     assert '"eval_acc":null' in path.read_text()
-    [back] = read(path, RoundLine)
+    [back] = read(path, SimulatedRound)
     assert isnan(back.eval_acc)
     assert back.eval_acc_by_class[0] == 0.5
     assert isnan(back.eval_acc_by_class[1])
@@ -37,7 +37,7 @@ def test_nan_is_null_in_json_and_empty_in_csv(tmp_path, round_line):
 def test_tuples_stand_in_one_cell_and_truth_in_lower_case(tmp_path, round_line, ask):
     written(tmp_path, round_line(eval_acc_by_class=(0.25, 0.75)))
     assert (tmp_path / "rounds.csv").read_text().splitlines()[1].endswith(",0.25 0.75,,,")
-    with RecordWriter(tmp_path, "asks", Ask) as files:
+    with RecordWriter(tmp_path, "asks", AskRecord) as files:
         files.add(ask(straggler=True))
     with (tmp_path / "asks.csv").open(newline="") as file:
         [row] = csv.DictReader(file)
@@ -47,30 +47,30 @@ def test_tuples_stand_in_one_cell_and_truth_in_lower_case(tmp_path, round_line, 
 def test_the_unfinished_last_line_of_a_killed_run_is_passed_over(tmp_path, round_line):
     path = written(tmp_path, round_line(), round_line(round=2))
     path.write_bytes(path.read_bytes()[:-10])
-    assert [line.round for line in read(path, RoundLine)] == [1]
+    assert [line.round for line in read(path, SimulatedRound)] == [1]
 
 
 def test_any_other_damage_is_named_with_file_and_line(tmp_path, round_line):
     path = written(tmp_path, round_line(), round_line(round=2))
     path.write_bytes(path.read_bytes().replace(b'"round":2', b'"round":;'))
     with pytest.raises(SimulationError, match=r"rounds\.jsonl, line 2"):
-        list(read(path, RoundLine))
+        list(read(path, SimulatedRound))
 
 
 def test_a_line_of_another_version_is_named(tmp_path):
     (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n')
     with pytest.raises(SimulationError, match="line 1: not a line of this version"):
-        list(read(tmp_path / "rounds.jsonl", RoundLine))
+        list(read(tmp_path / "rounds.jsonl", SimulatedRound))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SimulationError, match=r"cannot read .*rounds\.jsonl"):
-        list(read(tmp_path / "rounds.jsonl", RoundLine))
+        list(read(tmp_path / "rounds.jsonl", SimulatedRound))
 
 
 def test_lines_may_be_added_to_what_is_there(tmp_path, round_line):
     path = written(tmp_path, round_line())
-    with RecordWriter(tmp_path, "rounds", RoundLine, more=True) as files:
+    with RecordWriter(tmp_path, "rounds", SimulatedRound, more=True) as files:
         files.add(round_line(round=2))
-    assert [line.round for line in read(path, RoundLine)] == [1, 2]
+    assert [line.round for line in read(path, SimulatedRound)] == [1, 2]
     assert len((tmp_path / "rounds.csv").read_text().splitlines()) == 3  # one header

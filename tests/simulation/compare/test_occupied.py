@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from device_runtime.simulation.compare.running import interruptible, occupied
+from device_runtime.simulation.compare.running import folder_lock, interruptible
 from device_runtime.simulation.errors import ScenarioError
 
 CHILD = (
@@ -20,19 +20,19 @@ STAYS = CHILD + "import time; time.sleep(600)"
 
 def test_a_folder_is_for_one_command_until_it_is_done(tmp_path):
     refused = pytest.raises(ScenarioError, match=r"another simulation is at work in .*--run-dir")
-    with occupied(tmp_path), refused, occupied(tmp_path, patience_s=0):
+    with folder_lock(tmp_path), refused, folder_lock(tmp_path, patience_s=0):
         pass
-    with occupied(tmp_path, patience_s=0):
+    with folder_lock(tmp_path, patience_s=0):
         pass
 
 
 def test_a_process_that_inherits_the_lock_holds_it_until_it_ends(tmp_path):
-    with occupied(tmp_path) as held:
+    with folder_lock(tmp_path) as held:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(held,))
-    with pytest.raises(ScenarioError), occupied(tmp_path, patience_s=0):
+    with pytest.raises(ScenarioError), folder_lock(tmp_path, patience_s=0):
         pass
     child.communicate(b"\n")
-    with occupied(tmp_path, patience_s=0):
+    with folder_lock(tmp_path, patience_s=0):
         pass
 
 

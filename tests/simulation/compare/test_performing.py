@@ -5,22 +5,22 @@ import pytest
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.figures import read_run
-from device_runtime.simulation.compare.performing import How, of_policy, perform
-from device_runtime.simulation.compare.run_folder import Name, fingerprint, finished, info_of
+from device_runtime.simulation.compare.performing import RunOptions, of_policy, perform
+from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished, info_of
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorWish
-from device_runtime.simulation.records import Nobody
+from device_runtime.simulation.records import NullWatch
 
-NAME = Name("choose", 0)
+NAME = RunName("choose", 0)
 FILES = ("rounds.jsonl", "rounds.csv", "asks.jsonl", "asks.csv", "probes.jsonl", "served.safetensors")
 SMALL = scenario.load("uniform", {
     "devices": 3, "slow": 20.0, "data": {"max_train": 90, "max_test": 40},
     "task": {"rounds": 4, "round_deadline_s": 6.0},
 })  # fmt: skip
-HOW = How(ExecutorWish("plain"), probed_rounds=2)
+HOW = RunOptions(ExecutorWish("plain"), probed_rounds=2)
 
 
-class Stops(Nobody):
+class Stops(NullWatch):
     """As if the process were killed when round 3 has closed."""
 
     def closed(self, line):
@@ -31,7 +31,7 @@ class Stops(Nobody):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    perform(SMALL, NAME, folder, HOW, Nobody())
+    perform(SMALL, NAME, folder, HOW, NullWatch())
     return folder
 
 
@@ -57,7 +57,7 @@ def test_a_run_is_read_back_with_its_asks_and_probes(whole):
 
 
 def test_the_same_seed_gives_the_same_bytes(whole, tmp_path):
-    perform(SMALL, NAME, tmp_path, HOW, Nobody())
+    perform(SMALL, NAME, tmp_path, HOW, NullWatch())
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 
 
@@ -70,7 +70,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
 
     trained = []
 
-    class Sees(Nobody):
+    class Sees(NullWatch):
         def closed(self, line):
             trained.append(line.round)
 
@@ -86,7 +86,7 @@ def test_what_was_stopped_under_another_scenario_begins_again(whole, tmp_path, m
     other = scenario.load("uniform", {"devices": 2, "data": {"max_train": 40, "max_test": 40}})
     with pytest.raises(KeyboardInterrupt):
         perform(other, NAME, tmp_path, HOW, Stops())
-    perform(SMALL, NAME, tmp_path, HOW, Nobody())
+    perform(SMALL, NAME, tmp_path, HOW, NullWatch())
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 
 

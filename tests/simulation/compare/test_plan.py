@@ -6,7 +6,7 @@ import pytest
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, comparison_in, scenario_in
-from device_runtime.simulation.compare.run_folder import Info, Name, fingerprint
+from device_runtime.simulation.compare.run_folder import RunInfo, RunName, fingerprint
 from device_runtime.simulation.errors import ScenarioError
 
 TWO = Comparison(policies=("choose", "drop"), seeds=2, target=0.8)
@@ -19,7 +19,7 @@ def plan(tmp_path):
 
 def finish(plan, name, **changes):
     sha256 = fingerprint(of_policy(plan.scenario, name.policy), name.seed)
-    info = Info(policy=name.policy, seed=name.seed, sha256=sha256, finished=True)
+    info = RunInfo(policy=name.policy, seed=name.seed, sha256=sha256, finished=True)
     plan.of(name).mkdir(parents=True)
     (plan.of(name) / "run.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(info, **changes)))
 
@@ -30,20 +30,20 @@ def test_seeds_come_one_after_another_with_every_policy(plan):
 
 def test_what_is_finished_is_not_missing(plan):
     plan.save()
-    finish(plan, Name("choose", 0))
+    finish(plan, RunName("choose", 0))
     assert [str(name) for name in plan.missing()] == ["drop-0", "choose-1", "drop-1"]
 
 
 @pytest.mark.parametrize("changes", [{"finished": False}, {"sha256": "of something else"}])
 def test_what_was_stopped_or_is_of_another_scenario_is_missing(plan, changes):
-    finish(plan, Name("choose", 0), **changes)
-    assert Name("choose", 0) in plan.missing()
+    finish(plan, RunName("choose", 0), **changes)
+    assert RunName("choose", 0) in plan.missing()
 
 
 def test_a_damaged_run_file_is_a_missing_run(plan):
-    finish(plan, Name("drop", 0))
-    (plan.of(Name("drop", 0)) / "run.json").write_text('{"policy": "dr')
-    assert Name("drop", 0) in plan.missing()
+    finish(plan, RunName("drop", 0))
+    (plan.of(RunName("drop", 0)) / "run.json").write_text('{"policy": "dr')
+    assert RunName("drop", 0) in plan.missing()
 
 
 def test_what_was_saved_is_found_again_and_may_be_extended(plan):
@@ -90,8 +90,8 @@ def test_another_bundle_of_the_same_name_is_refused_and_one_that_is_not_there_is
 
 def test_policies_of_which_a_run_is_missing_are_left_out_with_the_reason(plan):
     for seed in (0, 1):
-        finish(plan, Name("choose", seed))
-    finish(plan, Name("drop", 0))
+        finish(plan, RunName("choose", seed))
+    finish(plan, RunName("drop", 0))
     rest = plan.finished("drop-1: nobody can")
     assert rest.comparison.policies == ("choose",)
     assert rest.without == {"drop": "drop-1: nobody can"}

@@ -9,8 +9,8 @@ import pytest
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare import running
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
-from device_runtime.simulation.compare.run_folder import Name
-from device_runtime.simulation.compare.running import Children, RunJob, run_all, run_jobs
+from device_runtime.simulation.compare.run_folder import RunName
+from device_runtime.simulation.compare.running import ProcessOptions, RunJob, run_all, run_jobs
 from device_runtime.simulation.errors import SimulationError
 
 TICK = '{"type":"round","round":1,"closed_s":3.0,"eval_acc":0.5,"participants":4}'
@@ -55,11 +55,11 @@ def plan(tmp_path):
 def test_every_run_is_started_with_its_policy_and_seed_and_told_of(plan, stand_in):
     stand_in(f"print('not for us'); print('{TICK}', flush=True); print(sys.argv[1:], file=sys.stderr)")
     view = Noted()
-    run_all(plan, plan.names, Children(("--executor", "plain"), parallel=2), view)
+    run_all(plan, plan.names, ProcessOptions(("--executor", "plain"), parallel=2), view)
     assert sorted(view.told, key=str) == sorted(
         [(str(name), what) for name in plan.names for what in (1, "")], key=str
     )
-    log = (plan.of(Name("drop", 1)) / "log.txt").read_text()
+    log = (plan.of(RunName("drop", 1)) / "log.txt").read_text()
     assert log.strip() == str(
         ["simulate", "--run-dir", str(plan.folder), "--only", "drop:1", "--executor", "plain"]
     )
@@ -68,9 +68,12 @@ def test_every_run_is_started_with_its_policy_and_seed_and_told_of(plan, stand_i
 def test_runs_of_several_comparisons_have_the_names_that_they_are_given(plan, stand_in, tmp_path):
     stand_in("print(sys.argv[1:], file=sys.stderr)")
     other = ComparisonPlan(plan.scenario, plan.comparison, tmp_path / "other")
-    jobs = {Name("here", 0): RunJob(plan, Name("drop", 0)), Name("there", 0): RunJob(other, Name("drop", 0))}
+    jobs = {
+        RunName("here", 0): RunJob(plan, RunName("drop", 0)),
+        RunName("there", 0): RunJob(other, RunName("drop", 0)),
+    }
     view = Noted()
-    run_jobs(jobs, Children((), parallel=2), view)
+    run_jobs(jobs, ProcessOptions((), parallel=2), view)
     assert sorted(view.told) == [("here-0", ""), ("there-0", "")]
     for folder in (plan.folder, other.folder):
         log = (folder / "runs" / "drop-0" / "log.txt").read_text().strip()
@@ -83,21 +86,21 @@ def test_no_more_run_at_once_than_asked_for(plan, stand_in, tmp_path):
         "try:\n    os.mkdir(path)\nexcept FileExistsError:\n    sys.exit('two at once')\n"
         "time.sleep(0.05); os.rmdir(path)"
     )
-    run_all(plan, plan.names, Children((), parallel=1), Noted())
+    run_all(plan, plan.names, ProcessOptions((), parallel=1), Noted())
 
 
 def test_one_that_fails_lets_the_others_go_on_and_is_named(plan, stand_in):
     stand_in("sys.exit('device-runtime: no data at /nowhere') if 'drop:1' in sys.argv else None")
     view = Noted()
     with pytest.raises(SimulationError, match=r"^drop-1: no data at /nowhere$"):
-        run_all(plan, plan.names, Children((), parallel=2), view)
+        run_all(plan, plan.names, ProcessOptions((), parallel=2), view)
     assert len(view.told) == 4
 
 
 def test_a_killed_one_is_named_with_its_signal(plan, stand_in):
     stand_in("os.kill(os.getpid(), 9)")
     with pytest.raises(SimulationError, match=r"killed by signal 9; .* \(and 3 more\)"):
-        run_all(plan, plan.names, Children((), parallel=2), Noted())
+        run_all(plan, plan.names, ProcessOptions((), parallel=2), Noted())
 
 
 def test_what_a_run_says_of_itself_comes_before_its_log(plan, stand_in):
@@ -105,7 +108,7 @@ def test_what_a_run_says_of_itself_comes_before_its_log(plan, stand_in):
     stand_in(f"print({told[0]!r}); print({told[1]!r}, flush=True); sys.exit('traceback')")
     view = Noted()
     with pytest.raises(SimulationError, match=r"^choose-0: no space left on device$"):
-        run_all(plan, plan.names[:1], Children((), parallel=1), view)
+        run_all(plan, plan.names[:1], ProcessOptions((), parallel=1), view)
     assert view.told == [("choose-0", "7 trained"), ("choose-0", "no space left on device")]
 
 
@@ -113,7 +116,7 @@ def test_runs_inherit_what_is_held_and_a_pipe_that_tells_of_the_end(plan, stand_
     held, other = os.pipe()
     stand_in(f"import stat\nsys.exit(not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in ({held}, 0)))")
     try:
-        run_all(plan, plan.names[:1], Children((), parallel=1, held=(held,)), Noted())
+        run_all(plan, plan.names[:1], ProcessOptions((), parallel=1, held=(held,)), Noted())
     finally:
         os.close(held)
         os.close(other)
@@ -128,7 +131,7 @@ def test_an_interruption_ends_the_processes(plan, stand_in, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(plan, plan.names, Children((), parallel=1), Impatient())
+        run_all(plan, plan.names, ProcessOptions((), parallel=1), Impatient())
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)

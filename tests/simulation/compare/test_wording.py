@@ -6,7 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.simulation.compare.wording import BYTES, asking, decimals, digits, lasting, unit_for
+from device_runtime.simulation.compare.wording import (
+    BYTES,
+    asked_devices,
+    decimals,
+    digits,
+    duration,
+    unit_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +33,7 @@ from device_runtime.simulation.compare.wording import BYTES, asking, decimals, d
     ],
 )
 def test_a_duration_has_the_unit_that_fits(seconds, text):
-    assert lasting(seconds) == text
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -50,7 +57,7 @@ def test_decimals_of_nothing_are_none():
 
 def test_who_is_asked_is_said_of_buffered_rounds_too():
     task = Task(bundle="digits-wrn-10-1")
-    assert asking(task) == "every device that is there asked in each"
-    assert asking(replace(task, devices_per_round=1500)) == "1,500 devices asked in each"
+    assert asked_devices(task) == "every device that is there asked in each"
+    assert asked_devices(replace(task, devices_per_round=1500)) == "1,500 devices asked in each"
     buffered = replace(task, devices_per_round=1500, buffer_size=20)
-    assert asking(buffered) == "1,500 devices at work, closed by 20 updates"
+    assert asked_devices(buffered) == "1,500 devices at work, closed by 20 updates"

@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation import scenario
-from device_runtime.simulation.data import DataSet, DataSpec, among, divide, load
+from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
 from device_runtime.simulation.errors import DataSetError
 
 EVERY = (
@@ -55,7 +55,7 @@ def test_a_seed_gives_the_same_parts_and_another_others(data, fields):
 @pytest.mark.parametrize(("fields", "known"), list(zip(EVERY, MARKS, strict=True)), ids=str)
 def test_partitions_are_the_same_bits_from_version_to_version(data, fields, known):
     assert mark(divide(data, DataSpec(**fields), 20, 1)) == known
-    assert mark(among(data, DataSpec(**fields), fleets.load("mixed").draw(20, 1))) == known
+    assert mark(divide_fleet(data, DataSpec(**fields), fleets.load("mixed").draw(20, 1))) == known
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_partitions_are_the_same_bits_from_version_to_version(data, fields, know
 def test_shipped_scenarios_divide_their_data_as_they_always_have(name, known):
     made = scenario.load(name)
     fleet = made.fleet.draw(made.devices, 0)
-    assert mark(among(load(made.data, 0), made.data, fleet)) == known
+    assert mark(divide_fleet(load(made.data, 0), made.data, fleet)) == known
 
 
 @pytest.mark.parametrize("fields", EVERY, ids=str)
@@ -142,7 +142,7 @@ def drawn(seed=0, devices=20, **shares):
 def held(data, fleet, groups, **fields):
     """All samples of each group's devices."""
     spec = msgspec.convert({"partition": "dirichlet-by-class", **fields, "groups": groups}, DataSpec)
-    parts = among(data, spec, fleet)
+    parts = divide_fleet(data, spec, fleet)
     assert all(len(part) and part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
     every = np.concatenate(parts)
     assert len(np.unique(every)) == len(every)
@@ -234,7 +234,7 @@ def test_samples_of_nobody_are_with_all_groups_though_others_name_speakers(data)
 
 def test_by_natural_a_speaker_is_with_one_device_also_where_groups_have_shares(data):
     spec = msgspec.convert({"partition": "natural", "groups": {"weak": {"share": 0.5}}}, DataSpec)
-    parts = among(data, spec, drawn())
+    parts = divide_fleet(data, spec, drawn())
     speakers = [set(data.groups[part].tolist()) for part in parts]
     assert sum(map(len, speakers)) == len(set.union(*speakers)) == 100
     fleet = drawn()
@@ -243,7 +243,7 @@ def test_by_natural_a_speaker_is_with_one_device_also_where_groups_have_shares(d
 
 def test_natural_has_a_speaker_for_every_device_where_there_are_as_many(data):
     spec = msgspec.convert({"partition": "natural", "groups": {"weak": {"share": 0.25}}}, DataSpec)
-    assert [len(part) for part in among(data, spec, drawn(devices=100))] == [10] * 100
+    assert [len(part) for part in divide_fleet(data, spec, drawn(devices=100))] == [10] * 100
 
 
 @pytest.mark.parametrize("fields", EVERY, ids=str)
@@ -251,7 +251,7 @@ def test_a_seed_gives_groups_the_same_parts_in_whichever_order_they_are_written(
     groups = {"weak": {"classes": [7, 8, 9]}, "far": {"share": 0.5}}
     turned = dict(reversed(groups.items()))
     one, again, other = (
-        among(data, msgspec.convert({**fields, "groups": written}, DataSpec), fleet)
+        divide_fleet(data, msgspec.convert({**fields, "groups": written}, DataSpec), fleet)
         for written, fleet in (
             (groups, drawn(1)), (turned, drawn(1, far=0.25, strong=0.5, weak=0.25)), (groups, drawn(2)),
         )
@@ -318,7 +318,7 @@ def test_speakers_cannot_be_named_where_the_data_has_none():
     with pytest.raises(
         DataSetError, match="samples of source digits have no speakers: .* cannot name speakers"
     ):
-        among(load(spec, 0), spec, drawn())
+        divide_fleet(load(spec, 0), spec, drawn())
 
 
 def test_groups_need_a_fleet(data):

@@ -7,19 +7,19 @@ import msgspec
 import pytest
 
 from device_runtime.simulation.compare.progress import (
-    Bars,
     Message,
+    ProgressBars,
     ProgressLines,
+    ProgressWriter,
     RemainingTime,
     RoundDone,
-    Teller,
-    Working,
+    UpdatesTrained,
 )
-from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.strategies import registry
 
-CHOOSE, DROP = Name("choose", 0), Name("drop", 0)
+CHOOSE, DROP = RunName("choose", 0), RunName("drop", 0)
 
 
 def tick(number, accuracy=0.5):
@@ -85,8 +85,8 @@ def test_runs_may_have_rounds_of_their_own(clock):
 
 
 def test_bars_are_drawn_and_taken_away(capsys):
-    view = Bars([CHOOSE, DROP], 4)
-    view.working(CHOOSE, Working(3, 5))
+    view = ProgressBars([CHOOSE, DROP], 4)
+    view.working(CHOOSE, UpdatesTrained(3, 5))
     view.moved(CHOOSE, tick(3))
     view.moved(CHOOSE, tick(4))
     view.ended(CHOOSE, "")
@@ -101,11 +101,11 @@ def test_bars_are_drawn_and_taken_away(capsys):
 
 def test_bars_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    name = Name("entropy-subset", 10)
-    view = Bars([name], 1000)
-    view.working(name, Working(1000, 123))
+    name = RunName("entropy-subset", 10)
+    view = ProgressBars([name], 1000)
+    view.working(name, UpdatesTrained(1000, 123))
     view.close()
-    view = Bars([name], 4)
+    view = ProgressBars([name], 4)
     view.moved(name, RoundDone(3, 86400 * 3.2, 0.987, 9))
     view.close()
     shown = capsys.readouterr().out
@@ -116,7 +116,7 @@ def test_bars_fit_a_terminal_of_80_columns(monkeypatch, capsys):
 
 def test_each_round_is_told_as_one_line_of_json(round_line):
     out = io.StringIO()
-    teller = Teller(out)
+    teller = ProgressWriter(out)
     teller.closed(round_line(round=3, closed_s=9.5, eval_acc=nan, participants=7))
     [line] = out.getvalue().splitlines()
     assert msgspec.json.decode(line, type=Message) == RoundDone(3, 9.5, None, 7)
@@ -124,7 +124,7 @@ def test_each_round_is_told_as_one_line_of_json(round_line):
 
 def test_a_long_round_gives_signs_of_life(clock, round_line):
     out = io.StringIO()
-    teller = Teller(out, clock)
+    teller = ProgressWriter(out, clock)
     job = TrainingJob(device=0, name="a", strategy=registry.make("full", {}), seed=0, base="3")
     for _ in range(5):
         clock.sleep(0.4)
@@ -133,13 +133,13 @@ def test_a_long_round_gives_signs_of_life(clock, round_line):
     clock.sleep(2)
     teller.trained(job, None)
     told = [msgspec.json.decode(line, type=Message) for line in out.getvalue().splitlines()]
-    assert [told[0], told[2]] == [Working(3, 3), Working(4, 1)]
+    assert [told[0], told[2]] == [UpdatesTrained(3, 3), UpdatesTrained(4, 1)]
 
 
 def test_signs_of_life_within_a_round_are_lines_too(clock):
     out = io.StringIO()
     view = ProgressLines([CHOOSE], 4, out, clock)
-    view.working(CHOOSE, Working(1, 3))
+    view.working(CHOOSE, UpdatesTrained(1, 3))
     clock.sleep(6)
-    view.working(CHOOSE, Working(1, 12))
+    view.working(CHOOSE, UpdatesTrained(1, 12))
     assert out.getvalue() == "choose-0: 12 updates trained for round 1 of 4\n"

@@ -15,17 +15,24 @@ from device_runtime.aggregator.views.listener import ContributionRecord, RoundRe
 from device_runtime.cli import main
 from device_runtime.cli.research import demo as command
 from device_runtime.client.training.emulation import Time
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.simulation import digits
 from device_runtime.simulation.demo import calibration, plot, processes, worth
 from device_runtime.simulation.demo.figures import kind_costs, parts, recall, summarise
-from device_runtime.simulation.demo.fleet import DROPPED, FLEET, MIXED, DemoDevice, beside, divided
+from device_runtime.simulation.demo.fleet import (
+    DROPPED,
+    FLEET,
+    MIXED,
+    DemoDevice,
+    divide_digits,
+    with_javascript,
+)
 from device_runtime.simulation.demo.processes import FleetProcesses, PlacedMember
 from device_runtime.simulation.demo.runs import (
     BUNDLE,
-    Collected,
     DemoRun,
     DemoSetting,
+    RecallCollector,
     _abandoned_if,
     _late,
     save,
@@ -87,7 +94,7 @@ def test_every_device_has_its_part_those_that_sent_nothing_too():
 
 
 def test_costs_are_medians_of_the_kinds_that_were_sent_in_the_order_given():
-    rows = kind_costs(MIXED_RUN.contributions, registry.USUAL)
+    rows = kind_costs(MIXED_RUN.contributions, registry.DEFAULT_KINDS)
     assert [(row.kind, row.count) for row in rows] == [("full", 1), ("zeroth-order", 2)]
     assert (rows[1].bytes_up, rows[1].energy_j) == (200, 3.0)
 
@@ -114,7 +121,9 @@ def test_recall_is_the_mean_over_digits_and_seeds_after_the_last_round():
 
 def test_weak_devices_hold_every_sample_of_their_digits_and_the_others_share_the_rest_equally():
     y = np.repeat(np.arange(10), 20)
-    held = dict(zip([one.name for one in FLEET], divided(y, FLEET, np.random.default_rng(3)), strict=True))
+    held = dict(
+        zip([one.name for one in FLEET], divide_digits(y, FLEET, np.random.default_rng(3)), strict=True)
+    )
     assert {name: np.unique(y[held[name]]).tolist() for name in ("jetson", "buoy", "pi-zero")} == {
         "jetson": [6], "buoy": [7], "pi-zero": [8, 9],
     }  # fmt: skip
@@ -137,7 +146,7 @@ def test_in_simulation_each_device_holds_what_it_holds_in_the_demo_and_one_may_b
     known = worth.prepared(command.POLICIES[0], setting)
     assert known.scenario.task.round_deadline_s == 3.0
     split = digits.load(np.random.default_rng(1))
-    parts = divided(split.train.y, FLEET, np.random.default_rng([1, 1]))
+    parts = divide_digits(split.train.y, FLEET, np.random.default_rng([1, 1]))
     expected = {one.name: part.tolist() for one, part in zip(FLEET, parts, strict=True)}
     assert held_in(known, 1) == expected
     del expected["buoy"]
@@ -158,7 +167,7 @@ def test_what_a_device_is_worth_is_what_is_lost_without_it_in_the_mean_over_the_
 
     monkeypatch.setattr(worth, "_simulated", simulated)
     settings = [DemoSetting(seed, 2, 3.0) for seed in (0, 1)]
-    whole, found = worth.worths(command.POLICIES[0], settings)
+    whole, found = worth.device_worths(command.POLICIES[0], settings)
     assert whole == pytest.approx(0.9)
     assert [one.device for one in found] == ["phone-a", "jetson", "buoy", "pi-zero"]
     assert (found[2].accuracy, found[2].recall) == (pytest.approx(0.2), pytest.approx(0.8))
@@ -171,8 +180,8 @@ def test_what_a_device_is_worth_is_what_is_lost_without_it_in_the_mean_over_the_
 def test_simulations_that_take_far_too_long_are_given_up(monkeypatch, capsys):
     monkeypatch.setattr(worth, "_simulated", lambda policy, setting, without, stop: stop.wait(600))
     with pytest.raises(futures.TimeoutError):
-        worth.worths(command.POLICIES[0], [DemoSetting(0, 2, 3.0)], most_s=0.01)
-    monkeypatch.setattr(command, "worths", lambda *_: worth.worths(*_, most_s=0.01))
+        worth.device_worths(command.POLICIES[0], [DemoSetting(0, 2, 3.0)], most_s=0.01)
+    monkeypatch.setattr(command, "device_worths", lambda *_: worth.device_worths(*_, most_s=0.01))
     command._report_worths([DemoSetting(0, 2, 3.0)])
     assert capsys.readouterr().out == "given up: this machine is too busy now\n"
 
@@ -216,7 +225,7 @@ def test_a_demo_of_nothing_is_refused(wrong, capsys):
 
 
 def test_the_compared_policies_differ_in_the_kinds_offered_and_in_nothing_else():
-    assert [kind.name for kind in MIXED] == list(registry.USUAL)
+    assert [kind.name for kind in MIXED] == list(registry.DEFAULT_KINDS)
     assert MIXED[:1] == DROPPED
 
 
@@ -237,7 +246,7 @@ def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monk
 
 
 def test_devices_in_javascript_stand_behind_the_eight_and_are_marked_in_the_table(capsys, tmp_path):
-    fleet = beside(2)
+    fleet = with_javascript(2)
     assert fleet[:8] == FLEET
     assert [(member.name, member.told) for member in fleet[8:]] == [
         ("javascript-1", "JavaScript"),
@@ -265,7 +274,7 @@ def test_a_device_in_javascript_is_started_with_its_own_samples(tmp_path, monkey
     monkeypatch.setattr(processes, "node_command", lambda: (str(script),))
     few = Labelled(np.zeros((2, 1, 8, 8), np.uint8), np.zeros(2, np.int64))
     with FleetProcesses(
-        [PlacedMember(beside(1)[-1], few)], "mqtt://127.0.0.1:1", tmp_path / "devices"
+        [PlacedMember(with_javascript(1)[-1], few)], "mqtt://127.0.0.1:1", tmp_path / "devices"
     ) as fleet:
         fleet.wait(600)
         assert fleet.failed() == ""
@@ -318,7 +327,7 @@ class OnClock:
 @pytest.mark.parametrize(("takes", "wanted", "behind"), [(0.03, 0.01, 3.0), (0.005, 0.01, 1.0)])
 def test_a_step_that_takes_longer_than_on_the_board_is_seen_to(takes, wanted, behind):
     step = OnClock(takes)
-    assert calibration.Paced(step, wanted).stretch(1.0, step.time) == pytest.approx(behind, rel=0.01)
+    assert calibration.PacedStep(step, wanted).stretch(1.0, step.time) == pytest.approx(behind, rel=0.01)
 
 
 @pytest.mark.parametrize(("needed", "scale"), [(0.9, 1.0), (1.0, 1.0), (1.2, 2.0), (3.0, 4.0), (99.0, 8.0)])
@@ -334,7 +343,7 @@ def test_a_fast_board_may_fall_back_as_long_as_its_full_update_is_in_time_and_a_
 
 
 def test_the_machine_is_measured_with_all_boards_at_once():
-    bundle, hours = Bundle.open(shipped(BUNDLE)), calibration.DemoRound(deadline_s=3600.0, steps=1.0)
+    bundle, hours = Bundle.open(shipped_folder(BUNDLE)), calibration.DemoRound(deadline_s=3600.0, steps=1.0)
     assert calibration.scale(bundle, [("pi-zero-2w", 20.0)] * 2, hours) == 1.0
 
 
@@ -346,8 +355,8 @@ def test_on_a_slow_machine_devices_pretend_to_be_slower_and_their_links_too(tmp_
 def test_a_run_that_takes_far_too_long_is_ended_with_how_far_it_came():
     setting = DemoSetting(0, 15, 12.0, scale=4.0)
     assert setting.most_s == 4 * 120 + 3 * 15 * 12
-    assert _late(setting, Collected(None), time.monotonic() + 60) == ""
-    said = _late(setting, Collected(None), time.monotonic() - 1)
+    assert _late(setting, RecallCollector(None), time.monotonic() + 60) == ""
+    said = _late(setting, RecallCollector(None), time.monotonic() - 1)
     assert said.startswith(
         "0 of 15 rounds of 12 s are done after 1020 s: this machine is too busy for 8 devices"
     )

@@ -7,8 +7,8 @@ import pytest
 
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.available import EngineWish
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob, World, base_key
 from device_runtime.strategies import registry
@@ -53,7 +53,7 @@ def jobs_of(kind: str, count: int = DEVICES) -> list[TrainingJob]:
 
 @pytest.fixture(scope="session")
 def every_kind() -> list[TrainingJob]:
-    return [job for kind in registry.USUAL for job in jobs_of(kind)]
+    return [job for kind in registry.DEFAULT_KINDS for job in jobs_of(kind)]
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +122,7 @@ def kept(exported) -> Kept:
         for kind in kinds
         for device in range(3)
     ]
-    return Kept(World(main, six(), EngineWish("onnxruntime"), {"half": half}), bases, jobs)
+    return Kept(World(main, six(), EngineSettings("onnxruntime"), {"half": half}), bases, jobs)
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.available import EngineWish
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.batched import Batched
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, Result, TrainingJob, World
@@ -57,7 +57,7 @@ def clients(digits: LocalData, bundle: Bundle) -> Clients:
 
 @pytest.fixture(scope="module")
 def world(bundle: Bundle, clients: Clients) -> World:
-    return World(bundle, clients, EngineWish("onnxruntime"))
+    return World(bundle, clients, EngineSettings("onnxruntime"))
 
 
 def jobs(
@@ -163,7 +163,7 @@ def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPa
     torch.manual_seed(0)
     spec = ExportSpec("regression", bundle.manifest.input, bundle.manifest.labels)
     made = export(build("linear", {"inputs": 64}), spec, tmp_path_factory.mktemp("bundles") / "regression")
-    return World(made, clients, EngineWish("onnxruntime"))
+    return World(made, clients, EngineSettings("onnxruntime"))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_it_says_what_it_works_with_and_closes_it(world):
 @pytest.fixture(scope="module")
 def on_torch(bundle: Bundle, clients: Clients) -> World:
     pytest.importorskip("torch")
-    return World(bundle, clients, EngineWish("torch"))
+    return World(bundle, clients, EngineSettings("torch"))
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(ke
         for tunable in ("bias", "lora", "head")
     ]
     kinds += [registry.make("sparse", settings), registry.make("full", {**settings, "moon": 1.0})]
-    on_torch, bases = replace(kept.world, engine=EngineWish("torch")), {"1": kept.bases["1"]}
+    on_torch, bases = replace(kept.world, engine=EngineSettings("torch")), {"1": kept.bases["1"]}
     asked = [job for kind in kinds for job in jobs(kind, [0, 1, 2], "1")]
     found = results(Batched(on_torch, PlainExecutor(on_torch), networks=True), bases, asked)
     assert_alike(found, results(PlainExecutor(on_torch), bases, asked), within=5e-4)
@@ -295,7 +295,7 @@ def test_each_base_is_trained_from_by_its_own_jobs(on_torch, bundle):
 
 
 def with_statistics(strategy: AnyStrategy, **settings) -> AnyStrategy:
-    return class_statistics.asking(strategy, ClassStatistics(**settings))
+    return class_statistics.with_class_statistics(strategy, ClassStatistics(**settings))
 
 
 def assert_statistics_alike(found: list[Result], expected: list[Result]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.models.engines.available import EngineWish
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.errors import EngineError
 from device_runtime.profiles.machine import cpu_quota
 from device_runtime.simulation.clients import Clients
@@ -69,11 +69,11 @@ def test_small_networks_are_batched_on_torch_where_cores_are_few(chosen):
     from device_runtime.models.torch_engine.many import PAYS_BELOW_FLOPS
 
     assert PAYS_BELOW_FLOPS == choice.SMALL_STEP_FLOPS
-    assert chosen(ONE, [FULL], engine=EngineWish(engine="torch")) == ("plain", True, True)
-    assert chosen(FOUR, [FULL], engine=EngineWish(engine="torch", device="cuda")) == ("plain", True, True)
-    assert chosen(ExecutorWish(workers=2), [FULL], engine=EngineWish(engine="torch"))[2]
-    assert chosen(FOUR, [FULL], engine=EngineWish(engine="torch")) == ("processes", False, False)
-    assert chosen(FOUR, HEADS, engine=EngineWish(engine="torch")) == ("plain", True, False)
+    assert chosen(ONE, [FULL], engine=EngineSettings(engine="torch")) == ("plain", True, True)
+    assert chosen(FOUR, [FULL], engine=EngineSettings(engine="torch", device="cuda")) == ("plain", True, True)
+    assert chosen(ExecutorWish(workers=2), [FULL], engine=EngineSettings(engine="torch"))[2]
+    assert chosen(FOUR, [FULL], engine=EngineSettings(engine="torch")) == ("processes", False, False)
+    assert chosen(FOUR, HEADS, engine=EngineSettings(engine="torch")) == ("plain", True, False)
 
 
 def test_a_named_cluster_is_used(chosen):
@@ -100,7 +100,7 @@ def test_wishes_that_cannot_be_meant_are_refused(world):
     with pytest.raises(ExecutorError, match="executor plain takes no address"):
         choose(world, ExecutorWish("plain", address="h:1"), [FULL])
     with pytest.raises(EngineError, match="no engine 'abacus'"):
-        make(replace(world, engine=EngineWish(engine="abacus")), ONE, [FULL])
+        make(replace(world, engine=EngineSettings(engine="abacus")), ONE, [FULL])
     assert names() == ("auto", "plain", "batched", "processes", "ray")
 
 

@@ -16,7 +16,7 @@ from device_runtime.strategies.training.device_half import Run
 from .conftest import jobs_of, same
 
 
-@pytest.mark.parametrize("kind", registry.USUAL)
+@pytest.mark.parametrize("kind", registry.DEFAULT_KINDS)
 def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, world, bases):
     jobs = jobs_of(kind)
     results = [(result, dict(result.tensors)) for result in PlainExecutor(world).run(bases, jobs)]

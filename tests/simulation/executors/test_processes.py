@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import TensorError
-from device_runtime.models.engines.available import EngineWish
 from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
@@ -93,7 +93,9 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
     asked = [job for kind in ("full", "few-shot", "zeroth-order") for job in jobs_of(kind)]
     statistics = ClassStatistics(numbers="int8", most_classes=1)
     jobs = [
-        replace(job, strategy=class_statistics.asking(job.strategy, statistics), rare=(label, 3))
+        replace(
+            job, strategy=class_statistics.with_class_statistics(job.strategy, statistics), rare=(label, 3)
+        )
         for job in asked
         for label in (0, 1)
     ]
@@ -268,7 +270,7 @@ def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
 @pytest.mark.slow
 def test_workers_of_torch_are_copies_of_one_and_as_good_as_any(world, bases, every_kind):
     pytest.importorskip("torch")
-    jobs, on_torch = every_kind[::2], replace(world, engine=EngineWish(engine="torch"))
+    jobs, on_torch = every_kind[::2], replace(world, engine=EngineSettings(engine="torch"))
     plainly = same(PlainExecutor(on_torch).run(bases, jobs))
     executor = Processes(on_torch, 3)
     first, *copies = pids = executor.pids
@@ -298,8 +300,8 @@ def test_clients_that_were_opened_from_files_are_used_where_they_are(world, base
 @pytest.mark.parametrize(
     ("wish", "error", "says"),
     [
-        (EngineWish(engine="abacus"), EngineError, "no engine 'abacus'"),
-        (EngineWish(precision="int8"), BundleError, "int8"),
+        (EngineSettings(engine="abacus"), EngineError, "no engine 'abacus'"),
+        (EngineSettings(precision="int8"), BundleError, "int8"),
     ],
 )
 def test_what_a_worker_finds_wrong_at_its_start_is_said_here(world, wish, error, says, scratch):

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import TensorError
-from device_runtime.models.engines.available import EngineWish
 from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
@@ -101,7 +101,7 @@ def test_no_workers_are_refused(world):
 
 @pytest.mark.parametrize(
     ("wish", "error"),
-    [(EngineWish(engine="abacus"), EngineError), (EngineWish(precision="int8"), BundleError)],
+    [(EngineSettings(engine="abacus"), EngineError), (EngineSettings(precision="int8"), BundleError)],
 )
 def test_what_a_worker_finds_wrong_at_its_start_is_told_as_it_is(world, wish, error):
     zipped, held = np.frombuffer(world.bundle.packed(), np.uint8), world.clients

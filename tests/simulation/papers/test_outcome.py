@@ -8,11 +8,11 @@ import pytest
 from benchmarks.papers import rendering, resolving
 from benchmarks.papers.outcome import read
 from benchmarks.papers.places import DataFolder, shared
-from benchmarks.papers.resolving import Where
+from benchmarks.papers.resolving import Resources
 from benchmarks.papers.runs import WantedTable, cells, plans
 from device_runtime.simulation.compare.performing import of_policy
-from device_runtime.simulation.compare.run_folder import Info, Name, RecordWriter, fingerprint
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.compare.run_folder import RecordWriter, RunInfo, RunName, fingerprint
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 
 NOON = 1_790_000_000  # in September 2026
 ACCURACY = {"drop": (0.5, 0.6), "few-shot": (0.7, 0.6)}
@@ -25,15 +25,15 @@ def finish(round_line, ask):
     def write(plan, name, accuracy, scale=1.0):
         folder = plan.of(name)
         folder.mkdir(parents=True)
-        with RecordWriter(folder, "rounds", RoundLine) as lines:
+        with RecordWriter(folder, "rounds", SimulatedRound) as lines:
             for number, share in ((1, 0.5), (2, 1.0)):
                 closed = 10.0 * number * scale
                 lines.add(round_line(round=number, eval_acc=share * accuracy, closed_s=closed))
-        with RecordWriter(folder, "asks", Ask) as asks:
+        with RecordWriter(folder, "asks", AskRecord) as asks:
             asks.add(ask())
         sha256 = fingerprint(of_policy(plan.scenario, name.policy), name.seed)
         versions = {"device-runtime": "0.1.0", "torch": "2"}
-        info = Info(policy=name.policy, seed=name.seed, sha256=sha256, finished=True, versions=versions)
+        info = RunInfo(policy=name.policy, seed=name.seed, sha256=sha256, finished=True, versions=versions)
         (folder / "run.json").write_bytes(msgspec.json.encode(info))
         os.utime(folder / "run.json", (NOON, NOON))
 
@@ -47,7 +47,7 @@ def wanted(table, tmp_path):
 
 @pytest.fixture
 def every(table, wanted):
-    where = Where(DataFolder(None), shared())
+    where = Resources(DataFolder(None), shared())
     return cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
 
 
@@ -58,7 +58,7 @@ def outcome(wanted, every, finish):
         if plan.scenario.task.rounds == 2:
             for system in ACCURACY:
                 for seed in (0, 1):
-                    finish(plan, Name(system, seed), ACCURACY[system][seed])
+                    finish(plan, RunName(system, seed), ACCURACY[system][seed])
     return read(wanted, every)
 
 
@@ -116,11 +116,11 @@ def test_equal_time_is_when_a_named_row_ends(changed, tmp_path, finish):
     rows = [{"system": "drop"}, {"system": "few-shot"}]
     scales = {"cpu": {}}
     table = changed(columns=[column], rows=rows, claims=[], scales=scales)
-    where = Where(DataFolder(None), shared())
+    where = Resources(DataFolder(None), shared())
     wanted = WantedTable(table, "cpu", 1, tmp_path)
     every = cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
-    finish(plans(every)[0], Name("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
-    finish(plans(every)[0], Name("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
+    finish(plans(every)[0], RunName("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
+    finish(plans(every)[0], RunName("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
     found = read(wanted, every)
     assert found.values["drop", "even"] == (0.4,)
     assert found.values["few-shot", "even"] == (0.6,)
@@ -131,11 +131,11 @@ def test_a_late_accuracy_is_the_mean_of_the_latest_evaluations(changed, tmp_path
     even = {"id": "even", "like": "late", "measure": "late_acc_at_time", "until": "few-shot"}
     rows = [{"system": "drop"}, {"system": "few-shot"}]
     table = changed(columns=[late, even], rows=rows, claims=[], scales={"cpu": {}})
-    where = Where(DataFolder(None), shared())
+    where = Resources(DataFolder(None), shared())
     wanted = WantedTable(table, "cpu", 1, tmp_path)
     every = cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
-    finish(plans(every)[0], Name("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
-    finish(plans(every)[0], Name("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
+    finish(plans(every)[0], RunName("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
+    finish(plans(every)[0], RunName("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
     found = read(wanted, every)
     assert found.values["drop", "late"] == pytest.approx((0.6,))
     assert found.values["drop", "even"] == pytest.approx((0.4,))
@@ -143,10 +143,10 @@ def test_a_late_accuracy_is_the_mean_of_the_latest_evaluations(changed, tmp_path
 
 
 def test_scale_smoke_claims_nothing(table, tmp_path, finish):
-    where = Where(DataFolder(None), shared())
+    where = Resources(DataFolder(None), shared())
     wanted = WantedTable(table, "smoke", 1, tmp_path)
     every = cells(wanted, lambda cell: resolving.scenario(table, "smoke", cell, where))
-    finish(plans(every)[0], Name("drop", 0), 0.8)
+    finish(plans(every)[0], RunName("drop", 0), 0.8)
     found = read(wanted, every)
     assert found.verdicts == ()
     assert "Scale smoke shows that it works, and claims nothing." in rendering.text(found)
@@ -177,12 +177,12 @@ def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
     table = changed(columns=[column], rows=[{"system": "drop"}], claims=[], scales={"cpu": {}})
     every = cells(
         WantedTable(table, "cpu", 1, tmp_path),
-        lambda cell: resolving.scenario(table, "cpu", cell, Where(DataFolder(None), shared())),
+        lambda cell: resolving.scenario(table, "cpu", cell, Resources(DataFolder(None), shared())),
     )
     [plan] = plans(every)
-    name = Name("drop", 0)
+    name = RunName("drop", 0)
     plan.of(name).mkdir(parents=True)
-    with RecordWriter(plan.of(name), "rounds", RoundLine) as lines:
+    with RecordWriter(plan.of(name), "rounds", SimulatedRound) as lines:
         for number, more in ((1, 0.0), (2, 0.1)):
             lines.add(
                 round_line(
@@ -194,10 +194,10 @@ def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
                     closed_form_eval_acc_by_class=(1.0, 0.2 + 4 * more, 0.0),
                 )
             )
-    with RecordWriter(plan.of(name), "asks", Ask):
+    with RecordWriter(plan.of(name), "asks", AskRecord):
         pass
     sha256 = fingerprint(of_policy(plan.scenario, "drop"), 0)
-    info = Info(policy="drop", seed=0, sha256=sha256, finished=True, labels=("a", "b", "c"))
+    info = RunInfo(policy="drop", seed=0, sha256=sha256, finished=True, labels=("a", "b", "c"))
     (plan.of(name) / "run.json").write_bytes(msgspec.json.encode(info))
     found = read(WantedTable(table, "cpu", 1, tmp_path), every)
     assert found.values["drop", "even"] == (pytest.approx(sum(shares) / 2),)

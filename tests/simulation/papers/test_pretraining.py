@@ -57,7 +57,7 @@ def test_other_settings_are_other_weights():
 
 def test_a_table_s_bundle_begins_with_them(changed):
     table = changed(setting={"bundle": "learnt", "devices": 4, "task": {"rounds": 1}})
-    where = resolving.Where(NOWHERE, SHARED)
+    where = resolving.Resources(NOWHERE, SHARED)
     made = resolving.scenario(table, "cpu", (table.columns[0], table.rows[0]), where)
     learnt = load_file(pretraining.weights(FIRST, SHARED, NOWHERE))
     stored = Bundle.open(made.task.bundle).weights()

@@ -4,11 +4,11 @@ import pytest
 
 from benchmarks.papers import resolving
 from benchmarks.papers.places import DataEntry, DataFolder, Form, SharedTables, shared
-from benchmarks.papers.resolving import Where
+from benchmarks.papers.resolving import Resources
 from device_runtime.profiles import shipped
 from device_runtime.simulation.errors import ScenarioError
 
-WHERE = Where(DataFolder(None), shared())
+WHERE = Resources(DataFolder(None), shared())
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_notes_say_what_stands_for_the_data_and_what_it_is_not(changed, tmp_path
     (tmp_path / "images").touch()
     form = Form(file="images", source="images", difference="They are small.")
     letters = DataEntry(title="letters", classes=2, export="", smoke="digits", forms=(form,))
-    where = Where(
+    where = Resources(
         DataFolder(tmp_path), SharedTables(data={"digits": shared().data["digits"], "letters": letters})
     )
     table = changed(

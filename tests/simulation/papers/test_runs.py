@@ -5,13 +5,13 @@ import pytest
 
 from benchmarks.papers import resolving
 from benchmarks.papers.places import DataFolder, shared
-from benchmarks.papers.resolving import Where
+from benchmarks.papers.resolving import Resources
 from benchmarks.papers.runs import WantedTable, cells, jobs, plans
 from device_runtime.simulation.compare.performing import of_policy
-from device_runtime.simulation.compare.run_folder import Info, Name, fingerprint
+from device_runtime.simulation.compare.run_folder import RunInfo, RunName, fingerprint
 from device_runtime.simulation.errors import ScenarioError
 
-WHERE = Where(DataFolder(None), shared())
+WHERE = Resources(DataFolder(None), shared())
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def made(table, tmp_path):
 def finish(plan, name):
     sha256 = fingerprint(of_policy(plan.scenario, name.policy), name.seed)
     plan.of(name).mkdir(parents=True)
-    info = Info(policy=name.policy, seed=name.seed, sha256=sha256, finished=True)
+    info = RunInfo(policy=name.policy, seed=name.seed, sha256=sha256, finished=True)
     (plan.of(name) / "run.json").write_bytes(msgspec.json.encode(info))
 
 
@@ -45,7 +45,7 @@ def test_runs_come_seed_by_seed_under_the_names_of_their_cells(made):
 
 def test_what_is_finished_is_not_run_again(made):
     uneven = plans(made)[2]
-    finish(uneven, Name("few-shot", 0))
+    finish(uneven, RunName("few-shot", 0))
     left = [str(name) for name in jobs(made)]
     assert len(left) == 9
     assert "few-shot in uneven-0" not in left

@@ -7,9 +7,9 @@ import pytest
 from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.performing import of_policy
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
-from device_runtime.simulation.compare.run_folder import Info, RecordWriter, fingerprint
-from device_runtime.simulation.metrics.probes import Heat, ProbeLine
-from device_runtime.simulation.records import Ask, RoundLine
+from device_runtime.simulation.compare.run_folder import RecordWriter, RunInfo, fingerprint
+from device_runtime.simulation.metrics.probes import PredictionHeatMap, ProbeLine
+from device_runtime.simulation.records import AskRecord, SimulatedRound
 
 ROUNDS = 12
 COMMAND = "device-runtime simulate fleet.toml --compare kinds=choose,drop"
@@ -25,7 +25,7 @@ def _probe(number, rng):
         devices=("a", "b", "c", "d"),
         cka={"low": rows, "head": rows},
         means={"low": 0.8, "head": float(matrix[np.triu_indices(4, 1)].mean())},
-        heat=(Heat("full", "pi-5-00", heat), Heat("few-shot", "zero-01", heat)),
+        heat=(PredictionHeatMap("full", "pi-5-00", heat), PredictionHeatMap("few-shot", "zero-01", heat)),
     )
 
 
@@ -44,14 +44,14 @@ def comparison(tmp_path_factory, made_up):
             folder = plan.of(name)
             folder.mkdir(parents=True)
             rounds, asks = made_up(name.policy, name.seed, ROUNDS)
-            for stem, kind, lines in (("rounds", RoundLine, rounds), ("asks", Ask, asks)):
+            for stem, kind, lines in (("rounds", SimulatedRound, rounds), ("asks", AskRecord, asks)):
                 with RecordWriter(folder, stem, kind) as files:
                     for line in lines:
                         files.add(line)
             rng = np.random.default_rng(name.seed)
             probes = [_probe(number, rng) for number in (1, 6, 12)] if probed else []
             (folder / "probes.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(probes))
-            info = Info(
+            info = RunInfo(
                 policy=name.policy,
                 seed=name.seed,
                 sha256=fingerprint(of_policy(mine, name.policy), name.seed),

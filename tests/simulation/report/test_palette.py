@@ -36,7 +36,7 @@ def test_kinds_are_told_apart(eyes):
 
 
 def test_every_usual_kind_has_a_colour_of_its_own():
-    assert set(registry.USUAL) <= set(KINDS)
+    assert set(registry.DEFAULT_KINDS) <= set(KINDS)
     assert len(set(KINDS.values())) == len(KINDS)
     assert not set(KINDS.values()) & set(FATES.values())
 

@@ -28,11 +28,14 @@ PERCENT, SECONDS = ("%", 0.01), ("s", 1.0)
     ],
 )
 def test_a_cell_has_three_digits_a_unit_and_how_many_seeds_have_it(each, unit, text):
-    assert table.worded(each, unit) == text
+    assert table.figure_text(each, unit) == text
 
 
 def summary(**values):
-    known = {measure.field: SeedSpread(nan, 0.0, 0, 1) for measure in (*table.learnt(AT), *table.spent())}
+    known = {
+        measure.field: SeedSpread(nan, 0.0, 0, 1)
+        for measure in (*table.learning_rows(AT), *table.cost_rows())
+    }
     return {**known, **{name: SeedSpread(value, 0.0, 1, 1) for name, value in values.items()}}
 
 
@@ -67,7 +70,7 @@ def test_the_best_of_a_column_is_marked_and_equals_are_not():
         "a": summary(final_acc=0.9, energy_j=70.0, fairness=0.5),
         "b": summary(final_acc=0.8, energy_j=50.0, fairness=0.5),
     }
-    shown = table.as_html(compared, table.learnt(AT)) + table.as_html(compared, table.spent())
+    shown = table.as_html(compared, table.learning_rows(AT)) + table.as_html(compared, table.cost_rows())
     assert 'data-v="0.9" class="best"' in shown
     assert 'data-v="0.8" class' not in shown
     assert 'data-v="50" class="best"' in shown

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from device_runtime.simulation.compare.run_folder import Name
+from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.report.write import write
 
@@ -190,7 +190,7 @@ def test_without_probes_there_are_no_pictures_of_them_nor_do_old_ones_stay(compa
 
 def test_a_run_that_is_missing_is_named(comparison):
     plan = comparison()
-    (plan.of(Name("drop", 1)) / "run.json").unlink()
+    (plan.of(RunName("drop", 1)) / "run.json").unlink()
     with pytest.raises(SimulationError, match=r"drop-1 holds no finished run"):
         write(plan)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.client.training.emulation import Pretence
+from device_runtime.client.training.emulation import Emulation
 from device_runtime.simulation import digits
 from device_runtime.simulation.demo.fleet import FLEET, MIXED, SLOW
 from device_runtime.simulation.wire.run import WireCourse, WireMember, run_on_wire
@@ -28,7 +28,10 @@ def members(split):
     parts = np.split(np.arange(SAMPLES * len(chosen)), len(chosen))
     return [
         WireMember(
-            m.name, Pretence.of(m.profile, SLOWER, m.uplink).profile, split.train.x[part], split.train.y[part]
+            m.name,
+            Emulation.of(m.profile, SLOWER, m.uplink).profile,
+            split.train.x[part],
+            split.train.y[part],
         )
         for m, part in zip(chosen, parts, strict=True)
     ]
@@ -60,7 +63,7 @@ def one_member(split):
     """Makes a single device with 40 samples, of a shipped profile with changes."""
 
     def make(name, latency_s=0.0, **changes):
-        profile = replace(Pretence.of(name).profile, **changes)
+        profile = replace(Emulation.of(name).profile, **changes)
         return WireMember("alone", profile, split.train.x[:40], split.train.y[:40], latency_s)
 
     return make

@@ -1,6 +1,6 @@
 from device_runtime.broker.wire.link_events import Received, Will
-from device_runtime.simulation.clock.director import Agenda
-from device_runtime.simulation.wire.broker import Broker
+from device_runtime.simulation.clock.director import VirtualTimeQueue
+from device_runtime.simulation.wire.broker import VirtualBroker
 
 
 class Ear:
@@ -20,7 +20,7 @@ def through(agenda):
 
 
 def test_a_message_goes_to_those_who_want_it_now_and_is_kept_where_it_is_to_be():
-    broker = Broker(Agenda())
+    broker = VirtualBroker(VirtualTimeQueue())
     early, late, other = Ear("a", "x/#"), Ear("b", "x/#"), Ear("c", "y")
     broker.open(early, 1)
     broker.open(other, 1)
@@ -33,15 +33,15 @@ def test_a_message_goes_to_those_who_want_it_now_and_is_kept_where_it_is_to_be()
 
 
 def test_an_empty_payload_clears_what_was_retained():
-    broker = Broker(Agenda())
+    broker = VirtualBroker(VirtualTimeQueue())
     broker.publish(Will("x", b"kept", True))
     broker.publish(Will("x", b"", True))
     assert broker.retained == {}
 
 
 def test_the_will_of_one_who_fell_silent_is_spoken_after_one_and_a_half_keep_alives():
-    agenda = Agenda(100.0)
-    broker = Broker(agenda, keepalive_s=20.0)
+    agenda = VirtualTimeQueue(100.0)
+    broker = VirtualBroker(agenda, keepalive_s=20.0)
     witness, gone = Ear("w", "x"), Ear("g", will=Will("x", b"gone", False))
     broker.open(witness, 1)
     broker.open(gone, 1)
@@ -53,8 +53,8 @@ def test_the_will_of_one_who_fell_silent_is_spoken_after_one_and_a_half_keep_ali
 
 
 def test_who_is_back_before_that_is_not_taken_for_gone_but_the_session_before_ends_with_its_will():
-    agenda = Agenda()
-    broker = Broker(agenda)
+    agenda = VirtualTimeQueue()
+    broker = VirtualBroker(agenda)
     witness, back = Ear("w", "x"), Ear("b", "y", will=Will("x", b"gone", False))
     broker.open(witness, 1)
     broker.open(back, 1)
@@ -67,8 +67,8 @@ def test_who_is_back_before_that_is_not_taken_for_gone_but_the_session_before_en
 
 
 def test_who_says_goodbye_has_no_will():
-    agenda = Agenda()
-    broker = Broker(agenda)
+    agenda = VirtualTimeQueue()
+    broker = VirtualBroker(agenda)
     witness, left = Ear("w", "x"), Ear("l", "x", will=Will("x", b"gone", False))
     broker.open(witness, 1)
     broker.open(left, 1)

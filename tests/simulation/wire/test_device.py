@@ -1,11 +1,11 @@
 import pytest
 
-from device_runtime.simulation.clock.director import Agenda
-from device_runtime.simulation.wire.device import DeviceTime, Died
+from device_runtime.simulation.clock.director import VirtualTimeQueue
+from device_runtime.simulation.wire.device import DeviceTime, PowerLost
 
 
 def test_a_device_is_ahead_of_the_agenda_by_what_it_has_computed_in_one_step():
-    agenda = Agenda(100.0)
+    agenda = VirtualTimeQueue(100.0)
     time = DeviceTime(agenda)
     with time.step():
         time.sleep(2.0)
@@ -16,9 +16,9 @@ def test_a_device_is_ahead_of_the_agenda_by_what_it_has_computed_in_one_step():
 
 
 def test_a_device_that_loses_its_power_at_a_moment_computes_no_further():
-    time = DeviceTime(Agenda(100.0))
+    time = DeviceTime(VirtualTimeQueue(100.0))
     time.dies_s = 103.0
-    with pytest.raises(Died), time.step():
+    with pytest.raises(PowerLost), time.step():
         time.sleep(3.0)
         assert time.clock() == 103.0
         time.sleep(0.001)

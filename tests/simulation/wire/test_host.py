@@ -1,12 +1,12 @@
 import random
 
 from device_runtime.broker.wire import topics
-from device_runtime.simulation.wire.host import Outlet
+from device_runtime.simulation.wire.host import MessageBuffer
 
 
 def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order_of_a_set():
     def said(devices):
-        outlet, sent = Outlet(), []
+        outlet, sent = MessageBuffer(), []
         outlet.publish(topics.down("pi-9", "receipt"), b"0")
         outlet.publish(topics.offer("t"), b"offer", retain=True)
         for device in devices:
@@ -28,7 +28,7 @@ def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order
 
 
 def test_the_outlet_notes_that_blocks_were_asked_for():
-    outlet = Outlet()
+    outlet = MessageBuffer()
     outlet.publish(topics.down("pi-1", "receipt"), b"")
     assert not outlet.asked
     outlet.publish(topics.down("pi-1", "get"), b"")

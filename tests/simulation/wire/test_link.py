@@ -3,9 +3,9 @@ import pytest
 from device_runtime.broker.wire.link_events import Connected, Disconnected, Received, Will
 from device_runtime.broker.wire.link_timing import packet_bytes
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
-from device_runtime.simulation.clock.director import Agenda
-from device_runtime.simulation.wire.broker import Broker, Log
-from device_runtime.simulation.wire.link import Ends, LinkCapacity, VirtualLink, Who
+from device_runtime.simulation.clock.director import VirtualTimeQueue
+from device_runtime.simulation.wire.broker import PacketLog, VirtualBroker
+from device_runtime.simulation.wire.link import ClientEnd, ClientIdentity, LinkCapacity, VirtualLink
 
 LATENCY_S = 0.05
 PACKET = packet_bytes("up", bytes(993))
@@ -16,21 +16,21 @@ class Pair:
     """A slow client and one without a line of its own."""
 
     def __init__(self, queue_limit=4096):
-        self.agenda, self.log = Agenda(), Log()
-        self.broker = Broker(self.agenda)
+        self.agenda, self.log = VirtualTimeQueue(), PacketLog()
+        self.broker = VirtualBroker(self.agenda)
         self.ahead_s = 0.0
         self.slow = self.client("slow", LinkCapacity(1000.0, 4000.0, LATENCY_S), "down", queue_limit)
         self.fast = self.client("fast", LinkCapacity(), "up", queue_limit)
 
     def client(self, name, line, wanted, queue_limit):
         came = []
-        ends = Ends(
+        ends = ClientEnd(
             lambda event: came.append((self.agenda.now, event)),
             lambda: self.agenda.now + self.ahead_s,
             queue_limit,
         )
         link = VirtualLink(
-            Who(name, (wanted,), Will("up", b"gone", False)), line, self.broker, ends, self.log
+            ClientIdentity(name, (wanted,), Will("up", b"gone", False)), line, self.broker, ends, self.log
         )
         link.came = came
         link.connect()

@@ -8,10 +8,10 @@ import pytest
 
 from device_runtime.aggregator.tasks.task import KindSettings, Task
 from device_runtime.client.cache.model_cache import ModelCache
-from device_runtime.client.training.emulation import Pretence
+from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.simulation.wire.host import Host
+from device_runtime.simulation.wire.host import VirtualAggregator
 from device_runtime.simulation.wire.run import (
     AggregatorKilled,
     Crash,
@@ -33,7 +33,7 @@ def digest(weights):
 @pytest.fixture
 def fleet(split):
     """Slow boards alike, each with digits of its own, 20 ms from the broker."""
-    profile = Pretence.of("pi-5", 100.0).profile
+    profile = Emulation.of("pi-5", 100.0).profile
     parts = np.split(np.arange(DEVICES * SAMPLES), DEVICES)
     return [
         WireMember(f"d{i}", profile, split.train.x[part], split.train.y[part], 0.02)
@@ -51,7 +51,7 @@ def task(**settings):
 def caught_up(monkeypatch):
     """At the end of a run every device takes what it lacks of the log: digests, bytes fetched, and steps."""
     known, fetched = {}, Counter()
-    begin, close = ModelCache.__init__, Host.close
+    begin, close = ModelCache.__init__, VirtualAggregator.close
 
     def init(self, folder, *limits):
         begin(self, folder, *limits)
@@ -70,7 +70,7 @@ def caught_up(monkeypatch):
 
     ends, steps = {}, []
     monkeypatch.setattr(ModelCache, "__init__", init)
-    monkeypatch.setattr(Host, "close", last)
+    monkeypatch.setattr(VirtualAggregator, "close", last)
     return ends, fetched, steps
 
 

@@ -8,7 +8,7 @@ import pytest
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.known_systems import SYSTEMS
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.client.training.emulation import Pretence
+from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.wire.run import WireCourse, WireMember, run_on_wire
 
@@ -22,7 +22,7 @@ COMPOSED = ("fedncm+ft+fedadam", "fedpeft-bias+moon+fedprox", "moon+", "fedpeft-
 
 @pytest.fixture(scope="module")
 def fleet(split):
-    profile = Pretence.of("pi-5").profile
+    profile = Emulation.of("pi-5").profile
     x, y = split.train.x, split.train.y
     parts = (slice(i * SAMPLES, (i + 1) * SAMPLES) for i in range(DEVICES))
     return [WireMember(f"pi-{i}", profile, x[part], y[part]) for i, part in enumerate(parts)]

@@ -7,9 +7,9 @@ from hypothesis.extra import numpy as arrays
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.codecs.chain import named
+from device_runtime.strategies.codecs.chain import codec_named
 from device_runtime.strategies.codecs.codec import CodecError
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 WORDS = (
     "", "delta", "half", "int8", "deflate", "delta+half", "delta+int8", "delta+deflate", "half+deflate",
@@ -25,9 +25,9 @@ def specs_of(update):
     return [TensorSpec(name, value.shape, value.dtype.name) for name, value in update.items()]
 
 
-def sent(word, update, base, left=NOTHING):
+def sent(word, update, base, left=NO_TENSORS):
     """(decoded, what is left out), over the wire's bytes."""
-    codec = named(word)
+    codec = codec_named(word)
     encoded = codec.encode(update, base, left)
     assert len(encoded.body) <= codec.most_bytes(specs_of(update))
     decoded = codec.decode(encoded.body, base, specs_of(update))
@@ -55,13 +55,13 @@ def trained(seed=0, step=0.01):
 
 @pytest.mark.parametrize("word", WORDS)
 def test_each_word_names_itself(word):
-    assert named(word).word == word
+    assert codec_named(word).word == word
 
 
 @pytest.mark.parametrize("word", ["zstd", "delta+", "+", "int8+half", "deflate+delta", "delta+delta", "Half"])
 def test_a_word_that_names_no_codec_says_what_was_expected(word):
     with pytest.raises(CodecError, match=r"some of delta, then half or int8, then deflate, as in"):
-        named(word)
+        codec_named(word)
 
 
 @pytest.mark.parametrize("word", EXACT)
@@ -111,7 +111,7 @@ def test_what_is_left_out_of_one_update_comes_with_the_next():
     update = {"w": np.array([1.0, 0.003] * 16, np.float32)}
     alone, _ = sent("delta+int8", update, base)
     assert alone["w"][1] == 0
-    left, arrived = NOTHING, np.zeros(32)
+    left, arrived = NO_TENSORS, np.zeros(32)
     for _ in range(100):
         decoded, left = sent("delta+int8", update, base, left)
         arrived += decoded["w"]
@@ -120,7 +120,7 @@ def test_what_is_left_out_of_one_update_comes_with_the_next():
 
 def test_a_change_too_small_for_half_comes_when_it_has_grown():
     base = {"w": np.zeros(1, np.float32)}
-    left, arrived = NOTHING, 0.0
+    left, arrived = NO_TENSORS, 0.0
     for _ in range(8):
         decoded, left = sent("half", {"w": np.array([2.0**-27], np.float32)}, base, left)
         arrived += float(decoded["w"][0])
@@ -149,7 +149,7 @@ def test_a_difference_that_overflows_is_sent_as_it_is(word):
 def test_what_was_left_out_goes_with_a_tensor_that_overflows():
     """Two in three updates fit into half: all of them together arrive whole, but for the last rounding."""
     base = {"w": np.zeros(2, np.float32)}
-    left, arrived, exact = NOTHING, np.zeros(2), np.zeros(2)
+    left, arrived, exact = NO_TENSORS, np.zeros(2), np.zeros(2)
     for first in (1.0001, 1e6, 1.0001):
         update = {"w": np.array([first, 1 / 3], np.float32)}
         decoded, left = sent("half", update, base, left)
@@ -193,7 +193,7 @@ def test_any_finite_update_arrives_finite_as_the_device_knows_it(data, word, sha
     draw = arrays.arrays(np.float32, shape, elements=NUMBERS)
     base, update, left = {"w": data.draw(draw)}, {"w": data.draw(draw)}, {"w": data.draw(draw)}
     decoded, _ = sent(word, update, base, left)
-    read = named(word).rounded(update, base, left).read
+    read = codec_named(word).rounded(update, base, left).read
     assert decoded["w"].tobytes() == read["w"].tobytes()
     assert np.isfinite(decoded["w"]).all()
 
@@ -203,13 +203,13 @@ def test_any_finite_update_arrives_finite_as_the_device_knows_it(data, word, sha
 def test_any_bytes_are_tensors_or_refused(data, word):
     """Bytes cut out of an update, changed in places, or at random."""
     base, update = trained()
-    body = bytearray(named(word).encode(update, base, NOTHING).body)
+    body = bytearray(codec_named(word).encode(update, base, NO_TENSORS).body)
     for _ in range(data.draw(st.integers(0, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(body)))
     content = data.draw(st.sampled_from((bytes(body), bytes(body[:cut]), bytes(body[cut:]))))
     try:
-        decoded = named(word).decode(content, base, specs_of(update))
+        decoded = codec_named(word).decode(content, base, specs_of(update))
     except TensorError as error:
         assert str(error)
     else:
@@ -234,13 +234,13 @@ def test_any_bytes_are_tensors_or_refused(data, word):
 def test_tensors_that_no_codec_makes_are_refused_by_name(word, wire, text):
     base = {"w": np.zeros(300, np.float32)}
     with pytest.raises(TensorError, match=text):
-        named(word).decode(tensors.encode(wire), base, [TensorSpec("w", (300,))])
+        codec_named(word).decode(tensors.encode(wire), base, [TensorSpec("w", (300,))])
 
 
 def test_scales_that_are_not_finite_end_as_values_that_are_not_believed():
     base, spec = {"w": np.zeros(2, np.float32)}, TensorSpec("w", (2,))
     wire = {"w": np.array([1, 0], np.int8), "w/scales": np.array([np.inf], np.float32)}
-    decoded = named("int8").decode(tensors.encode(wire), base, [spec])
+    decoded = codec_named("int8").decode(tensors.encode(wire), base, [spec])
     with pytest.raises(TensorError, match="w has 2 non-finite values"):
         tensors.check(decoded, [spec])
 
@@ -248,7 +248,7 @@ def test_scales_that_are_not_finite_end_as_values_that_are_not_believed():
 def test_scales_beside_a_tensor_that_came_as_it_is_are_left_for_the_check():
     base, spec = {"w": np.zeros(2, np.float32)}, TensorSpec("w", (2,))
     wire = {"w": np.zeros(2, np.float32), "w/scales": np.zeros(1, np.float32)}
-    decoded = named("int8").decode(tensors.encode(wire), base, [spec])
+    decoded = codec_named("int8").decode(tensors.encode(wire), base, [spec])
     with pytest.raises(TensorError, match="w/scales not expected"):
         tensors.check(decoded, [spec])
 
@@ -257,14 +257,17 @@ def test_scales_beside_a_tensor_that_came_as_it_is_are_left_for_the_check():
 def test_short_numbers_take_as_many_bytes_as_is_predicted(word, most):
     base = {f"layer{n}.weight": np.zeros((64, 64), np.float32) for n in range(8)}
     update = {name: np.ones_like(value) for name, value in base.items()}
-    size = len(named(word).encode(update, base, NOTHING).body)
-    predicted = named(word).payload_bytes(8 * 64 * 64, 8)
+    size = len(codec_named(word).encode(update, base, NO_TENSORS).body)
+    predicted = codec_named(word).payload_bytes(8 * 64 * 64, 8)
     assert predicted == pytest.approx(size, rel=0.02)
     assert size < most * 4 * 8 * 64 * 64
 
 
 def test_values_beside_the_parameters_are_predicted_whole():
-    whole, exact = named("int8").payload_bytes(1000, 2), named("int8").payload_bytes(1000, 2, exact=50)
+    whole, exact = (
+        codec_named("int8").payload_bytes(1000, 2),
+        codec_named("int8").payload_bytes(1000, 2, exact=50),
+    )
     assert exact - whole == 200
 
 
@@ -273,13 +276,13 @@ def test_the_same_update_gives_the_bytes_that_it_always_gave():
     base = {"w": np.array([1, 1, 1, 1], np.float32)}
     update = {"w": np.array([128, 1.5, 2.5, -126], np.float32)}
     eight = {"w": np.tile(update["w"], 8)}, {"w": np.tile(base["w"], 8)}
-    wire = tensors.decode(named("delta+int8").encode(*eight, NOTHING).body)
+    wire = tensors.decode(codec_named("delta+int8").encode(*eight, NO_TENSORS).body)
     assert wire["w"].tolist() == [127, 0, 2, -127] * 8
     assert wire["w/scales"].tolist() == [1.0]
-    wire = tensors.decode(named("delta+half").encode(update, base, NOTHING).body)
+    wire = tensors.decode(codec_named("delta+half").encode(update, base, NO_TENSORS).body)
     halves = np.array([127, 0.5, 1.5, -127], "<f2")
     assert wire["w"].tobytes() == halves.view(np.uint8).reshape(4, 2).T.tobytes()
-    wire = tensors.decode(named("delta").encode(update, base, NOTHING).body)
+    wire = tensors.decode(codec_named("delta").encode(update, base, NO_TENSORS).body)
     bits = np.array([128, 1.5, 2.5, -126], "<f4").view("<u4").astype(np.int64) - int("3f800000", 16)
     signed = (bits + 2**31) % 2**32 - 2**31
     folded = [2 * n if n >= 0 else -2 * n - 1 for n in signed.tolist()]

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.broker.wire.messages import Step
-from device_runtime.models.bundles.bundle import Bundle, shipped, shipped_names
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder, shipped_names
 from device_runtime.models.bundles.tensors import Flat, TensorSpec, encode
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies.directions import directions, replaying
-from device_runtime.strategies.directions.replaying import Along, move, perturb, replay
+from device_runtime.strategies.directions.replaying import ScaledDirection, move, perturb, replay
 from device_runtime.strategies.training.device_half import Run
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -26,7 +26,7 @@ SPECS = (
 
 @pytest.fixture(scope="module")
 def digits_bundle():
-    return Bundle.open(shipped(shipped_names()[0]))
+    return Bundle.open(shipped_folder(shipped_names()[0]))
 
 
 def random_weights(specs, seed=0):
@@ -51,7 +51,7 @@ def test_perturbed_is_the_base_moved_by_the_direction_and_the_base_stays(generat
     base, params = random_weights(SPECS), Flat(SPECS)
     before = digest(base)
     params.vector.fill(np.nan)  # whatever was there
-    perturb(params, base, Along(3, 1, 1e-3, generator))
+    perturb(params, base, ScaledDirection(3, 1, 1e-3, generator))
     whole = np.concatenate([base[spec.name].ravel() for spec in SPECS])
     z = directions.direction(3, 1, 0, len(whole), generator)
     assert params.vector.tobytes() == (whole + np.float32(1e-3) * z).tobytes()
@@ -60,7 +60,7 @@ def test_perturbed_is_the_base_moved_by_the_direction_and_the_base_stays(generat
 
 def test_signs_are_added_with_one_rounding():
     base, params = random_weights(SPECS), Flat(SPECS)
-    perturb(params, base, Along(3, 1, -1e-3, directions.RADEMACHER))
+    perturb(params, base, ScaledDirection(3, 1, -1e-3, directions.RADEMACHER))
     z = directions.direction(3, 1, 0, len(params.vector), directions.RADEMACHER)
     whole = np.concatenate([base[spec.name].ravel() for spec in SPECS])
     exact = whole.astype(np.longdouble) - np.float32(1e-3).astype(np.longdouble) * z
@@ -119,7 +119,9 @@ def test_threads_change_no_bit(digits_bundle, monkeypatch, generator, threads):
 def test_what_goes_wrong_in_a_thread_is_told(monkeypatch):
     monkeypatch.setattr(replaying, "WORTH_THREADS", 0)
     with pytest.raises(directions.UnknownGenerator):
-        replaying.take(np.zeros(3 * directions.BLOCK, np.float32), [[Along(1, 0, 1.0, "mt19937")]], 2)
+        replaying.apply_moves(
+            np.zeros(3 * directions.BLOCK, np.float32), [[ScaledDirection(1, 0, 1.0, "mt19937")]], 2
+        )
 
 
 def test_replaying_leaves_the_given_weights_and_gives_the_rest_as_it_is(digits_bundle):
@@ -140,7 +142,7 @@ def test_replaying_leaves_the_given_weights_and_gives_the_rest_as_it_is(digits_b
 )
 def test_a_move_is_a_sum_in_float64_rounded_once(values, scales, seed, generator):
     vector = np.array(values, np.float32)
-    move(vector, [Along(seed, index, scale, generator) for index, scale in enumerate(scales)])
+    move(vector, [ScaledDirection(seed, index, scale, generator) for index, scale in enumerate(scales)])
     expected = []
     for i, value in enumerate(values):
         exact = float(value)

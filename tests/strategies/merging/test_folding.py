@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.merging.aggregator_half import Carried, Effect
+from device_runtime.strategies.merging.aggregator_half import CarriedState, Effect
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.tensor_update import Averaged
@@ -31,7 +31,7 @@ def unable(base):
 
 def merged(round_model, value, **does):
     kind = Refining(**does)
-    carried = Carried(family={"small": {"w": np.ones(2, np.float32)}})
+    carried = CarriedState(family={"small": {"w": np.ones(2, np.float32)}})
     folding = Folding({kind.name: kind}, round_model, carried)
     name = round_model.manifest.head.bias
     sent = {name: np.full_like(round_model.weights[name], value)}

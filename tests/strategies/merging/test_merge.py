@@ -5,7 +5,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.few_shot import FewShot
 from device_runtime.strategies.merging.aggregator_half import Effect
-from device_runtime.strategies.merging.merge import merge, rebased
+from device_runtime.strategies.merging.merge import merge, rebased_tensors
 from device_runtime.strategies.merging.tensor_mean import TensorMean
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -56,7 +56,7 @@ def test_all_five_kinds_of_one_round_make_one_better_model(model, digits, round_
     """One device of each kind, on a fifth of the digits each; the merged model beats the distributed one."""
     parts = np.array_split(np.arange(len(digits)), 5)
     effects = []
-    for kind, indices in zip(registry.USUAL, parts, strict=True):
+    for kind, indices in zip(registry.DEFAULT_KINDS, parts, strict=True):
         settings = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}.get(kind, {})
         strategy = registry.make(kind, settings)
         data = type(digits)(digits.x[indices], digits.y[indices])
@@ -95,7 +95,7 @@ def test_partitions_cover_the_digits(digits, partitions):
 def test_a_late_update_moves_the_base_by_its_own_change_scaled():
     """The update moved its base from 1 to 3; a share of 1/2 moves the base of now from 10 to 11."""
     before, now = {"w": np.full(2, 1, np.float32)}, {"w": np.full(2, 10, np.float32)}
-    moved = rebased({"w": np.full(2, 3, np.float32)}, before, now, 0.5)
+    moved = rebased_tensors({"w": np.full(2, 3, np.float32)}, before, now, 0.5)
     assert moved["w"].dtype == np.float32
     np.testing.assert_array_equal(moved["w"], [11, 11])
 
@@ -103,7 +103,7 @@ def test_a_late_update_moves_the_base_by_its_own_change_scaled():
 def test_running_statistics_of_a_late_update_go_towards_it_and_no_variance_becomes_negative():
     """From 0.5 half the way to 0.25; as a change of its own base, 0.25 - 2, it would end below 0."""
     before, now = {"bn.running_var": np.float32([2])}, {"bn.running_var": np.float32([0.5])}
-    moved = rebased({"bn.running_var": np.float32([0.25])}, before, now, 0.5)
+    moved = rebased_tensors({"bn.running_var": np.float32([0.25])}, before, now, 0.5)
     np.testing.assert_array_equal(moved["bn.running_var"], np.float32([0.375]))
 
 
@@ -111,6 +111,6 @@ def test_what_the_base_does_not_have_or_has_in_another_form_does_not_change_when
     base = {"w": np.zeros(2, np.float32), "n": np.zeros(2, np.int64), "g": np.zeros(3, np.float32)}
     update = {"w": np.ones(2, np.float32), "n": np.ones(2, np.int64), "g": np.ones(2, np.float32)}
     update["sums"] = np.ones(2, np.float32)
-    moved = rebased(update, base, base, 0.5)
+    moved = rebased_tensors(update, base, base, 0.5)
     assert {name: float(value[0]) for name, value in moved.items()} == {"w": 0.5, "n": 1, "g": 1, "sums": 1}
     assert update["w"][0] == 1

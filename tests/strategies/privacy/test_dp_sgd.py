@@ -12,20 +12,25 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.terms import accountant
-from device_runtime.strategies.terms.accountant import Limit, PrivacyUnavailable, Spent, spent
+from device_runtime.strategies.terms.accountant import (
+    PrivacyBudget,
+    PrivacySpending,
+    PrivacyUnavailable,
+    total_epsilon,
+)
 from device_runtime.strategies.terms.dp_sgd import (
     BudgetExceeded,
     DpSgd,
     PrivacyLedger,
+    dp_settings,
     noise_multiplier,
-    round_of,
     sampling_rate,
-    settings_of,
+    spent_in_round,
     steps,
 )
 from device_runtime.strategies.training import local_training
 from device_runtime.strategies.training.device_half import LocalData
-from device_runtime.strategies.training.local_training import Epochs
+from device_runtime.strategies.training.local_training import TrainingPlan
 
 SMALL = (200, 64, 10)
 """Samples, batch, epochs: a rate of 0.32 and 40 steps a round."""
@@ -72,8 +77,8 @@ def test_the_planned_rounds_spend_the_budget_and_one_more_exceeds_it(rounds, sha
 @pytest.mark.slow
 def test_the_refusal_says_what_epsilon_would_be():
     dp = DpSgd(rounds=12)
-    ledger = PrivacyLedger((Spent(dp.round(*SMALL).noise, 0.32, 480, 12),))
-    there = spent([Spent(dp.round(*SMALL).noise, 0.32, 520)], 1e-3)
+    ledger = PrivacyLedger((PrivacySpending(dp.round(*SMALL).noise, 0.32, 480, 12),))
+    there = total_epsilon([PrivacySpending(dp.round(*SMALL).noise, 0.32, 520)], 1e-3)
     assert there > 5
     with pytest.raises(BudgetExceeded) as refused:
         ledger.check(dp.round(*SMALL), dp.limit)
@@ -93,7 +98,7 @@ def test_epsilon_is_the_library_s_for_the_same_steps():
     )
     for theirs in (renyi, tight):
         theirs.compose(one, 80)
-    ours = spent([dp.round(*SMALL), dp.round(*SMALL)], 1e-5)
+    ours = total_epsilon([dp.round(*SMALL), dp.round(*SMALL)], 1e-5)
     assert ours == pytest.approx(renyi.get_epsilon(1e-5), rel=0.01)
     assert ours / 1.2 < tight.get_epsilon(1e-5) <= ours <= 3
 
@@ -104,7 +109,7 @@ def test_all_samples_in_each_step_are_the_gaussian_mechanism():
     sigma = noise_multiplier(dp, 10, 64, 4)
     rho = 3 * 4 / (2 * sigma**2)
     plain = min(rho * a + np.log(1e5) / (a - 1) for a in np.arange(1.5, 100, 0.01))
-    exact = spent([Spent(sigma, 1.0, 12)], 1e-5)
+    exact = total_epsilon([PrivacySpending(sigma, 1.0, 12)], 1e-5)
     assert plain / 1.3 < exact < plain  # the library's conversion is tighter than the proposition's
     assert 1.99 < exact <= 2
 
@@ -126,25 +131,27 @@ def test_noise_is_a_number_of_four_decimals():
 
 @pytest.mark.slow
 def test_different_settings_are_spent_together():
-    one, other = Spent(2.0, 0.1, 100), Spent(3.0, 0.5, 100)
-    alone = (spent([one], 1e-3), spent([other], 1e-3))
-    both = spent([one, other], 1e-3)
+    one, other = PrivacySpending(2.0, 0.1, 100), PrivacySpending(3.0, 0.5, 100)
+    alone = (total_epsilon([one], 1e-3), total_epsilon([other], 1e-3))
+    both = total_epsilon([one, other], 1e-3)
     assert max(alone) < both < sum(alone)
-    assert spent([other, one], 1e-3) == both
-    assert spent([], 1e-3) == 0
+    assert total_epsilon([other, one], 1e-3) == both
+    assert total_epsilon([], 1e-3) == 0
 
 
 def test_equal_settings_are_joined_so_that_a_ledger_stays_small():
-    one, other = Spent(2.0, 0.1, 100), Spent(3.0, 0.5, 7)
+    one, other = PrivacySpending(2.0, 0.1, 100), PrivacySpending(3.0, 0.5, 7)
     ledger = PrivacyLedger().after(one).after(other).after(one)
-    assert ledger.events == (Spent(2.0, 0.1, 200, 2), Spent(3.0, 0.5, 7, 1))
+    assert ledger.events == (PrivacySpending(2.0, 0.1, 200, 2), PrivacySpending(3.0, 0.5, 7, 1))
     assert ledger == PrivacyLedger().after(other).after(one).after(one)
     assert ledger.rounds == 3
 
 
 def test_a_limit_that_the_past_exceeds_refuses_any_more():
     with pytest.raises(BudgetExceeded, match=r"of 0\.5 at delta 0\.001 after 1 round$"):
-        PrivacyLedger((Spent(1.0, 1.0, 10),)).check(Spent(1e6, 1.0, 1), Limit(0.5, 1e-3))
+        PrivacyLedger((PrivacySpending(1.0, 1.0, 10),)).check(
+            PrivacySpending(1e6, 1.0, 1), PrivacyBudget(0.5, 1e-3)
+        )
 
 
 def test_the_plan_of_training_has_the_noise_of_what_is_spent():
@@ -157,10 +164,10 @@ def test_the_plan_of_training_has_the_noise_of_what_is_spent():
 
 @pytest.mark.slow
 def test_a_kind_is_private_where_it_has_settings_for_it():
-    assert settings_of(Kind(DpSgd())) == DpSgd()
-    assert settings_of(Kind()) is None and settings_of(Unprotected()) is None
-    assert round_of(Kind(DpSgd(), epochs=2), 200) == DpSgd().round(200, 64, 2)
-    assert round_of(Kind(), 200) is None and round_of(Unprotected(), 200) is None
+    assert dp_settings(Kind(DpSgd())) == DpSgd()
+    assert dp_settings(Kind()) is None and dp_settings(Unprotected()) is None
+    assert spent_in_round(Kind(DpSgd(), epochs=2), 200) == DpSgd().round(200, 64, 2)
+    assert spent_in_round(Kind(), 200) is None and spent_in_round(Unprotected(), 200) is None
 
 
 def test_settings_travel_nested_in_a_kind_s():
@@ -189,7 +196,7 @@ def test_settings_that_are_no_budget_are_refused(wrong, why):
 )
 def test_what_cannot_have_been_spent_is_refused(wrong):
     with pytest.raises(ValueError, match="expected"):
-        Spent(*wrong)
+        PrivacySpending(*wrong)
 
 
 @pytest.mark.parametrize("kind", ["full", "peft", "entropy-subset", "full+few-shot"])
@@ -211,8 +218,8 @@ def test_without_the_accountant_it_is_said_what_to_install(monkeypatch):
     with pytest.raises(PrivacyUnavailable, match=r"pip install 'device-runtime\[privacy\]'"):
         noise_multiplier(DpSgd(), *SMALL)
     with pytest.raises(PrivacyUnavailable):
-        spent([Spent(1.0, 1.0, 1)], 1e-3)
-    assert spent([], 1e-3) == 0
+        total_epsilon([PrivacySpending(1.0, 1.0, 1)], 1e-3)
+    assert total_epsilon([], 1e-3) == 0
 
 
 class Still:
@@ -237,7 +244,9 @@ def test_what_is_sent_has_the_noise_that_was_accounted_for(run):
     dp = DpSgd(max_norm=0.7, rounds=3)
     event = dp.round(100, 16, 1)
     assert event.steps == 7
-    plan = Epochs(Sgd(0.5), 1, 16, np.arange(100), privacy=dp.privacy(100, 16, 1, np.random.default_rng(3)))
+    plan = TrainingPlan(
+        Sgd(0.5), 1, 16, np.arange(100), privacy=dp.privacy(100, 16, 1, np.random.default_rng(3))
+    )
     data = LocalData(np.zeros((100, 1), np.float32), np.zeros(100, np.int64))
     moved = local_training.train(Still(), data, plan, run()).tensors["w"]
     expected = 0.5 * np.sqrt(7) * event.noise * 0.7 / 16

@@ -8,7 +8,7 @@ from device_runtime.models.bundles.tensors import encode
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.merging.merge import brought_forward
+from device_runtime.strategies.merging.merge import rebased_update
 from device_runtime.strategies.robust import RULES, Robust, Screen
 from device_runtime.strategies.robust.ruling import FAR
 from device_runtime.strategies.robust.scalars import BY_LENGTH
@@ -88,7 +88,7 @@ def test_late_scalars_are_marked_and_no_earlier_base_is_made_for_them(round_mode
         asked.append(number)
         return round_model.weights
 
-    moved = brought_forward(sent(1.0, 2.0, 10), LAST, round_model.round, base)
+    moved = rebased_update(sent(1.0, 2.0, 10), LAST, round_model.round, base)
     assert (moved.late, moved.tensors["g"].tolist(), asked) == (LAST, [1.0, 2.0], [round_model.round])
 
 

@@ -70,7 +70,7 @@ def test_scalars_are_held_direction_by_direction_and_who_was_far_is_named(round_
     # the second: median 20, |v - 20| are 10, 0, 10, 20 and huge
     second = (10 + 20 + 30 + 34.826 + 5.174) / 5
     assert made == pytest.approx((first, second), rel=1e-5)
-    assert note == "value-clip held pi-4 (zeroth-order), far from where the others are"
+    assert note == "value-clip clipped pi-4 (zeroth-order), far from the others"
 
 
 def test_a_stated_bound_holds_scalars_to_it(round_model, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from device_runtime.strategies import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
-from device_runtime.strategies.robust.coordinate_wise import trimmed
+from device_runtime.strategies.robust.coordinate_wise import trim_count
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 HOLDING = [rule for rule in RULES if rule != "none"]
@@ -83,7 +83,7 @@ def test_a_device_that_sends_many_late_updates_has_one_voice(round_model, tmp_pa
     assert furthest(round_model, base) < 1.2
     for name in base:
         np.testing.assert_array_equal(base[name], once[name])
-    assert "5 full of devices that sent a later one too do not count" in note
+    assert "5 full do not count: their devices sent a later one too" in note
 
 
 @pytest.mark.parametrize("rule", HOLDING)
@@ -112,7 +112,7 @@ def test_krum_with_fewer_than_2f_plus_3_updates_gives_way_to_the_median_and_says
 ):
     sent = crowd(round_model, 5, 1)
     base, note = merged(round_model, rule, sent, tmp_path, byzantine=2)
-    assert note == f"{rule} needs 7 full to stand 2 liars, here are 6: the median in its place"
+    assert note == f"{rule} needs 7 full to withstand 2 lying devices, not 6: the median replaces it"
     middle, _ = merged(round_model, "median", sent, tmp_path)
     for name in base:
         np.testing.assert_array_equal(base[name], middle[name])
@@ -227,7 +227,7 @@ def test_a_weight_above_the_median_counts_as_the_median(round_model, tmp_path):
 
 @pytest.mark.parametrize(("devices", "share", "cut"), [(1, 0.2, 0), (2, 0.2, 0), (3, 0.2, 1), (30, 0.1, 3)])
 def test_at_least_the_share_is_trimmed_and_somebody_is_left(devices, share, cut):
-    assert trimmed(devices, share) == cut
+    assert trim_count(devices, share) == cut
 
 
 @pytest.mark.parametrize("rule", [rule for rule in HOLDING if rule != "norm-clip"])

@@ -26,7 +26,7 @@ def samples(seed, count=40, classes=CLASSES):
 
 
 def sums_of(x, y, moments=True):
-    known = class_statistics.of(x.astype(np.float32), y, CLASSES, 1)
+    known = class_statistics.measure_statistics(x.astype(np.float32), y, CLASSES, 1)
     return class_statistics.decode(
         class_statistics.encode(known, ClassStatistics(moments=moments)), (CLASSES, WIDTH)
     )
@@ -56,7 +56,7 @@ def pooled(found):
 
 
 def accuracy(found):
-    weights, bias = closed_form.head(pooled(found))
+    weights, bias = closed_form.solve_head(pooled(found))
     x, y = samples(99, 2000)
     return float(((x @ weights.T + bias).argmax(axis=1) == y).mean())
 
@@ -170,9 +170,11 @@ def test_second_moments_of_two_devices_do_not_count(tmp_path):
 def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, round_model, tmp_path, rule):
     """Three of nine: one sends statistics a thousand times as long, two have other labels."""
     asked = ClassStatistics()
-    kind = class_statistics.asking(registry.make("full", {"epochs": 1, "lr": 0.01, "batch": 16}), asked)
+    kind = class_statistics.with_class_statistics(
+        registry.make("full", {"epochs": 1, "lr": 0.01, "batch": 16}), asked
+    )
     means = registry.make("class-means", {"head": "trained"})
-    kinds = {"full": kind, "class-means": class_statistics.asking(means, asked)}
+    kinds = {"full": kind, "class-means": class_statistics.with_class_statistics(means, asked)}
     features, order = model.features(digits.x), np.random.default_rng(0).permutation(len(digits))
 
     def served(name):
@@ -181,7 +183,9 @@ def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, r
                 f, y = features[part], digits.y[part]
                 if i > 5:
                     f, y = (1000 * f, y) if i == 6 else (f, 9 - y)
-                sent = class_statistics.encode(class_statistics.of(f, y, 10, 1), ClassStatistics())
+                sent = class_statistics.encode(
+                    class_statistics.measure_statistics(f, y, 10, 1), ClassStatistics()
+                )
                 base = {spec.name: round_model.weights[spec.name] for spec in kind.expected(model.manifest)}
                 made = TrainedUpdate("full", {**base, **sent}, len(part), 0.5)
                 screen.add(made, float(len(part)), f"pi-{i}")

@@ -32,7 +32,9 @@ SHORT = {
 
 
 def kind(name, **statistics):
-    return class_statistics.asking(registry.make(name, SHORT.get(name)), ClassStatistics(**statistics))
+    return class_statistics.with_class_statistics(
+        registry.make(name, SHORT.get(name)), ClassStatistics(**statistics)
+    )
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def counted(made):
 
 
 def exact(features, y, smallest=1):
-    return class_statistics.of(features.astype(np.float32), y, 10, smallest)
+    return class_statistics.measure_statistics(features.astype(np.float32), y, 10, smallest)
 
 
 @pytest.mark.parametrize("partition", ["one device", "unequal", "by class", "single sample"])
@@ -206,11 +208,11 @@ def test_statistics_beside_an_entropy_subset_are_of_all_samples(model, digits, r
 
 def test_private_updates_and_smaller_models_come_without(model, digits, run):
     private = replace(kind("full"), dp=registry.make("full", {"dp": {}}).dp)
-    smaller = class_statistics.asking(
+    smaller = class_statistics.with_class_statistics(
         registry.make("width-slice", {"members": ["half"]}).variants()[0], ClassStatistics()
     )
     for strategy in (private, smaller):
-        assert class_statistics.wished(strategy) is None
+        assert class_statistics.statistics_of(strategy) is None
 
 
 def test_class_means_are_the_statistics_alone_in_a_round_that_asks_for_them(model, digits, run):
@@ -225,11 +227,11 @@ def test_class_means_are_the_statistics_alone_in_a_round_that_asks_for_them(mode
     whole = registry.make("class-means").cost(load, PROFILE)
     moments = 30 * 2 * 64**2
     assert cost.flops - moments == pytest.approx(whole.flops * 30 / 240)
-    few = class_statistics.cost(class_statistics.poorer(strategy), load, PROFILE)
+    few = class_statistics.cost(class_statistics.without_moments(strategy), load, PROFILE)
     assert few.bytes_up == 120 + 72 + 10 * (10 + 64)
-    assert class_statistics.poorer(class_statistics.poorer(strategy)) is None
-    assert class_statistics.plain(strategy) is strategy
-    assert class_statistics.plain(kind("full")).statistics is None
+    assert class_statistics.without_moments(class_statistics.without_moments(strategy)) is None
+    assert class_statistics.without_class_statistics(strategy) is strategy
+    assert class_statistics.without_class_statistics(kind("full")).statistics is None
 
 
 def test_second_moments_of_few_samples_are_not_sent(model, digits, run):
@@ -252,12 +254,12 @@ def test_second_moments_of_few_samples_are_not_sent(model, digits, run):
 def test_the_rarest_class_is_sent_first_and_those_that_are_not_rare_take_turns(number, sent, run):
     """Of the offer's rare classes the device has 7 and 2; 0, 1, 5 and 8 are left for one place."""
     here = replace(run(), round=number, rare=(7, 3, 2, 9))
-    assert class_statistics.chosen([0, 1, 2, 5, 7, 8], 3, here) == sent
+    assert class_statistics.chosen_classes([0, 1, 2, 5, 7, 8], 3, here) == sent
 
 
 def test_where_all_places_are_taken_by_rare_classes_the_others_have_every_fourth_round(run):
     sent = [
-        class_statistics.chosen([0, 3, 6, 7], 1, replace(run(), round=number, rare=(6, 7)))
+        class_statistics.chosen_classes([0, 3, 6, 7], 1, replace(run(), round=number, rare=(6, 7)))
         for number in range(1, 13)
     ]
     assert sent == [[6], [6], [6], [3], [6], [6], [6], [7], [6], [6], [6], [0]]
@@ -269,11 +271,11 @@ def test_over_some_rounds_statistics_of_every_class_are_sent(most, rare, run):
     present = [0, 1, 3, 4, 5, 7, 8]
     seen = set()
     for number in range(5, 5 + 4 * len(present)):
-        sent = class_statistics.chosen(present, most, replace(run(), round=number, rare=rare))
+        sent = class_statistics.chosen_classes(present, most, replace(run(), round=number, rare=rare))
         assert len(set(sent)) == len(sent) == min(most, len(present))
         seen.update(sent)
     assert seen == set(present)
-    assert class_statistics.chosen(present, 0, run()) == present
+    assert class_statistics.chosen_classes(present, 0, run()) == present
 
 
 @pytest.mark.parametrize("moments", [True, False])
@@ -285,7 +287,7 @@ def test_statistics_of_some_classes_are_those_of_their_samples(moments, model, d
     asked = {"smallest_count": 3, "moments": moments}
     made = class_statistics.train(kind("few-shot", most_classes=3, **asked), model, data, here)
     of = np.isin(data.y, (9, 4, 2))
-    alone = class_statistics.beside(
+    alone = class_statistics.add_statistics(
         kind("few-shot", **asked),
         replace(made, tensors={}),
         class_statistics.Measured(model.features(data.x)[of], data.y[of], 10),
@@ -306,19 +308,21 @@ def test_the_prediction_counts_the_classes_that_are_sent(model):
     of = [class_statistics.cost(kind("class-means", most_classes=n), load, PROFILE) for n in range(6)]
     assert [of[0].bytes_up - one.bytes_up for one in of] == [0, 222, 148, 74, 0, 0]
     assert len({one.flops for one in of}) == 1
-    assert class_statistics.classes(kind("class-means", most_classes=3), load) == (3, 4)
-    assert class_statistics.classes(kind("full"), load) == (4, 4)
-    assert class_statistics.classes(registry.make("full"), load) == (0, 0)
+    assert class_statistics.class_coverage(kind("class-means", most_classes=3), load) == (3, 4)
+    assert class_statistics.class_coverage(kind("full"), load) == (4, 4)
+    assert class_statistics.class_coverage(registry.make("full"), load) == (0, 0)
 
 
 def test_the_smallest_count_of_class_means_holds_for_their_statistics():
-    strategy = class_statistics.asking(registry.make("class-means", {"smallest_count": 5}), ClassStatistics())
-    assert class_statistics.wished(strategy).smallest_count == 5
+    strategy = class_statistics.with_class_statistics(
+        registry.make("class-means", {"smallest_count": 5}), ClassStatistics()
+    )
+    assert class_statistics.statistics_of(strategy).smallest_count == 5
 
 
 def test_an_update_of_class_means_without_any_is_refused(model):
     why = class_statistics.doubt_of(kind("class-means"), {}, 240, model.manifest)
-    assert why == "class means without any"
+    assert why == "class means came without class statistics"
     assert class_statistics.doubt_of(kind("few-shot"), {}, 240, model.manifest) == ""
 
 
@@ -439,4 +443,7 @@ def test_of_whose_second_moments_they_are_no_more_is_believed(of_a_site, changes
 def test_measured_samples_stand_for_all_of_the_device(name, samples, expected):
     strategy = kind(name, samples=25)
     assert class_statistics.per_measured(strategy, samples, 20) == expected
-    assert class_statistics.per_measured(class_statistics.asking(strategy, None), samples, 20) == 1
+    assert (
+        class_statistics.per_measured(class_statistics.with_class_statistics(strategy, None), samples, 20)
+        == 1
+    )

@@ -17,7 +17,7 @@ from device_runtime.strategies.training.device_half import Late, LocalData, Trai
 
 
 def statistics(features, y, labels):
-    return class_statistics.of(features.astype(np.float32), y, labels, 1)
+    return class_statistics.measure_statistics(features.astype(np.float32), y, labels, 1)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def clouds():
 
 def test_the_head_is_that_of_a_plain_linear_discriminant_analysis(clouds):
     x, y = clouds
-    weights, bias = closed_form.head(statistics(x, y, 3))
+    weights, bias = closed_form.solve_head(statistics(x, y, 3))
     f = x.astype(np.float64)
     within = sum((y == c).sum() * np.cov(f[y == c].T, bias=True) for c in range(3)) / (320 - 3)
     shrunk = 0.9 * within + 0.1 * np.trace(within) / 5 * np.eye(5)
@@ -46,7 +46,7 @@ def test_the_head_is_that_of_a_plain_linear_discriminant_analysis(clouds):
 
 def test_a_class_that_nobody_sent_is_never_served(clouds):
     x, y = clouds
-    weights, bias = closed_form.head(statistics(x[y != 1], y[y != 1], 3))
+    weights, bias = closed_form.solve_head(statistics(x[y != 1], y[y != 1], 3))
     assert not weights[1].any()
     assert bias[1] == -30
     assert set((x @ weights.T + bias).argmax(axis=1)) == {0, 2}
@@ -57,7 +57,7 @@ def test_a_class_of_which_only_means_are_known_has_the_covariance_of_the_others(
     others = statistics(x[y != 1], y[y != 1], 3)
     means = statistics(x[y == 1], y[y == 1], 3)
     only_means = Statistics(means.sums, *(Statistics.none(3, 5).moment_sums, np.zeros((5, 5))))
-    weights, bias = closed_form.head(others.add(only_means))
+    weights, bias = closed_form.solve_head(others.add(only_means))
     guess = (x @ weights.T + bias).argmax(axis=1)
     assert (guess[y == 1] == 1).mean() > 0.8
 
@@ -65,7 +65,9 @@ def test_a_class_of_which_only_means_are_known_has_the_covariance_of_the_others(
 def test_without_second_moments_there_is_no_head(clouds):
     x, y = clouds
     with pytest.raises(ValueError, match="no device has sent second moments"):
-        closed_form.head(Statistics(statistics(x, y, 3).sums, Statistics.none(3, 5).sums, np.zeros((5, 5))))
+        closed_form.solve_head(
+            Statistics(statistics(x, y, 3).sums, Statistics.none(3, 5).sums, np.zeros((5, 5)))
+        )
 
 
 def test_the_pool_decays_and_the_extractor_is_a_mean_with_its_weights():
@@ -109,7 +111,7 @@ def manifest_of_two():
 def pooled(model, parts, names, run, round_model, memory=None, moments=True):
     """A round of these kinds, one device each, merged."""
     asked = ClassStatistics(moments=moments)
-    kinds = {n: class_statistics.asking(registry.make(n, QUICK.get(n)), asked) for n in QUICK}
+    kinds = {n: class_statistics.with_class_statistics(registry.make(n, QUICK.get(n)), asked) for n in QUICK}
     carried = memory or closed_form_nothing()
     folding = Folding(kinds, round_model, carried)
     for i, (name, data) in enumerate(zip(names, parts, strict=True)):
@@ -128,9 +130,9 @@ QUICK = {
 
 
 def closed_form_nothing():
-    from device_runtime.strategies.merging.aggregator_half import Carried
+    from device_runtime.strategies.merging.aggregator_half import CarriedState
 
-    return Carried()
+    return CarriedState()
 
 
 def halves(digits):
@@ -190,9 +192,9 @@ def test_a_class_counts_as_many_samples_when_it_is_sent_alone(name, model, digit
 
 def test_the_rarest_classes_are_those_of_less_than_half_of_the_mean_fewest_first():
     counts = np.array([30.0, 0.0, 11.0, 200.0, 9.9, 0.0, 10.0, 90.0, 49.0, 0.1])  # half of the mean: 20
-    assert closed_form.rare({"counts": counts}) == (1, 5, 9, 4, 6, 2)
-    assert closed_form.rare({}) == closed_form.rare({"counts": np.zeros(3)}) == ()
-    assert closed_form.rare({"counts": np.arange(100.0)}) == tuple(range(16))
+    assert closed_form.rarest_classes({"counts": counts}) == (1, 5, 9, 4, 6, 2)
+    assert closed_form.rarest_classes({}) == closed_form.rarest_classes({"counts": np.zeros(3)}) == ()
+    assert closed_form.rarest_classes({"counts": np.arange(100.0)}) == tuple(range(16))
 
 
 def test_the_next_base_is_what_it_would_be_without(model, digits, run, round_model):
@@ -229,10 +231,10 @@ def test_statistics_are_of_features_without_their_scale(exported):
     x = np.random.default_rng(0).normal(size=(60, 4)) + np.repeat(np.eye(3, 4) * 5, 20, axis=0)
     y = np.repeat([0, 1, 2], 20)
     known = statistics(x, y, 3)
-    weights, _ = closed_form.head(known)
+    weights, _ = closed_form.solve_head(known)
     scale = np.array([1.0, 2.0, 4.0, 0.5])
     scaled = statistics(x * scale, y, 3).times(1 / scale)
-    np.testing.assert_allclose(closed_form.head(scaled)[0], weights, rtol=1e-3)
+    np.testing.assert_allclose(closed_form.solve_head(scaled)[0], weights, rtol=1e-3)
 
 
 def test_a_contribution_without_statistics_is_left_as_it_is(round_model):

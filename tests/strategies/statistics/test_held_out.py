@@ -34,7 +34,9 @@ SHORT = {
 
 
 def kind(name, **statistics):
-    return class_statistics.asking(registry.make(name, SHORT[name]), ClassStatistics(**statistics))
+    return class_statistics.with_class_statistics(
+        registry.make(name, SHORT[name]), ClassStatistics(**statistics)
+    )
 
 
 def head_of(weights):
@@ -91,12 +93,12 @@ def test_each_head_is_counted_on_the_features_of_the_base():
         held_out.CLOSED_FORM + "w": np.float32([[0, 0], [0, 1]]),
         held_out.CLOSED_FORM + "b": np.zeros(2, np.float32),
     }
-    assert held_out.counted(Named(), held, other).tolist() == [4, 2, 3]
-    assert held_out.counted(Named(), held, {"few-shot/w": np.ones(2)}).tolist() == [0, 0, 0]
+    assert held_out.count_right(Named(), held, other).tolist() == [4, 2, 3]
+    assert held_out.count_right(Named(), held, {"few-shot/w": np.ones(2)}).tolist() == [0, 0, 0]
     nothing = LocalData(held.x[:0], held.y[:0])
-    assert held_out.counted(Named(), nothing, other).tolist() == [0, 0, 0]
+    assert held_out.count_right(Named(), nothing, other).tolist() == [0, 0, 0]
     with pytest.raises(TensorError):
-        held_out.counted(Named(), held, {held_out.CLOSED_FORM + "w": np.ones((3, 2), np.float32)})
+        held_out.count_right(Named(), held, {held_out.CLOSED_FORM + "w": np.ones((3, 2), np.float32)})
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -138,7 +140,7 @@ def test_without_a_head_in_closed_form_nothing_is_counted_and_as_much_is_held_ou
 def test_counts_come_exactly_by_every_codec(word, model, digits, run):
     asked = kind("full", hold_out=0.2)
     made = class_statistics.train(asked, model, digits, replace(run(), aside=head_of(model.weights)))
-    base, codec = dict(model.weights), chain.named(word)
+    base, codec = dict(model.weights), chain.codec_named(word)
     body = codec.encode(made.tensors, base, {}).body
     expected = class_statistics.accepted(asked, model.manifest)
     assert len(body) <= codec.most_bytes(expected)
@@ -146,7 +148,9 @@ def test_counts_come_exactly_by_every_codec(word, model, digits, run):
 
 
 def test_an_update_without_class_statistics_is_trained_on_all_samples(model, digits, run):
-    made = class_statistics.train(class_statistics.plain(kind("full", hold_out=0.2)), model, digits, run())
+    made = class_statistics.train(
+        class_statistics.without_class_statistics(kind("full", hold_out=0.2)), model, digits, run()
+    )
     assert made.num_examples == 240
     assert ROWS not in made.tensors
 
@@ -191,7 +195,7 @@ def test_the_pool_keeps_the_counts_and_they_decay_as_the_statistics_do():
     """By hand as the pool's own test: gamma of the second round is 0.75."""
 
     def sent(n, counts):
-        known = class_statistics.of(np.ones((n, 2), np.float32), np.zeros(n, np.int64), 2, 1)
+        known = class_statistics.measure_statistics(np.ones((n, 2), np.float32), np.zeros(n, np.int64), 2, 1)
         return replace(known, right=np.array(counts, np.float64))
 
     projection = Projection(2, 512, 0)
@@ -242,7 +246,7 @@ def test_counts_that_come_late_are_added_as_they_are(round_model):
     one = closed_form.RoundStatistics(
         round_model.manifest, round_model.weights, ClassStatistics(hold_out=0.2)
     )
-    known = class_statistics.of(np.ones((4, 64), np.float32), np.zeros(4, np.int64), 10, 1)
+    known = class_statistics.measure_statistics(np.ones((4, 64), np.float32), np.zeros(4, np.int64), 10, 1)
     one.add(replace(known, right=np.array([5.0, 3, 2])), None)
     one.add(replace(known, right=np.array([4.0, 0, 4])), Late(2, 7, 0.5, times=3.0))
     assert one.closed({})[0].statistics.right.tolist() == [9, 3, 6]
@@ -260,6 +264,6 @@ def test_beside_the_base_the_head_is_for_features_of_that_base_with_its_scale(ro
     manifest = round_model.manifest
     manifest = msgspec.structs.replace(manifest, parameters=(*manifest.parameters, more))
     served, base = ({**round_model.weights, "head.scale": np.full(64, v, np.float32)} for v in (4, 2))
-    beside = held_out.beside(served, base, manifest)
+    beside = held_out.head_tensors(served, base, manifest)
     np.testing.assert_array_equal(beside["closed-form/head.weight"], 2 * served["head.weight"])
     np.testing.assert_array_equal(beside["closed-form/head.bias"], served["head.bias"])

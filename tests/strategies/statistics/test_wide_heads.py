@@ -12,7 +12,7 @@ from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.merging.aggregator_half import Carried
+from device_runtime.strategies.merging.aggregator_half import CarriedState
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.statistics import class_statistics, closed_form
 from device_runtime.strategies.statistics.class_statistics import MOMENTS, ROWS
@@ -50,7 +50,10 @@ def wide_round(round_model, wide):
 
 def kinds(**settings):
     asked = ClassStatistics(**settings)
-    return {name: class_statistics.asking(registry.make(name, own), asked) for name, own in KINDS.items()}
+    return {
+        name: class_statistics.with_class_statistics(registry.make(name, own), asked)
+        for name, own in KINDS.items()
+    }
 
 
 def test_updates_are_as_expected_believed_and_as_large_as_predicted(wide_model, digits, run):
@@ -83,7 +86,7 @@ def test_what_is_served_recognises_classes_of_which_means_alone_came(
     wide_model, wide_round, digits, run, settings
 ):
     asked = kinds(**settings)
-    folding = Folding(asked, wide_round, Carried())
+    folding = Folding(asked, wide_round, CarriedState())
     for name, data in parts(digits).items():
         made = class_statistics.train(asked[name], wide_model, data, run(name))
         update, sent = folding.parted(made)
@@ -105,8 +108,8 @@ def test_logits_are_those_of_the_discriminant_analysis_of_projected_features(wid
     asked = ClassStatistics(features=100)
     projection, features = asked.projection(640), wide_model.features(digits.x)
     projected = projection.project(features)
-    known = class_statistics.of(projected, digits.y, 10, 1)
-    weights, bias = closed_form.head(known)
+    known = class_statistics.measure_statistics(projected, digits.y, 10, 1)
+    weights, bias = closed_form.solve_head(known)
     pool = closed_form.StatisticsPool.of({}, 10, projection).after(known, wide_round.weights)
     wide_model.load(pool.served(wide_round.weights, wide_round.manifest))
     expected = projected @ weights.T + bias
@@ -114,17 +117,19 @@ def test_logits_are_those_of_the_discriminant_analysis_of_projected_features(wid
 
 
 def test_wide_features_fit_but_where_they_have_a_scale(wide):
-    assert class_statistics.unfit(wide.manifest, ClassStatistics()) == ""
+    assert class_statistics.infeasible_reason(wide.manifest, ClassStatistics()) == ""
     more = Parameter("head.scale", (640,), "float32", "head", ())
     scaled = msgspec.structs.replace(wide.manifest, parameters=(*wide.manifest.parameters, more))
     why = "its 640 features have a scale, with which at most 512 can be"
-    assert class_statistics.unfit(scaled, ClassStatistics()) == why
-    assert class_statistics.unfit(scaled, ClassStatistics(features=640)) == ""
+    assert class_statistics.infeasible_reason(scaled, ClassStatistics()) == why
+    assert class_statistics.infeasible_reason(scaled, ClassStatistics(features=640)) == ""
 
 
 def test_a_pool_of_another_projection_is_begun_anew(wide_model, wide_round, digits):
     projection = ClassStatistics(features=100).projection(640)
-    known = class_statistics.of(projection.project(wide_model.features(digits.x)), digits.y, 10, 1)
+    known = class_statistics.measure_statistics(
+        projection.project(wide_model.features(digits.x)), digits.y, 10, 1
+    )
     first = closed_form.StatisticsPool.of({}, 10, projection).after(known, wide_round.weights)
     assert closed_form.StatisticsPool.of(first.kept(), 10, projection).rounds == 1
     for other in (ClassStatistics(features=101), ClassStatistics(features=100, projection_seed=1)):

@@ -12,7 +12,7 @@ from device_runtime.models.training.optimizer import Adam, Sgd
 from device_runtime.strategies.terms.proximal import Proximal, fscprox
 from device_runtime.strategies.training import local_training
 from device_runtime.strategies.training.device_half import LocalData, OutOfTime, Run
-from device_runtime.strategies.training.local_training import Epochs
+from device_runtime.strategies.training.local_training import TrainingPlan
 
 
 @dataclass
@@ -46,7 +46,7 @@ def rows(n=4, width=2):
 
 def plan(**changes):
     usual = {"optimizer": Sgd(0.5), "epochs": 1, "batch": 2, "indices": np.arange(4)}
-    return Epochs(**{**usual, **changes})
+    return TrainingPlan(**{**usual, **changes})
 
 
 def test_every_sample_is_seen_once_an_epoch_and_the_loss_is_of_the_last(run):
@@ -92,7 +92,7 @@ def test_adam_with_two_proximal_terms_is_the_loop_written_out(model, digits, run
     base = {name: model.weights[name] for name in names}
     few_shot = {name: base[name] + np.float32(0.1) for name in model.manifest.names("head")}
     terms = (Proximal(0.5, base), fscprox(0.2, few_shot))
-    settings = Epochs(Adam(1e-3), 2, 60, np.arange(120), proximal=terms)
+    settings = TrainingPlan(Adam(1e-3), 2, 60, np.arange(120), proximal=terms)
     sent = local_training.train(model, digits, settings, run()).tensors
     trainer, rng = model.trainer("all"), run().rng()
     w, g = trainer.params, trainer.grads
@@ -116,9 +116,9 @@ def private(noise=0.0, max_norm=1e6, seed=0):
 
 def test_without_noise_or_bound_a_private_step_on_everything_is_an_ordinary_one(model, digits, run):
     settings = {"optimizer": Sgd(0.1), "epochs": 1, "indices": np.arange(20), "tunable": "head"}
-    ordinary = local_training.train(model, digits, Epochs(batch=20, **settings), run())
-    same = local_training.train(model, digits, Epochs(batch=20, privacy=private(), **settings), run())
-    larger = local_training.train(model, digits, Epochs(batch=50, privacy=private(), **settings), run())
+    ordinary = local_training.train(model, digits, TrainingPlan(batch=20, **settings), run())
+    same = local_training.train(model, digits, TrainingPlan(batch=20, privacy=private(), **settings), run())
+    larger = local_training.train(model, digits, TrainingPlan(batch=50, privacy=private(), **settings), run())
     for name, expected in ordinary.tensors.items():
         np.testing.assert_allclose(same.tensors[name], expected, atol=2e-6)
         np.testing.assert_array_equal(larger.tensors[name], same.tensors[name])
@@ -228,10 +228,10 @@ def test_a_run_that_ends_early_is_bit_for_bit_one_of_so_many_epochs(model, digit
 
     settings = {"optimizer": Sgd(0.1, 0.5), "batch": 60, "indices": np.arange(240)}
     early = Run(1, "pi", clock, deadline=12.0, progress=ticking)
-    stopped = local_training.train(model, digits, Epochs(epochs=10, least=1, **settings), early)
+    stopped = local_training.train(model, digits, TrainingPlan(epochs=10, least=1, **settings), early)
     assert 1 <= stopped.epochs < 10
     whole = Run(1, "pi", lambda: 0.0, deadline=1.0)
-    same = local_training.train(model, digits, Epochs(epochs=stopped.epochs, **settings), whole)
+    same = local_training.train(model, digits, TrainingPlan(epochs=stopped.epochs, **settings), whole)
     for name, value in same.tensors.items():
         np.testing.assert_array_equal(stopped.tensors[name], value)
     assert stopped.loss == same.loss

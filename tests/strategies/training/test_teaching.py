@@ -6,13 +6,13 @@ from device_runtime.models.errors import BundleError
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.strategies.training import teaching
 from device_runtime.strategies.training.device_half import LocalData
-from device_runtime.strategies.training.teaching import Lesson, TeacherAttention
+from device_runtime.strategies.training.teaching import ServerTraining, TeacherAttention
 
 
 def test_a_lesson_is_the_loop_written_out(model, digits):
     """Two epochs of batches of 100, 100 and 40, shuffled by the generator given."""
     found = teaching.teach(
-        model, model.weights, digits, Lesson(Sgd(0.1), 2, 100), teaching.generator(5, "kind", 1)
+        model, model.weights, digits, ServerTraining(Sgd(0.1), 2, 100), teaching.generator(5, "kind", 1)
     )
     trainer, rng = model.trainer("all"), teaching.generator(5, "kind", 1)
     w = trainer.params.vector
@@ -28,7 +28,7 @@ def test_a_lesson_is_the_loop_written_out(model, digits):
 
 def test_what_is_held_stays_though_momentum_and_decay_would_move_it(model, digits):
     held = ("head.weight", "head.bias")
-    lesson = Lesson(Sgd(0.1, 0.9, 0.01), 1, 60, held=held)
+    lesson = ServerTraining(Sgd(0.1, 0.9, 0.01), 1, 60, held=held)
     found = teaching.teach(model, model.weights, digits, lesson, np.random.default_rng(0))
     for name, value in found.items():
         assert np.array_equal(value, model.weights[name]) == (name in held), name
@@ -36,7 +36,7 @@ def test_what_is_held_stays_though_momentum_and_decay_would_move_it(model, digit
 
 def test_a_lesson_starts_at_the_weights_given(model, digits):
     start = {name: value + np.float32(0.01) for name, value in model.weights.items()}
-    found = teaching.teach(model, start, digits, Lesson(Sgd(1e-12), 1, 240), np.random.default_rng(0))
+    found = teaching.teach(model, start, digits, ServerTraining(Sgd(1e-12), 1, 240), np.random.default_rng(0))
     for name, value in found.items():
         np.testing.assert_allclose(value, start[name], atol=1e-6)
 
@@ -82,12 +82,12 @@ def test_a_level_weighs_the_same_whatever_the_size_of_the_images():
 
 
 def test_the_levels_at_which_a_model_is_compared_are_read_off_its_graph(family, bundle):
-    assert teaching.attended(family.bundles[""].manifest) == {"low": 64, "mid": 16, "up": 16}
+    assert teaching.attention_places(family.bundles[""].manifest) == {"low": 64, "mid": 16, "up": 16}
     with pytest.raises(
         BundleError,
         match=r"wrn-10-1 has no graph attention.all: export it with --objective attention --tunable all",
     ):
-        teaching.attended(bundle.manifest)
+        teaching.attention_places(bundle.manifest)
 
 
 def test_models_that_cannot_be_compared_are_named(family, bundle):
@@ -102,10 +102,10 @@ def test_a_lesson_of_maps_takes_inputs_that_need_no_memory(family):
     model, data = OnnxModel(bundle), family.data
     maps = model.level_features(data.x, "low")
     x = np.broadcast_to(np.float32(0), data.x.shape)
-    lesson = Lesson(Sgd(0.05), 1, 80, "mid", "above-low", lambda batch: {"maps": maps[batch]})
+    lesson = ServerTraining(Sgd(0.05), 1, 80, "mid", "above-low", lambda batch: {"maps": maps[batch]})
     above = teaching.teach(model, bundle.weights(), LocalData(x, data.y), lesson, np.random.default_rng(1))
     plain = teaching.teach(
-        model, bundle.weights(), data, Lesson(Sgd(0.05), 1, 80, "mid"), np.random.default_rng(1)
+        model, bundle.weights(), data, ServerTraining(Sgd(0.05), 1, 80, "mid"), np.random.default_rng(1)
     )
     for name, value in plain.items():
         np.testing.assert_allclose(above[name], value, atol=1e-5)

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.engines.blocks import BLOCK
 from device_runtime.profiles import GraphWork, Workload
@@ -42,7 +42,7 @@ def test_the_graph_that_scored_stays_open_while_the_model_is_trained(load):
 
 @pytest.fixture
 def manifest():
-    return Bundle.open(shipped("digits-wrn-10-1")).manifest
+    return Bundle.open(shipped_folder("digits-wrn-10-1")).manifest
 
 
 def test_a_sample_of_token_ids_takes_eight_bytes_each_and_one_of_values_four(manifest):

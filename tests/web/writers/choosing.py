@@ -6,14 +6,14 @@ from typing import Any
 
 from device_runtime.client.selection.choose import MAIN, Candidate, UpdateChoice, choose
 from device_runtime.client.training.work import Timing, WorkOutcome, corrected
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Speed
 from device_runtime.profiles import shipped as board
 from device_runtime.strategies import registry
 from device_runtime.strategies.training.workload import workload
 
 BUNDLE = "digits-wrn-10-1"
-USUAL = [(name, {}) for name in registry.USUAL]
+USUAL = [(name, {}) for name in registry.DEFAULT_KINDS]
 EVENLY, ONE_CLASS, NONE = (18,) * 10, (0, 0, 40, *(0,) * 7), (0,) * 10
 RICH = [
     ("full", {"epochs": 5, "graded": True}),
@@ -88,7 +88,7 @@ def cases() -> Iterator[Case]:
 
 
 def vectors() -> dict[str, Any]:
-    bundle = Bundle.open(shipped(BUNDLE))
+    bundle = Bundle.open(shipped_folder(BUNDLE))
     return {
         "bundle": BUNDLE,
         "workload": _workload(bundle),

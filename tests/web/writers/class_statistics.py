@@ -65,14 +65,14 @@ def vectors() -> dict[str, Any]:
 
 def _chosen(present: list[int], most: int, rare: list[int], number: int) -> dict[str, Any]:
     run = Run(0, "", clock=lambda: 0.0, deadline=1.0, round=number, rare=tuple(rare))
-    chosen = class_statistics.chosen(present, most, run)
+    chosen = class_statistics.chosen_classes(present, most, run)
     return {"present": present, "most": most, "rare": rare, "round": number, "chosen": chosen}
 
 
 def _encoded(
     features: NDArray[np.float32], y: NDArray[np.int64], smallest: int, numbers: str, moments: bool
 ) -> dict[str, Any]:
-    found = class_statistics.of(features, y, LABELS, smallest)
+    found = class_statistics.measure_statistics(features, y, LABELS, smallest)
     sent = class_statistics.encode(found, ClassStatistics(numbers=numbers, moments=moments))
     return {
         "features": features.astype("<f4").tobytes(),

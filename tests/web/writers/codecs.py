@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
-from device_runtime.strategies.codecs.chain import named
+from device_runtime.strategies.codecs.chain import codec_named
 from device_runtime.strategies.codecs.codec import CodecError
-from device_runtime.strategies.training.device_half import NOTHING
+from device_runtime.strategies.training.device_half import NO_TENSORS
 
 WORDS = [
     "+".join(word for word in (change, numbers, packing) if word)
@@ -58,7 +58,7 @@ def update(number: int) -> Tensors:
 
 
 def sequence(word: str) -> list[dict[str, Any]]:
-    codec, left, told = named(word), NOTHING, []
+    codec, left, told = codec_named(word), NO_TENSORS, []
     for number in range(1, ROUNDS + 1):
         encoded = codec.encode(update(number), base() | {"ties": np.zeros(64, np.float32)}, left)
         told.append(
@@ -70,7 +70,7 @@ def sequence(word: str) -> list[dict[str, Any]]:
 
 def refused(word: str) -> str:
     try:
-        named(word)
+        codec_named(word)
     except CodecError as error:
         return str(error)
     raise AssertionError(f"{word} is a codec")
@@ -81,7 +81,7 @@ def vectors() -> dict[str, Any]:
         "base": tensors.encode(base() | {"ties": np.zeros(64, np.float32)}),
         "updates": [tensors.encode(update(number)) for number in range(1, ROUNDS + 1)],
         "codecs": [
-            {"word": word, "lossy": named(word).lossy, "rounds": sequence(word)}
+            {"word": word, "lossy": codec_named(word).lossy, "rounds": sequence(word)}
             for word in WORDS
             if "deflate" not in word
         ],
@@ -90,6 +90,6 @@ def vectors() -> dict[str, Any]:
             {"word": word, "values": values, "count": count, "exact": exact, "bytes": size}
             for word in WORDS
             for values, count, exact in ((0, 0, 0), (175_066, 40, 0), (1001, 3, 7), (640, 2, 12))
-            for size in [named(word).payload_bytes(values, count, exact)]
+            for size in [codec_named(word).payload_bytes(values, count, exact)]
         ],
     }

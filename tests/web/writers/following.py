@@ -10,7 +10,7 @@ from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import messages as wire
 from device_runtime.broker.wire import session_mac, topics
 from device_runtime.broker.wire import step_log as steps
-from device_runtime.broker.wire.compact_round import Next
+from device_runtime.broker.wire.compact_round import CompactOffer
 from device_runtime.broker.wire.messages import (
     Base,
     Blob,
@@ -23,11 +23,11 @@ from device_runtime.broker.wire.messages import (
     Step,
     Stretch,
     encode,
-    pack,
+    encode_settings,
 )
 from device_runtime.broker.wire.topics import down
 from device_runtime.broker.wire.topics import offer as topic_of
-from device_runtime.client.connection.offers import Following
+from device_runtime.client.connection.offers import OfferStream
 from device_runtime.client.connection.trust import Trust
 from device_runtime.models.bundles import tensors
 
@@ -59,15 +59,15 @@ def offer(number: int = 2, tail: tuple[Stretch, ...] | None = None, **changes: A
         remaining_s=5.0,
         bundle=BLOB,
         base=base,
-        kinds=(Kind("zeroth-order", pack({"lr": 0.01})),),
+        kinds=(Kind("zeroth-order", encode_settings({"lr": 0.01})),),
     )
     return msgspec.structs.replace(made, **changes)
 
 
 def after(number: int, over: bool = False, new: tuple[Step, ...] | None = None) -> bytes:
     if new is None:
-        return small.encode_next(Next(number, b"abcd", over, (1.0, 2.0)))
-    return small.encode_next(Next(number, b"abcd", over, steps=steps.pack(new, 5)))
+        return small.encode_offer(CompactOffer(number, b"abcd", over, (1.0, 2.0)))
+    return small.encode_offer(CompactOffer(number, b"abcd", over, steps=steps.pack(new, 5)))
 
 
 def plain(payload: bytes, topic: str = TOPIC, retained: bool = False, task: str = "") -> Heard:
@@ -77,14 +77,14 @@ def plain(payload: bytes, topic: str = TOPIC, retained: bool = False, task: str 
 def said(number: int, by: Signer = SIGNER, own: bytes = OWN, topic: str = MINE, run: str = "r") -> bytes:
     """A next round with the word for who draws such a key."""
     payload = after(number)
-    return small.with_word(payload, by.agree(session_mac.public(own)).word(topic, run, payload))
+    return small.with_mac(payload, by.agree(session_mac.public_key(own)).word(topic, run, payload))
 
 
 def sealed(made: Offer, topic: str = TASK, by: Signer = SIGNER, issued: int = 7) -> bytes:
     return by.seal(topic, made, issued)
 
 
-REPLACED = bytes([small.WITH_WORD | after(3)[0]])
+REPLACED = bytes([small.WITH_MAC | after(3)[0]])
 OPEN: dict[str, list[Heard]] = {
     "a round after the other": [
         plain(encode(offer())),
@@ -185,7 +185,7 @@ ENROLLED: dict[str, list[Heard]] = {
 
 
 def told(key: bytes, heard: list[Heard]) -> list[dict[str, Any]]:
-    following = Following(Trust(key, lambda size: OWN[:size]))
+    following = OfferStream(Trust(key, lambda size: OWN[:size]))
     entries = []
     for topic, payload, retained, task in heard:
         entry: dict[str, Any] = {"topic": topic, "payload": payload, "retained": retained, "task": task}
@@ -244,7 +244,7 @@ SENT = {
 
 def says() -> dict[str, Any]:
     """What a device with a key of its own says, and what is said to it alone."""
-    signer, agreed = DeviceSigner(SECRET), SIGNER.agree(session_mac.public(OWN))
+    signer, agreed = DeviceSigner(SECRET), SIGNER.agree(session_mac.public_key(OWN))
     hello = encode(wire.Hello(boot=7, num_examples=1, profile="p", memory_bytes=1, engine="e"))
     receipt = encode(Receipt(boot=7, seq=2, round=3, status="accepted"))
     short = b"\x04\x03rest"
@@ -256,7 +256,7 @@ def says() -> dict[str, Any]:
         "sealed": signer.seal(topics.up("a", "hello"), hello),
         "short_topic": topics.up("a", "c"),
         "short": short,
-        "short_with_word": small.with_word(short, agreed.word(topics.up("a", "c"), "r", short)),
+        "short_with_word": small.with_mac(short, agreed.word(topics.up("a", "c"), "r", short)),
         "receipt_topic": down("a", "receipt"),
         "receipt": receipt,
         "receipt_with_word": receipt + agreed.word(down("a", "receipt"), "", receipt),
@@ -278,9 +278,9 @@ def vectors() -> dict[str, Any]:
                 "of": of,
                 "whole": encode(one),
                 "short": short,
-                "read": encode(small.long_of(short, LIKE)) if short else None,
+                "read": encode(small.full_contribution(short, LIKE)) if short else None,
             }
             for of, one in SENT.items()
-            for short in [small.short_of(one, LIKE)]
+            for short in [small.compact_contribution(one, LIKE)]
         ],
     }

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.models.bundles.bundle import Bundle, pack, shipped
+from device_runtime.models.bundles.bundle import Bundle, pack, shipped_folder
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies import registry
@@ -82,11 +82,11 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def vectors() -> dict[str, Any]:
-    bundle = Bundle.open(shipped(BUNDLE))
+    bundle = Bundle.open(shipped_folder(BUNDLE))
     raw, y = noise(5, SAMPLES * 64) % 17, noise(6, SAMPLES) % 9
     data = LocalData(bundle.manifest.input.prepare(raw.reshape(-1, 8, 8)), y)
     return {
-        "bundle": {"name": BUNDLE, "sha256": hashlib.sha256(pack(shipped(BUNDLE))).digest()},
+        "bundle": {"name": BUNDLE, "sha256": hashlib.sha256(pack(shipped_folder(BUNDLE))).digest()},
         "data": {"raw": raw.astype(np.uint8).tobytes(), "y": y.tolist(), "seed": str(SEED), "device": DEVICE},
         "aside": {
             name: {"shape": list(value.shape), "values": value.tobytes()} for name, value in _aside().items()

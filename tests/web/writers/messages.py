@@ -6,7 +6,16 @@ import msgspec
 
 from device_runtime.broker.wire import messages as wire
 from device_runtime.broker.wire import step_log as steps
-from device_runtime.broker.wire.messages import Base, Blob, Kind, Member, Message, Metrics, Step, pack
+from device_runtime.broker.wire.messages import (
+    Base,
+    Blob,
+    Kind,
+    Member,
+    Message,
+    Metrics,
+    Step,
+    encode_settings,
+)
 
 BLOB = Blob(bytes(range(32)), 310_000)
 SMALL = Blob(bytes(reversed(range(32))), 17)
@@ -40,7 +49,10 @@ EXAMPLES: tuple[Message, ...] = (
         remaining_s=41.25,
         bundle=BLOB,
         base=BASE,
-        kinds=(Kind("full", pack({"epochs": 2, "rate": 0.05})), Kind("class-means", pack({}))),
+        kinds=(
+            Kind("full", encode_settings({"epochs": 2, "rate": 0.05})),
+            Kind("class-means", encode_settings({})),
+        ),
         family=(Member("small", SMALL, Base((SMALL,), bytes(range(32)))),),
         aside=SMALL,
         rare=(7, 0, 65_535),

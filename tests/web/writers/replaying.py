@@ -7,10 +7,10 @@ import msgspec
 
 from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles import tensors
-from device_runtime.models.bundles.bundle import Bundle, shipped
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.tensors import Flat
 from device_runtime.strategies.directions import directions
-from device_runtime.strategies.directions.replaying import Along, perturb, replay
+from device_runtime.strategies.directions.replaying import ScaledDirection, perturb, replay
 
 BUNDLE = "digits-wrn-10-1"
 POPCOUNT, SIGNS = directions.GENERATOR, directions.RADEMACHER
@@ -21,11 +21,14 @@ STEPS = (
     Step(4, SIGNS, 14, "mid", 3.3e-4, 0.25, (17.0, -127.0)),
     Step(5, POPCOUNT, 15, "head", 1e-1, 1 / 3, (0.1, 0.2)),
 )
-ALONG = (("all", Along(3, 1, 1e-3, POPCOUNT)), ("mid", Along(2**63, 0, -0.0078125, SIGNS)))
+ALONG = (
+    ("all", ScaledDirection(3, 1, 1e-3, POPCOUNT)),
+    ("mid", ScaledDirection(2**63, 0, -0.0078125, SIGNS)),
+)
 
 
 def vectors() -> dict[str, Any]:
-    bundle = Bundle.open(shipped(BUNDLE))
+    bundle = Bundle.open(shipped_folder(BUNDLE))
     weights, manifest = bundle.weights(), bundle.manifest
     perturbed = []
     for tunable, along in ALONG:

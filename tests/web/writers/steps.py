@@ -124,13 +124,13 @@ def vectors() -> dict[str, Any]:
         "joined": [
             {"before": encode(before), "new": encode(new), "most": most, "made": encode(made)}
             for before, new, most in packs
-            for made in [steps.joined(before, new, most)]
+            for made in [steps.last_of_both(before, new, most)]
         ],
         "begins": [
             {
                 "at": at,
                 "log": count,
-                "begins": steps.log_begins(Base((BLOB,), bytes(32), at=at, log=(BLOB,) * count)),
+                "begins": steps.log_start(Base((BLOB,), bytes(32), at=at, log=(BLOB,) * count)),
             }
             for at, count in ((0, 0), (7, 0), (7, 1), (512, 1), (513, 1), (513, 2), (9000, 16), (9000, 3))
         ],

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from device_runtime.broker.wire import transfer
-from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count, block_length, name
+from device_runtime.broker.wire.blobs import BLOCK, Blobs, blob_of, block_count, block_length
 from device_runtime.broker.wire.messages import Blob, Get
-from device_runtime.broker.wire.transfer import Pull, answer
+from device_runtime.broker.wire.transfer import Pull, answer_get
 
 SIZES = (0, 1, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17)
 BLOCKS = 40
@@ -22,14 +22,14 @@ def content(size: int) -> bytes:
 
 
 def said(blobs: Blobs, blob: Blob, blocks: tuple[int, ...]) -> Iterator[tuple[int, bytes]]:
-    return answer(blobs, Get(blob=blob, blocks=blocks))
+    return answer_get(blobs, Get(blob=blob, blocks=blocks))
 
 
 def pull_script(seed: int, folder: Path) -> list[dict[str, Any]]:
     """What a pull is told at random, over a link that loses and repeats, and what it says."""
     draw = random.Random(seed)
     data = content(BLOCK * (BLOCKS - 1) + 5)
-    blob = name(data)
+    blob = blob_of(data)
     pull = Pull(blob, Blobs(folder).partial(blob))
     now, coming, script = 0.0, list[int](), list[dict[str, Any]]()
     while not pull.done:
@@ -71,7 +71,7 @@ def vectors() -> dict[str, Any]:
                 "size": blob.size,
                 "blocks": blocks,
                 "answer": [
-                    (index, len(data)) for index, data in answer(blobs, Get(blob=blob, blocks=blocks))
+                    (index, len(data)) for index, data in answer_get(blobs, Get(blob=blob, blocks=blocks))
                 ],
             }
             for blob in (large, unknown)
@@ -84,10 +84,10 @@ def vectors() -> dict[str, Any]:
         "blobs": [
             {
                 "size": size,
-                "sha": name(content(size)).sha,
+                "sha": blob_of(content(size)).sha,
                 "lengths": [
-                    block_length(name(content(size)), index)
-                    for index in range(block_count(name(content(size))))
+                    block_length(blob_of(content(size)), index)
+                    for index in range(block_count(blob_of(content(size))))
                 ],
             }
             for size in SIZES

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from device_runtime.broker.wire import step_log as steps
-from device_runtime.broker.wire.blobs import Blobs, name
+from device_runtime.broker.wire.blobs import Blobs, blob_of
 from device_runtime.broker.wire.messages import Base, Blob, Step
-from device_runtime.client.cache.base_route import BaseRoute, ReplayState, steps_of, way
+from device_runtime.client.cache.base_route import BaseRoute, ReplayState, find_route, steps_of
 from device_runtime.client.errors import UnusableBase
 
 LINE, OTHER = bytes(8), bytes([1]) * 8
@@ -74,7 +74,7 @@ def cases() -> list[dict[str, Any]]:
                 },
                 "stand": None if stand is None else {"line": stand.line, "at": stand.at},
                 "here": [blob.sha for blob in here],
-                "way": told(way(base, stand, here.__contains__)),
+                "way": told(find_route(base, stand, here.__contains__)),
             }
         )
     return made
@@ -91,7 +91,7 @@ def logged() -> list[dict[str, Any]]:
     """The steps that a way has, from a log of 600 in two segments."""
     made = [step(number) for number in range(600)]
     segments = [steps.encode(made[:512], 5), steps.encode(made[512:], 5)]
-    log = tuple(map(name, segments))
+    log = tuple(map(blob_of, segments))
     base = Base((Blob(bytes(32), 9),), bytes(32), LINE, 600, 600, steps.pack(made[-32:], 5), log)
     results = []
     with tempfile.TemporaryDirectory() as folder:
