@@ -84,9 +84,12 @@ class ClassMeans(StrategyDefaults):
     def __post_init__(self) -> None:
         ranges.check(self)
 
+    @property
+    def smallest_class(self) -> int:
+        return max(self.smallest_count, self.statistics.smallest_count if self.statistics is not None else 0)
+
     def unfit(self, workload: Workload) -> str:
-        least = self.statistics.smallest_count if self.statistics is not None else 0
-        return super().unfit(workload) or too_few_of_each(workload, max(self.smallest_count, least))
+        return super().unfit(workload) or too_few_of_each(workload, self.smallest_class)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         if self.statistics is not None:  # `class_statistics.cost` adds their passes and bytes

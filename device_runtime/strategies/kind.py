@@ -122,6 +122,10 @@ class Strategy(Protocol[S]):
         """The class statistics that are sent beside its updates; None: without."""
 
     @property
+    def smallest_class(self) -> int | None:
+        """The update tells nothing of classes with fewer samples; None: it has no such limit."""
+
+    @property
     def scalars(self) -> int:
         """How many zeroth-order scalars a contribution has; 0 for a kind that sends something else."""
 
@@ -212,13 +216,17 @@ class StrategyDefaults:
 
     statistics: Annotated[
         ClassStatistics | None,
-        Setting("Class statistics sent beside updates; none: without.", {"every": 20}, by_task=True),
+        Setting("Class statistics sent beside updates; none: without.", {"smallest_count": 5}, by_task=True),
     ] = field(default=None, kw_only=True)
     trains_extractor: ClassVar[bool] = False
     own_round: ClassVar[bool] = False
     generic: ClassVar[bool] = False
     of_single_samples: ClassVar[bool] = False
     refused: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def smallest_class(self) -> int | None:
+        return getattr(self, "smallest_count", None)
 
     @property
     def scalars(self) -> int:

@@ -1,4 +1,7 @@
-"""Events that the round machine takes, and commands that it gives. Times in seconds of the service's clock."""
+"""Events that the round machine takes, and commands that it gives.
+
+Times are seconds of the service's clock.
+"""
 
 from __future__ import annotations
 

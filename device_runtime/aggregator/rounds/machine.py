@@ -1,4 +1,4 @@
-"""The round machine: a pure function `step(state, event) -> (state, commands)`, without I/O or a clock.
+"""The round machine: a pure function `step(state, event) -> (state, commands)`, without I/O or clock.
 
     wait -> collect -> merge -> evaluate -> publish -> collect (the next round) | done
             collect -> given up

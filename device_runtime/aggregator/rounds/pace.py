@@ -55,7 +55,7 @@ def longest_s(number: int) -> float:
 
 
 def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
-    """The deadline of the round after `rounds`: at most `most_s`, which is also used where nothing is known."""
+    """The deadline of the round after `rounds`: at most `most_s`, which is also the default."""
     return min(most_s, max(pace.least_s, pace.margin * _quantile_s(_counted(rounds), pace.quantile)))
 
 
@@ -113,7 +113,7 @@ class Progress:
         return Progress(self.best, self.score, number if anew else self.since, number)
 
     def stuck(self, number: int, rounds: int) -> bool:
-        """Whether round `number`, the latest, was evaluated and ends at least `rounds` rounds without a gain."""
+        """Whether round `number`, the latest, was evaluated and ends `rounds` or more without a gain."""
         return 0 < rounds <= number - self.since and self.evaluated == number and self.best > 0
 
 

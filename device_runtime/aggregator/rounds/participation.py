@@ -1,4 +1,4 @@
-"""Tracks which devices are present, asked, and waited for: pure functions of the state, without commands.
+"""Tracks which devices are present, asked, and waited for: pure functions of the state.
 
 Invariants: `ready` holds the devices whose `Presence.awaited` is true; `waiting` those of them that are asked
 for this round and have neither answered nor sat out; `behind` some of them that were asked for an earlier

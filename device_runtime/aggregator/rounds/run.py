@@ -179,9 +179,10 @@ class OpenRun:
             self.store.open_round(number, self.store.base(number), self.store.carried(number))
 
     def lobby(self, number: int = 0) -> Offer:
-        """The offer of round 0, with which devices prepare before round 1, or while round `number` is for others.
+        """The offer of round 0, with which devices prepare.
 
-        Its base is that of round `number`, or the first base.
+        They get it before round 1, or (`number`) while that round asks others. Its base is that of round
+        `number`, or the first base.
         """
         return Offer(
             task=self.task.name,
@@ -238,7 +239,7 @@ class OpenRun:
         )
 
     def farewell(self) -> Offer:
-        """The last offer of a finished task; its base is the served model. Raises BlobError if the disk fails."""
+        """The last offer of a finished task; its base is the served model. Raises BlobError."""
         last = self.store.latest_closed()
         return Offer(
             task=self.task.name,
@@ -301,9 +302,9 @@ class OpenRun:
         self.redeploy()
 
     def finish(self, best: int) -> None:
-        """Ends the run: serves the model of round `best` (0: of the last round), unless a rollback is pending.
+        """Ends the run: serves the model of round `best` (0: the last round).
 
-        Raises RollbackError as `ModelVersions.end_with`.
+        A pending rollback takes precedence. Raises RollbackError as `ModelVersions.end_with`.
         """
         if best and self.registry.pending() is None:
             self.registry.end_with(best)

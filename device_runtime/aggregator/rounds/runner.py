@@ -1,4 +1,7 @@
-"""Runs the round machine: feeds it events and executes its commands in order. Not thread-safe, never waits."""
+"""Runs the round machine: feeds it events and executes its commands in order.
+
+Not thread-safe; never waits.
+"""
 
 from __future__ import annotations
 
@@ -273,12 +276,15 @@ class Conductor:
         self._offering.extended(state)
 
     def _give_up(self, command: events.GiveUp) -> None:
-        """Gives the run up. A restart is to try as often again, so the stored fruitless deadlines become 0."""
+        """Gives the run up. Stores 0 fruitless deadlines, so that a restart tries as often again."""
         self.rounds.store.fruitless(command.round, 0)
         self.gave_up = in_vain(command, {device: why for device, (_, why) in self.plans.items()})
 
     def _invite(self, command: events.Invite) -> None:
-        """Draws devices and offers them the round. Its answer precedes all waiting events: the next draw needs it."""
+        """Draws devices and offers them the round.
+
+        The answer goes before all waiting events, because the next draw depends on it.
+        """
         devices = draw(self.state, command, self.rounds.task.seed)
         if devices:
             self.rounds.store.ask(command.round, devices, self.state.rules.earliest(command.round))
@@ -286,7 +292,7 @@ class Conductor:
         self._events.appendleft(events.Invited(self._clock(), command.round, devices))
 
     def _store(self, command: events.StoreContribution) -> None:
-        """Adds a contribution to the commit group; its content is durable already, its receipt comes after."""
+        """Adds a contribution to the commit group; its content is durable already, its receipt follows."""
         device = command.update.device
         message, moved = self.reception.message(command.update), self.traffic.of(device)
         stored = StoredContribution(

@@ -248,7 +248,7 @@ class Service:
         return address.leaf != "state" or device not in self.state.devices
 
     def _said(self, device: str, topic: str, payload: bytes) -> bytes:
-        """The message in a payload, after a check of the device's signature. Raises NotTrusted, MessageError."""
+        """Checks a device's signature and returns the message. Raises NotTrusted, MessageError."""
         devices = self._ports.devices
         return devices.said(device, topic, payload) if devices else wire.device_message_in(payload)
 
@@ -292,7 +292,7 @@ class Service:
     def _on_presence(self, device: str, state: wire.State, retain: bool) -> None:
         """Feeds a device's presence to the machine.
 
-        A retained message is of a device that was here before the aggregator started: it may be ready already.
+        A retained message is of a device that was here before the aggregator started; it may be ready.
         """
         before = self.state.devices.get(device)
         known = before is not None and before.boot == state.boot

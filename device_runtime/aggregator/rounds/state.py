@@ -145,7 +145,7 @@ class RoundsState:
     had: int = 0
     """The number of contributions at the round's last deadline; 0 before the first deadline."""
     fruitless: int = 0
-    """The number of deadlines of this round in a row that brought no contribution, though devices were there."""
+    """This round's deadlines in a row that brought no contribution though devices were there."""
     devices: HashTrieMap[str, Presence] = field(default_factory=HashTrieMap)
     ready: HashTrieSet[str] = field(default_factory=HashTrieSet)
     """The devices that a round may wait for: Presence.awaited."""
@@ -182,7 +182,7 @@ class RoundsState:
     fast_s: float = inf
     """Where rounds wait for the fast: when this round closes if enough have contributed; inf: not known."""
     opened: HashTrieMap[int, float] = field(default_factory=HashTrieMap)
-    """Where rounds wait for the fast: when each round opened that updates may still come from, but round 1."""
+    """Where rounds wait for the fast: when each round opened whose updates may still come, except round 1."""
     needs: HashTrieMap[str, tuple[int, int, int]] = field(default_factory=HashTrieMap)
     """Where rounds wait for the fast: each device's last update, of any round.
 
@@ -253,7 +253,7 @@ class RoundsState:
         return self.rules.devices_per_round is None or self.asked.get(device) == self.round
 
     def concerns(self, device: str) -> bool:
-        """Whether a device that comes is offered the open round; with cohorts, if asked and not answered yet."""
+        """Whether a device that comes is offered the open round: with cohorts, if asked and yet to answer."""
         if self.phase != "collect" or self.rules.devices_per_round is None:
             return self.phase == "collect"
         return self.is_asked(device) and device not in self.answered
@@ -280,7 +280,7 @@ class RoundsState:
 
 @dataclass(frozen=True)
 class Saved:
-    """The saved progress of a run: latest round, its phase, counted contributions, devices asked and present."""
+    """The saved state of a run: its latest round and phase, contributions, and devices asked and present."""
 
     round: int
     phase: Literal["collect", "merge", "evaluate", "publish", "closed"]

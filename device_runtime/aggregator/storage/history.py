@@ -72,7 +72,7 @@ class ServingHistory:
         self._db = db
 
     def publish(self, number: int, now: float) -> None:
-        """Records that a round's served model is published at `now` (seconds since 1970); only once a round."""
+        """Records the publication time of a round's model, in seconds since 1970; only the first counts."""
         with self._db.commit() as db:
             db.execute("INSERT INTO versions VALUES (?, ?) ON CONFLICT DO NOTHING", (number, now))
 
@@ -81,7 +81,7 @@ class ServingHistory:
         return {row[0]: row[1] for row in self._db.rows("SELECT round, published_s FROM versions")}
 
     def go_back(self, rollback: Rollback, now: float) -> None:
-        """Records a rollback at `now` (seconds since 1970); it replaces an earlier one into the same round."""
+        """Records a rollback at `now` (seconds since 1970); replaces an earlier one into the same round."""
         with self._db.commit() as db:
             db.execute(_GO_BACK, (rollback.into, rollback.to, int(rollback.instead), now))
 

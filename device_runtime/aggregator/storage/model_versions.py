@@ -1,4 +1,4 @@
-"""The served models of a run, one for each closed round: which are kept, which is served, and rollbacks.
+"""The models that a run has served, one for each closed round, and rollbacks to one of them.
 
 A version is what a round made: its served model, and the next base with what goes with it, so that the run
 can continue from there. Files are named by their content; the store knows which round they belong to.
@@ -99,7 +99,7 @@ class ModelVersions:
         return here and self._store.taken.has(number + 1, made.base.steps)
 
     def _is_sound(self, number: int) -> bool:
-        """Whether a version is kept and undamaged; after a rollback to a damaged one the run could not go on."""
+        """Whether a version is kept and undamaged: after a rollback to a damaged one the run is stuck."""
         made = self.made(number)
         if not self._is_kept(number, made):
             return False
@@ -111,7 +111,7 @@ class ModelVersions:
         return True
 
     def served(self) -> int:
-        """The round whose model is served: the latest closed one, or that of a rollback; 0 before round 1 closes."""
+        """The round whose model is served: the latest closed one, or that of a rollback; 0 for none."""
         latest = self._store.latest_closed()
         pending = self._store.history.rollback_after(latest)
         return pending.to if pending else latest

@@ -1,4 +1,6 @@
-"""A run in PostgreSQL; reconnects for PATIENCE_S after a lost connection and repeats the interrupted work.
+"""A run in PostgreSQL.
+
+After a lost connection it reconnects for up to PATIENCE_S seconds and repeats the interrupted work.
 
 A run has a schema of its own, so that a database may hold several. The process that owns the run holds an
 advisory lock, which ends with the connection. `life` in the schema names the owner: after a lost connection
@@ -38,7 +40,7 @@ DEFAULTS: dict[str, str | int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Defaults of the connection's parameters, in s (tcp_user_timeout: ms): a lost server is noticed in a minute."""
+"""Defaults of connection parameters, in s (tcp_user_timeout in ms): a lost server is noticed in a minute."""
 SETTINGS = {
     "synchronous_commit": "on",
     "tcp_keepalives_idle": "30",
@@ -51,7 +53,7 @@ SETTINGS = {
 A commit that has returned is on the server's disk, and an owner that vanished loses its lock in a minute.
 """
 LOCK_S = 10.0
-"""Seconds to wait for the lock: the server may still be at the last commit of an owner that was just killed."""
+"""Seconds to wait for the lock: the server may still commit for an owner that was just killed."""
 LOOK_S = 0.1
 """Seconds between two attempts at the lock."""
 PATIENCE_S = 60.0
@@ -169,7 +171,7 @@ def begin(connection: Connection, wanted: RunClaim) -> None:
 
 
 def take(connection: Connection, wanted: RunClaim) -> None:
-    """Takes ownership of an existing run. Raises psycopg.Error, RunFolderError when another process owns it."""
+    """Takes ownership of an existing run. Raises psycopg.Error, RunFolderError if another process owns it."""
     check(connection, wanted)
     _lock(connection, wanted, clear=False)
     with connection.transaction():

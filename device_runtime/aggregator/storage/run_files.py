@@ -1,4 +1,4 @@
-"""Writes a run's figures as JSON lines and CSV, checks whose run folder it is, and saves who is online."""
+"""Files of a run: its figures as JSON lines and CSV, its identity, and the devices that are online."""
 
 from __future__ import annotations
 

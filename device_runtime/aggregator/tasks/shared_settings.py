@@ -1,4 +1,4 @@
-"""Sets learning rate, local epochs, batch size, or codec for all kinds of a task that have the setting."""
+"""Sets learning rate, local epochs, batch size or codec for all kinds of a task that have them."""
 
 from __future__ import annotations
 

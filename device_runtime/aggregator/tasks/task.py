@@ -405,7 +405,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def late_share(self, rounds: int) -> float:
         """The share of its change by which an update that is `rounds` rounds late moves the model.
 
-        It is 1 where rounds wait for the fast devices only.
+        It is 1 where rounds wait for the fast devices.
         """
         return 1.0 if self.waits_for_fast else float((1 + rounds) ** -self.staleness_weight)
 

@@ -44,10 +44,10 @@ class AllowList:
             return ""
         if strategy.of_single_samples:
             return f"sends feature maps of single samples, the owner allows none of fewer than {least}"
-        count = getattr(strategy, "smallest_count", least)
-        if strategy.statistics is not None:
-            count = max(count, strategy.statistics.smallest_count)
-        return f"sends classes of {count} samples, the owner allows {least} or more" if count < least else ""
+        count = strategy.smallest_class
+        if count is None or count >= least:
+            return ""
+        return f"sends classes of {count} samples, the owner allows {least} or more"
 
     def refuses(self, bundles: Iterable[Blob]) -> str:
         """Why these bundles are refused; empty when they may be fetched and run."""

@@ -33,7 +33,7 @@ def test_while_all_are_here_nobody_else_is_let_in_and_it_is_said_ever_more_rarel
     for name in ("a", "b", *(f"x{i}" for i in range(50)), "a"):
         hall.crowd.lets_in(name)
     assert len(caplog.records) == 2  # the first and the tenth
-    assert "dropped, the last from x9: enrol devices" in caplog.text
+    assert "the last was from x9: enrol devices" in caplog.text
     assert hall.forgotten == []
     assert hall.crowd.lets_in("b")
 

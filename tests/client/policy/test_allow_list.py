@@ -22,6 +22,7 @@ from device_runtime.strategies.attention_transfer import AttentionTransfer
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import ClassStatistics
+from device_runtime.strategies.prototypes import Prototypes
 from device_runtime.strategies.representatives import Representatives
 from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.zeroth_order import ZerothOrder
@@ -62,6 +63,12 @@ def allowing(stage, allowed):
             "sends classes of 2 samples, the owner allows 5 or more",
         ),
         (AllowList(smallest_count=5), ClassMeans(smallest_count=9), ""),
+        (AllowList(smallest_count=5), ClassMeans(statistics=ClassStatistics(smallest_count=5)), ""),
+        (
+            AllowList(smallest_count=5),
+            Prototypes(smallest_count=2, statistics=ClassStatistics(smallest_count=5)),
+            "sends classes of 2 samples, the owner allows 5 or more",
+        ),
     ],
 )
 def test_what_an_owner_does_not_allow_is_barred_with_the_reason(allowed, kind, why):
