@@ -28,7 +28,7 @@ from benchmarks.zeroth.metered import Meter
 from device_runtime.aggregator.rounds.ports import EnrolledDevices, Ports
 from device_runtime.aggregator.rounds.service import Service
 from device_runtime.aggregator.tasks.task import KindSettings, Task
-from device_runtime.aggregator.views.listener import Happening, RoundClosed
+from device_runtime.aggregator.views.listener import RoundClosed, RunEvent
 from device_runtime.broker.security.signing import DeviceSigner, Signer, verify_message
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.server import BrokerOptions
@@ -103,7 +103,7 @@ class Course:
         self.rounds, self.round = rounds, 0
         self.change = threading.Condition()
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: RunEvent) -> None:
         if isinstance(happening, RoundClosed):
             with self.change:
                 self.round = happening.record.round

@@ -10,8 +10,8 @@ from math import nan
 
 import numpy as np
 
-from device_runtime.aggregator.intake.check import Origin, doubt
-from device_runtime.aggregator.merging.evaluation import trained_is_better
+from device_runtime.aggregator.intake.check import UpdateOrigin, update_refusal
+from device_runtime.aggregator.merging.evaluation import reason_to_serve_trained_head
 from device_runtime.aggregator.rounds.pace import Progress, score_of
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.bundle import Bundle
@@ -150,8 +150,8 @@ class ModelState:
                 base = self._bases.of(flight.round).of(job.strategy.member)
                 sent, left = self._as_sent(result, flight, base)
                 manifest = self._tools.server.manifest(job.strategy.member)
-                origin = Origin(self._settings[flight.kind], job.strategy, manifest, base)
-                if why := doubt(sent.tensors, sent.num_examples, origin):
+                origin = UpdateOrigin(self._settings[flight.kind], job.strategy, manifest, base)
+                if why := update_refusal(sent.tensors, sent.num_examples, origin):
                     self._tools.ledger.ended(flight, "refused", now, why=why)
                     continue
                 self._memories |= left
@@ -206,7 +206,7 @@ class ModelState:
         self._figures = self._tools.evaluate(number, compared, base)
         if self._closed_form:
             self._figures = self._figures.as_closed_form()
-        if self._task.evaluation_judges and (why := trained_is_better(self._figures)):
+        if self._task.evaluation_judges and (why := reason_to_serve_trained_head(self._figures)):
             log.info("round %d: %s", number, why)
             self.served = base
         if self.served is not compared:

@@ -10,7 +10,7 @@ import msgspec
 from device_runtime.aggregator.errors import AggregatorError, TaskError
 from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
 from device_runtime.aggregator.merging.merge_round import open_family, samples
-from device_runtime.aggregator.rounds.run import first
+from device_runtime.aggregator.rounds.run import first_base
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.client.selection.choose import MAIN
@@ -114,7 +114,7 @@ def simulate(
     watch, keeping = watch or NullWatch(), keeping or ResumeOptions()
     resume = keeping.resume
     server = ServerSide(models, prepared.generic, world.engine)
-    weights, carried = first(task, models, server)
+    weights, carried = first_base(task, models, server)
     bases = BaseHistory(
         {member: ShippedModel.of(bundle) for member, bundle in models.items()}, weights, carried
     )

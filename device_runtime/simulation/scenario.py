@@ -242,11 +242,11 @@ def under(policy: str, task: Task) -> Task:
     name, plus, rest = _canonical(policy).partition("+")
     try:
         if name == CHOOSE:
-            return systems.modified(task, systems.modifiers_of(policy, plus + rest), task)
+            return systems.with_modifiers(task, systems.modifiers_of(policy, plus + rest), task)
         if policy == CENTRALISED:
-            full = systems.under("no-stragglers", task)
+            full = systems.task_as_system("no-stragglers", task)
             return msgspec.structs.replace(full, devices_per_round=None, buffer_size=0, min_contributions=1)
-        return systems.under(policy, task)
+        return systems.task_as_system(policy, task)
     except (TaskError, ModelError) as error:
         raise ScenarioError(f"{policy}: {error}") from None
 

@@ -89,7 +89,7 @@ def test_a_run_with_a_family_and_with_memories_goes_on_with_the_same_bytes(syste
         "task": {"rounds": 6, **family, "kinds": kinds, **task},
     }
     made = scenario.load("uniform", over)
-    made = msgspec.structs.replace(made, task=systems.under(system, made.task))
+    made = msgspec.structs.replace(made, task=systems.task_as_system(system, made.task))
     whole = goes_on_with_the_same_bytes(prepare(made, 3), tmp_path)
     if system == "heterofl":
         assert {kind for kind in ("'full'", "'width-slice'") for ask in whole.asks if kind in ask} == {

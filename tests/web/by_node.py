@@ -19,7 +19,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies import registry
 from device_runtime.strategies.merging.aggregator_half import RoundModel
-from device_runtime.strategies.statistics import class_statistics, class_sums
+from device_runtime.strategies.statistics import class_statistics, class_sums, kind_statistics
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 
 HERE = Path(__file__).parent
@@ -90,12 +90,12 @@ def check(site: Site, work: Work, theirs: TrainedUpdate) -> None:
     """That Node's contribution is believed, is as Python's own, and has an effect on the model."""
     model, strategy = OnnxModel(site.bundle), registry.make(work.kind, work.settings).variants()[0]
     run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=site.aside, round=ROUND, rare=RARE)
-    ours = class_statistics.train(strategy, model, site.data, run)
+    ours = kind_statistics.train(strategy, model, site.data, run)
 
-    tensors.check(theirs.tensors, class_statistics.expected(strategy, model.manifest))
+    tensors.check(theirs.tensors, kind_statistics.expected(strategy, model.manifest))
     update, found = class_statistics.split_statistics(theirs.tensors)
     assert strategy.doubt(update, theirs.num_examples) == ""
-    assert class_statistics.doubt_of(strategy, found, theirs.num_examples, model.manifest) == ""
+    assert kind_statistics.doubt_of(strategy, found, theirs.num_examples, model.manifest) == ""
     assert (theirs.form, theirs.num_examples) == (ours.form, ours.num_examples)
     assert theirs.train_loss == pytest.approx(ours.train_loss, rel=1e-5, nan_ok=True)
     for name, value in ours.tensors.items():

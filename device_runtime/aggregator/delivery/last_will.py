@@ -20,7 +20,7 @@ RETURN_S = 30.0
 """Seconds that devices get to connect to a broker that is back: their longest wait between two attempts."""
 
 
-class LastWills:
+class HeldWills:
     """The wills that are held back, by device."""
 
     def __init__(self, grace_s: float = GRACE_S) -> None:

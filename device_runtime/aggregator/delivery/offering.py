@@ -15,11 +15,11 @@ from device_runtime.broker.wire.transfer import opening_blocks
 
 from .outbound import Outbound
 
-SPARED = 1.25
+DEADLINE_SLACK = 1.25
 """A deadline of at most SPARED times the published one is left out of compact messages, to save bytes."""
 
 
-class Offering:
+class OfferPublisher:
     """The offers of one run. `clock` gives seconds; `state` is always the round machine's current state.
 
     The retained offer is the open round's. Where rounds ask only a cohort, it is the lobby: a device that is
@@ -65,7 +65,7 @@ class Offering:
         before, now = self._last, self._current(state, state.phase == "collect")
         if before is None or now is None or now.round != before.round + 1:
             return False
-        if before.deadline_s <= now.deadline_s <= SPARED * before.deadline_s:
+        if before.deadline_s <= now.deadline_s <= DEADLINE_SLACK * before.deadline_s:
             now = replace(now, deadline_s=before.deadline_s)
         steps = self._rounds.store.taken.last(now.round, max(0, now.base.at - before.base.at))
         made = compact_round.compact_offer(before, now, steps, over=not self._rounds.rules.counts_late)

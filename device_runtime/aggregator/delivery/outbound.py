@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 
-from device_runtime.aggregator.intake.contributions import Bytes
+from device_runtime.aggregator.intake.contributions import DeviceTraffic
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.broker.wire import compact_round, messages, topics
 from device_runtime.broker.wire.blobs import BLOCK, Blobs, block_count
@@ -30,7 +30,7 @@ class Outbound:
         self._link = ports.link
         self._traffic = traffic
         self._seal, self._agree = ports.seal, ports.agree
-        self._blocks = Blocks(self._block, ports.clock, ports.backlog)
+        self._blocks = BlockSender(self._block, ports.clock, ports.backlog)
         self._pacts: dict[str, SessionKey] = {}
         self._signing: set[str] = set()
 
@@ -140,56 +140,56 @@ class RoundTraffic:
 
     def __init__(self, mqtt5: bool = False) -> None:
         self._mqtt5 = mqtt5
-        self._moved: dict[str, Bytes] = {}
+        self._moved: dict[str, DeviceTraffic] = {}
 
-    def begin(self, moved: Mapping[str, Bytes]) -> None:
+    def begin(self, moved: Mapping[str, DeviceTraffic]) -> None:
         """Start a round with these figures: none, or those from before a restart."""
         self._moved = dict(moved)
 
     def up(self, device: str, topic: str, payload: bytes) -> None:
         """Count a message from a device."""
-        self._add(device, Bytes(up=packet_bytes(topic, payload, mqtt5=self._mqtt5)))
+        self._add(device, DeviceTraffic(up=packet_bytes(topic, payload, mqtt5=self._mqtt5)))
 
     def down(self, devices: Iterable[str], topic: str, payload: bytes) -> None:
         """Count a message to each of these devices."""
         size = packet_bytes(topic, payload, mqtt5=self._mqtt5)
         for device in devices:
-            self._add(device, Bytes(down=size))
+            self._add(device, DeviceTraffic(down=size))
 
     def forget(self, device: str) -> None:
         """Forget a device that is no longer known."""
         self._moved.pop(device, None)
 
-    def of(self, device: str) -> Bytes:
-        return self._moved.get(device, Bytes())
+    def of(self, device: str) -> DeviceTraffic:
+        return self._moved.get(device, DeviceTraffic())
 
-    def all(self) -> dict[str, Bytes]:
+    def all(self) -> dict[str, DeviceTraffic]:
         """A copy of every device's figures."""
         return dict(self._moved)
 
-    def _add(self, device: str, more: Bytes) -> None:
+    def _add(self, device: str, more: DeviceTraffic) -> None:
         now = self.of(device)
-        self._moved[device] = Bytes(now.up + more.up, now.down + more.down)
+        self._moved[device] = DeviceTraffic(now.up + more.up, now.down + more.down)
 
 
-ROOM_BYTES = 16 * 1024**2
+LINK_BACKLOG_BYTES = 16 * 1024**2
 """No block is sent while at least this many bytes wait in the link."""
-MOST_OF_ONE = 512
+MOST_BLOCKS_OF_DEVICE = 512
 """The most blocks of one device that wait; the device asks again for any beyond that."""
-MOST = 1_000_000
+MOST_WAITING_BLOCKS = 1_000_000
 """The most blocks of all devices that wait."""
-TIMES, EXTRA_BYTES = 2, 16 * BLOCK
+FREE_TIMES, FREE_EXTRA_BYTES = 2, 16 * BLOCK
 """A device gets TIMES the size of a blob, plus EXTRA_BYTES, without waiting."""
 REFILL_S = 60.0
 """Seconds after which it gets as much again."""
-PAIRS = 200_000
+MOST_BUDGETS = 200_000
 """The most pairs of device and blob for which the bytes sent are remembered."""
 
-Send = Callable[[str, Blob, int, bytes], bool]
+SendBlock = Callable[[str, Blob, int, bytes], bool]
 """Sends a block to a device: blob, number, bytes. Returns False when the link has no room."""
 
 
-class Blocks:
+class BlockSender:
     """Sends the blocks that devices ask for, one to each device in turn, while the link has room.
 
     A waiting block is kept as a number, not as its 64 KiB. A device that asks for the same blob again and
@@ -197,7 +197,7 @@ class Blocks:
     link.
     """
 
-    def __init__(self, send: Send, clock: Callable[[], float], backlog: Callable[[], int]) -> None:
+    def __init__(self, send: SendBlock, clock: Callable[[], float], backlog: Callable[[], int]) -> None:
         self._send, self._clock, self._backlog = send, clock, backlog
         self._wanted: dict[str, dict[tuple[Blob, int], Blobs]] = {}
         self._count = 0
@@ -212,7 +212,11 @@ class Blocks:
         asked = [index for index in dict.fromkeys(get.blocks) if 0 <= index < count]
         for index in asked[:MAX_WINDOW]:
             wanted = self._wanted.setdefault(device, {})
-            if len(wanted) < MOST_OF_ONE and self._count < MOST and (get.blob, index) not in wanted:
+            if (
+                len(wanted) < MOST_BLOCKS_OF_DEVICE
+                and self._count < MOST_WAITING_BLOCKS
+                and (get.blob, index) not in wanted
+            ):
                 wanted[get.blob, index] = blobs
                 self._count += 1
         if device in self._wanted and device not in self._held:
@@ -233,7 +237,7 @@ class Blocks:
             if self._held.get(device) == until:
                 del self._held[device]
                 self._turn[device] = None
-        while self._turn and self._backlog() < ROOM_BYTES:
+        while self._turn and self._backlog() < LINK_BACKLOG_BYTES:
             device, _ = self._turn.popitem(last=False)
             if not self._wanted.get(device):
                 self._wanted.pop(device, None)
@@ -264,10 +268,10 @@ class Blocks:
 
     def _wait_s(self, device: str, blob: Blob, now: float) -> float:
         """Seconds until a device may get another block of a blob; 0 for at once."""
-        most = float(TIMES * blob.size + EXTRA_BYTES)
+        most = float(FREE_TIMES * blob.size + FREE_EXTRA_BYTES)
         left, then = self._left.pop((device, blob), (most, now))
         left = min(most, left + max(0.0, now - then) * most / REFILL_S)
         self._left[device, blob] = (left, now)
-        if len(self._left) > PAIRS:
+        if len(self._left) > MOST_BUDGETS:
             self._left.popitem(last=False)
         return 0.0 if left >= BLOCK else (BLOCK - left) * REFILL_S / most

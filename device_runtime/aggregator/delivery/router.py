@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from device_runtime.aggregator.intake.limits import MOST_DEVICES, Crowd
+from device_runtime.aggregator.intake.limits import MOST_DEVICES, KnownDevices
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics
@@ -24,7 +24,7 @@ from device_runtime.broker.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-OWN: Mapping[str, type[Plan] | type[Contribution]] = {
+TASK_MESSAGES: Mapping[str, type[Plan] | type[Contribution]] = {
     "plan": Plan,
     "contribution": Contribution,
 }
@@ -69,7 +69,7 @@ class Router:
         self._inboxes = inboxes
         self._over = over
         self._known: dict[str, _Known] = {}
-        self._crowd = Crowd(lambda device: not self._known[device].online, self._known.pop, most)
+        self._crowd = KnownDevices(lambda device: not self._known[device].online, self._known.pop, most)
 
     def route(self, event: Event) -> None:
         """Put an event into the inboxes that it is for; a message for no task is dropped with a log line."""
@@ -91,8 +91,11 @@ class Router:
             self._hello(device, event)
         elif len(self._inboxes) == 1:
             self._put(self._inboxes, event)
-        elif address.leaf in OWN:
-            self._put([self._own(known, decode(device_message_in(event.payload), OWN[address.leaf]))], event)
+        elif address.leaf in TASK_MESSAGES:
+            self._put(
+                [self._own(known, decode(device_message_in(event.payload), TASK_MESSAGES[address.leaf]))],
+                event,
+            )
         elif address.leaf == "block" and address.sha in known.blobs:
             self._put([known.blobs[address.sha]], event)
         elif address.leaf == "state" and event.payload:  # an empty payload clears the retained message

@@ -12,7 +12,7 @@ from device_runtime.client.backend.in_process import InProcess
 from device_runtime.client.connection.presence import DeviceLink
 from device_runtime.client.settings import Settings
 
-from .site_manager import Ground, SiteRules
+from .site_manager import SiteManager, SiteRules
 from .site_task import SiteTask
 
 TICK_S = 0.05
@@ -25,7 +25,7 @@ LINGER_S = 2.0
 """Seconds that devices of the site get to hear that the task is done."""
 
 
-class Edge:
+class SiteProcess:
     """A device to the aggregator above, by `agent`, and a site for its own devices, by `ground`.
 
     The link to the aggregator above is made as for any `Agent`; `ports` connect the site to its own devices.
@@ -35,7 +35,7 @@ class Edge:
         """`settings.data` is not read. `boot` as in Agent."""
         self._clock: Callable[[], float] = ports.clock
         self._rules = rules
-        self.ground = Ground(settings.folder / "site", rules, ports)
+        self.ground = SiteManager(settings.folder / "site", rules, ports)
         self.agent = Agent(
             settings, boot, ports.clock, partial(InProcess, make=partial(SiteTask, self.ground))
         )

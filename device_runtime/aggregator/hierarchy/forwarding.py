@@ -29,18 +29,12 @@ from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.local_zeroth_order import LocalZerothOrder
 from device_runtime.strategies.peft import Peft
-from device_runtime.strategies.statistics import class_statistics, held_out
-from device_runtime.strategies.statistics.class_statistics import (
-    MOMENT_ROWS,
-    MOMENTS,
-    ROWS,
-    Statistics,
-    statistics_of,
-    with_class_statistics,
-)
+from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
+from device_runtime.strategies.statistics.class_statistics import MOMENT_ROWS, MOMENTS, ROWS, Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
 from device_runtime.strategies.statistics.feature_scale import scale_in
+from device_runtime.strategies.statistics.kind_statistics import statistics_of, with_class_statistics
 from device_runtime.strategies.training.device_half import NO_TENSORS
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -80,7 +74,7 @@ def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
     kinds = registry.supported_kinds(offer.kinds)
     full = next((kind for kind in kinds if isinstance(kind, Full)), None)
     if full is None:
-        return _of_scalars(offer, kinds, lambda kind: at_site(kind, base, manifest))
+        return _of_scalars(offer, kinds, lambda kind: site_kind(kind, base, manifest))
     if statistics_of(full) is None:  # class statistics that cannot be forwarded are not asked for
         kinds = tuple(with_class_statistics(kind, None) for kind in kinds)
     reasons = {kind: why_not(kind, manifest) for kind in kinds}
@@ -190,7 +184,7 @@ def steps_between(
     return between if same else None
 
 
-def at_site(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder:
+def site_kind(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder:
     """The kind with which a site's devices measure the same as they would for the aggregator above.
 
     Only the aggregator above knows the scale of relative scalars, so they are absolute here, with `eps` of
@@ -201,7 +195,7 @@ def at_site(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder
     )
 
 
-def forwarded(steps: Sequence[Step], length: float) -> Tensors:
+def forwarded_scalars(steps: Sequence[Step], length: float) -> Tensors:
     """The mean of the site's scalars, from the one step of its round, in the units of the aggregator above.
 
     `length`, a power of two, is the length of a step of 1 above in the site's units.
@@ -213,7 +207,9 @@ def forwarded(steps: Sequence[Step], length: float) -> Tensors:
 # The class statistics of a site's devices, summed, which it sends beside the update that it forwards.
 
 
-def of_round(memory: Tensors, base: Tensors, manifest: Manifest, asked: ClassStatistics) -> Statistics:
+def round_statistics(
+    memory: Tensors, base: Tensors, manifest: Manifest, asked: ClassStatistics
+) -> Statistics:
     """The class statistics of all devices of a round, of features on the round's base.
 
     `memory` is the pool that was stored after the round. It holds that round only, as a site gets its rounds
@@ -224,9 +220,9 @@ def of_round(memory: Tensors, base: Tensors, manifest: Manifest, asked: ClassSta
     return pooled if manifest.scale is None else pooled.times(scale_in(manifest, base))
 
 
-def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Tensors:
+def encoded_statistics(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Tensors:
     """The class statistics as tensors to send; none if no device sent any or `forwarded` has none."""
-    wished = class_statistics.statistics_of(forwarded)
+    wished = kind_statistics.statistics_of(forwarded)
     if wished is None:
         return NO_TENSORS
     pooled = _fewer(pooled, num_examples)

@@ -21,15 +21,15 @@ from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.bases import StepLine
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.console_log import size, who
+from device_runtime.aggregator.views.console_log import contribution_counts, size
 from device_runtime.aggregator.views.listener import (
     ContributionRecord,
     DeviceSeen,
-    Happening,
     PlanMade,
     RoundClosed,
     RoundExtended,
     RoundOpened,
+    RunEvent,
     Started,
 )
 from device_runtime.broker.wire import topics
@@ -48,11 +48,11 @@ from device_runtime.strategies.statistics import closed_form
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.training.device_half import NO_TENSORS
 
-from .forwarding import of_round, steps_between
+from .forwarding import round_statistics, steps_between
 
 log = logging.getLogger(__name__)
 
-Standing = Literal["other", "open", "merged"]
+SitePhase = Literal["other", "open", "merged"]
 """How far a site is with a round from above: another round is open, this one is, or this one is merged."""
 
 
@@ -79,7 +79,7 @@ class Site:
             self._source = latest, decode(latest.source, Offer)
         return self._source[1]
 
-    def standing(self, offer: Offer) -> Standing:
+    def standing(self, offer: Offer) -> SitePhase:
         """How far the site is with the round of this offer from above."""
         source = self.source
         if source is None or (source.run, source.round) != (offer.run, offer.round):
@@ -175,7 +175,7 @@ class Site:
         before, after = rounds.store.base(number), rounds.store.base(number + 1)
         taken = after.at - before.at if after.line == before.line else 0
         steps = rounds.store.taken.last(number + 1, taken)
-        return made_of(closed, rounds.weights(number + 1), steps, statistics)
+        return site_result(closed, rounds.weights(number + 1), steps, statistics)
 
     def _statistics(self, number: int) -> Statistics | None:
         """The class statistics of all devices of a merged round; None if none were stored."""
@@ -184,7 +184,7 @@ class Site:
         if kept is None:
             return None
         memory = tensors.decode(rounds.store.models.get(kept))
-        return of_round(memory, rounds.weights(number), rounds.manifest, rounds.task.statistics)
+        return round_statistics(memory, rounds.weights(number), rounds.manifest, rounds.task.statistics)
 
     def handle(self, event: Event) -> None:
         """Handle an event of the site's link."""
@@ -231,7 +231,7 @@ class Roster:
         self._samples: dict[str, int] = {}
         self._idle: dict[str, str] = {}
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: RunEvent) -> None:
         match happening:
             case Started():
                 self._samples, self._idle = {}, {}
@@ -265,7 +265,7 @@ class Roster:
         return ""
 
 
-def tell(happening: Happening) -> None:
+def log_site(happening: RunEvent) -> None:
     """An observer that logs what a site does: two lines a round, and one for each device that leaves."""
     match happening:
         case Started():
@@ -281,7 +281,7 @@ def tell(happening: Happening) -> None:
             log.info(
                 "site round %d closed: %s, %s up, %s down, %.1f s%s",
                 record.round,
-                who(happening) or "nobody",
+                contribution_counts(happening) or "nobody",
                 size(record.bytes_up),
                 size(record.bytes_down),
                 record.duration_s,
@@ -326,7 +326,7 @@ def _energy(one: ContributionRecord) -> Energy:
     return Energy(one.energy_j, one.energy_source, off if isfinite(off) else 1.0)
 
 
-def made_of(
+def site_result(
     closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...], statistics: Statistics | None
 ) -> SiteResult:
     """Sum up a closed round, the merged base, the steps to it and the class statistics."""

@@ -16,7 +16,7 @@ import msgspec
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.intake.limits import MOST_DEVICES
 from device_runtime.aggregator.rounds import given_rounds as outside
-from device_runtime.aggregator.rounds.given_rounds import Outside
+from device_runtime.aggregator.rounds.given_rounds import GivenRoundStore
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.storage import database
 from device_runtime.aggregator.storage.run_files import Records
@@ -35,7 +35,7 @@ from .site import Roster, Site
 
 log = logging.getLogger(__name__)
 
-OPEN_END = 1_000_000
+MOST_ROUNDS_OF_SITE = 1_000_000
 """Rounds of a site's task: no limit, as the aggregator above decides when the task is done."""
 
 
@@ -52,7 +52,7 @@ class SiteRules:
     late: Late = "discard"
 
 
-class Ground:
+class SiteManager:
     """Opens sites below `folder`, one at a time, and passes them the events of the site's link.
 
     The presence of devices is known before a site is open, and is passed to each new one. Other messages that
@@ -160,7 +160,7 @@ class Ground:
         return Task(
             bundle=str(bundle.path.resolve()),
             name=offer.task,
-            rounds=OPEN_END,
+            rounds=MOST_ROUNDS_OF_SITE,
             min_contributions=self.rules.min_contributions,
             late=self.rules.late,
             wait_for="all",
@@ -187,7 +187,7 @@ def _remove(site: Path) -> None:
 
 def _waiting(site: Path) -> int:
     """The number of contributions to an open given round. Raises AggregatorError, BrokerError."""
-    given = Outside(site).latest
+    given = GivenRoundStore(site).latest
     if given is None or not (site / database.FILE).exists():
         return 0
     with closing(Store(site, reading=True)) as store:

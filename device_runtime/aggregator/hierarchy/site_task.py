@@ -24,14 +24,14 @@ from device_runtime.profiles.measure import UNMEASURED_LINK
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Encoded
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import forwarding
 from .forwarding import NothingToForward, SiteKinds, site_kinds, usual_kinds
 from .site import Site, SiteResult
-from .site_manager import Ground
+from .site_manager import SiteManager
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class SiteTask(OneTask):
 
     def __init__(
         self,
-        ground: Ground,
+        ground: SiteManager,
         settings: Settings,
         bundles: Mapping[str, Bundle],
         clock: Callable[[], float],
@@ -142,9 +142,7 @@ class SiteTask(OneTask):
             self._logged = kinds.left_out
             for reason in kinds.left_out:
                 log.warning("not asked of the site's devices: %s", reason)
-        why = self._advance(
-            site, given, deadline, class_statistics.accepted(kinds.forwarded, bundle.manifest)
-        )
+        why = self._advance(site, given, deadline, kind_statistics.accepted(kinds.forwarded, bundle.manifest))
         if why is not None:
             return _sits_out(why, listener)
         if site.standing(given.offer) != "merged":
@@ -220,10 +218,10 @@ def _outcome(made: SiteResult, kinds: SiteKinds, bundle: Bundle) -> WorkOutcome:
     if made.means_alone and kinds.means is not None:
         forwarded = kinds.means
     if isinstance(forwarded, ZerothOrder):
-        content = forwarding.forwarded(made.steps, kinds.length)
+        content = forwarding.forwarded_scalars(made.steps, kinds.length)
     tensors = {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)}
     if made.statistics is not None:
-        tensors |= forwarding.encoded(made.statistics, forwarded, made.num_examples)
+        tensors |= forwarding.encoded_statistics(made.statistics, forwarded, made.num_examples)
     if not tensors:
         return WorkOutcome(
             UpdateChoice(None, (), NO_STRAGGLER), None, gave_up=("no class of the site may be sent",)

@@ -23,21 +23,21 @@ from .journal import Filter
 from .metrics import ProcessMetrics
 from .security import Token
 from .shapes import DevicePage, Entries, ModelVersion, RollbackAnswer, RoundPage, TaskInfo, measured
-from .watch import ENOUGH, DeviceFilter, Hosted
+from .watch import PAGE_LIMIT, DeviceFilter, ServedTask
 
 STREAMS = 32
 """The most live views at one time; any more get 503."""
-LOOK_S = 0.5
+EVENT_S = 0.5
 """Seconds between two events of a live view, at least; each shows the latest state."""
 COMMENT_S = 15.0
 """Seconds of silence after which a live view gets a comment, to keep the connection open."""
-PART = 1 << 20
+PART_BYTES = 1 << 20
 """Bytes of a model that are read at once."""
 
 bearer = HTTPBearer(auto_error=False, description="The token of http.token_file.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 Name = Annotated[str, Path(description="Name of the task.", max_length=64)]
-Limit = Annotated[int, Query(ge=1, le=ENOUGH, description="How many, at most.")]
+Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT, description="How many, at most.")]
 Text = Annotated[str | None, Query(max_length=200)]
 Number = Annotated[int, Query(ge=0, lt=2**63)]
 
@@ -64,10 +64,10 @@ class TokenGuard:
         return self._token.fits(credentials.credentials if credentials else None)
 
 
-class Api:
+class TaskRoutes:
     """The routes about tasks. When the service stops, it sets `closing`, which ends live views."""
 
-    def __init__(self, hosted: list[Hosted], guard: TokenGuard, metrics: ProcessMetrics) -> None:
+    def __init__(self, hosted: list[ServedTask], guard: TokenGuard, metrics: ProcessMetrics) -> None:
         self._hosted = {one.task.name: one for one in hosted}
         self._guard = guard
         self._metrics = metrics
@@ -121,7 +121,7 @@ class Api:
     def task(self, name: Name) -> TaskInfo:
         return _info(self._of(name))
 
-    def rounds(self, name: Name, after: Number = 0, limit: Limit = ENOUGH) -> RoundPage:
+    def rounds(self, name: Name, after: Number = 0, limit: Limit = PAGE_LIMIT) -> RoundPage:
         return self._of(name).watch.rounds(after, limit)
 
     def versions(self, name: Name) -> list[ModelVersion]:
@@ -141,7 +141,7 @@ class Api:
             )
         try:
             check_rollback(hosted.folder, round, hosted.database)
-            rollback_request.ask(hosted.folder, round)
+            rollback_request.request_rollback(hosted.folder, round)
         except RollbackError as error:
             raise HTTPException(409, str(error)) from None
         except (RunFolderError, DatabaseError) as error:
@@ -194,7 +194,7 @@ class Api:
     def metrics(self) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _live(self, hosted: Hosted, request: Request) -> AsyncIterator[bytes]:
+    async def _live(self, hosted: ServedTask, request: Request) -> AsyncIterator[bytes]:
         self._streams += 1
         told, silent_s = -1, 0.0
         try:
@@ -206,19 +206,19 @@ class Api:
                 elif silent_s >= COMMENT_S:
                     silent_s = 0.0
                     yield b": still here\n\n"
-                await asyncio.sleep(LOOK_S)
-                silent_s += LOOK_S
+                await asyncio.sleep(EVENT_S)
+                silent_s += EVENT_S
         finally:
             self._streams -= 1
 
-    def _of(self, name: str) -> Hosted:
+    def _of(self, name: str) -> ServedTask:
         try:
             return self._hosted[name]
         except KeyError:
             raise HTTPException(404, f"there is no task of this name: {', '.join(self._hosted)}") from None
 
 
-def _info(hosted: Hosted) -> TaskInfo:
+def _info(hosted: ServedTask) -> TaskInfo:
     task = hosted.task
     settings = msgspec.json.decode(task.json(), type=dict[str, object])
     return TaskInfo(task.name, task.bundle, str(hosted.folder), settings, hosted.watch.live())
@@ -240,5 +240,5 @@ def _version(made: Made) -> ModelVersion:
 
 def _parts(file: BinaryIO) -> Iterator[bytes]:
     with file:
-        while part := file.read(PART):
+        while part := file.read(PART_BYTES):
             yield part

@@ -14,19 +14,19 @@ from urllib.parse import urlsplit
 
 from starlette.websockets import WebSocket
 
-from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.broker.wire.url import is_loopback
 
-from .security import by_local_name, counted_as, is_here
+from .security import by_local_name, caller_address, from_this_machine
 
 log = logging.getLogger(__name__)
 
 PATH = "mqtt"
 """The path of the gateway, below /join/."""
 PROTOCOL = "mqtt"
-MOST = 200
+MOST_PAGES = 200
 """The most pages at one time; a larger fleet uses the broker's own WebSockets."""
-SHARE = 100
+MOST_PAGES_OF_ADDRESS = 100
 """The most pages of one remote address, which many devices may share; none can take all places."""
 CONNECT_S = 10.0
 """Seconds to reach the broker, and for a page to send all of its CONNECT; a silent page loses its place."""
@@ -46,7 +46,7 @@ class NoConnect(Exception):
 class Gateway:
     """Relays between pages and the broker."""
 
-    def __init__(self, doorway: Doorway) -> None:
+    def __init__(self, doorway: BrowserAccess) -> None:
         self._doorway = doorway
         self._open: Counter[str] = Counter()
 
@@ -59,8 +59,10 @@ class Gateway:
         if not self._welcome(page) or PROTOCOL not in page.scope["subprotocols"]:
             await page.close(NOT_HERE)
             return
-        caller = counted_as(page)
-        if self._open.total() >= MOST or (self._open[caller] >= SHARE and not is_loopback(caller)):
+        caller = caller_address(page)
+        if self._open.total() >= MOST_PAGES or (
+            self._open[caller] >= MOST_PAGES_OF_ADDRESS and not is_loopback(caller)
+        ):
             await page.close(TRY_LATER)
             return
         self._open[caller] += 1
@@ -74,7 +76,7 @@ class Gateway:
         origin, address = page.headers.get("origin"), urlsplit(self._doorway.address).netloc
         if origin is not None and urlsplit(origin).netloc not in (page.headers.get("host"), address or None):
             return False
-        return self._doorway.site is not None or (is_here(page) and by_local_name(page))
+        return self._doorway.site is not None or (from_this_machine(page) and by_local_name(page))
 
     async def _pass_on(self, page: WebSocket) -> None:
         url = self._doorway.reached

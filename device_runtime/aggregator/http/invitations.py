@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi import Path as InPath
 
-from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
@@ -60,7 +60,7 @@ class Invitations:
     links: list[Invitation] = field(default_factory=list)
 
 
-class Inviting:
+class InvitationRoutes:
     """The routes of one-time links. Without a doorway there is no join page.
 
     `listens` gives the address of the HTTP server, `clock` seconds since 1970.
@@ -68,7 +68,7 @@ class Inviting:
 
     def __init__(
         self,
-        doorway: Doorway | None,
+        doorway: BrowserAccess | None,
         guard: TokenGuard,
         listens: Callable[[], str],
         clock: Callable[[], float] = time.time,

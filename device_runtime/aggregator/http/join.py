@@ -23,8 +23,8 @@ from starlette.datastructures import Headers
 from starlette.responses import FileResponse, RedirectResponse, Response
 
 from device_runtime.aggregator.errors import MissingExtra
-from device_runtime.aggregator.intake.limits import Flood
-from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.aggregator.intake.limits import RateLimit
+from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.broker.errors import BrokerError, BrokerRefused
 from device_runtime.broker.security import one_time_links as links
 from device_runtime.broker.security import register
@@ -38,8 +38,8 @@ from device_runtime.content import content
 
 from . import gateway
 from .gateway import Gateway
-from .security import by_local_name, counted_as
-from .watch import Hosted
+from .security import by_local_name, caller_address
+from .watch import ServedTask
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ MOST_BYTES = 4096
 """The most bytes of a posted request; a secret and a claim have about 120."""
 BURST, RATE, ADDRESSES = 30.0, 1.0, 4096
 """Limits on exchanges of links: at once from one address, then a second; addresses that are remembered."""
-TOLD_S, LOOK_S = 5.0, 0.1
+KNOWN_WITHIN_S, LOOK_S = 5.0, 0.1
 """Seconds to wait until Mosquitto accepts a new device, and between two attempts."""
 
 
@@ -65,15 +65,19 @@ class JoinableTask:
     over: bool = False
 
 
-class Join:
+class JoinRoutes:
     """The routes of the join page. `clock` gives seconds since 1970."""
 
     def __init__(
-        self, doorway: Doorway, pages: Pages, hosted: list[Hosted], clock: Callable[[], float] = time.time
+        self,
+        doorway: BrowserAccess,
+        pages: JoinFiles,
+        hosted: list[ServedTask],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._doorway, self._pages = doorway, pages
         self._hosted, self._clock = hosted, clock
-        self._flood = Flood(BURST, RATE, ADDRESSES)
+        self._flood = RateLimit(BURST, RATE, ADDRESSES)
         self.router = router = APIRouter(include_in_schema=False)
         reads = ["GET", "HEAD"]
         router.add_api_route("/join", lambda: RedirectResponse("join/", 308), methods=reads)
@@ -111,7 +115,7 @@ class Join:
         site = self._doorway.site
         if site is None or not self._doorway.writable:
             raise HTTPException(404, "no device is enrolled by links here")
-        if not self._flood.lets(counted_as(request), self._clock()):
+        if not self._flood.lets(caller_address(request), self._clock()):
             raise HTTPException(
                 429, "too many requests from this address: try again in a while", {"Retry-After": "5"}
             )
@@ -139,11 +143,11 @@ class Join:
     def _wait_until_known(self, enrolment: Enrolment) -> None:
         """Wait until Mosquitto accepts the device: it reads changed passwords only after a moment."""
         url = replace(self._doorway.reached, user=enrolment.name, password=enrolment.password)
-        end = time.monotonic() + TOLD_S
+        end = time.monotonic() + KNOWN_WITHIN_S
         while time.monotonic() < end:
             link = Link(url, f"{enrolment.client_id}-new", queue.SimpleQueue(), LinkOptions())
             try:
-                link.connect(TOLD_S)
+                link.connect(KNOWN_WITHIN_S)
             except BrokerRefused:
                 time.sleep(LOOK_S)
                 continue
@@ -156,7 +160,7 @@ class Join:
         log.warning("the broker does not know %s yet: have it read its passwords", enrolment.name)
 
 
-def _joinable(hosted: Hosted) -> JoinableTask:
+def _joinable(hosted: ServedTask) -> JoinableTask:
     """A task for the join page; labels and input are empty until the service has started."""
     task, over = hosted.task, hosted.watch.live().phase == "finished"
     kinds = tuple(kind.name for kind in task.kinds)
@@ -187,7 +191,7 @@ async def _posted(request: Request) -> LinkRequest:
 WEB = content("web")
 VENDOR, LOCK = "vendor", "package-lock.json"
 FOLDERS = ("page", "device", VENDOR)
-HIDDEN = "vendor.js"
+NOT_SERVED = "vendor.js"
 """The script at the top of web/ that is not part of the page."""
 NEEDED = "ort/ort-wasm-simd-threaded.wasm"
 """A file in vendor/ without which no page can train."""
@@ -201,29 +205,29 @@ TYPES = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
-PRESSED = (".html", ".css", ".js", ".mjs", ".json", ".svg")
+GZIPPED = (".html", ".css", ".js", ".mjs", ".json", ".svg")
 """Files that are sent with gzip. `npm run vendor` puts a `.br` (Brotli) beside large files."""
-SMALL = 1024
+SMALLEST_GZIPPED = 1024
 """Bytes of the largest file that is not compressed."""
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def root() -> Path:
+def page_folder() -> Path:
     """The folder of the page. Raises MissingExtra if the page is not installed."""
     if (WEB / "page" / "index.html").is_file():
         return WEB
     raise MissingExtra(f"the join page is not installed: {WEB} does not have it")
 
 
-def kept_vendor(web: Path) -> Path:
+def fetched_library_folder(web: Path) -> Path:
     """Where `device-runtime web fetch` puts the libraries, by a hash of the versions that this page needs."""
     needed = hashlib.sha256((web / LOCK).read_bytes()).hexdigest()[:12]
     return Path(platformdirs.user_data_dir("device-runtime", appauthor=False)) / f"web-{needed}" / VENDOR
 
 
-def vendor(web: Path) -> Path:
+def library_folder(web: Path) -> Path:
     """The libraries of the page. Raises MissingExtra with what to do."""
-    for folder in (web / VENDOR, kept_vendor(web)):
+    for folder in (web / VENDOR, fetched_library_folder(web)):
         if (folder / NEEDED).is_file():
             return folder
     raise MissingExtra(
@@ -242,7 +246,7 @@ class FoundFile:
     etag: str
 
 
-class Pages:
+class JoinFiles:
     """Serves the files under /join/. `policies`: of pages, and of scripts that compute (worker and WASM)."""
 
     def __init__(self, web: Path, libraries: Path, policies: tuple[str, str]) -> None:
@@ -252,10 +256,10 @@ class Pages:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, broker: str) -> Pages:
+    def of(cls, broker: str) -> JoinFiles:
         """The installed pages; `broker` as in `policies`. Raises MissingExtra."""
-        web = root()
-        return cls(web, vendor(web), policies(broker))
+        web = page_folder()
+        return cls(web, library_folder(web), policies(broker))
 
     def answer(self, path: str, headers: Headers) -> Response:
         """The response to GET or HEAD of `path`, below /join/."""
@@ -271,7 +275,7 @@ class Pages:
         parts = path.split("/")
         if not all(_PART.fullmatch(part) for part in parts):
             return None
-        top = len(parts) == 1 and path.endswith(".js") and path != HIDDEN
+        top = len(parts) == 1 and path.endswith(".js") and path != NOT_SERVED
         if not top and parts[0] not in FOLDERS:
             return None
         within = self._libraries if parts[0] == VENDOR else self._web
@@ -286,7 +290,7 @@ class Pages:
         taken = {word.partition(";")[0].strip() for word in headers.get("accept-encoding", "").split(",")}
         brotli = found.path.with_name(found.path.name + ".br")
         form = "br" if "br" in taken and brotli.is_file() else ""
-        if not form and "gzip" in taken and found.path.suffix in PRESSED and found.size > SMALL:
+        if not form and "gzip" in taken and found.path.suffix in GZIPPED and found.size > SMALLEST_GZIPPED:
             form = "gzip"
         told = {
             "etag": f'W/"{found.etag}{form}"',

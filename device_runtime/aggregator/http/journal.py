@@ -22,8 +22,8 @@ from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
     ContributionRefused,
-    Happening,
     RoundClosed,
+    RunEvent,
     Started,
 )
 
@@ -32,13 +32,13 @@ from .shapes import Entries, LogEntry, measured
 log = logging.getLogger(__name__)
 
 FILE = "journal.sqlite"
-KEPT = {"accepted": 1_000_000, "refused": 100_000, "late": 100_000, "duplicate": 100_000}
+KEPT_LINES = {"accepted": 1_000_000, "refused": 100_000, "late": 100_000, "duplicate": 100_000}
 """Lines that are kept of each status; the oldest are removed first."""
-WAITING = 50_000
+MOST_WAITING_LINES = 50_000
 """Lines that may wait to be written; any more are dropped and counted."""
 LARGEST = 2**63 - 1
 """The largest integer that SQLite holds."""
-GATHER_S = 0.2
+COMMIT_EVERY_S = 0.2
 """Seconds for which lines are collected for one commit."""
 PRUNE_EVERY = 10_000
 """Lines written between two removals of old ones."""
@@ -87,7 +87,7 @@ class Journal:
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self._path = folder / FILE
         self._clock = clock
-        self._queue: queue.Queue[Line | RoundClosed | None] = queue.Queue(WAITING)
+        self._queue: queue.Queue[Line | RoundClosed | None] = queue.Queue(MOST_WAITING_LINES)
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._db: sqlite3.Connection | None = None  # of the thread
         self._since_pruned = 0
@@ -95,7 +95,7 @@ class Journal:
         self.dropped = 0
         """Lines that were lost: too many waited, or the disk failed."""
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: RunEvent) -> None:
         match happening:
             case Started():
                 if not self._thread.is_alive():
@@ -162,7 +162,7 @@ class Journal:
         """All items that come within GATHER_S of the first, and whether to go on."""
         items: list[Line | RoundClosed] = []
         item = self._queue.get()
-        until_s = time.monotonic() + GATHER_S
+        until_s = time.monotonic() + COMMIT_EVERY_S
         with suppress(queue.Empty):
             while item is not None:
                 items.append(item)
@@ -269,7 +269,7 @@ def _missing(db: sqlite3.Connection, closed: RoundClosed) -> list[Line]:
 
 def _prune(db: sqlite3.Connection) -> None:
     """Remove the oldest lines of each status, beyond KEPT."""
-    for status, kept in KEPT.items():
+    for status, kept in KEPT_LINES.items():
         row = db.execute(
             "SELECT id FROM entries WHERE status = ? ORDER BY id DESC LIMIT 1 OFFSET ?", (status, kept)
         ).fetchone()

@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRefused,
-    Happening,
     Observer,
     RoundClosed,
     RoundExtended,
+    RunEvent,
     Started,
 )
 
-from .watch import Hosted, by_kind
+from .watch import ServedTask, by_kind
 
 OTHER = "other"
 """The label for a kind that the task does not have."""
@@ -59,7 +59,7 @@ class ProcessMetrics:
         self.duration = histogram("round_seconds", "Time from the opening of a round to its end.")
         self._made: dict[str, Gauge] = {}
 
-    def observe(self, hosted: Hosted) -> Observer:
+    def observe(self, hosted: ServedTask) -> Observer:
         """Make an observer of a task, and gauges of its state, which are read when Prometheus asks."""
         self._gauges(hosted)
         task, kinds = hosted.task.name, {kind.name for kind in hosted.task.kinds}
@@ -67,7 +67,7 @@ class ProcessMetrics:
         def known(kind: str) -> str:
             return kind if kind in kinds else OTHER
 
-        def observer(happening: Happening) -> None:
+        def observer(happening: RunEvent) -> None:
             match happening:
                 case Started():
                     self.rounds.labels(task)  # shows 0 from the start
@@ -99,7 +99,7 @@ class ProcessMetrics:
             self.kind_bytes.labels(task, known(name), "up").inc(figures.bytes_up)
             self.kind_bytes.labels(task, known(name), "down").inc(figures.bytes_down)
 
-    def _gauges(self, hosted: Hosted) -> None:
+    def _gauges(self, hosted: ServedTask) -> None:
         def gauge(name: str, text: str, value: Callable[[], float | None]) -> None:
             def number() -> float:
                 found = value()

@@ -31,7 +31,7 @@ HEADERS = {
 }
 
 
-class Armoured:
+class SecureHeaders:
     """Adds HEADERS to every response.
 
     With `anyone` (no token), a request whose Host is not a name of this machine is refused: a page of another
@@ -69,13 +69,13 @@ def by_local_name(request: HTTPConnection) -> bool:
     return is_loopback(request.url.hostname or "")
 
 
-def is_here(request: HTTPConnection) -> bool:
+def from_this_machine(request: HTTPConnection) -> bool:
     """Whether the request comes from this machine, and not through a proxy on it."""
     forwarded = {"forwarded", "x-forwarded-for"} & set(request.headers)
     return not forwarded and is_loopback(request.client.host if request.client else "")
 
 
-def counted_as(request: HTTPConnection) -> str:
+def caller_address(request: HTTPConnection) -> str:
     """The address that limits count by: an IPv4 address, `::1`, or an IPv6 /64 network; "" if unknown.
 
     It is that of the proxy, where the proxy is not trusted.
@@ -90,9 +90,9 @@ def counted_as(request: HTTPConnection) -> str:
     return str(address if whole else ipaddress.ip_network((address, 64), strict=False))
 
 
-FILE = "http-token"
+TOKEN_FILE = "http-token"  # noqa: S105
 """The token's file in the run folder, if no other is named: made at the first start, for its owner only."""
-SHORTEST = 16
+SHORTEST_TOKEN = 16
 """The fewest characters of a token; `openssl rand -hex 32` makes 64."""
 
 
@@ -122,7 +122,7 @@ def token_for(settings: HttpSection, folder: Path) -> tuple[Token, Path | None]:
         return Token(""), None
     if settings.token_file:
         return Token(_read(settings.token_file)), settings.token_file
-    path = folder / FILE
+    path = folder / TOKEN_FILE
     if not path.exists():
         _make(path)
     return Token(_read(path)), path
@@ -138,10 +138,10 @@ def _read(path: Path) -> str:
         ) from None
     except UnicodeDecodeError:
         text = ""
-    if len(text) < SHORTEST or not text.isprintable() or " " in text:
+    if len(text) < SHORTEST_TOKEN or not text.isprintable() or " " in text:
         raise ConfigError(
-            f"http.token_file: {path} must hold one token of at least {SHORTEST} ASCII characters without "
-            "spaces; make one with: openssl rand -hex 32"
+            f"http.token_file: {path} must hold one token of at least {SHORTEST_TOKEN} ASCII characters "
+            "without spaces; make one with: openssl rand -hex 32"
         )
     return text
 

@@ -24,17 +24,17 @@ from websockets.frames import Frame
 
 from device_runtime.aggregator.errors import AddressError, ConfigError
 from device_runtime.aggregator.serving.config import HttpSection
-from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.aggregator.views.listener import Observer
 from device_runtime.broker.servers.mosquitto import MESSAGE_BYTES
 
-from .api import Api, Credentials, TokenGuard
-from .invitations import Inviting
-from .join import Join, Pages
+from .api import Credentials, TaskRoutes, TokenGuard
+from .invitations import InvitationRoutes
+from .join import JoinFiles, JoinRoutes
 from .metrics import ProcessMetrics
-from .security import Armoured, token_for
+from .security import SecureHeaders, token_for
 from .shapes import Health
-from .watch import Hosted, examine, without_details
+from .watch import ServedTask, health_of, without_details
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,9 @@ class HttpServer:
     Raises ConfigError for a token or certificate that cannot be used, AddressError for the address.
     """
 
-    def __init__(self, settings: HttpSection, hosted: list[Hosted], doorway: Doorway | None = None) -> None:
+    def __init__(
+        self, settings: HttpSection, hosted: list[ServedTask], doorway: BrowserAccess | None = None
+    ) -> None:
         """`doorway`: how browsers join, if they may; then raises MissingExtra if there is no join page."""
         self._settings = settings
         self._hosted = {one.task.name: one for one in hosted}
@@ -57,16 +59,16 @@ class HttpServer:
         self._counted = {name: self._metrics.observe(one) for name, one in self._hosted.items()}
         token, self._token_file = token_for(settings, hosted[0].folder)
         guard = TokenGuard(token)
-        self._api = Api(hosted, guard, self._metrics)
-        routers = [self._api.router, Inviting(doorway, guard, lambda: self.url).router]
+        self._api = TaskRoutes(hosted, guard, self._metrics)
+        routers = [self._api.router, InvitationRoutes(doorway, guard, lambda: self.url).router]
         if doorway:
-            routers.append(Join(doorway, Pages.of(doorway.broker), hosted).router)
+            routers.append(JoinRoutes(doorway, JoinFiles.of(doorway.broker), hosted).router)
         self._socket = _listen(settings)
-        app = _app(routers, guard, lambda: examine(hosted, settings))
+        app = _app(routers, guard, lambda: health_of(hosted, settings))
         config = uvicorn.Config(
-            Armoured(app, anyone=not token.needed),
-            http=Bounded,
-            ws=Spoken,
+            SecureHeaders(app, anyone=not token.needed),
+            http=BoundedConnection,
+            ws=BoundedWebSocket,
             ws_max_size=MESSAGE_BYTES,
             ws_ping_interval=None,
             ws_per_message_deflate=False,
@@ -214,7 +216,7 @@ class ServerCertificate:
 
 CONNECTIONS = 256
 """The most open connections, so that the loop can always open files; one more closes an idle one."""
-LEAVING = 64
+MOST_CLOSING = 64
 """The most connections that may be closing; beyond that, a new one is closed at once."""
 IDLE_S = 10
 """Seconds after which a connection that requests nothing is closed."""
@@ -222,13 +224,13 @@ HANDSHAKE_S = 60
 """Seconds after which the event loop closes a connection whose TLS handshake is not done."""
 SLOW_S = 120.0
 """Seconds after which a connection that reads nothing is cut: with 64 KiB unread, or 400 KiB over TLS."""
-LAST_S = 20.0
+CLOSE_S = 20.0
 """Seconds for a WebSocket to close, and to send what was written before."""
 MOST_FRAMES = 1024
 """The most frames of one message: the size limit does not bound empty ones."""
 
 
-class Taking(asyncio.Protocol):
+class CutsSlowReaders(asyncio.Protocol):
     """A mixin for protocols of uvicorn: cuts a connection whose other end does not read for SLOW_S."""
 
     transport: asyncio.Transport
@@ -252,7 +254,7 @@ class Taking(asyncio.Protocol):
             self._stuck.cancel()
 
 
-class Bounded(Taking, H11Protocol):
+class BoundedConnection(CutsSlowReaders, H11Protocol):
     """An HTTP/1.1 connection that is closed if there are too many, or if it requests nothing.
 
     Connections that are still in the TLS handshake count too. Only connections whose requests are all
@@ -260,7 +262,7 @@ class Bounded(Taking, H11Protocol):
     request lacks a script.
     """
 
-    beginning: ClassVar[WeakSet[Bounded]] = WeakSet()
+    beginning: ClassVar[WeakSet[BoundedConnection]] = WeakSet()
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Raises ConnectionAbortedError if too many are in the handshake; the loop then closes this one."""
@@ -292,10 +294,10 @@ class Bounded(Taking, H11Protocol):
 
     def _close_idle(self) -> bool:
         """Close a connection whose requests are all answered. Returns False if there is none."""
-        if len(self.connections) > CONNECTIONS + LEAVING:
+        if len(self.connections) > CONNECTIONS + MOST_CLOSING:
             return False
         for one in self.connections:
-            if isinstance(one, Bounded) and one._is_answered():
+            if isinstance(one, BoundedConnection) and one._is_answered():
                 one.transport.close()
                 return True
         return False
@@ -314,7 +316,7 @@ class Bounded(Taking, H11Protocol):
         self._look = self.loop.call_later(IDLE_S, self._idle)
 
 
-class Spoken(Taking, WebSocketsSansIOProtocol):
+class BoundedWebSocket(CutsSlowReaders, WebSocketsSansIOProtocol):
     """A WebSocket. A message has at most `ws_max_size` bytes, and is handled before the next one is read."""
 
     def handle_cont(self, event: Frame) -> None:
@@ -331,5 +333,5 @@ class Spoken(Taking, WebSocketsSansIOProtocol):
 
     async def send(self, message: ASGISendEvent) -> None:
         if message["type"] == "websocket.close":
-            self.loop.call_later(LAST_S, self.transport.abort)
+            self.loop.call_later(CLOSE_S, self.transport.abort)
         await super().send(message)

@@ -12,7 +12,7 @@ from math import isnan
 from pathlib import Path
 from typing import Protocol
 
-from device_runtime.aggregator.rounds.ports import Pulse
+from device_runtime.aggregator.rounds.ports import LoopClock
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import (
@@ -21,12 +21,12 @@ from device_runtime.aggregator.views.listener import (
     ContributionRefused,
     DeviceSeen,
     Finished,
-    Happening,
     Observer,
     PlanMade,
     RoundClosed,
     RoundExtended,
     RoundOpened,
+    RunEvent,
     Started,
 )
 from device_runtime.models.bundles.manifest import Manifest
@@ -47,7 +47,7 @@ from .shapes import (
 
 MOST_DEVICES = 200_000
 """Devices that are remembered; beyond that, the one that was first seen longest ago is forgotten."""
-ENOUGH = 1000
+PAGE_LIMIT = 1000
 """The most rounds or devices on one page."""
 
 
@@ -83,7 +83,7 @@ class TaskWatch:
         self.manifest: Manifest | None = None
         """The manifest of the task's bundle; None until the service has started."""
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: RunEvent) -> None:
         with self._lock:
             self._live = replace(self._live, version=self._live.version + 1)
             self._take(happening, self._clock())
@@ -119,13 +119,13 @@ class TaskWatch:
         found.sort(key=lambda device: (not device.online, device.device))
         return DevicePage(len(found), found[wanted.offset : wanted.offset + wanted.limit])
 
-    def rounds(self, after: int = 0, limit: int = ENOUGH) -> RoundPage:
+    def rounds(self, after: int = 0, limit: int = PAGE_LIMIT) -> RoundPage:
         """The closed rounds after round `after`, at most `limit`."""
         with self._lock:
             known = self._rounds[:]
         return RoundPage(len(known), [one for one in known if one.round > after][:limit])
 
-    def _take(self, happening: Happening, now: float) -> None:
+    def _take(self, happening: RunEvent, now: float) -> None:
         match happening:
             case Started():
                 self._start(happening)
@@ -309,7 +309,7 @@ class LinkCounters(Protocol):
         """Whether the link to the broker is up."""
 
 
-class Hosted:
+class ServedTask:
     """A task that HTTP serves: its run folder, its link, its observers, and the clock of its loop.
 
     `clock` gives seconds since 1970; `database` as in Ports.
@@ -320,7 +320,7 @@ class Hosted:
         task: Task,
         folder: Path,
         link: LinkCounters,
-        pulse: Pulse,
+        pulse: LoopClock,
         clock: Callable[[], float] = time.time,
         database: str = "",
     ) -> None:
@@ -354,11 +354,11 @@ class Hosted:
 
 # Health: the loop runs, the broker is connected, the disk is writable, the open round gets contributions.
 
-DEADLINES = 3
+STALLED_DEADLINES = 3
 """A round is unhealthy after this many of its deadlines without a contribution."""
 
 
-def examine(hosted: list[Hosted], settings: HttpSection) -> Health:
+def health_of(hosted: list[ServedTask], settings: HttpSection) -> Health:
     """Check the health of all tasks. Only reads."""
     checks = [check for one in hosted for check in _checks(one, settings)]
     return Health(all(check.ok for check in checks), checks)
@@ -369,7 +369,7 @@ def without_details(health: Health) -> Health:
     return Health(health.ok, [Check(check.name, check.task, check.ok) for check in health.checks])
 
 
-def _checks(one: Hosted, settings: HttpSection) -> Iterator[Check]:
+def _checks(one: ServedTask, settings: HttpSection) -> Iterator[Check]:
     task, live = one.task.name, one.watch.live()
     finished = live.phase == "finished"
     silence_s = one.pulse.silence_s
@@ -382,7 +382,7 @@ def _checks(one: Hosted, settings: HttpSection) -> Iterator[Check]:
     yield _round(live, one.clock(), settings.stalled_s)
 
 
-def _disk(one: Hosted, min_free_mb: int) -> Check:
+def _disk(one: ServedTask, min_free_mb: int) -> Check:
     try:
         free_mb = one.writable() // 10**6
     except OSError as error:
@@ -396,6 +396,6 @@ def _round(live: TaskStatus, now: float, stalled_s: float) -> Check:
     where = f"round {live.round} of {live.rounds}"
     if live.phase != "collecting" or live.moved_at is None:
         return Check("round", live.task, True, f"{where}, {live.phase}")
-    still_s, limit_s = now - live.moved_at, max(stalled_s, DEADLINES * (live.deadline_s or 0.0))
+    still_s, limit_s = now - live.moved_at, max(stalled_s, STALLED_DEADLINES * (live.deadline_s or 0.0))
     text = f"{where}: nothing has come for {still_s:.0f} s, extended {live.extended} times"
     return Check("round", live.task, still_s < limit_s, text if live.extended or still_s > limit_s else where)

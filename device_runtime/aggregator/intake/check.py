@@ -19,10 +19,10 @@ from device_runtime.models.errors import ModelError
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Chain
 from device_runtime.strategies.kind import AnyStrategy, form_named
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.training.device_half import MOST_LOSS
 
-MOST = {
+MOST_METRICS = {
     "train_time_ms": 30 * 86_400_000,  # a month
     "energy_mj": 10**12,  # 278 kWh
     "peak_memory_kib": 2**34,  # 16 TiB
@@ -47,7 +47,7 @@ class ExpectedContribution:
 
 
 @dataclass(frozen=True)
-class Origin:
+class UpdateOrigin:
     """The kind, form, model and base that an update was made from."""
 
     kind: KindSettings
@@ -97,7 +97,7 @@ def _check_metrics(metrics: Metrics) -> None:
     """Raise UpdateRefused for impossible metrics: in sums, one of them would hide all others."""
     if min(metrics.train_time_ms, metrics.energy_mj, metrics.peak_memory_kib, metrics.epsilon_milli) < 0:
         raise UpdateRefused(f"its metrics are negative: {metrics}")
-    for figure, most in MOST.items():
+    for figure, most in MOST_METRICS.items():
         if getattr(metrics, figure) > most:
             raise UpdateRefused(f"its {figure} is {getattr(metrics, figure)}, at most {most} is believed")
     loss = metrics.train_loss
@@ -133,8 +133,8 @@ def check_content(message: Contribution, content: bytes, offered: ExpectedContri
         tensors.check(update, class_statistics.expected_of(update, expected))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
-    origin = Origin(kind, form, offered.manifests[form.member], base)
-    if why := doubt(update, message.num_examples, origin):
+    origin = UpdateOrigin(kind, form, offered.manifests[form.member], base)
+    if why := update_refusal(update, message.num_examples, origin):
         raise UpdateRefused(why)
     return update
 
@@ -142,13 +142,13 @@ def check_content(message: Contribution, content: bytes, offered: ExpectedContri
 def _expected(message: Contribution, offered: ExpectedContribution) -> Sequence[TensorSpec]:
     """The tensors that a contribution may hold. Raises UpdateRefused for a kind that is not offered."""
     form = form_named(kind_of(message, offered).strategy, message.form)
-    return class_statistics.accepted(form, offered.manifests[form.member])
+    return kind_statistics.accepted(form, offered.manifests[form.member])
 
 
-def doubt(update: Tensors, num_examples: int, of: Origin) -> str:
+def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     """Why tensors of the expected names and shapes are refused, with values; empty if they are accepted."""
     update, found = class_statistics.split_statistics(update)
-    if why := class_statistics.doubt_of(of.form, found, num_examples, of.manifest):
+    if why := kind_statistics.doubt_of(of.form, found, num_examples, of.manifest):
         return why
     kind, base = of.kind, of.base
     for key, value in update.items():
@@ -178,7 +178,7 @@ BASES_HELD = 2
 """Bases of each model kept in memory: the open round's, and that of the round of a late contribution."""
 
 
-class Standard:
+class ExpectedContributions:
     """Makes the `ExpectedContribution` of each round of a run, and caches the bases that they need.
 
     `weights` reads the base of a round and a member of `manifests`.

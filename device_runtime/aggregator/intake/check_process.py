@@ -24,7 +24,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 
 from . import check
-from .check import Standard
+from .check import ExpectedContributions
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class CheckedMessage(Received):
     refusal: str | None = None
 
 
-class Checker:
+class ContributionChecker:
     """Checks contributions to the run in `folder`, which it only reads: the aggregator owns it."""
 
     def __init__(self, folder: Path, database: str = "") -> None:
@@ -51,7 +51,7 @@ class Checker:
         main = Bundle.open(bundles.find_bundle(self.task.bundle)).manifest
         family = open_family(self.task.family, main)
         manifests = {"": main, **{name: bundle.manifest for name, bundle in family.items()}}
-        self._standard = Standard(
+        self._standard = ExpectedContributions(
             self.task,
             self._run,
             manifests,
@@ -79,7 +79,7 @@ class Checker:
         return ""
 
 
-def checked(event: Received, checkers: Mapping[str, Checker]) -> CheckedMessage:
+def check_received(event: Received, checkers: Mapping[str, ContributionChecker]) -> CheckedMessage:
     """The same message, checked by the checker of its task. Raises DatabaseError."""
     refusal = None
     try:

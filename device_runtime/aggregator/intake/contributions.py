@@ -17,7 +17,7 @@ ROUNDS_KNOWN = 4
 """Rounds whose contribution keys stay in memory, so that not every message needs a query."""
 
 _KEEP = "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-AT_ONCE = 256
+ROWS_AT_ONCE = 256
 """Contributions that one query reads, with contents of at most INLINE_LIMIT bytes each."""
 
 _SOME = """SELECT * FROM contributions WHERE into_round = ? AND (kind, device, round) > (?, ?, ?)
@@ -52,7 +52,7 @@ class StoredContribution:
 
 
 @dataclass(frozen=True)
-class Bytes:
+class DeviceTraffic:
     """The bytes of one device's MQTT packets in one round."""
 
     up: int = 0
@@ -65,7 +65,7 @@ class Contributions:
     def __init__(self, db: Database, updates: Blobs) -> None:
         self._db = db
         self._updates = updates
-        self._kept: list[tuple[StoredContribution, Bytes]] = []
+        self._kept: list[tuple[StoredContribution, DeviceTraffic]] = []
         self._kept_kinds: dict[tuple[int, str], str] = {}
         self._known: dict[int, dict[str, str]] = {}
 
@@ -85,7 +85,7 @@ class Contributions:
             self._known[number] = {row["device"]: row["kind"] for row in rows}
         return self._known[number]
 
-    def keep(self, stored: StoredContribution, moved: Bytes) -> None:
+    def keep(self, stored: StoredContribution, moved: DeviceTraffic) -> None:
         """Count a contribution, with the bytes of its device in the round that it counts in.
 
         It is on disk after `settle`. Its blob, if it has one, must be in `updates`. If the contribution is
@@ -122,7 +122,7 @@ class Contributions:
     def of_round(self, number: int) -> Iterator[StoredContribution]:
         """The contributions that count in a round, by kind, device and round made for; read in parts."""
         last: tuple[str, str, int] = ("", "", 0)
-        while rows := self._db.rows(_SOME, number, *last, AT_ONCE):
+        while rows := self._db.rows(_SOME, number, *last, ROWS_AT_ONCE):
             yield from map(_stored, rows)
             last = (rows[-1]["kind"], rows[-1]["device"], rows[-1]["round"])
 
@@ -156,16 +156,16 @@ class Contributions:
         records: dict[int, list[ContributionRecord]] = {}
         for row in self._db.rows(_RECORDS, number):
             told = moved.pop((row["into_round"], row["device"]), None)  # a device's bytes count once
-            bytes_moved = Bytes(told["up"], told["down"]) if told else Bytes()
+            bytes_moved = DeviceTraffic(told["up"], told["down"]) if told else DeviceTraffic()
             records.setdefault(row["into_round"], []).append(record_of(_stored(row), bytes_moved))
         return {into: tuple(made) for into, made in records.items()}
 
-    def traffic(self, number: int) -> dict[str, Bytes]:
+    def traffic(self, number: int) -> dict[str, DeviceTraffic]:
         """The bytes of each device in a round, as last saved."""
         rows = self._db.rows("SELECT device, up, down FROM traffic WHERE round = ?", number)
-        return {row["device"]: Bytes(row["up"], row["down"]) for row in rows}
+        return {row["device"]: DeviceTraffic(row["up"], row["down"]) for row in rows}
 
-    def save_traffic(self, number: int, traffic: Mapping[str, Bytes]) -> None:
+    def save_traffic(self, number: int, traffic: Mapping[str, DeviceTraffic]) -> None:
         """Save the bytes of each device in a round."""
         rows = [(number, device, moved.up, moved.down) for device, moved in traffic.items()]
         with self._db.commit() as db:
@@ -203,7 +203,7 @@ def _row(stored: StoredContribution) -> tuple[object, ...]:
     )
 
 
-def record_of(stored: StoredContribution, moved: Bytes) -> ContributionRecord:
+def record_of(stored: StoredContribution, moved: DeviceTraffic) -> ContributionRecord:
     """A stored contribution in seconds, joules and bytes."""
     metrics = stored.metrics
     return ContributionRecord(

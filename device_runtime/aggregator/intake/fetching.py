@@ -43,7 +43,7 @@ Key = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Arrival:
+class FetchedContribution:
     """A contribution whose fetch has ended: its content is here or, if `refusal` says why, never will be.
 
     `verified`: the hash of the content was checked just now.
@@ -64,7 +64,7 @@ class _Waiting:
     damages: int = 0
 
 
-class Intake:
+class ContributionFetcher:
     """The fetches of one run. Raises nothing: what fails is dropped, and the device sends again."""
 
     def __init__(self, updates: Blobs, ask: Callable[[str, Get], None]) -> None:
@@ -160,12 +160,12 @@ class Intake:
             if waiting.pull:
                 waiting.pull.restart()
 
-    def tick(self, now: float) -> list[Arrival]:
+    def tick(self, now: float) -> list[FetchedContribution]:
         """Ask for missing blocks, and return the contributions that are complete or refused."""
         first = list(islice(self._waiting, MAX_PULLS))
         return [arrival for key in first if (arrival := self._advance(key, now))]
 
-    def _advance(self, key: Key, now: float) -> Arrival | None:
+    def _advance(self, key: Key, now: float) -> FetchedContribution | None:
         waiting = self._waiting[key]
         try:
             pull = waiting.pull or Pull(waiting.blob, self._updates.partial(waiting.blob))
@@ -193,7 +193,7 @@ class Intake:
         if wanted:
             self._ask(key[0], Get(blob=pull.blob, blocks=wanted))
 
-    def _finish(self, key: Key, waiting: _Waiting, pull: Pull) -> Arrival | None:
+    def _finish(self, key: Key, waiting: _Waiting, pull: Pull) -> FetchedContribution | None:
         try:
             pull.finish()
         except BlobError as error:
@@ -205,9 +205,9 @@ class Intake:
                 self._waiting[key] = replace(waiting, damages=damages)
                 return None
             self._release(self._forget(key).blob)
-            return Arrival(waiting.update, waiting.message, str(error))
+            return FetchedContribution(waiting.update, waiting.message, str(error))
         self._release(self._forget(key).blob)
-        return Arrival(waiting.update, waiting.message, verified=True)
+        return FetchedContribution(waiting.update, waiting.message, verified=True)
 
     def _drop(self, key: Key, why: str, stays: bool = True) -> None:
         """Stop a fetch until its device announces it again; `stays` keeps its blocks for a while."""

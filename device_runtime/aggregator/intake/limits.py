@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 MOST_DEVICES = 100_000
 """The default limit of devices known at a time, and of contributions in a round."""
-LOOKED_AT = 100
+DEVICES_LOOKED_AT = 100
 """Known devices that are looked at to find one that is away, when a new one comes."""
 
 
-class Crowd:
+class KnownDevices:
     """Limits how many devices are known by name: on an open broker anybody may use any name.
 
     When `most` devices are known, a new one takes the place of one that is away, the one that was silent
@@ -55,7 +55,7 @@ class Crowd:
 
     def _made_room(self) -> bool:
         """Forget a device that is away. Returns False if none is found."""
-        for _ in range(min(LOOKED_AT, len(self._known))):
+        for _ in range(min(DEVICES_LOOKED_AT, len(self._known))):
             device = next(iter(self._known))
             if self._away(device):
                 del self._known[device]
@@ -85,20 +85,20 @@ RATE = 100.0
 """Messages a second after that; a device with all kinds of update sends a few a round."""
 COUNTED_BYTES = 16 * 1024
 """A message counts one more for each of these bytes that it holds."""
-GET = 0.1
+GET_COST = 0.1
 """A Get counts less: on a fast network a device sends hundreds a second, each for 256 KiB."""
-INBOX_BYTES, INBOX_OF_ONE = 256 * 1024**2, 8 * 1024**2
+INBOX_BYTES, INBOX_DEVICE_BYTES = 256 * 1024**2, 8 * 1024**2
 """The most bytes of messages that wait to be read, from all devices and from one of them.
 
 While a round is merged, an honest device sends one contribution and at most 4 MiB of blocks.
 """
 EVENT_BYTES = 512
 """Bytes that an event takes beside its payload."""
-SAID_EVERY_S = 60.0
+LOG_EVERY_S = 60.0
 """Seconds between two log lines about one device."""
 
 
-class Flood:
+class RateLimit:
     """Limits how many messages each device may send (token bucket).
 
     Each device has a bucket of `burst` messages, which refills by `rate` a second; a large message counts as
@@ -123,7 +123,7 @@ class Flood:
 
     def worth_saying(self, device: str, now: float) -> bool:
         """Whether no log line of the last SAID_EVERY_S said that messages of this device are dropped."""
-        if now - self._said.get(device, -SAID_EVERY_S) < SAID_EVERY_S:
+        if now - self._said.get(device, -LOG_EVERY_S) < LOG_EVERY_S:
             return False
         self._said.pop(device, None)
         self._said[device] = now
@@ -132,9 +132,9 @@ class Flood:
         return True
 
 
-def cost(leaf: str, size: int) -> float:
+def message_cost(leaf: str, size: int) -> float:
     """How many messages a message of `size` bytes counts as, on a topic that ends in `leaf`."""
-    return (GET if leaf == "get" else 1.0) + size // COUNTED_BYTES
+    return (GET_COST if leaf == "get" else 1.0) + size // COUNTED_BYTES
 
 
 class BoundedInbox(queue.SimpleQueue[Event]):
@@ -143,7 +143,7 @@ class BoundedInbox(queue.SimpleQueue[Event]):
     A message is dropped if more than `most` bytes would wait, or more than `most_of_one` of its device.
     """
 
-    def __init__(self, most: int = INBOX_BYTES, most_of_one: int = INBOX_OF_ONE) -> None:
+    def __init__(self, most: int = INBOX_BYTES, most_of_one: int = INBOX_DEVICE_BYTES) -> None:
         super().__init__()
         self._most, self._most_of_one = most, most_of_one
         self._lock = threading.Lock()

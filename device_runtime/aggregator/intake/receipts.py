@@ -9,7 +9,7 @@ from math import inf
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.rounds.events import Reply
 from device_runtime.aggregator.rounds.state import RoundsState
-from device_runtime.aggregator.views.listener import ContributionRefused, Happening
+from device_runtime.aggregator.views.listener import ContributionRefused, RunEvent
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.wire.messages import Receipt
 
@@ -30,7 +30,7 @@ class Receipts:
         reception: Reception,
         out: Outbound,
         clock: Callable[[], float],
-        tell: Callable[[Happening], None],
+        tell: Callable[[RunEvent], None],
     ) -> None:
         self._reception, self._out, self._clock, self._tell = reception, out, clock, tell
         self._owed: dict[Reply, float] = {}

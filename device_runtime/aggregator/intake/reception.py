@@ -13,14 +13,14 @@ from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Contribution, Get
 
 from . import check
-from .check import Standard
-from .fetching import Arrival, Intake
+from .check import ExpectedContributions
+from .fetching import ContributionFetcher, FetchedContribution
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Desk:
+class ReceptionPorts:
     """The outside of `Reception`: a clock in seconds, Gets to devices, and events to the round machine."""
 
     clock: Callable[[], float]
@@ -31,14 +31,16 @@ class Desk:
 class Reception:
     """Holds each message from `announce` until `release`, so that it can be stored if it counts."""
 
-    def __init__(self, rounds: OpenRun, desk: Desk) -> None:
+    def __init__(self, rounds: OpenRun, desk: ReceptionPorts) -> None:
         self._rounds = rounds
         self._desk = desk
-        self._intake = Intake(rounds.store.updates, desk.ask)
+        self._intake = ContributionFetcher(rounds.store.updates, desk.ask)
         self._in_hand: dict[Update, Contribution] = {}
         self._refusals: dict[Update, str] = {}
         self._samples: dict[str, int] = {}
-        self._offered = Standard(rounds.task, rounds.run, rounds.manifests, rounds.weights).offered
+        self._offered = ExpectedContributions(
+            rounds.task, rounds.run, rounds.manifests, rounds.weights
+        ).offered
 
     def heard(self, device: str, samples: int) -> None:
         """Note the samples in a device's hello; the largest number limits those of its contributions."""
@@ -99,7 +101,7 @@ class Reception:
             self.release(update)
             self._intake.want(update, message, message.blob)
         else:
-            self._check_arrived(Arrival(update, message), number)
+            self._check_arrived(FetchedContribution(update, message), number)
 
     def _check_opened(self, number: int) -> None:
         """Raise UpdateRefused for a round that this site has not offered: it may skip rounds from above."""
@@ -131,7 +133,7 @@ class Reception:
         """Ask again for missing blocks, as the link was down."""
         self._intake.restart()
 
-    def _check_arrived(self, arrival: Arrival, number: int) -> None:
+    def _check_arrived(self, arrival: FetchedContribution, number: int) -> None:
         """Check a content that has arrived, and tell the round machine the result."""
         update, message, refusal = arrival.update, arrival.message, arrival.refusal
         if not refusal and (update.round == number or self._may_count(update.round, number)):
@@ -153,7 +155,7 @@ class Reception:
         else:
             self._desk.feed(Validated(now, update, self._sent(update)))
 
-    def _content(self, arrival: Arrival) -> bytes:
+    def _content(self, arrival: FetchedContribution) -> bytes:
         blob, updates = arrival.message.blob, self._rounds.store.updates
         if blob is None:
             return arrival.message.body

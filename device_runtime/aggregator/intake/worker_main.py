@@ -26,9 +26,16 @@ from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.link_events import Disconnected, Received
 from device_runtime.models.errors import ModelError
 
-from .check_process import Checker, checked
-from .limits import RATE, BoundedInbox, Flood, cost
-from .worker_pool import Looked, WorkerFailed, WorkerOrder, WorkerReady, read, write
+from .check_process import ContributionChecker, check_received
+from .limits import RATE, BoundedInbox, RateLimit, message_cost
+from .worker_pool import (
+    CheckedContribution,
+    WorkerFailed,
+    WorkerOrder,
+    WorkerReady,
+    read_message,
+    write_message,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +45,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the aggregator handles them, and ends its workers
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    order = read(sys.stdin.buffer, WorkerOrder)
+    order = read_message(sys.stdin.buffer, WorkerOrder)
     if order is None:
         return
     logs.configure(order.log)
@@ -54,21 +61,24 @@ def main() -> None:
 
 def _serve(order: WorkerOrder, out: IO[bytes]) -> None:
     """Check contributions until the process ends."""
-    checkers = {checker.task.name: checker for checker in (Checker(f, order.database) for f in order.folders)}
+    checkers = {
+        checker.task.name: checker
+        for checker in (ContributionChecker(f, order.database) for f in order.folders)
+    }
     inbox = BoundedInbox()
     name, options = f"aggregator-{secrets.token_hex(4)}", LinkOptions(subscriptions=(order.topic,))
     link = Link(replace(order.broker, mqtt5=True), name, inbox, options)
     threading.Thread(target=_leave_at_the_end, args=(link,), daemon=True).start()
     link.connect()
-    flood = Flood()
+    flood = RateLimit()
     _say(out, WorkerReady())
     while True:
         event = inbox.get()
         if isinstance(event, Disconnected):
             log.warning("broker: %s; trying again", event.reason)
         if isinstance(event, Received) and _taken(event, flood):
-            looked = checked(event, checkers)
-            write(out, Looked(looked.topic, looked.payload, looked.refusal))
+            looked = check_received(event, checkers)
+            write_message(out, CheckedContribution(looked.topic, looked.payload, looked.refusal))
         if inbox.empty():
             out.flush()
 
@@ -81,12 +91,12 @@ def _leave_at_the_end(link: Link) -> None:
     os._exit(0)
 
 
-def _taken(event: Received, flood: Flood) -> bool:
+def _taken(event: Received, flood: RateLimit) -> bool:
     """Whether the device is within its message rate; beyond it the aggregator would drop the message too."""
     with suppress(BrokerError):
         address = topics.parse(event.topic)
         device, now = address.device, time.monotonic()
-        if flood.lets(device, now, cost(address.leaf, len(event.payload))):
+        if flood.lets(device, now, message_cost(address.leaf, len(event.payload))):
             return True
         if flood.worth_saying(device, now):
             log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
@@ -94,5 +104,5 @@ def _taken(event: Received, flood: Flood) -> bool:
 
 
 def _say(out: IO[bytes], word: WorkerReady | WorkerFailed) -> None:
-    write(out, word)
+    write_message(out, word)
     out.flush()

@@ -31,7 +31,7 @@ START_S = 120.0
 """Seconds that a worker may take to start for the first time."""
 STOP_S = 5.0
 """Seconds that a worker gets to end before it is killed."""
-AGAIN_S = (0.5, 30.0)
+RESTART_S = (0.5, 30.0)
 """Seconds before a worker that has ended is started again: at first, and at most."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -108,7 +108,7 @@ class _Worker:
 
     def _run(self) -> None:
         """Start the process again whenever it ends, until `leave`."""
-        delay = ReconnectDelay(AGAIN_S)
+        delay = ReconnectDelay(RESTART_S)
         while not self._stop.is_set():
             since = time.monotonic()
             failed = self._life()
@@ -151,7 +151,7 @@ class _Worker:
             )
             if self._process.stdin:
                 with suppress(OSError):  # it has ended already, which `_hear` notices
-                    write(self._process.stdin, self._order)
+                    write_message(self._process.stdin, self._order)
                     self._process.stdin.flush()
             return self._process
 
@@ -161,9 +161,9 @@ class _Worker:
             return None
         try:
             with process.stdout as out:
-                while word := read(out, Word):  # type: ignore[arg-type]  # a union is no type
+                while word := read_message(out, MessageOfWorker):  # type: ignore[arg-type]  # a union is no type
                     match word:
-                        case Looked():
+                        case CheckedContribution():
                             self._inbox.put(CheckedMessage(word.topic, word.payload, False, word.refusal))
                         case WorkerReady():
                             if not self._ready.done():
@@ -205,7 +205,7 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     code: int
 
 
-class Looked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class CheckedContribution(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A contribution that a worker has checked; `refusal` as in `check_process.CheckedMessage`."""
 
     topic: str
@@ -213,16 +213,16 @@ class Looked(msgspec.Struct, frozen=True, tag=True, array_like=True):
     refusal: str | None
 
 
-Word = WorkerReady | WorkerFailed | Looked
+MessageOfWorker = WorkerReady | WorkerFailed | CheckedContribution
 
 
-def write(stream: IO[bytes], struct: object) -> None:
+def write_message(stream: IO[bytes], struct: object) -> None:
     """Write a message; it is sent at the stream's next flush. Raises OSError."""
     content = msgspec.msgpack.encode(struct, enc_hook=str)  # paths
     stream.write(len(content).to_bytes(_LENGTH, "big") + content)
 
 
-def read(stream: IO[bytes], kind: type[T]) -> T | None:
+def read_message(stream: IO[bytes], kind: type[T]) -> T | None:
     """The next message; None at the end of the stream, even in the middle of a message."""
     length = stream.read(_LENGTH)
     if len(length) < _LENGTH:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import Protocol
 
-from device_runtime.aggregator.intake.contributions import Bytes
+from device_runtime.aggregator.intake.contributions import DeviceTraffic
 from device_runtime.aggregator.storage.store import ModelEvaluation
 from device_runtime.aggregator.views.listener import ContributionRecord, RoundRecord
 from device_runtime.models.bundles.bundle import Bundle
@@ -39,7 +39,7 @@ class Evaluator:
         return ModelEvaluation(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc)
 
 
-class TwoModels(Protocol):
+class ModelAccuracies(Protocol):
     """Accuracy of the served model and of the next base, nan where they were not evaluated."""
 
     @property
@@ -48,7 +48,7 @@ class TwoModels(Protocol):
     def base_eval_acc(self) -> float: ...
 
 
-def trained_is_better(figures: TwoModels) -> str:
+def reason_to_serve_trained_head(figures: ModelAccuracies) -> str:
     """The reason to serve the next base, with its trained head; empty where it is not better."""
     if not figures.base_eval_acc > figures.eval_acc:
         return ""
@@ -61,7 +61,7 @@ def trained_is_better(figures: TwoModels) -> str:
 def summarise(
     figures: ModelEvaluation,
     contributions: Sequence[ContributionRecord],
-    traffic: Mapping[str, Bytes],
+    traffic: Mapping[str, DeviceTraffic],
     lasted: tuple[int, float],
 ) -> RoundRecord:
     """The record of a round; `lasted` is its number and its duration in seconds."""

@@ -35,7 +35,7 @@ from device_runtime.strategies.merging.aggregator_half import CarriedState, Roun
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
 from device_runtime.strategies.robust import Screen
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import Late, LocalData, TrainedUpdate
 
 BASES_HELD = 4
@@ -61,11 +61,11 @@ def merge_round(store: Store, task: Task, tools: MergeTools, number: int, seed: 
     note = "; ".join([*notes, odd] if odd else notes)
     served = store.models.put(tensors.encode(merged.served))
     base = next_base(store, number, merged, StepLine(manifest, task.seed))
-    carried = keep(merged.carried, store, tools)
+    carried = store_carried(merged.carried, store, tools)
     return MergeResult(base, served, carried, merged.steps, note)
 
 
-def keep(carried: CarriedState, store: Store, tools: MergeTools) -> CarriedBlobs:
+def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> CarriedBlobs:
     """Stores what the next round takes over beside its base, as blobs. Raises BlobError."""
     models = store.models
     return CarriedBlobs(
@@ -135,7 +135,7 @@ class _Earlier:
         form, codec = form_named(kind.strategy, stored.form), codec_of(kind)
         tools = self.model.tools
         manifest = tools.manifest(form.member) if tools else self.model.manifest
-        expected = class_statistics.accepted(form, manifest)
+        expected = kind_statistics.accepted(form, manifest)
         base = self._base(stored.round, form.member) if codec.word else {}
         content = codec.decode(self.store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from device_runtime.aggregator.intake.contributions import Bytes, Contributions, StoredContribution
+from device_runtime.aggregator.intake.contributions import Contributions, DeviceTraffic, StoredContribution
 
 from .events import Update
 
@@ -25,7 +25,7 @@ class CommitGroup:
         self._updates: list[Update] = []
         self._said: list[Callable[[], None]] = []
 
-    def keep(self, update: Update, stored: StoredContribution, moved: Bytes) -> None:
+    def keep(self, update: Update, stored: StoredContribution, moved: DeviceTraffic) -> None:
         """Adds a contribution, to be committed with the others."""
         self._contributions.keep(stored, moved)
         self._updates.append(update)

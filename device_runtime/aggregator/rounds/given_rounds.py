@@ -15,7 +15,7 @@ FILE = "outside.msg"
 """File in the run folder: the round that was given last."""
 SEEDS = 64
 """Seeds of earlier rounds that are kept: of more rounds than late contributions are counted for."""
-ITS_ROUNDS = (
+SITE_ROLLBACK_TEXT = (
     "this run is of a site: its base models come from the aggregator above, go back to another model there"
 )
 
@@ -39,7 +39,7 @@ class GivenRound(msgspec.Struct, frozen=True, array_like=True):
     rare: tuple[int, ...] = ()
 
 
-class Outside:
+class GivenRoundStore:
     """Stores the round that was given last, before it is offered. Raises RunFolderError."""
 
     def __init__(self, folder: Path) -> None:

@@ -69,12 +69,12 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
         return _next(state, now)
     if saved.phase == "collect":
         already = sum(number == saved.round for number in saved.asked.values())
-        opened = participation.begun(state.but(round=saved.round - 1), now)
+        opened = participation.round_opened(state.but(round=saved.round - 1), now)
         opened = opened.but(
             contributions=sum(saved.counted.values()),
             counted=HashTrieMap(saved.counted),
             answered=HashTrieSet(saved.answered),
-            waiting=participation.owing(opened, saved.answered),
+            waiting=participation.yet_to_answer(opened, saved.answered),
             places=max(0, opened.places - already),
             measured=False,
             opened=HashTrieMap(),
@@ -106,7 +106,7 @@ def step(state: RoundsState, event: Event) -> Result:
             reply = Reply(event.update, "refused", event.reason)
             state, commands = participation.answered(state, event.update), (reply,)
         case CommitFailed():
-            state = participation.unkept(state, event)
+            state = participation.commit_failed(state, event)
         case PhaseDone():
             state, commands = _phase_done(state, event)
         case Give():
@@ -187,9 +187,9 @@ def _validated(state: RoundsState, event: Validated) -> Result:
     if reply.status != "accepted":
         return _replied(state, reply, event.now)
     state = participation.counted(participation.answered(state, update), update.device)
-    state = participation.delivered(state, update, event.now)
+    state = participation.update_received(state, update, event.now)
     if update.round == state.round:
-        state = participation.needed(state, update, event.now)
+        state = participation.duration_measured(state, update, event.now)
     return state, (StoreContribution(update, state.round), reply)
 
 
@@ -200,7 +200,7 @@ def _replied(state: RoundsState, reply: Reply, now: float) -> Result:
     contribution is no answer to the round.
     """
     if reply.status == "late":
-        state = participation.delivered(state, reply.update, now)
+        state = participation.update_received(state, reply.update, now)
     if reply.status != "refused" or reply.retry_s:
         state = participation.answered(state, reply.update)
     return state, (reply,)
@@ -225,7 +225,9 @@ def _given(state: RoundsState, event: Give) -> Result:
     """
     state = state.but(rules=replace(state.rules, round_deadline_s=event.deadline_s))
     if state.phase == "wait":
-        return participation.begun(state.but(round=event.round - 1), event.now), (Announce(event.round),)
+        return participation.round_opened(state.but(round=event.round - 1), event.now), (
+            Announce(event.round),
+        )
     if state.phase == "collect":
         return participation.extended(state, event.now), (Extend(state.round, len(state.counted)),)
     return state, ()
@@ -243,7 +245,7 @@ def _next(state: RoundsState, now: float) -> Result:
     stop_after, progress = state.rules.stop_after, state.progress
     if state.round >= state.rules.rounds or progress.stuck(state.round, stop_after):
         return state.but(phase="done"), (Finish(progress.best if stop_after else 0),)
-    return participation.begun(state, now), (Announce(state.round + 1),)
+    return participation.round_opened(state, now), (Announce(state.round + 1),)
 
 
 def _advance(state: RoundsState, now: float) -> Result:
@@ -256,7 +258,7 @@ def _advance(state: RoundsState, now: float) -> Result:
     if overdue:
         state = participation.overdue(state)
     if _complete(state, now, overdue):
-        state = participation.collected(state)
+        state = participation.round_closed(state)
         durations = tuple(sorted(state.durations.items()))
         return state.but(phase="merge"), (
             DoPhase("merge", state.round, durations, _closed_early(state, now)),

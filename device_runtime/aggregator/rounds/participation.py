@@ -16,7 +16,7 @@ from rpds import HashTrieMap, HashTrieSet
 
 from .events import CommitFailed, DevicePresent, Invited, Planned, Update
 from .pace import WINDOW, Durations, class_of
-from .state import SILENT, Presence, RoundsState, Saved
+from .state import MISSED_DEADLINES, Presence, RoundsState, Saved
 
 
 def present(state: RoundsState, event: DevicePresent) -> RoundsState:
@@ -63,7 +63,7 @@ def remembered(state: RoundsState, saved: Saved) -> RoundsState:
     return state.but(devices=HashTrieMap(devices), ready=HashTrieSet(devices))
 
 
-def owing(state: RoundsState, answered: Set[str]) -> HashTrieSet[str]:
+def yet_to_answer(state: RoundsState, answered: Set[str]) -> HashTrieSet[str]:
     """Ready devices that are asked for the open round and are not in `answered`."""
     return HashTrieSet(device for device in state.ready if device not in answered and state.is_asked(device))
 
@@ -113,7 +113,7 @@ def counted(state: RoundsState, device: str) -> RoundsState:
     return state.but(contributions=state.contributions + 1, counted=state.counted.insert(device, number))
 
 
-def unkept(state: RoundsState, event: CommitFailed) -> RoundsState:
+def commit_failed(state: RoundsState, event: CommitFailed) -> RoundsState:
     """Undoes counted contributions that the disk refused; the round waits for their devices again.
 
     Their receipts have not been sent.
@@ -152,7 +152,7 @@ def invited(state: RoundsState, event: Invited) -> RoundsState:
     return state.but(asked=asked, waiting=waiting, behind=behind, places=places)
 
 
-def needed(state: RoundsState, update: Update, now: float) -> RoundsState:
+def duration_measured(state: RoundsState, update: Update, now: float) -> RoundsState:
     """Counts the time that a device needed from being asked to its contribution to the open round."""
     if state.rules.pace is None or not state.measured:
         return state
@@ -161,7 +161,7 @@ def needed(state: RoundsState, update: Update, now: float) -> RoundsState:
     return _noted(state.but(noted=noted), class_of(seconds), 1)
 
 
-def delivered(state: RoundsState, update: Update, now: float) -> RoundsState:
+def update_received(state: RoundsState, update: Update, now: float) -> RoundsState:
     """Records how long a device worked on an update that it has sent, for any round.
 
     Its work began when that round opened, when it was asked, or when it had sent its last update, whichever
@@ -206,7 +206,7 @@ def _unnoted(state: RoundsState, update: Update) -> RoundsState:
     return _noted(state.but(noted=state.noted.discard((update.device, update.kind))), number, -1)
 
 
-def collected(state: RoundsState) -> RoundsState:
+def round_closed(state: RoundsState) -> RoundsState:
     """Completes the durations when the round closes, and keeps them with those of the last rounds.
 
     Devices that missed the deadline or sat out count as slower than the deadline. A device may have sat out
@@ -259,7 +259,7 @@ def extended(state: RoundsState, now: float) -> RoundsState:
     return state.but(places=size - len(state.waiting), due=True)
 
 
-def begun(state: RoundsState, now: float) -> RoundsState:
+def round_opened(state: RoundsState, now: float) -> RoundsState:
     """Opens the next round: all ready devices are asked; with cohorts none yet."""
     closes_s = now + state.deadline_s(state.round + 1)
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
@@ -300,7 +300,7 @@ def _still_asked(state: RoundsState, behind: HashTrieMap[str, float]) -> HashTri
 
 def _still_behind(state: RoundsState, now: float) -> HashTrieMap[str, float]:
     """Devices `behind` that may still be at work, as no more than SILENT deadlines have passed."""
-    most_s = SILENT * state.rules.round_deadline_s
+    most_s = MISSED_DEADLINES * state.rules.round_deadline_s
     late = state.behind
     for device in [device for device, since in late.items() if now - since >= most_s]:
         late = late.discard(device)

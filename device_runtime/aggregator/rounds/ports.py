@@ -23,7 +23,7 @@ class AggregatorLink(Protocol):
         """Sends, now or when the link is back; never waits. False when too much waits already."""
 
 
-class Pulse:
+class LoopClock:
     """A clock for `Ports` that remembers when the loop last looked at it; any thread may read that."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

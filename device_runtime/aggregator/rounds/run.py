@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
-from device_runtime.aggregator.intake.contributions import Bytes
+from device_runtime.aggregator.intake.contributions import DeviceTraffic
 from device_runtime.aggregator.merging import merge_round as merging
-from device_runtime.aggregator.merging.evaluation import Evaluator, summarise, trained_is_better
+from device_runtime.aggregator.merging.evaluation import Evaluator, reason_to_serve_trained_head, summarise
 from device_runtime.aggregator.merging.merge_round import MergeTools, open_family, samples
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.model_versions import ModelVersions
-from device_runtime.aggregator.storage.run_files import identified
+from device_runtime.aggregator.storage.run_files import check_identity
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, Store
 from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
 from device_runtime.aggregator.tasks.task import Task
@@ -37,7 +37,7 @@ from device_runtime.strategies.statistics import closed_form
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import pace
-from .given_rounds import ITS_ROUNDS, GivenRound, Outside
+from .given_rounds import SITE_ROLLBACK_TEXT, GivenRound, GivenRoundStore
 from .pace import WINDOW, Progress, score_of
 from .state import Rules, Saved
 
@@ -47,7 +47,7 @@ SERVED = "served.safetensors"
 """File in the run folder: the served model of the latest closed round."""
 MERGED, SPARE_BYTES = 4, 16 * 1024**2
 """Uploads leave room on the disk for merging a round: MERGED times the bundles' size plus SPARE_BYTES."""
-FRESH = 3
+FRESH_WEIGHTS_DRAW = 3
 """Keeps the draws of fresh parameters apart from all others of the same seed."""
 
 
@@ -77,13 +77,13 @@ class OpenRun:
             self._family = {name: put(bundle.packed()) for name, bundle in family.items()}
             models = sum(blob.size for blob in (self._packed, *self._family.values()))
             self.store.updates.room = BlobRoom(spare=MERGED * models + SPARE_BYTES)
-            weights, carried = first(task, {"": self.bundle, **family}, self._tools)
+            weights, carried = first_base(task, {"": self.bundle, **family}, self._tools)
             self._first_base = bases.checkpoint(weights, self.store.models, self.manifest)
-            self._first_carried = merging.keep(carried, self.store, self._tools)
+            self._first_carried = merging.store_carried(carried, self.store, self._tools)
             shas = tuple(blob.sha for blob in (self._packed, *self._family.values()))
-            self.run, self.resumed = identified(self.store, task, shas)
+            self.run, self.resumed = check_identity(self.store, task, shas)
             self.registry = ModelVersions(self.store, task.keep_versions)
-            self.outside = Outside(folder) if given else None
+            self.outside = GivenRoundStore(folder) if given else None
             self._served = self._first_base
             self._known_rare: tuple[int, tuple[int, ...]] = (0, ())
         except BaseException:
@@ -297,7 +297,7 @@ class OpenRun:
         Raises RollbackError, also where rounds are given from outside.
         """
         if self.outside is not None:
-            raise RollbackError(ITS_ROUNDS)
+            raise RollbackError(SITE_ROLLBACK_TEXT)
         self.registry.go_back(to)
         self.redeploy()
 
@@ -322,14 +322,14 @@ class OpenRun:
             self.weights(number + 1),
         )
         figures = self._evaluator.figures(served, base)
-        if self.task.evaluation_judges and (why := trained_is_better(figures)):
+        if self.task.evaluation_judges and (why := reason_to_serve_trained_head(figures)):
             log.info("round %d: %s", number, why)
             instead = self.store.models.put(tensors.encode(base))
             self.store.evaluated(number, self._evaluator.figures(base, base), instead)
         else:
             self.store.evaluated(number, figures)
 
-    def publish(self, number: int, traffic: Mapping[str, Bytes], duration_s: float) -> RoundClosed:
+    def publish(self, number: int, traffic: Mapping[str, DeviceTraffic], duration_s: float) -> RoundClosed:
         """Closes the round and deploys its served model."""
         back = self.store.history.rollback_after(number)
         self._deploy(self.store.served(back.to if back else number))
@@ -377,19 +377,21 @@ class OpenRun:
             raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def first(task: Task, models: Mapping[str, Bundle], tools: MergeTools) -> tuple[Tensors, CarriedState]:
+def first_base(task: Task, models: Mapping[str, Bundle], tools: MergeTools) -> tuple[Tensors, CarriedState]:
     """The first base, which round 1 distributes: the bundles' weights, or fresh ones, with the family."""
-    weights = {member: started(bundle, task, place) for place, (member, bundle) in enumerate(models.items())}
+    weights = {
+        member: initial_weights(bundle, task, place) for place, (member, bundle) in enumerate(models.items())
+    }
     main = weights.pop("")
     model = RoundModel(models[""].manifest, main, 0, task.seed, tools=tools)
     cut = derived_bases((kind.strategy for kind in task.kinds), main, model)
     return main, CarriedState(family={**weights, **cut})
 
 
-def started(bundle: Bundle, task: Task, place: int) -> Tensors:
+def initial_weights(bundle: Bundle, task: Task, place: int) -> Tensors:
     """The weights of one model at the start; `place`, its index, makes its random draws its own."""
     weights = bundle.weights()
     if task.start == "bundle":
         return weights
-    rng = np.random.default_rng([task.seed, FRESH, place])
+    rng = np.random.default_rng([task.seed, FRESH_WEIGHTS_DRAW, place])
     return {**weights, **initial_values(bundle.manifest, weights, rng)}

@@ -13,22 +13,22 @@ from typing import TypeVar
 
 import numpy as np
 
-from device_runtime.aggregator.delivery.offering import Offering
+from device_runtime.aggregator.delivery.offering import OfferPublisher
 from device_runtime.aggregator.delivery.outbound import Outbound, RoundTraffic
 from device_runtime.aggregator.errors import AggregatorError, DatabaseError, RollbackError, RunFolderError
 from device_runtime.aggregator.intake.contributions import StoredContribution, record_of
 from device_runtime.aggregator.intake.receipts import Receipts
-from device_runtime.aggregator.intake.reception import Desk, Reception
+from device_runtime.aggregator.intake.reception import Reception, ReceptionPorts
 from device_runtime.aggregator.storage import rollback_request
 from device_runtime.aggregator.storage.run_files import SavedSession
 from device_runtime.aggregator.views.listener import (
     Contributed,
     Finished,
-    Happening,
     RoundExtended,
     RoundOpened,
+    RunEvent,
 )
-from device_runtime.aggregator.views.text import in_vain, printable
+from device_runtime.aggregator.views.text import given_up_text, printable
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Offer
 from device_runtime.strategies.kind import form_named
@@ -45,18 +45,18 @@ T = TypeVar("T")
 
 _OF_ONE = (events.StoreContribution, events.Fetch, events.Reply)
 """Commands about one contribution: an error in one of them does not stop the run."""
-PURPOSE = 0xC0407
+COHORT_DRAW = 0xC0407
 """Keeps the draws of devices apart from all others of the same seed."""
 
 
-class Conductor:
+class RoundRunner:
     """Runs one run. `reception` receives contributions, `out` sends to devices.
 
     `plans`: the latest plan of each device, its kind and its reasons. `gave_up`: why the run was given up;
     empty if it was not.
     """
 
-    def __init__(self, rounds: OpenRun, ports: Ports, tell: Callable[[Happening], None]) -> None:
+    def __init__(self, rounds: OpenRun, ports: Ports, tell: Callable[[RunEvent], None]) -> None:
         self.rounds = rounds
         self.traffic = RoundTraffic(ports.mqtt5)
         self.out = Outbound(ports, self.traffic)
@@ -66,11 +66,12 @@ class Conductor:
         self._max_devices = ports.max_devices
         self.state = RoundsState(self._rules)
         self.reception = Reception(
-            rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
+            rounds,
+            ReceptionPorts(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed),
         )
         self._group = CommitGroup(rounds.store.contributions)
         self._strategies = {kind.name: kind.strategy for kind in rounds.task.kinds}
-        self._offering = Offering(rounds, self.out, ports.clock)
+        self._offering = OfferPublisher(rounds, self.out, ports.clock)
         self._clock = ports.clock
         self._tell = tell
         self._events: deque[events.Event] = deque()
@@ -146,7 +147,7 @@ class Conductor:
 
     def heed(self) -> None:
         """Does a rollback that was requested in the run folder; logs why, where it cannot."""
-        to = rollback_request.taken(self.rounds.store.folder)
+        to = rollback_request.requested_round(self.rounds.store.folder)
         if to is None:
             return
         try:
@@ -154,7 +155,7 @@ class Conductor:
             log.warning("went back to the model of round %d, as was asked for", to)
         except RollbackError as error:
             log.warning("cannot go back: %s", error)
-        rollback_request.done(self.rounds.store.folder, to)
+        rollback_request.clear_request(self.rounds.store.folder, to)
 
     def farewell(self) -> Offer | None:
         """The offer to leave retained on the broker when the run is done; None when it is to be resumed."""
@@ -278,7 +279,7 @@ class Conductor:
     def _give_up(self, command: events.GiveUp) -> None:
         """Gives the run up. Stores 0 fruitless deadlines, so that a restart tries as often again."""
         self.rounds.store.fruitless(command.round, 0)
-        self.gave_up = in_vain(command, {device: why for device, (_, why) in self.plans.items()})
+        self.gave_up = given_up_text(command, {device: why for device, (_, why) in self.plans.items()})
 
     def _invite(self, command: events.Invite) -> None:
         """Draws devices and offers them the round.
@@ -359,6 +360,6 @@ def draw(state: RoundsState, invite: events.Invite, seed: int) -> tuple[str, ...
     number = invite.round
     free = sorted(d for d in state.ready if state.asked.get(d) != number and d not in state.behind)
     before = sum(latest == number for latest in state.asked.values())
-    rng = np.random.default_rng([seed, PURPOSE, number, before])
+    rng = np.random.default_rng([seed, COHORT_DRAW, number, before])
     chosen = rng.choice(len(free), size=min(invite.count, len(free)), replace=False)
     return tuple(free[i] for i in chosen)

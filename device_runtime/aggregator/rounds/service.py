@@ -11,12 +11,12 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from device_runtime.aggregator.delivery.last_will import LastWills
+from device_runtime.aggregator.delivery.last_will import HeldWills
 from device_runtime.aggregator.errors import DatabaseError, NoContributions, RunFolderError, UpdateRefused
 from device_runtime.aggregator.intake.check_process import CheckedMessage
-from device_runtime.aggregator.intake.limits import RATE, Crowd, Flood, cost
+from device_runtime.aggregator.intake.limits import RATE, KnownDevices, RateLimit, message_cost
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import DeviceSeen, Happening, PlanMade, Started
+from device_runtime.aggregator.views.listener import DeviceSeen, PlanMade, RunEvent, Started
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import NotTrusted
@@ -27,7 +27,7 @@ from . import events
 from .given_rounds import GivenRound
 from .ports import Ports
 from .run import OpenRun
-from .runner import Conductor
+from .runner import RoundRunner
 from .state import RoundsState
 
 log = logging.getLogger(__name__)
@@ -57,13 +57,13 @@ class Service:
         """`given`: a round begins only when it is given with `give`."""
         self._rounds = OpenRun(task, folder, given, ports.database)
         self._ports = ports
-        self._run = Conductor(self._rounds, ports, self._tell)
+        self._run = RoundRunner(self._rounds, ports, self._tell)
         self._done_s: float | None = None
         self._until_s = 0.0
-        self._wills = LastWills(ports.will_grace_s)
-        self._flood, self._forged = Flood(), Flood()
+        self._wills = HeldWills(ports.will_grace_s)
+        self._flood, self._forged = RateLimit(), RateLimit()
         self._whole: dict[str, wire.Contribution] = {}
-        self._crowd = Crowd(self._is_away, self._forget, ports.max_devices)
+        self._crowd = KnownDevices(self._is_away, self._forget, ports.max_devices)
 
     @property
     def state(self) -> RoundsState:
@@ -202,7 +202,9 @@ class Service:
             return
         if payload and not event.retain:
             self._run.traffic.up(device, event.topic, payload)
-        if address.leaf != "block" and not self._within_rate(device, cost(address.leaf, len(payload))):
+        if address.leaf != "block" and not self._within_rate(
+            device, message_cost(address.leaf, len(payload))
+        ):
             return
         is_signed = address.leaf in SIGNED and wire.is_from_device(payload)
         if address.leaf in SIGNED:
@@ -385,7 +387,7 @@ class Service:
             self._run.attend(device)
         self._run.reception.announce(update, message, refusal)
 
-    def _tell(self, happening: Happening) -> None:
+    def _tell(self, happening: RunEvent) -> None:
         for observer in self._ports.observers:
             try:
                 observer(happening)

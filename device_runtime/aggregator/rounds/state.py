@@ -29,7 +29,7 @@ MAX_RETRY_S = 3600.0
 """Seconds, at most, after which a device that found a round full tries again; at least RETRY_S."""
 UNTIMED_S = 30 * 86400.0
 """Seconds of a round that has no deadline: it closes when all have answered."""
-SILENT = 2
+MISSED_DEADLINES = 2
 """Deadlines that a device may miss without a message; then no round waits for it until it sends one."""
 
 
@@ -119,7 +119,7 @@ class Presence:
     @property
     def awaited(self) -> bool:
         """Whether a round may wait for it."""
-        return self.online and self.ready and self.silences < SILENT
+        return self.online and self.ready and self.silences < MISSED_DEADLINES
 
 
 @dataclass(frozen=True)

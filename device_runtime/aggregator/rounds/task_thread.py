@@ -16,7 +16,7 @@ from device_runtime.aggregator.intake.limits import MOST_DEVICES, BoundedInbox
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.link_events import Connected, Event, Will
 
-from .ports import Pulse
+from .ports import LoopClock
 from .service import Service
 
 Publish = Callable[[str, bytes, bool], object]
@@ -30,7 +30,7 @@ not interrupt it.
 """
 
 
-class Lodger:
+class TaskThread:
     """One task with its thread, its inbox, and the clock of its service. The event `stop` ends it.
 
     `gave_up`: the error with which its run was given up, if it was.
@@ -39,7 +39,7 @@ class Lodger:
     def __init__(self, task: Task, stop: threading.Event) -> None:
         self.task = task
         self.inbox = BoundedInbox()
-        self.pulse = Pulse()
+        self.pulse = LoopClock()
         self.farewell: Will | None = None
         self.gave_up: NoContributions | None = None
         self.round = 0
@@ -97,13 +97,13 @@ class Lodger:
             self._opened.set()
 
 
-def inbox_of(lodgers: Sequence[Lodger]) -> queue.SimpleQueue[Event]:
+def inbox_of(lodgers: Sequence[TaskThread]) -> queue.SimpleQueue[Event]:
     """The inbox for the link: that of the only task, or a new one whose messages `serve` routes."""
     return lodgers[0].inbox if len(lodgers) == 1 else BoundedInbox()
 
 
 def serve(
-    lodgers: Sequence[Lodger], inbox: queue.SimpleQueue[Event], publish: Publish, most: int = MOST_DEVICES
+    lodgers: Sequence[TaskThread], inbox: queue.SimpleQueue[Event], publish: Publish, most: int = MOST_DEVICES
 ) -> None:
     """Routes messages from `inbox` (of `inbox_of`) to the tasks until all are done or stopped.
 
@@ -122,7 +122,7 @@ def serve(
 
 
 def _route(
-    router: Router, lodgers: Mapping[str, Lodger], inbox: queue.SimpleQueue[Event], publish: Publish
+    router: Router, lodgers: Mapping[str, TaskThread], inbox: queue.SimpleQueue[Event], publish: Publish
 ) -> None:
     said: set[str] = set()
     while any(lodger.running for lodger in lodgers.values()):
@@ -137,6 +137,6 @@ def _route(
                 said.add(name)
 
 
-def silence_s(lodgers: Sequence[Lodger]) -> float:
+def silence_s(lodgers: Sequence[TaskThread]) -> float:
     """The longest time in seconds since the loop of a running task last looked at its clock."""
     return max((lodger.pulse.silence_s for lodger in lodgers if lodger.running), default=0.0)

@@ -278,7 +278,7 @@ def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | No
 
 def _address(section: BrokerSection) -> BrokerUrl:
     given = None if section.url == AUTO else BrokerUrl.parse(section.url, section.tls, section.insecure)
-    url = enrolled.address(section.enrolment, given) if section.enrolment else given
+    url = enrolled.broker_address(section.enrolment, given) if section.enrolment else given
     if url is None:
         raise ConfigError("broker.url: expected mqtt://, mqtts:// or wss://")
     if section.password_file is None:

@@ -30,7 +30,7 @@ AHEAD_S = 60
 """Seconds that the file of issue times is ahead of the clock, so that it is written only once in so many."""
 
 
-def address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
+def broker_address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
     """The URL of the enrolment's broker, or `given` with the enrolment's credential and authority.
 
     A credential or authority in `given` takes precedence. Raises SiteError.
@@ -79,7 +79,7 @@ class IssueClock:
             raise SiteError(f"{self._path} cannot be read: {error}") from None
 
 
-def sealing(enrolment: Path | None, run_folder: Path, clock: Callable[[], float] = time.time) -> Seal:
+def offer_seal(enrolment: Path | None, run_folder: Path, clock: Callable[[], float] = time.time) -> Seal:
     """`Ports.seal`: signs with the enrolment's key, or with the run's own, which is made when first needed.
 
     `clock` gives seconds since 1970. Raises SiteError, KeyFileError, as does the first call of the result.
@@ -101,7 +101,7 @@ def sealing(enrolment: Path | None, run_folder: Path, clock: Callable[[], float]
     return seal
 
 
-def agreeing(enrolment: Path | None) -> Agree | None:
+def key_agreement(enrolment: Path | None) -> Agree | None:
     """`Ports.agree`: by the enrolment's key; None without one, as devices know no other. Raises SiteError."""
     return BrokerFolder(enrolment).signer.agree if enrolment is not None else None
 
@@ -162,7 +162,7 @@ class Enrolled(EnrolledDevices):
         return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def devices(enrolment: Path | None) -> EnrolledDevices | None:
+def enrolled_devices(enrolment: Path | None) -> EnrolledDevices | None:
     """`Ports.devices`: the enrolled devices; None without an enrolment. Raises SiteError."""
     if enrolment is None:
         return None

@@ -22,7 +22,7 @@ WILD = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 @dataclass(frozen=True)
-class Doorway:
+class BrowserAccess:
     """How browsers reach the join page and the broker.
 
     `reached`: the broker's URL for the aggregator. `broker`: the URL of its WebSockets for browsers; "" where
@@ -54,7 +54,7 @@ class Doorway:
         return f"{(self.address or listens).rstrip('/')}/join/"
 
 
-def open_to(server: ServerConfig, reached: BrokerUrl) -> Doorway | None:
+def browser_access(server: ServerConfig, reached: BrokerUrl) -> BrowserAccess | None:
     """How browsers join, by the settings; None where they are not to. `reached` as in Doorway.
 
     Raises ConfigError for addresses that no browser could reach, SiteError for an invalid enrolment folder.
@@ -68,7 +68,7 @@ def open_to(server: ServerConfig, reached: BrokerUrl) -> Doorway | None:
     page = address or f"{'https' if http.cert else 'http'}://{http.host}"
     broker = _direct(page, direct, server.broker.insecure) if direct else ""
     _check_reachable(page, http, site is not None or bool(broker))
-    return Doorway(reached, broker, site, address, 60 * web.link_minutes)
+    return BrowserAccess(reached, broker, site, address, 60 * web.link_minutes)
 
 
 def _direct(page: str, given: str, insecure: bool) -> str:
@@ -126,7 +126,7 @@ class Reader:
     terminal: bool
 
 
-def told(doorway: Doorway, listens: str, reader: Reader | None) -> str:
+def join_text(doorway: BrowserAccess, listens: str, reader: Reader | None) -> str:
     """The text that says how browsers join; `listens`: the address of HTTP.
 
     Without a reader the text is for a log, and contains no link. Where links can be made here, the addresses

@@ -14,11 +14,11 @@ from device_runtime.aggregator.views.listener import (
     ContributionRefused,
     DeviceSeen,
     Finished,
-    Happening,
     PlanMade,
     RoundClosed,
     RoundExtended,
     RoundOpened,
+    RunEvent,
     Started,
 )
 
@@ -37,20 +37,20 @@ def configure(settings: LogSection) -> None:
     """Sets the format of the log and the level of our packages; other packages log warnings."""
     level = settings.level.upper()
     logging.getLogger("device_runtime").setLevel(level)
-    limit()
+    limit_warnings()
     if settings.format:
         for handler in logging.root.handlers:
             handler.setFormatter(LogFormatter(settings.format))
 
 
-def limit() -> None:
+def limit_warnings() -> None:
     """Adds a filter to every handler that drops warnings which come too often."""
     for handler in logging.root.handlers:
-        if not any(isinstance(one, Limited) for one in handler.filters):
-            handler.addFilter(Limited())
+        if not any(isinstance(one, WarningLimit) for one in handler.filters):
+            handler.addFilter(WarningLimit())
 
 
-class Limited(logging.Filter):
+class WarningLimit(logging.Filter):
     """Lets each line of code log WARNINGS warnings in WITHIN_S seconds.
 
     The first warning after that says how many were left out.
@@ -117,13 +117,13 @@ def _rounded(value: object) -> object:
     return value
 
 
-class Events:
+class EventLog:
     """An observer that logs rounds at level info and what single devices do at level debug."""
 
     def __init__(self, task: str) -> None:
         self._task = task
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: RunEvent) -> None:
         match happening:
             case Started():
                 closed = len(happening.closed)

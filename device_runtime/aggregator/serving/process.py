@@ -24,8 +24,8 @@ from device_runtime.aggregator.intake.worker_pool import WorkerOrder, Workers
 from device_runtime.aggregator.rounds import task_thread
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
-from device_runtime.aggregator.rounds.task_thread import Lodger
-from device_runtime.aggregator.storage.database import begun
+from device_runtime.aggregator.rounds.task_thread import TaskThread
+from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleLog, PeopleView
@@ -38,8 +38,8 @@ from device_runtime.broker.wire.url import BrokerUrl
 
 from . import enrolled, join_address
 from .config import ServerConfig, broker_for, database_for, keep_port
-from .join_address import Doorway, Reader
-from .logs import Events
+from .join_address import BrowserAccess, Reader
+from .logs import EventLog
 
 if TYPE_CHECKING:
     from device_runtime.aggregator.http.server import HttpServer
@@ -66,14 +66,14 @@ class Process:
         for task in tasks:
             _check_room(task, server.max_devices)
         self._server = server
-        self._browser_access: Doorway | None = None
+        self._browser_access: BrowserAccess | None = None
         self._quiet = quiet
         self._structured = server.log.format is not None
         self._stop = threading.Event()
-        self._tasks = [Lodger(task, self._stop) for task in tasks]
+        self._tasks = [TaskThread(task, self._stop) for task in tasks]
         parent = server.run_dir or Path("runs")
         alone = server.run_dir is not None and len(tasks) == 1
-        if not alone and begun(parent):
+        if not alone and has_run(parent):
             raise ConfigError(
                 f"{parent} is the run folder of one task, and several have a folder each there: move what is "
                 f"in it to {parent / 'NAME'}, of that task's name"
@@ -93,7 +93,7 @@ class Process:
                 stack.callback(broker.stop)
             if self._server.workers and broker and not isinstance(broker, Mosquitto):
                 raise ConfigError(f"workers share what comes in, and {broker.name} cannot: install Mosquitto")
-            self._browser_access = join_address.open_to(self._server, url)
+            self._browser_access = join_address.browser_access(self._server, url)
             self._serve(url, broker)
 
     def _serve(self, url: BrokerUrl, broker: RunningBroker | None) -> None:
@@ -128,11 +128,11 @@ class Process:
         if vain := [f"{self._label(one.task.name)}{one.gave_up}" for one in self._tasks if one.gave_up]:
             raise NoContributions("; ".join(vain))
 
-    def _welcome(self, http: HttpServer, access: Doorway) -> None:
+    def _welcome(self, http: HttpServer, access: BrowserAccess) -> None:
         """Prints how browsers join; a log, which many may read, gets no one-time link."""
         shown = not (self._structured or self._quiet)
         reader = Reader(time.time(), sys.stdout.isatty()) if shown else None
-        self._say(join_address.told(access, http.url, reader))
+        self._say(join_address.join_text(access, http.url, reader))
 
     def _open(
         self, url: BrokerUrl, link: Link, observing: tuple[Sequence[PeopleView], HttpServer | None]
@@ -140,11 +140,11 @@ class Process:
         """Opens all run folders, or none. Raises what Service raises."""
         views, http = observing
         database = database_for(self._server.database)
-        devices = enrolled.devices(self._server.broker.enrolment)
+        devices = enrolled.enrolled_devices(self._server.broker.enrolment)
         for one, folder, view in zip(self._tasks, self._folders, views, strict=True):
             watchers: tuple[Observer, ...] = http.observers(one.task.name) if http else ()
             observers = (Records(folder), view, *watchers)
-            seal = enrolled.sealing(self._server.broker.enrolment, folder)
+            seal = enrolled.offer_seal(self._server.broker.enrolment, folder)
             ports = Ports(
                 link,
                 one.inbox,
@@ -152,7 +152,7 @@ class Process:
                 one.pulse,
                 url.mqtt5,
                 seal,
-                enrolled.agreeing(self._server.broker.enrolment),
+                enrolled.key_agreement(self._server.broker.enrolment),
                 devices,
                 max_devices=self._server.max_devices,
                 database=database,
@@ -200,14 +200,14 @@ class Process:
             return
         try:
             from device_runtime.aggregator.http.server import HttpServer
-            from device_runtime.aggregator.http.watch import Hosted
+            from device_runtime.aggregator.http.watch import ServedTask
         except ModuleNotFoundError as error:
             raise MissingExtra(
                 f"http needs {error.name}: pip install 'device-runtime[service]', or leave [http] out"
             ) from None
         database = database_for(self._server.database)
         hosted = [
-            Hosted(one.task, folder, link, one.pulse, database=database)
+            ServedTask(one.task, folder, link, one.pulse, database=database)
             for one, folder in zip(self._tasks, self._folders, strict=True)
         ]
         http = HttpServer(self._server.http, hosted, self._browser_access)
@@ -224,7 +224,7 @@ class Process:
 
     def _view(self, broker: BrokerUrl, task: str) -> PeopleView:
         if self._structured:
-            return Events(task)
+            return EventLog(task)
         if self._quiet or not sys.stdout.isatty() or len(self._tasks) > 1:
             return ConsoleLog(sys.stdout, self._quiet, self._label(task))
         from device_runtime.aggregator.views.terminal import TerminalView
@@ -257,7 +257,7 @@ def _on_signals(stop: threading.Event) -> None:
         signal.signal(number, stopping)
 
 
-def tell(state: str) -> None:
+def notify_systemd(state: str) -> None:
     """Sends systemd a state such as "READY=1"; does nothing without $NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -287,13 +287,13 @@ class SystemdWatchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def __enter__(self) -> SystemdWatchdog:
-        tell("READY=1")
+        notify_systemd("READY=1")
         if self._limit_s:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        tell("STOPPING=1")
+        notify_systemd("STOPPING=1")
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -302,4 +302,4 @@ class SystemdWatchdog:
         limit_s = self._limit_s or 0.0
         while not self._stop.wait(limit_s / 4):
             if self._silence_s() < limit_s / 2:
-                tell("WATCHDOG=1")
+                notify_systemd("WATCHDOG=1")

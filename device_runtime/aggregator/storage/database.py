@@ -108,13 +108,13 @@ class Database:
         return self._backend.rows(sql, values)
 
 
-def begun(folder: Path) -> bool:
+def has_run(folder: Path) -> bool:
     """Whether a folder has a run, in SQLite or on a server."""
-    return (folder / FILE).exists() or tables.of(folder) is not None
+    return (folder / FILE).exists() or tables.database_place_of(folder) is not None
 
 
 def _opened(folder: Path, url: str, reading: bool) -> Backend:
-    known = tables.of(folder)
+    known = tables.database_place_of(folder)
     if not url and known is None:
         return SqliteFile(folder, reading)
     if known is None and (folder / FILE).exists():

@@ -159,7 +159,7 @@ def connect(server: PostgresServer, wanted: RunClaim) -> Connection:
     return connection
 
 
-def begin(connection: Connection, wanted: RunClaim) -> None:
+def create_run(connection: Connection, wanted: RunClaim) -> None:
     """Creates the run's schema and owns it. Raises psycopg.Error, RunFolderError."""
     _lock(connection, wanted, clear=False)
     with connection.transaction():
@@ -170,9 +170,9 @@ def begin(connection: Connection, wanted: RunClaim) -> None:
     _warn(connection)
 
 
-def take(connection: Connection, wanted: RunClaim) -> None:
+def take_ownership(connection: Connection, wanted: RunClaim) -> None:
     """Takes ownership of an existing run. Raises psycopg.Error, RunFolderError if another process owns it."""
-    check(connection, wanted)
+    check_schema(connection, wanted)
     _lock(connection, wanted, clear=False)
     with connection.transaction():
         connection.execute(POSTGRES.encode())
@@ -180,7 +180,7 @@ def take(connection: Connection, wanted: RunClaim) -> None:
     _warn(connection)
 
 
-def take_again(connection: Connection, wanted: RunClaim) -> None:
+def take_ownership_again(connection: Connection, wanted: RunClaim) -> None:
     """Takes ownership again after a lost connection.
 
     Raises psycopg.Error, DatabaseError if another process owns or has owned the run.
@@ -194,7 +194,7 @@ def take_again(connection: Connection, wanted: RunClaim) -> None:
         raise DatabaseError(f"another aggregator has had run {wanted.schema} since the connection was lost")
 
 
-def check(connection: Connection, wanted: RunClaim) -> None:
+def check_schema(connection: Connection, wanted: RunClaim) -> None:
     """Checks that the schema exists and has this version. Raises psycopg.Error, RunFolderError."""
     there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted.schema,)).fetchone()
     if there is None:
@@ -259,7 +259,7 @@ class Postgres:
         self._waiting = waiting or Waiting()
         self._over = ""
         self._connection: Connection | None = None
-        known = tables.of(folder)
+        known = tables.database_place_of(folder)
         if known is None and (reading or not url):
             raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
         self._server = PostgresServer.parse(url or (known.server if known else ""))
@@ -289,14 +289,14 @@ class Postgres:
         try:
             connection = self._connection = connect(self._server, wanted)
             if reading:
-                check(connection, wanted)
+                check_schema(connection, wanted)
             elif known:
-                take(connection, wanted)
+                take_ownership(connection, wanted)
             else:
-                begin(connection, wanted)
+                create_run(connection, wanted)
             now = DatabasePlace(self._server.public, schema)
             if not reading and now != known:
-                tables.keep(folder, now)
+                tables.store_database_place(folder, now)
         except psycopg.Error as error:
             self.close()
             raise DatabaseError(f"{self._server}: {_said(error)}") from None
@@ -338,7 +338,7 @@ class Postgres:
             connection = connect(self._server, self._claim)
             try:
                 if self._claim.life:
-                    take_again(connection, self._claim)
+                    take_ownership_again(connection, self._claim)
             except DatabaseError as error:
                 self._over = f"{self._server}: {error}"
                 connection.close()

@@ -15,7 +15,7 @@ FILE = "rollback"
 """File in the run folder: the number of the round whose model is to be served."""
 
 
-def ask(folder: Path, to: int) -> None:
+def request_rollback(folder: Path, to: int) -> None:
     """Requests a rollback to the model of round `to`; durable on return. The last of several requests counts.
 
     Raises RunFolderError.
@@ -27,7 +27,7 @@ def ask(folder: Path, to: int) -> None:
         raise RunFolderError(f"cannot write {folder / FILE}: {error.strerror or error}") from None
 
 
-def taken(folder: Path) -> int | None:
+def requested_round(folder: Path) -> int | None:
     """The round that is requested; None without a request, 0 (no model's round) for an invalid one."""
     try:
         return int((folder / FILE).read_text("ascii"))
@@ -37,13 +37,13 @@ def taken(folder: Path) -> int | None:
         return 0
 
 
-def done(folder: Path, to: int) -> None:
+def clear_request(folder: Path, to: int) -> None:
     """Removes the request for round `to`, which was done or is impossible; a newer request stays.
 
     Never waits: if another process is writing a request, the old one is removed the next time.
     """
     with suppress(OSError), _alone(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-        if taken(folder) == to:
+        if requested_round(folder) == to:
             (folder / FILE).unlink()
 
 

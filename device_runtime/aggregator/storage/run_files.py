@@ -17,9 +17,9 @@ from device_runtime.aggregator.rounds.state import RoundsState
 from device_runtime.aggregator.tasks.task import Task, decode
 from device_runtime.aggregator.views.listener import (
     ContributionRecord,
-    Happening,
     RoundClosed,
     RoundRecord,
+    RunEvent,
     Started,
 )
 
@@ -42,7 +42,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: RunEvent) -> None:
         match happening:
             case Started():
                 self._begin("rounds", RoundRecord)
@@ -78,7 +78,7 @@ def _line(cells: Sequence[object]) -> str:
     return out.getvalue()
 
 
-def identified(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[str, bool]:
+def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[str, bool]:
     """Checks that a run folder belongs to this task; returns the run's name and whether it is resumed.
 
     A new folder becomes this task's. `shas`: sha256 of the main model's bundle and of the smaller ones', in

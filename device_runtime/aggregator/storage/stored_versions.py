@@ -29,7 +29,7 @@ def check_rollback(folder: Path, to: int, database: str = "") -> None:
     Also raises as versions_in.
     """
     if (folder / given_rounds.FILE).exists():
-        raise RollbackError(given_rounds.ITS_ROUNDS)
+        raise RollbackError(given_rounds.SITE_ROLLBACK_TEXT)
     kept = [version.round for version in versions_in(folder, database) if version.kept]
     if to not in kept:
         there = ", ".join(map(str, kept)) or "none"

@@ -94,7 +94,7 @@ class DatabasePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: str
 
 
-def of(folder: Path) -> DatabasePlace | None:
+def database_place_of(folder: Path) -> DatabasePlace | None:
     """The place of a folder's run; None where it is in the folder itself. Raises RunFolderError."""
     try:
         return msgspec.json.decode((folder / PLACE_FILE).read_bytes(), type=DatabasePlace)
@@ -104,7 +104,7 @@ def of(folder: Path) -> DatabasePlace | None:
         raise RunFolderError(f"cannot read {folder / PLACE_FILE}: {error}") from None
 
 
-def keep(folder: Path, place: DatabasePlace) -> None:
+def store_database_place(folder: Path, place: DatabasePlace) -> None:
     """Stores the place in the folder, durable on return. Raises RunFolderError."""
     try:
         replace_file(folder / PLACE_FILE, msgspec.json.encode(place) + b"\n")

@@ -46,10 +46,10 @@ class SystemKind:
         """The kind's settings in this task. Raises TaskError, ModelError."""
         given = _given(task, self.kind)
         settings = {**self.usual, **_followed(task, self.kind), **given.settings, **self.fixed}
-        if takes(self.kind, "members") and not settings.get("members"):
+        if has_setting(self.kind, "members") and not settings.get("members"):
             settings["members"] = tuple(_name(path) for path in task.family)
         begin, until = self.after(task.rounds) + 1, self.until(task.rounds)
-        if takes(self.kind, "rounds"):
+        if has_setting(self.kind, "rounds"):
             settings["rounds"] = until
         return KindSettings(
             name=self.kind,
@@ -87,7 +87,7 @@ class System:
         return msgspec.structs.replace(
             task,
             kinds=tuple(part.of(task) for part in parts if part.after(rounds) < rounds),
-            server=server_of(task, self.server),
+            server=server_optimizer_for(task, self.server),
             start=self.start,
             head="trained" if task.head == "auto" else task.head,
             wait_for="all" if task.wait_for == "auto" else task.wait_for,
@@ -95,12 +95,12 @@ class System:
         )
 
 
-def server_of(task: Task, name: str) -> ServerOptimizer:
+def server_optimizer_for(task: Task, name: str) -> ServerOptimizer:
     """The server optimizer of this name: the task's own, if it has this name, else with default settings."""
     return task.server if task.server.name == name else msgspec.convert({"name": name}, ServerOptimizer)
 
 
-def takes(kind: str, setting: str) -> bool:
+def has_setting(kind: str, setting: str) -> bool:
     """Whether the kind exists and has the setting."""
     return kind in KINDS and setting in getattr(KINDS[kind], "__dataclass_fields__", {})
 
@@ -115,7 +115,7 @@ def _followed(task: Task, name: str) -> Settings:
     if name not in WHOLE:
         return {}
     full = _given(task, "full").settings
-    return {key: value for key, value in full.items() if key in TRAINING and takes(name, key)}
+    return {key: value for key, value in full.items() if key in TRAINING and has_setting(name, key)}
 
 
 @lru_cache

@@ -13,7 +13,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.codec import CodecError
 
-from .known_systems import takes
+from .known_systems import has_setting
 from .task import KindSettings, Task
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, metavar="N", help=f"Train in batches of this many samples {whose}.")
 
 
-def trained(task: Task, options: argparse.Namespace) -> Task:
+def with_training_options(task: Task, options: argparse.Namespace) -> Task:
     """The task with the options of `add_arguments`, which override its kinds' own settings; logs which kinds.
 
     They apply to kinds that train in epochs. Other kinds need a learning rate of another magnitude and keep
@@ -41,8 +41,8 @@ def trained(task: Task, options: argparse.Namespace) -> Task:
         value = getattr(options, setting)
         if value is None:
             continue
-        having = [kind.name for kind in task.kinds if takes(kind.name, setting)]
-        chosen = [name for name in having if takes(name, "epochs")] or having
+        having = [kind.name for kind in task.kinds if has_setting(kind.name, setting)]
+        chosen = [name for name in having if has_setting(name, "epochs")] or having
         rest = [kind.name for kind in task.kinds if kind.name not in chosen]
         if not chosen:
             raise TaskError(f"--{setting} {value:g}: no kind offered has {said}; offered: {_listed(rest)}")
@@ -60,7 +60,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def coded(task: Task, word: str) -> Task:
+def with_codec(task: Task, word: str) -> Task:
     """The task with this codec for all kinds that have the setting; the others still send exact numbers.
 
     It replaces the kinds' own codecs; "" is no codec. Raises TaskError for an unknown codec, or one that no

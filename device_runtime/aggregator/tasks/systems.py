@@ -15,7 +15,15 @@ import msgspec
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.strategies.registry import KINDS
 
-from .known_systems import AS_PUBLISHED, SYSTEMS, Settings, System, SystemKind, server_of, takes
+from .known_systems import (
+    AS_PUBLISHED,
+    SYSTEMS,
+    Settings,
+    System,
+    SystemKind,
+    has_setting,
+    server_optimizer_for,
+)
 from .task import KindSettings, Task
 
 ALIASES = {"fedfsc+(baseline+)": "fedfsc+(fedavg+)", "drop": "fedavg", "reduced": "fedavg+"}
@@ -42,13 +50,13 @@ def names() -> tuple[str, ...]:
     return (*SYSTEMS, *(kind for kind in KINDS if kind not in SYSTEMS))
 
 
-def under(name: str, task: Task) -> Task:
+def task_as_system(name: str, task: Task) -> Task:
     """The task as the system of this name. Raises TaskError, ModelError."""
     system, modifiers = _parsed(name)
-    return modified(system.of(task), modifiers, task)
+    return with_modifiers(system.of(task), modifiers, task)
 
 
-def modified(task: Task, modifiers: Iterable[str], given: Task) -> Task:
+def with_modifiers(task: Task, modifiers: Iterable[str], given: Task) -> Task:
     """The task with these modifiers; `given` is the task before a system changed it. Raises TaskError."""
     for modifier in modifiers:
         task = _modified(task, modifier, given)
@@ -102,7 +110,7 @@ def _alone(kind: str) -> System:
 def _modified(task: Task, modifier: str, given: Task) -> Task:
     """The task with one modifier; the rest as in `modified`."""
     if modifier in SERVERS:
-        return msgspec.structs.replace(task, server=server_of(given, modifier))
+        return msgspec.structs.replace(task, server=server_optimizer_for(given, modifier))
     if modifier in ("all", "fast"):
         return msgspec.structs.replace(task, wait_for=modifier)
     changes: Mapping[str, tuple[str, Any]] = {
@@ -112,12 +120,12 @@ def _modified(task: Task, modifier: str, given: Task) -> Task:
         "dp": ("dp", {"rounds": task.rounds}),
     }
     setting, value = changes[modifier]
-    if not any(takes(kind.name, setting) for kind in task.kinds):
+    if not any(has_setting(kind.name, setting) for kind in task.kinds):
         kinds = ", ".join(kind.name for kind in task.kinds)
         raise TaskError(f"+{modifier} changes {setting}, which none of {kinds} has")
     changed = tuple(
         msgspec.structs.replace(kind, settings=_with(kind, setting, value))
-        if takes(kind.name, setting)
+        if has_setting(kind.name, setting)
         else kind
         for kind in task.kinds
     )

@@ -22,7 +22,7 @@ from device_runtime.strategies.kind import AnyStrategy, ClassStatistics, Setting
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from device_runtime.strategies.settings import Setting
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 if sys.version_info >= (3, 11):
@@ -372,7 +372,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def _mixed(self) -> bool:
-        return class_statistics.serves_closed_form([kind.strategy for kind in self.kinds])
+        return kind_statistics.serves_closed_form([kind.strategy for kind in self.kinds])
 
     @property
     def closed_form(self) -> bool:

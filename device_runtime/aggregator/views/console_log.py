@@ -12,12 +12,12 @@ from tabulate import tabulate
 from .listener import (
     MODELLED,
     Finished,
-    Happening,
     Observer,
     PlanMade,
     RoundClosed,
     RoundExtended,
     RoundOpened,
+    RunEvent,
     Started,
 )
 
@@ -41,7 +41,7 @@ class ConsoleLog:
         self._idle: dict[str, str] = {}
         self._devices_seen = True  # so that "no device is there" is printed once
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: RunEvent) -> None:
         match happening:
             case Started():
                 self._closed = list(happening.closed)
@@ -55,7 +55,7 @@ class ConsoleLog:
                 self._idle.pop(device, None)
             case RoundExtended():
                 if happening.devices or self._devices_seen:
-                    self._line(extended(happening) + idle(self._idle))
+                    self._line(extended(happening) + sitting_out_text(self._idle))
                 self._idle, self._devices_seen = {}, happening.devices > 0
             case RoundClosed():
                 self._closed.append(happening)
@@ -89,7 +89,7 @@ def extended(happening: RoundExtended) -> str:
     )
 
 
-def idle(reasons: Mapping[str, str]) -> str:
+def sitting_out_text(reasons: Mapping[str, str]) -> str:
     """How many devices sit out, and the reason of the first one."""
     for device, why in sorted(reasons.items()):
         return f"; {len(reasons)} sitting out, {device} as {why}"
@@ -102,7 +102,7 @@ def summary(closed: RoundClosed) -> str:
     parts = [
         f"accuracy {percent(record.eval_acc)}",
         f"loss {number(record.eval_loss)}",
-        who(closed) or "nobody",
+        contribution_counts(closed) or "nobody",
         f"{size(record.bytes_up)} up, {size(record.bytes_down)} down",
         f"{record.energy_j:.3g} J{energy_from(closed)}",
         f"{record.duration_s:.1f} s",
@@ -120,7 +120,7 @@ def table(closed: list[RoundClosed]) -> str:
             c.record.round,
             percent(c.record.eval_acc),
             number(c.record.eval_loss),
-            who(c),
+            contribution_counts(c),
             size(c.record.bytes_up),
             size(c.record.bytes_down),
             f"{c.record.energy_j:.3g} J",
@@ -143,7 +143,7 @@ def energy_from(closed: RoundClosed) -> str:
     return " measured" if measured else f" {MODELLED}"
 
 
-def who(closed: RoundClosed) -> str:
+def contribution_counts(closed: RoundClosed) -> str:
     """The number of contributions of each kind: "3 full, 1 zeroth-order"."""
     counts = Counter(contribution.kind for contribution in closed.contributions)
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())

@@ -9,11 +9,11 @@ from .listener import (
     ContributionRefused,
     DeviceSeen,
     Finished,
-    Happening,
     PlanMade,
     RoundClosed,
     RoundExtended,
     RoundOpened,
+    RunEvent,
     Started,
 )
 
@@ -50,7 +50,7 @@ class Dashboard:
     devices: dict[str, DeviceRow] = field(default_factory=dict)
     closed: list[RoundClosed] = field(default_factory=list)
 
-    def take(self, happening: Happening, now: float) -> None:
+    def take(self, happening: RunEvent, now: float) -> None:
         """Updates the state by an event; `now` in seconds."""
         match happening:
             case Started():

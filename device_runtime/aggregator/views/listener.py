@@ -180,7 +180,7 @@ class Finished:
     rounds: int
 
 
-Happening = (
+RunEvent = (
     Started
     | RoundOpened
     | RoundExtended
@@ -196,4 +196,4 @@ Happening = (
 class Observer(Protocol):
     """A callable that takes events, in the service's own thread: it must be quick. Its errors are logged."""
 
-    def __call__(self, happening: Happening) -> None: ...
+    def __call__(self, happening: RunEvent) -> None: ...

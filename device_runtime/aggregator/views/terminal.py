@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import MissingExtra
 
-from .console_log import number, percent, size, table, who
+from .console_log import contribution_counts, number, percent, size, table
 from .dashboard_state import Dashboard, DeviceRow, sparkline
-from .listener import Finished, Happening
+from .listener import Finished, RunEvent
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -47,7 +47,7 @@ class TerminalView:
         self._live = RichLive(console=console, refresh_per_second=4, get_renderable=self.draw)
         self._live.start()
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: RunEvent) -> None:
         with self._lock:
             self._board.take(happening, time.monotonic())
         if isinstance(happening, Finished):
@@ -133,7 +133,7 @@ def _rounds(board: Dashboard) -> Table:
             str(record.round),
             percent(record.eval_acc),
             number(record.eval_loss),
-            who(closed),
+            contribution_counts(closed),
             size(record.bytes_up),
             size(record.bytes_down),
             f"{record.energy_j:.3g} J",

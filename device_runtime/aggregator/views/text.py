@@ -18,7 +18,7 @@ def printable(text: str) -> str:
     return line if len(line) <= LIMIT else f"{line[: LIMIT - 3]}..."
 
 
-def in_vain(command: GiveUp, why: Mapping[str, str]) -> str:
+def given_up_text(command: GiveUp, why: Mapping[str, str]) -> str:
     """Says why a run is given up: what the devices did, and `why`, the reasons of those that sat out."""
     told = [(device, why.get(device, "").split("; ")[0]) for device in command.sat_out]
     said = [f"{device} ({reason})" if reason else device for device, reason in told]

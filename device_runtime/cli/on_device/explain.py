@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
     from device_runtime.strategies import registry
     from device_runtime.strategies.kind import ClassStatistics
-    from device_runtime.strategies.statistics import class_statistics
+    from device_runtime.strategies.statistics import kind_statistics
 
     from . import profile as profile_command
 
@@ -97,9 +97,9 @@ def run(options: argparse.Namespace) -> int:
         for name, settings in registry.default_settings(names)
     ]
     if options.head == "closed-form" or (
-        options.head == "auto" and class_statistics.serves_closed_form(kinds)
+        options.head == "auto" and kind_statistics.serves_closed_form(kinds)
     ):
-        kinds = [class_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
+        kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
     policy = work_gate.kept_policy(options.state) if options.state else None
     barred = policy.allowed.bars if policy else lambda _: ""
     plan = choose(profile, kinds, {MAIN: load}, options.deadline, barred)

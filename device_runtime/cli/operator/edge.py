@@ -106,27 +106,27 @@ def run(options: argparse.Namespace) -> int:
 def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event) -> None:
     """Run the site's aggregator on its two links, until stopped or done."""
     # these imports need the extra `aggregator`, which --help must not need
-    from device_runtime.aggregator.hierarchy.edge_process import Edge
-    from device_runtime.aggregator.hierarchy.site import tell
+    from device_runtime.aggregator.hierarchy.edge_process import SiteProcess
+    from device_runtime.aggregator.hierarchy.site import log_site
     from device_runtime.aggregator.hierarchy.site_manager import SiteRules
     from device_runtime.aggregator.intake.limits import BoundedInbox
     from device_runtime.aggregator.rounds.ports import Ports
     from device_runtime.aggregator.serving import logs
     from device_runtime.aggregator.serving.process import QUEUE_BYTES, QUEUE_LIMIT
 
-    logs.limit()
+    logs.limit_warnings()
     inbox = BoundedInbox()
     link_options = LinkOptions(
         subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES
     )
     below = Link(url, f"edge-{secrets.token_hex(4)}", inbox, link_options)
-    seal = enrolled.sealing(options.enrolment, above.folder)
-    agree = enrolled.agreeing(options.enrolment)
-    devices = enrolled.devices(options.enrolment)
+    seal = enrolled.offer_seal(options.enrolment, above.folder)
+    agree = enrolled.key_agreement(options.enrolment)
+    devices = enrolled.enrolled_devices(options.enrolment)
     ports = Ports(
         below,
         inbox,
-        (tell,),
+        (log_site,),
         time.monotonic,
         url.mqtt5,
         seal,
@@ -136,7 +136,7 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
     )
     rules = SiteRules(options.min_devices, options.min_contributions, options.late)
     settings = Settings(above.name, above.folder, above.folder, aggregator=above.key, secret=above.secret)
-    with closing(Edge(settings, secrets.randbits(32), rules, ports)) as edge:
+    with closing(SiteProcess(settings, secrets.randbits(32), rules, ports)) as edge:
         agent = edge.agent
         presence = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
         link = Link(above.url, above.client_id, agent.inbox, presence)

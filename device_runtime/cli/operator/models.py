@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from device_runtime.aggregator.errors import AggregatorError, RunFolderError, RunInUse
 from device_runtime.aggregator.storage import rollback_request
-from device_runtime.aggregator.storage.database import begun
+from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.views.console_log import number, percent, size
 from device_runtime.broker.wire.partial_blob import replace_file
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from device_runtime.aggregator.storage.stored_versions import versions_in
 
     folder: Path = options.run_dir
-    if not begun(folder):
+    if not has_run(folder):
         raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
     if options.rollback is not None:
         print(_roll_back(folder, options.rollback))
@@ -99,7 +99,7 @@ def _roll_back(folder: Path, to: int) -> str:
     try:
         _roll_back_here(folder, to)
     except RunInUse:
-        rollback_request.ask(folder, to)
+        rollback_request.request_rollback(folder, to)
         return f"asked the aggregator that runs in {folder} to go back to the model of round {to}"
     return f"{folder} serves the model of round {to}; the next round goes on from it"
 

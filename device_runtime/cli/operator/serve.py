@@ -16,7 +16,7 @@ from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
 from device_runtime.aggregator.tasks import shared_settings as training
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
-from device_runtime.aggregator.tasks.shared_settings import coded
+from device_runtime.aggregator.tasks.shared_settings import with_codec
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.strategies.robust.settings import RULES
 
@@ -369,6 +369,6 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
     if args.family is not None:
         flags["family"] = [name.strip() for name in args.family.split(",") if name.strip()]
     task = tasks.load(file, flags)
-    task = systems.under(args.system, task) if args.system else task
-    task = training.trained(task, args)
-    return task if args.codec is None else coded(task, args.codec)
+    task = systems.task_as_system(args.system, task) if args.system else task
+    task = training.with_training_options(task, args)
+    return task if args.codec is None else with_codec(task, args.codec)

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         raise MissingExtra(
             f"the server of the page needs {error.name}: pip install 'device-runtime[aggregator,service]'"
         ) from None
-    web = join.root()
-    target = args.into or (web / join.VENDOR if IN_CHECKOUT else join.kept_vendor(web))
+    web = join.page_folder()
+    target = args.into or (web / join.VENDOR if IN_CHECKOUT else join.fetched_library_folder(web))
     fetch(web, target)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     print(f"the page's libraries are in {target}: {size / 1e6:.0f} MB")

@@ -14,7 +14,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import shared_settings as training
-from device_runtime.aggregator.tasks.shared_settings import coded
+from device_runtime.aggregator.tasks.shared_settings import with_codec
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation import scenario
@@ -152,8 +152,8 @@ def _over(options: argparse.Namespace) -> dict[str, Any]:
 def _trained(mine: Scenario, options: argparse.Namespace) -> Scenario:
     """The scenario with the flags that are for many kinds of update. Raises ScenarioError."""
     try:
-        task = training.trained(mine.task, options)
-        task = task if options.codec is None else coded(task, options.codec)
+        task = training.with_training_options(mine.task, options)
+        task = task if options.codec is None else with_codec(task, options.codec)
         return msgspec.structs.replace(mine, task=task)
     except TaskError as error:
         raise ScenarioError(str(error)) from None

@@ -77,7 +77,7 @@ def _print_one(options: argparse.Namespace) -> None:
     from device_runtime.aggregator.tasks import systems
     from device_runtime.aggregator.tasks.task import Task
 
-    task = systems.under(options.name, Task(bundle="any", rounds=options.rounds))
+    task = systems.task_as_system(options.name, Task(bundle="any", rounds=options.rounds))
     parts = tuple(_offered(task))
     if options.format == "json":
         print(msgspec.json.format(msgspec.json.encode(parts)).decode())

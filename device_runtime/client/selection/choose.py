@@ -11,7 +11,7 @@ from device_runtime.profiles import Cost, DeviceProfile, StragglerVerdict, Workl
 from device_runtime.profiles.cost import MissingGraph, misfit_reasons, speed_on_bundle, with_measured_memory
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 
 MARGIN = 0.9
 """Share of the time left that a plan may fill, as predictions are not exact."""
@@ -111,7 +111,7 @@ def choose(
     candidates = tuple(_candidate(form, judge) for form in forms)
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
     if chosen is None and any(kind.statistics is not None for kind in kinds):
-        plain = tuple(class_statistics.without_class_statistics(kind) for kind in kinds)
+        plain = tuple(kind_statistics.without_class_statistics(kind) for kind in kinds)
         if plain != tuple(kinds):
             return choose(profile, plain, loads, remaining_s, barred, elsewhere)
     return UpdateChoice(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
@@ -124,9 +124,9 @@ def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
     """
     load, main = loads[form.member], loads.get(MAIN)
     if form.member == MAIN or main is None:
-        return class_statistics.cost(form, with_measured_memory(load, profile.speed), profile)
+        return kind_statistics.cost(form, with_measured_memory(load, profile.speed), profile)
     speed = speed_on_bundle(profile.speed, main, load)
-    return class_statistics.cost(form, with_measured_memory(load, speed), replace(profile, speed=speed))
+    return kind_statistics.cost(form, with_measured_memory(load, speed), replace(profile, speed=speed))
 
 
 def _verdict(
@@ -147,7 +147,7 @@ def _candidate(form: AnyStrategy, judge: Judge) -> Candidate:
     found = judge(form)
     if found.cost is None or not found.misfits:
         return found
-    poorer = class_statistics.without_moments(form)
+    poorer = kind_statistics.without_moments(form)
     less = _candidate(poorer, judge) if poorer else _of_fewer_classes(found, judge)
     return less if less and not less.misfits else found
 
@@ -157,7 +157,7 @@ def _of_fewer_classes(found: Candidate, judge: Judge) -> Candidate | None:
     best, fits, (over, _) = None, 0, found.classes
     while fits + 1 < over:
         most = (fits + over) // 2 if fits else 1
-        one = judge(class_statistics.with_most_classes(found.strategy, most))
+        one = judge(kind_statistics.with_most_classes(found.strategy, most))
         if one.misfits:
             over = most
         else:
@@ -181,4 +181,4 @@ def _judged(
     lacks = misfit_reasons(cost, profile.memory, usable_s)
     if not lacks and form.member not in here:
         lacks = ("its model was not fetched",)
-    return Candidate(form, cost, lacks, class_statistics.class_coverage(form, workload))
+    return Candidate(form, cost, lacks, kind_statistics.class_coverage(form, workload))

@@ -41,7 +41,7 @@ from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.codecs.chain import Encoded
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import LocalData, OutOfTime, TrainedUpdate
 from device_runtime.strategies.training.workload import workload
 
@@ -371,10 +371,10 @@ def allowed_statistics(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
     """
     statistics, least = kind.statistics, allowed.smallest_count or 1
     if statistics is not None and allowed.kinds and ClassMeans.name not in allowed.kinds:
-        return class_statistics.with_class_statistics(kind, None)
+        return kind_statistics.with_class_statistics(kind, None)
     if statistics is None or statistics.smallest_count >= least:
         return kind
-    return class_statistics.with_class_statistics(kind, replace(statistics, smallest_count=least))
+    return kind_statistics.with_class_statistics(kind, replace(statistics, smallest_count=least))
 
 
 def _keep(settings: Settings) -> Selection:

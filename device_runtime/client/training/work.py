@@ -25,7 +25,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.terms.accountant import PrivacyError
 from device_runtime.strategies.training.device_half import (
     NO_TENSORS,
@@ -332,8 +332,8 @@ class Equipment:
         )
         self.guard.before(strategy, len(self.data))
         try:
-            trained = class_statistics.train(strategy, model, self.data, run)
-            check(trained.tensors, class_statistics.expected(strategy, model.manifest))
+            trained = kind_statistics.train(strategy, model, self.data, run)
+            check(trained.tensors, kind_statistics.expected(strategy, model.manifest))
         except (OutOfTime, OutOfMemory, MemoryError, ModelError) as error:
             self.watcher.clear(model)
             if isinstance(error, MemoryError):  # see bounded.cap

@@ -9,7 +9,7 @@ from device_runtime.client.energy import Energy, modelled
 from device_runtime.client.selection.choose import Candidate, Loads
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.terms.accountant import PrivacyError
 from device_runtime.strategies.terms.dp_sgd import PrivacyLedger, dp_settings, spent_in_round
 from device_runtime.strategies.training.device_half import OutOfTime, Run, TrainedUpdate
@@ -76,7 +76,7 @@ class VirtualWorker:
         strategy, load = chosen.strategy, self.loads[chosen.strategy.member]
         if event := spent_in_round(strategy, load.samples):
             self.ledger = self.ledger.after(event)
-        cost = chosen.cost or class_statistics.cost(strategy, load, self._believed)
+        cost = chosen.cost or kind_statistics.cost(strategy, load, self._believed)
         self.peak_bytes = max(self.peak_bytes, cost.peak_memory_bytes)
         predicted_s = cost.compute_s / self._believed.corrections.get(chosen.kind, 1.0)
         began, seconds = self.now, predicted_s * self._slowdown
@@ -88,7 +88,7 @@ class VirtualWorker:
             self.flops += cost.flops * (self.now - began) / seconds if seconds else 0.0
             raise
         if form is not strategy:
-            share = max(share, class_statistics.cost(form, load, self._believed).flops / cost.flops)
+            share = max(share, kind_statistics.cost(form, load, self._believed).flops / cost.flops)
         self.now = began + share * seconds
         self.flops += share * cost.flops
         return form, TrainedUpdate(chosen.kind, {}, load.samples, nan, form.form)

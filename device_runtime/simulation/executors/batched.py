@@ -20,12 +20,12 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
 from device_runtime.models.training.heads import HeadLesson, head_matrix, inputs_of, split_heads, train_heads
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.statistics.class_statistics import (
+from device_runtime.strategies.statistics.class_statistics import split_statistics
+from device_runtime.strategies.statistics.kind_statistics import (
     Measured,
     add_statistics,
     measured,
     specs,
-    split_statistics,
     statistics_of,
 )
 from device_runtime.strategies.training.device_half import TrainedUpdate

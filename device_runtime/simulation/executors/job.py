@@ -19,7 +19,7 @@ from device_runtime.models.errors import TensorError
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import NO_TENSORS, Run, TrainedUpdate
 
 
@@ -118,8 +118,8 @@ def train(model: DeviceModel, world: World, job: TrainingJob, aside: Tensors = N
     """
     data = world.clients.local(job.device, model.manifest.input)
     try:
-        made = class_statistics.train(job.strategy, model, data, run_of(job, aside))
-        check(made.tensors, class_statistics.expected(job.strategy, model.manifest))
+        made = kind_statistics.train(job.strategy, model, data, run_of(job, aside))
+        check(made.tensors, kind_statistics.expected(job.strategy, model.manifest))
     except TensorError as error:
         return FailedJob(str(error))
     return replace(made, form=job.strategy.form)

@@ -18,7 +18,7 @@ from device_runtime.models.errors import ModelError, one_line
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from .job import FailedJob, Result, TrainingJob, World
@@ -216,7 +216,7 @@ class ExpectedTensors:
         """
         if id(strategy) not in self._known:  # the strategy is kept too, so that its id is not reused
             manifest = self._world.of(strategy.member).manifest
-            specs = {spec.name: spec for spec in class_statistics.expected(strategy, manifest)}
+            specs = {spec.name: spec for spec in kind_statistics.expected(strategy, manifest)}
             self._known[id(strategy)] = strategy, specs
         return self._known[id(strategy)][1]
 

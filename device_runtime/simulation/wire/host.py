@@ -13,7 +13,7 @@ from device_runtime.aggregator.rounds.service import LINGER_S, Service
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.serving.process import QUEUE_LIMIT
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.listener import Happening
+from device_runtime.aggregator.views.listener import RunEvent
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Event
 from device_runtime.broker.wire.topics import TopicError
@@ -60,7 +60,7 @@ class VirtualAggregator:
     """The service of one task on one run folder, through kills and restarts."""
 
     def __init__(self, task: Task, folder: Path, broker: VirtualBroker, log: PacketLog) -> None:
-        self.told: list[tuple[float, Happening]] = []
+        self.told: list[tuple[float, RunEvent]] = []
         """The reports of the service, each with its virtual seconds."""
         self._task, self._folder, self._broker, self._log = task, folder, broker, log
         self._agenda = broker.agenda
@@ -108,7 +108,7 @@ class VirtualAggregator:
         if self._service:
             self._service.close()
 
-    def _tell(self, happening: Happening) -> None:
+    def _tell(self, happening: RunEvent) -> None:
         self.told.append((self._agenda.now, happening))
 
     def _heard(self, event: Event) -> None:

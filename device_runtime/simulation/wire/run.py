@@ -25,10 +25,10 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import (
     Contributed,
     ContributionRecord,
-    Happening,
     PlanMade,
     RoundClosed,
     RoundRecord,
+    RunEvent,
 )
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.models.bundles import bundle as bundles
@@ -122,7 +122,7 @@ class WireResult:
     """The result of a run: the served weights, and `told`, the aggregator's reports with virtual seconds."""
 
     weights: Tensors
-    told: tuple[tuple[float, Happening], ...]
+    told: tuple[tuple[float, RunEvent], ...]
     log: tuple[PassedPacket, ...]
     seconds: float
 

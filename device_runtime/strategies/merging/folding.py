@@ -11,7 +11,8 @@ from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies.kind import AnyStrategy, DerivesMembers, form_named
 from device_runtime.strategies.statistics import closed_form, held_out
-from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site, per_measured
+from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site
+from device_runtime.strategies.statistics.kind_statistics import per_measured
 from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
 from .aggregator_half import CarriedState, RoundModel

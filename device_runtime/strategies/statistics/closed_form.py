@@ -17,7 +17,7 @@ model is the extractor E with the head W, b: E is averaged with the weights of t
 means fit it to first order. Late statistics add the base that they were measured on to w_t theta_t. The next
 base keeps its own, trained head. If the head has more features than the statistics, these are of f R
 (`class_sums.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
-and rounds that a device's statistics stand for (`class_statistics.per_measured`, `device_half.Late`).
+and rounds that a device's statistics stand for (`kind_statistics.per_measured`, `device_half.Late`).
 
 Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
 over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from device_runtime.aggregator.delivery.outbound import (
-    EXTRA_BYTES,
-    MOST_OF_ONE,
+    FREE_EXTRA_BYTES,
+    FREE_TIMES,
+    LINK_BACKLOG_BYTES,
+    MOST_BLOCKS_OF_DEVICE,
     REFILL_S,
-    ROOM_BYTES,
-    TIMES,
-    Blocks,
+    BlockSender,
 )
 from device_runtime.broker.wire.blobs import BLOCK, Blobs
 from device_runtime.broker.wire.messages import Blob, Get
@@ -31,7 +31,7 @@ def place(tmp_path):
         return True
 
     at.blobs = Blobs(tmp_path)
-    at.blocks = Blocks(send, lambda: at.now, lambda: at.waiting)
+    at.blocks = BlockSender(send, lambda: at.now, lambda: at.waiting)
     return at
 
 
@@ -52,7 +52,7 @@ def test_of_a_blob_that_is_not_here_one_word_is_sent(place):
 
 def test_while_the_link_is_full_blocks_wait_as_numbers_and_then_go_to_each_device_in_turn(place):
     blob = place.blobs.put(os.urandom(4 * BLOCK))
-    place.waiting = ROOM_BYTES
+    place.waiting = LINK_BACKLOG_BYTES
     for device in ("a", "b"):
         for _ in range(3):  # asked again as nothing came
             place.blocks.ask(device, Get(blob=blob, blocks=(0, 1, 2)), place.blobs)
@@ -66,7 +66,7 @@ def test_the_link_never_holds_much_more_than_it_should_however_much_is_asked_for
     blob = place.blobs.put(os.urandom(32 * BLOCK))
     for number in range(100):
         place.blocks.ask(f"pi-{number}", Get(blob=blob, blocks=tuple(range(32))), place.blobs)
-    assert place.waiting <= ROOM_BYTES + BLOCK
+    assert place.waiting <= LINK_BACKLOG_BYTES + BLOCK
     for _ in range(12):
         place.waiting = 0
         place.blocks.go_on()
@@ -80,7 +80,7 @@ def test_a_device_that_asks_for_the_same_blob_without_end_waits_and_others_do_no
     for _ in range(1000):
         place.waiting = 0
         place.blocks.ask("evil", everything, place.blobs)
-    most = TIMES * size + EXTRA_BYTES
+    most = FREE_TIMES * size + FREE_EXTRA_BYTES
     assert len(place.sent) * BLOCK <= most
     del place.sent[:]
     place.waiting = 0
@@ -104,7 +104,7 @@ def test_a_size_that_is_a_lie_gives_no_more(place):
         place.blocks.ask("evil", Get(blob=blob, blocks=(0, 1, 2, 3)), place.blobs)
         place.now += 0.001
     sent = [index for _, index in place.sent if index >= 0]
-    assert len(sent) * BLOCK <= TIMES * blob.size + EXTRA_BYTES + BLOCK
+    assert len(sent) * BLOCK <= FREE_TIMES * blob.size + FREE_EXTRA_BYTES + BLOCK
 
 
 def test_of_one_device_only_so_many_blocks_wait(place):
@@ -117,12 +117,12 @@ def test_of_one_device_only_so_many_blocks_wait(place):
         place.now += 1.0
         place.waiting = 0
         place.blocks.go_on()
-    assert len(place.sent) == MOST_OF_ONE
+    assert len(place.sent) == MOST_BLOCKS_OF_DEVICE
 
 
 def test_a_device_that_is_forgotten_gets_nothing_more(place):
     blob = place.blobs.put(os.urandom(4 * BLOCK))
-    place.waiting = ROOM_BYTES
+    place.waiting = LINK_BACKLOG_BYTES
     place.blocks.ask("a", Get(blob=blob, blocks=(0, 1)), place.blobs)
     place.blocks.forget("a")
     place.waiting = 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from device_runtime.aggregator.hierarchy.edge_process import Edge
+from device_runtime.aggregator.hierarchy.edge_process import SiteProcess
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
 from device_runtime.aggregator.rounds.ports import Ports
 from device_runtime.aggregator.rounds.service import Service
@@ -108,7 +108,7 @@ class Levels:
         state = self.folder / "site"
         state.mkdir(exist_ok=True)
         ports = Ports(self.below, self.below.inbox, clock=self.clock)
-        self.edge = Edge(Settings("site", state, state), self.lives, self.rules, ports)
+        self.edge = SiteProcess(Settings("site", state, state), self.lives, self.rules, ports)
         self.edge.agent.begin(self.above)
         self.edge.agent.inbox.put(Connected(first=True))
 

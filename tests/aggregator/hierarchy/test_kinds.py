@@ -8,7 +8,7 @@ from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.registry import KINDS, make
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 
 
 def offer(*kinds):
@@ -53,7 +53,7 @@ def test_what_is_more_than_a_base_is_left_out_with_its_reason(bundle, kind, why)
 
 
 def asked(kind):
-    return class_statistics.with_class_statistics(kind, ClassStatistics(samples=3))
+    return kind_statistics.with_class_statistics(kind, ClassStatistics(samples=3))
 
 
 def test_a_site_asks_its_devices_for_the_class_statistics_that_it_is_asked_for(bundle):

@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.hierarchy.forwarding import at_site
+from device_runtime.aggregator.hierarchy.forwarding import site_kind
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
-from device_runtime.aggregator.rounds.given_rounds import Outside
+from device_runtime.aggregator.rounds.given_rounds import GivenRoundStore
 from device_runtime.aggregator.tasks.task import KindSettings
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Received
@@ -160,7 +160,7 @@ def test_a_device_of_a_site_measures_what_it_would_measure_for_the_one_above(bun
     data = LocalData(
         rng.normal(size=(20, *bundle.manifest.input.shape)).astype(np.float32), rng.integers(10, size=20)
     )
-    here = at_site(asked, bundle.weights(), bundle.manifest)
+    here = site_kind(asked, bundle.weights(), bundle.manifest)
     assert (here.sizing, here.eps != asked.eps) == ("absolute", True)
     model, run = OnnxModel(bundle), Run(7, "a", lambda: 0.0, 1.0)
     above, below = (kind.train(model, data, run).tensors["g"] for kind in (asked, here))
@@ -332,13 +332,13 @@ def test_of_fewer_than_it_needs_a_site_forwards_nothing(levels, bundle):
 
 def test_what_came_in_time_is_forwarded_also_where_the_site_s_disk_was_slow(levels, bundle, monkeypatch):
     h = levels("full", rounds=1)
-    real = Outside.keep
+    real = GivenRoundStore.keep
 
     def slow(self, given):
         h.now += 0.3  # the site's own deadline is counted from here
         real(self, given)
 
-    monkeypatch.setattr(Outside, "keep", slow)
+    monkeypatch.setattr(GivenRoundStore, "keep", slow)
     h.go().join("a", "b")
     assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
     h.now = 190.1  # the tenth that is kept free has begun

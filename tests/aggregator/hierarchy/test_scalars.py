@@ -11,7 +11,7 @@ from device_runtime.aggregator.hierarchy import site_manager as ground
 from device_runtime.aggregator.hierarchy.forwarding import steps_between
 from device_runtime.aggregator.hierarchy.site_manager import SiteRules
 from device_runtime.aggregator.rounds import run as rounds
-from device_runtime.aggregator.rounds.given_rounds import SEEDS, GivenRound, Outside
+from device_runtime.aggregator.rounds.given_rounds import SEEDS, GivenRound, GivenRoundStore
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task
@@ -221,12 +221,12 @@ def test_where_offers_have_no_step_in_common_it_is_tried_whether_steps_lead_ther
 
 def test_seeds_of_earlier_rounds_outlive_the_process_and_are_bounded(tmp_path):
     base = Base((Blob(bytes(32), 1),), bytes(32))
-    outside = Outside(tmp_path)
+    outside = GivenRoundStore(tmp_path)
     for number in range(2, 2 * SEEDS + 2, 2):
         outside.keep(GivenRound(number, 1000 + number, 9.0, base, CarriedBlobs(), b""))
         outside.keep(GivenRound(number, 1000 + number, 5.0, base, CarriedBlobs(), b""))
     outside.keep(GivenRound(1000, 7, 9.0, base, CarriedBlobs(), b""))
-    again = Outside(tmp_path)
+    again = GivenRoundStore(tmp_path)
     assert (again.seed(1000), again.seed(2 * SEEDS), again.seed(2)) == (7, 1000 + 2 * SEEDS, 1002)
     again.keep(GivenRound(1001, 8, 9.0, base, CarriedBlobs(), b""))
     for number in (2, 999):

@@ -14,7 +14,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.registry import make
-from device_runtime.strategies.statistics import class_statistics, closed_form, held_out
+from device_runtime.strategies.statistics import class_statistics, closed_form, held_out, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import MOMENTS, RIGHT, ROWS, SPREAD, Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums, read_rows
 from device_runtime.strategies.training.device_half import LocalData, Run
@@ -37,11 +37,11 @@ def sends(bundle, digits):
         model.load(rounds.weights(number))
         strategy = next(one.strategy for one in h.task.kinds if one.name == kind)
         if strategy.statistics is not None:
-            strategy = class_statistics.with_class_statistics(
+            strategy = kind_statistics.with_class_statistics(
                 strategy, replace(strategy.statistics, **(changes or {}))
             )
         data = LocalData(digits.x[PARTS[device]], digits.y[PARTS[device]])
-        made = class_statistics.train(
+        made = kind_statistics.train(
             strategy,
             model,
             data,
@@ -55,13 +55,13 @@ def sends(bundle, digits):
 @pytest.fixture
 def forwarded(monkeypatch):
     """The statistics that go up, each time that an update is made."""
-    made, encoded = [], forwarding.encoded
+    made, encoded = [], forwarding.encoded_statistics
 
     def kept(*given):
         made.append(encoded(*given))
         return made[-1]
 
-    monkeypatch.setattr(forwarding, "encoded", kept)
+    monkeypatch.setattr(forwarding, "encoded_statistics", kept)
     return made
 
 
@@ -242,8 +242,8 @@ def test_squares_that_rounding_has_made_smaller_than_the_means_allow_are_sent_as
     """Two devices whose features are all the same, and were rounded so."""
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     short = Statistics(known, known, np.array([[99.0, 54.0], [54.0, 32.9]]))
-    full = class_statistics.with_class_statistics(make("full"), ClassStatistics(numbers=numbers))
-    sent = forwarding.encoded(short, full, 100)
+    full = kind_statistics.with_class_statistics(make("full"), ClassStatistics(numbers=numbers))
+    sent = forwarding.encoded_statistics(short, full, 100)
     assert class_statistics.doubt(sent, 100, 2, (2, 2)) == ""
     assert class_statistics.decode(sent, (2, 2)).moments.diagonal() == pytest.approx([100, 33], rel=1e-3)
 
@@ -251,10 +251,10 @@ def test_squares_that_rounding_has_made_smaller_than_the_means_allow_are_sent_as
 def test_what_the_one_above_would_refuse_is_left_out_and_said(caplog):
     known = sums([6, 4], [[1.0, 0.0], [1.0, 0.0]])
     odd = Statistics(known, known, np.array([[10.0, 9.0], [9.0, 0.0]]))
-    full = class_statistics.with_class_statistics(make("full"), ClassStatistics())
-    assert forwarding.encoded(odd, full, 10) == {}
+    full = kind_statistics.with_class_statistics(make("full"), ClassStatistics())
+    assert forwarding.encoded_statistics(odd, full, 10) == {}
     assert "the aggregator above would refuse them: the moment of features 0 and 1 is 0.8999" in caplog.text
-    assert forwarding.encoded(odd, make("full"), 10) == {}
+    assert forwarding.encoded_statistics(odd, make("full"), 10) == {}
 
 
 @pytest.mark.parametrize("rich", [FULL, SCALARS])
@@ -306,8 +306,8 @@ def test_more_samples_measured_than_counted_are_sent_as_no_more():
     """As of entropy subsets, which measure all samples and count as those selected."""
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     moments = np.array([[100.0, 54.0], [54.0, 40.0]])
-    full = class_statistics.with_class_statistics(make("full"), ClassStatistics())
-    sent = forwarding.encoded(Statistics(known, known, moments), full, 33)
+    full = kind_statistics.with_class_statistics(make("full"), ClassStatistics())
+    sent = forwarding.encoded_statistics(Statistics(known, known, moments), full, 33)
     assert class_statistics.doubt(sent, 33, 2, (2, 2)) == ""
     read = class_statistics.decode(sent, (2, 2))
     assert read.sums.counts.tolist() == read.moment_sums.counts.tolist() == [19, 13]
@@ -316,8 +316,8 @@ def test_more_samples_measured_than_counted_are_sent_as_no_more():
 
 def test_moments_that_overflow_are_not_sent_and_said(caplog):
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
-    full = class_statistics.with_class_statistics(make("full"), ClassStatistics())
-    assert forwarding.encoded(Statistics(known, known, np.full((2, 2), 1e45)), full, 100) == {}
+    full = kind_statistics.with_class_statistics(make("full"), ClassStatistics())
+    assert forwarding.encoded_statistics(Statistics(known, known, np.full((2, 2), 1e45)), full, 100) == {}
     assert "class statistics of the site are not sent" in caplog.text
 
 
@@ -357,8 +357,10 @@ def test_a_site_of_class_means_alone_forwards_them_whichever_head_its_devices_fi
 def test_more_held_out_samples_than_the_one_above_believes_are_sent_as_no_more():
     """As of entropy subsets, which hold out of all samples and count as those selected."""
     known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
-    full = class_statistics.with_class_statistics(make("full"), ClassStatistics(hold_out=0.2))
+    full = kind_statistics.with_class_statistics(make("full"), ClassStatistics(hold_out=0.2))
     moments = np.array([[100.0, 54.0], [54.0, 40.0]])
-    sent = forwarding.encoded(Statistics(known, known, moments, np.array([25.0, 10, 20])), full, 39)
+    sent = forwarding.encoded_statistics(
+        Statistics(known, known, moments, np.array([25.0, 10, 20])), full, 39
+    )
     assert sent[RIGHT].tolist() == [[11, 4, 8]]
     assert held_out.doubt(sent[RIGHT], 0.2, 39) == ""

@@ -8,11 +8,11 @@ pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[se
 
 from fastapi import HTTPException
 
-from device_runtime.aggregator.http.api import Api, TokenGuard
+from device_runtime.aggregator.http.api import TaskRoutes, TokenGuard
 from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.http.security import Token
-from device_runtime.aggregator.http.watch import Hosted
-from device_runtime.aggregator.rounds.ports import Pulse
+from device_runtime.aggregator.http.watch import ServedTask
+from device_runtime.aggregator.rounds.ports import LoopClock
 from device_runtime.aggregator.storage import tables as place
 from device_runtime.aggregator.storage.store import Store
 from device_runtime.aggregator.tasks.task import Task
@@ -27,15 +27,20 @@ class Broker:
 def api(postgres, tmp_path, clock):
     """Of a run whose folder names a user who must give a password, which the folder does not hold."""
     with closing(Store(tmp_path, database=postgres.url)):
-        known = place.of(tmp_path)
+        known = place.database_place_of(tmp_path)
     server = f"host=127.0.0.1 port={postgres.port} user=locked dbname=fl"
-    place.keep(tmp_path, place.DatabasePlace(server, known.schema))
+    place.store_database_place(tmp_path, place.DatabasePlace(server, known.schema))
 
     def make(database):
-        hosted = Hosted(
-            Task(bundle="digits-wrn-10-1", name="digits"), tmp_path, Broker(), Pulse(clock), clock, database
+        hosted = ServedTask(
+            Task(bundle="digits-wrn-10-1", name="digits"),
+            tmp_path,
+            Broker(),
+            LoopClock(clock),
+            clock,
+            database,
         )
-        return Api([hosted], TokenGuard(Token("sixteen-or-more-letters")), ProcessMetrics())
+        return TaskRoutes([hosted], TokenGuard(Token("sixteen-or-more-letters")), ProcessMetrics())
 
     return make
 

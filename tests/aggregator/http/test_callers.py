@@ -3,7 +3,7 @@
 import pytest
 from starlette.requests import HTTPConnection
 
-from device_runtime.aggregator.http.security import counted_as
+from device_runtime.aggregator.http.security import caller_address
 
 
 def asked_by(address):
@@ -25,4 +25,4 @@ def asked_by(address):
     ],
 )
 def test_an_address_of_version_6_is_counted_by_its_network_and_others_whole(address, counted):
-    assert counted_as(asked_by(address)) == counted
+    assert caller_address(asked_by(address)) == counted

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from device_runtime.aggregator.http import gateway, server
-from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.broker.wire.link import Connected, Link, LinkOptions, Received
 from device_runtime.broker.wire.url import BrokerUrl
 
@@ -68,7 +68,7 @@ def echo() -> Iterator[Echo]:
 
 
 def open_to(port, **changes):
-    return Doorway(BrokerUrl("127.0.0.1", port), **changes)
+    return BrowserAccess(BrokerUrl("127.0.0.1", port), **changes)
 
 
 def page(url, origin=None, protocols=("mqtt",), **given):
@@ -239,8 +239,8 @@ def test_a_page_from_which_nothing_comes_for_very_long_is_closed(running, echo, 
 
 
 def test_only_so_many_pages_are_let_in(running, echo, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(gateway, "MOST", 2)
-    monkeypatch.setattr(gateway, "SHARE", 1)  # which this machine is not held to
+    monkeypatch.setattr(gateway, "MOST_PAGES", 2)
+    monkeypatch.setattr(gateway, "MOST_PAGES_OF_ADDRESS", 1)  # which this machine is not held to
     url = running(open_to(echo.port))
     with device(url), device(url), pytest.raises(InvalidStatus):
         page(url)
@@ -252,7 +252,7 @@ def from_elsewhere(url, address):
 
 def test_one_address_has_a_share_of_the_places(running, opened, echo, monkeypatch, tmp_path):  # noqa: F811
     """By a proxy that is trusted. IPv6 addresses that differ in their last half alone are one."""
-    monkeypatch.setattr(gateway, "SHARE", 2)
+    monkeypatch.setattr(gateway, "MOST_PAGES_OF_ADDRESS", 2)
     (tmp_path / "proxied").write_text(TOKEN)
     proxied = {"token_file": tmp_path / "proxied", "proxies": ("127.0.0.1",)}
     url = running(replace(open_to(echo.port), site=opened), **proxied)
@@ -274,7 +274,7 @@ def test_whom_a_proxy_asks_for_is_not_believed_where_none_is_trusted(
     echo,
     monkeypatch,
 ):
-    monkeypatch.setattr(gateway, "SHARE", 1)
+    monkeypatch.setattr(gateway, "MOST_PAGES_OF_ADDRESS", 1)
     url = running(replace(open_to(echo.port), site=opened))
     with from_elsewhere(url, "192.0.2.1"), from_elsewhere(url, "192.0.2.1"):
         pass
@@ -357,7 +357,7 @@ def test_a_message_of_endless_frames_is_cut_off(running, echo):  # noqa: F811
 
 def test_a_device_is_at_a_real_broker_through_it(running, broker):  # noqa: F811
     reached = BrokerUrl.parse(broker.url)
-    url = running(Doorway(reached))
+    url = running(BrowserAccess(reached))
     inbox = queue.SimpleQueue()
     through = BrokerUrl.parse(url.replace("http", "ws", 1).replace("//", "//browser:any@") + "/join/mqtt")
     link = Link(through, "page", inbox, LinkOptions(subscriptions=("dn/#",)))
@@ -396,5 +396,5 @@ def test_a_broker_with_tls_is_reached_as_the_service_reaches_it(running, opened,
     """The echo speaks none, so that nobody is let in; what it has heard is the beginning of TLS."""
     reached = replace(of(opened).reached, port=echo.port)
     with pytest.raises(InvalidStatus):
-        page(running(Doorway(reached)))
+        page(running(BrowserAccess(reached)))
     assert echo.heard[:1] == b"\x16"

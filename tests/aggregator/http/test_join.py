@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from device_runtime.aggregator.http import join, security
-from device_runtime.aggregator.http.join import Pages, policies
+from device_runtime.aggregator.http.join import JoinFiles, policies
 from device_runtime.aggregator.http.server import HttpServer
-from device_runtime.aggregator.http.watch import Hosted
+from device_runtime.aggregator.http.watch import ServedTask
 from device_runtime.aggregator.serving.config import HttpSection
-from device_runtime.aggregator.serving.join_address import Doorway
+from device_runtime.aggregator.serving.join_address import BrowserAccess
 from device_runtime.aggregator.tasks.task import Task, kinds_named
 from device_runtime.aggregator.views.listener import Finished, Started
 from device_runtime.broker.security import one_time_links as link_book
@@ -56,14 +56,14 @@ def opened(tmp_path):
 def running(tmp_path, clock, monkeypatch):
     """HTTP in this process, with a page of a few files; says what it answers."""
     web = lay(tmp_path / "web", FILES), lay(tmp_path / "libraries", LIBRARIES)
-    monkeypatch.setattr(Pages, "of", classmethod(lambda cls, broker: cls(*web, policies(broker))))
-    monkeypatch.setattr(join, "TOLD_S", 1.0)
+    monkeypatch.setattr(JoinFiles, "of", classmethod(lambda cls, broker: cls(*web, policies(broker))))
+    monkeypatch.setattr(join, "KNOWN_WITHIN_S", 1.0)
     (tmp_path / "token").write_text(TOKEN)
     started = []
 
     def start(doorway, **settings):
         (tmp_path / "run").mkdir(exist_ok=True)
-        hosted = Hosted(TASK, tmp_path / "run", Broker(), lambda: 0.0, clock)
+        hosted = ServedTask(TASK, tmp_path / "run", Broker(), lambda: 0.0, clock)
         start.hosted = hosted
         given = {"port": 0, "min_free_mb": 0, **(settings or {"token_file": tmp_path / "token"})}
         started.append(HttpServer(HttpSection(**given), [hosted], doorway))
@@ -76,7 +76,7 @@ def running(tmp_path, clock, monkeypatch):
 
 
 def of(opened, **changes):
-    return Doorway(opened.for_aggregator, site=opened, **changes)
+    return BrowserAccess(opened.for_aggregator, site=opened, **changes)
 
 
 def ask(url, path, method="GET", body=None, token=None, **headers):
@@ -107,7 +107,7 @@ def enrol(url, secret, claim=CLAIM, **more):
 
 
 def test_the_page_is_served_to_everybody_and_isolated(running):
-    url = running(Doorway(BrokerUrl("127.0.0.1", 1)))
+    url = running(BrowserAccess(BrokerUrl("127.0.0.1", 1)))
     for path, where in (("/join", "join/"), ("/join/", "page/")):
         moved = ask(url, path)
         assert (moved.status, moved.headers["location"]) == (308, where)
@@ -145,7 +145,7 @@ def test_without_web_there_is_no_page_and_the_dashboard_knows(running):
 
 
 def test_who_calls_us_by_a_name_of_this_machine_is_told_how_to_join(running):
-    url = running(Doorway(BrokerUrl("127.0.0.1", 1)))
+    url = running(BrowserAccess(BrokerUrl("127.0.0.1", 1)))
     running.hosted.watch(RUNS)
     told = ask(url, "/join/config.json")
     assert told.headers["cache-control"] == "no-store"
@@ -168,7 +168,7 @@ def test_who_calls_us_by_a_name_of_this_machine_is_told_how_to_join(running):
 
 def test_what_is_learnt_is_what_the_service_goes_by_at_that_moment(running):
     """Not what was there when the page was first asked for, nor what became of the bundle's files since."""
-    url = running(Doorway(BrokerUrl("127.0.0.1", 1)))
+    url = running(BrowserAccess(BrokerUrl("127.0.0.1", 1)))
 
     def task():
         [told] = ask(url, "/join/config.json").json["tasks"]
@@ -350,6 +350,6 @@ def test_when_the_answer_is_there_the_broker_knows_the_device_and_a_revoked_one_
 
 
 def test_the_dashboard_s_own_pages_keep_their_policy(running):
-    url = running(Doorway(BrokerUrl("127.0.0.1", 1)))
+    url = running(BrowserAccess(BrokerUrl("127.0.0.1", 1)))
     assert ask(url, "/").headers["content-security-policy"] == security.HEADERS["content-security-policy"]
     assert ask(url, "/").headers["permissions-policy"].startswith("camera=()")

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 
 from device_runtime.aggregator.errors import MissingExtra
 from device_runtime.aggregator.http import join
-from device_runtime.aggregator.http.join import WEB, Pages, policies
+from device_runtime.aggregator.http.join import WEB, JoinFiles, policies
 
 BROKER = "wss://fl.example.org:8884/mqtt"
 SCRIPT = "export const there = true;\n" * 100
@@ -43,7 +43,7 @@ def web(tmp_path):
 
 @pytest.fixture
 def shelf(web):
-    return Pages(*web, policies(BROKER))
+    return JoinFiles(*web, policies(BROKER))
 
 
 def get(shelf, path, **headers):
@@ -155,15 +155,15 @@ def test_without_the_libraries_it_is_said_what_brings_them(tmp_path, monkeypatch
     monkeypatch.setattr(join.platformdirs, "user_data_dir", lambda *_, **__: str(tmp_path / "home"))
     web = lay(tmp_path / "web", {"package-lock.json": "{}"})
     with pytest.raises(MissingExtra, match="run `device-runtime web fetch`"):
-        join.vendor(web)
-    kept = lay(join.kept_vendor(web), LIBRARIES)
+        join.library_folder(web)
+    kept = lay(join.fetched_library_folder(web), LIBRARIES)
     assert kept.is_relative_to(tmp_path / "home")
-    assert join.vendor(web) == kept
+    assert join.library_folder(web) == kept
     lay(web, {"package-lock.json": '{"of": "another release"}'})
     with pytest.raises(MissingExtra):
-        join.vendor(web)
+        join.library_folder(web)
     lay(web / "vendor", LIBRARIES)
-    assert join.vendor(web) == web / "vendor"
+    assert join.library_folder(web) == web / "vendor"
 
 
 def test_no_page_of_ours_has_script_or_style_of_its_own():

@@ -18,11 +18,11 @@ import pytest
 from device_runtime.aggregator.http import server
 from device_runtime.aggregator.http import server as sites
 from device_runtime.aggregator.http import watch as watching
-from device_runtime.aggregator.http.journal import FILE, GATHER_S, Filter, Journal
+from device_runtime.aggregator.http.journal import COMMIT_EVERY_S, FILE, Filter, Journal
 from device_runtime.aggregator.http.metrics import ProcessMetrics
 from device_runtime.aggregator.http.shapes import KindFigures
-from device_runtime.aggregator.http.watch import DeviceFilter, Hosted, TaskWatch, examine
-from device_runtime.aggregator.rounds.ports import Pulse
+from device_runtime.aggregator.http.watch import DeviceFilter, ServedTask, TaskWatch, health_of
+from device_runtime.aggregator.rounds.ports import LoopClock
 from device_runtime.aggregator.serving.config import HttpSection
 from device_runtime.aggregator.tasks.task import Task, kinds_named
 from device_runtime.aggregator.views.listener import (
@@ -57,7 +57,7 @@ class Broker:
 
 
 def hosted(folder, clock):
-    return Hosted(TASK, folder, Broker(), Pulse(clock), clock)
+    return ServedTask(TASK, folder, Broker(), LoopClock(clock), clock)
 
 
 def test_figures_are_summed_by_kind_and_what_was_not_measured_is_null(clock):
@@ -122,7 +122,7 @@ def test_a_run_that_never_pauses_does_not_keep_its_log_waiting(tmp_path, clock, 
     journal = Journal(tmp_path, clock)
     seconds = iter(range(1000))
     monkeypatch.setattr(
-        "device_runtime.aggregator.http.journal.time.monotonic", lambda: next(seconds) * GATHER_S / 3
+        "device_runtime.aggregator.http.journal.time.monotonic", lambda: next(seconds) * COMMIT_EVERY_S / 3
     )
     for name in "abcdefghij":
         journal(Contributed(record(name)))
@@ -184,7 +184,7 @@ def test_health_says_what_is_wrong(tmp_path, clock):
     one, settings = hosted(tmp_path, clock), HttpSection(stalled_s=60.0, min_free_mb=0)
 
     def wrong():
-        return [check.name for check in examine([one], settings).checks if not check.ok]
+        return [check.name for check in health_of([one], settings).checks if not check.ok]
 
     one.watch(RoundOpened(1, ("full",), 50.0))
     one.pulse()
@@ -208,7 +208,7 @@ def test_who_asks_how_it_is_writes_nothing(tmp_path, clock, monkeypatch):
     opened, write = [], os.open
     monkeypatch.setattr(os, "open", lambda *words, **more: opened.append(words) or write(*words, **more))
     monkeypatch.setattr(Path, "write_bytes", lambda path, _: opened.append(path))
-    examine([one], HttpSection(min_free_mb=0))
+    health_of([one], HttpSection(min_free_mb=0))
     assert opened == []
     assert (tmp_path.stat().st_mtime_ns, sorted(one.folder.rglob("*"))) == before
 
@@ -216,11 +216,11 @@ def test_who_asks_how_it_is_writes_nothing(tmp_path, clock, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_told_without_writing(tmp_path, clock, monkeypatch):
     one, about = hosted(tmp_path, clock), os.statvfs(tmp_path)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    [disk] = [check for check in examine([one], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
+    [disk] = [check for check in health_of([one], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
     assert (disk.ok, "permission denied" in disk.detail.lower()) == (False, True)
     read_only = SimpleNamespace(f_flag=about.f_flag | os.ST_RDONLY, f_bavail=1, f_frsize=1)
     monkeypatch.setattr(os, "statvfs", lambda _: read_only)
-    [disk] = [check for check in examine([one], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
+    [disk] = [check for check in health_of([one], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
     assert (disk.ok, "read-only" in disk.detail.lower()) == (False, True)
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from device_runtime.aggregator.intake.contributions import AT_ONCE, Bytes, StoredContribution
+from device_runtime.aggregator.intake.contributions import ROWS_AT_ONCE, DeviceTraffic, StoredContribution
 from device_runtime.aggregator.storage.store import CarriedBlobs, Store
 from device_runtime.aggregator.views.listener import RoundRecord
 from device_runtime.broker.wire.messages import Base, Metrics
@@ -30,11 +30,11 @@ def record(number):
 
 
 def test_those_of_a_round_come_in_order_however_many_there_are(store, monkeypatch):
-    monkeypatch.setattr("device_runtime.aggregator.intake.contributions.AT_ONCE", 4)
+    monkeypatch.setattr("device_runtime.aggregator.intake.contributions.ROWS_AT_ONCE", 4)
     devices = [f"pi-{number:02d}" for number in range(10)]
     for device in reversed(devices):
-        store.contributions.keep(stored(device, kind="b" if device < "pi-03" else "a"), Bytes(1, 2))
-    store.contributions.keep(stored("another", 2), Bytes(1, 2))
+        store.contributions.keep(stored(device, kind="b" if device < "pi-03" else "a"), DeviceTraffic(1, 2))
+    store.contributions.keep(stored("another", 2), DeviceTraffic(1, 2))
     store.contributions.settle()
     read = [(one.kind, one.device, one.body) for one in store.contributions.of_round(1)]
     assert read == [("a", device, b"body") for device in devices[3:]] + [
@@ -47,7 +47,7 @@ def test_a_restart_reads_all_records_with_few_queries(store, monkeypatch):
     for number in range(1, rounds + 1):
         store.open_round(number, Base(checkpoint=(), sha=b""), CarriedBlobs())
         for device in range(count):
-            store.contributions.keep(stored(f"pi-{device:02d}", number), Bytes(number, device))
+            store.contributions.keep(stored(f"pi-{device:02d}", number), DeviceTraffic(number, device))
         store.contributions.settle()
         store.close_round(record(number))
     asked, rows = Counter(), store._db.rows
@@ -65,6 +65,6 @@ def test_a_restart_reads_all_records_with_few_queries(store, monkeypatch):
     assert {each.bytes_up for each in closed[3].contributions} == {4}
     asked.clear()
     assert len(list(store.contributions.of_round(3))) == count
-    assert asked["queries"] <= count // AT_ONCE + 2
+    assert asked["queries"] <= count // ROWS_AT_ONCE + 2
     [alone] = store.closed(4)
     assert [each.device for each in alone.contributions] == [each.device for each in closed[3].contributions]

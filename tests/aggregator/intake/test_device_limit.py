@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from device_runtime.aggregator.intake.limits import Crowd
+from device_runtime.aggregator.intake.limits import KnownDevices
 from device_runtime.aggregator.views.listener import Contributed
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Received
@@ -16,7 +16,7 @@ DATABASES = ("sqlite", "postgres")
 class Hall:
     def __init__(self, most):
         self.here, self.forgotten = set(), []
-        self.crowd = Crowd(lambda device: device not in self.here, self.forgotten.append, most)
+        self.crowd = KnownDevices(lambda device: device not in self.here, self.forgotten.append, most)
 
 
 def test_who_is_away_and_was_heard_longest_ago_is_forgotten_for_another():

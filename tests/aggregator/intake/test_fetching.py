@@ -4,7 +4,12 @@ import hashlib
 
 import pytest
 
-from device_runtime.aggregator.intake.fetching import BLOCKS_ASKED, MAX_PULLS, MOST_OF_ONE, Intake
+from device_runtime.aggregator.intake.fetching import (
+    BLOCKS_ASKED,
+    MAX_PULLS,
+    MOST_OF_ONE,
+    ContributionFetcher,
+)
 from device_runtime.aggregator.rounds.events import Update
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import Blob
@@ -23,7 +28,9 @@ def asked():
 
 @pytest.fixture
 def intake(tmp_path, asked):
-    made = Intake(Blobs(tmp_path), lambda device, get: asked.extend((device, index) for index in get.blocks))
+    made = ContributionFetcher(
+        Blobs(tmp_path), lambda device, get: asked.extend((device, index) for index in get.blocks)
+    )
     made.want(UPDATE, "its message", BLOB)
     return made
 
@@ -68,7 +75,9 @@ def test_only_so_many_wait_and_those_that_do_are_fetched(intake, asked, monkeypa
 
 
 def test_many_are_fetched_at_once_and_share_the_blocks_that_may_be_on_the_way(tmp_path, asked):
-    made = Intake(Blobs(tmp_path), lambda device, get: asked.extend((device, index) for index in get.blocks))
+    made = ContributionFetcher(
+        Blobs(tmp_path), lambda device, get: asked.extend((device, index) for index in get.blocks)
+    )
     for number in range(MAX_PULLS + 5):
         made.want(Update(f"pi-{number}", 1, "full", 1, 1), "its message", BLOB)
     made.tick(0.0)

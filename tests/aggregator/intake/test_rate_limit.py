@@ -4,7 +4,7 @@ import queue
 
 import pytest
 
-from device_runtime.aggregator.intake.limits import BURST, BoundedInbox, Flood, cost
+from device_runtime.aggregator.intake.limits import BURST, BoundedInbox, RateLimit, message_cost
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.blobs import block_count
 from device_runtime.broker.wire.link_events import Connected, Received
@@ -16,21 +16,21 @@ def taken(flood, device, messages, now):
 
 
 def test_a_burst_is_taken_and_then_as_many_as_the_bucket_fills_by():
-    flood = Flood(burst=10, rate=2)
+    flood = RateLimit(burst=10, rate=2)
     assert taken(flood, "a", 50, 0.0) == 10
     assert taken(flood, "a", 50, 3.0) == 6
     assert taken(flood, "a", 50, 1000.0) == 10
 
 
 def test_devices_do_not_share_a_bucket_and_a_clock_that_goes_back_gives_nothing():
-    flood = Flood(burst=3, rate=1)
+    flood = RateLimit(burst=3, rate=1)
     assert taken(flood, "a", 5, 10.0) == 3
     assert taken(flood, "b", 5, 10.0) == 3
     assert taken(flood, "a", 5, 5.0) == 0
 
 
 def test_only_so_many_devices_are_remembered():
-    flood = Flood(burst=1, rate=0, most=2)
+    flood = RateLimit(burst=1, rate=0, most=2)
     for device in ("a", "b", "c"):
         assert flood.lets(device, 0.0)
     assert flood.lets("a", 0.0)  # forgotten, and so anew
@@ -38,7 +38,7 @@ def test_only_so_many_devices_are_remembered():
 
 
 def test_it_is_said_once_a_minute():
-    flood = Flood()
+    flood = RateLimit()
     assert [flood.worth_saying("a", now) for now in (0.0, 30.0, 61.0)] == [True, False, True]
 
 
@@ -61,7 +61,7 @@ def test_the_service_drops_what_is_too_much_and_counts_what_comes_again(bench, m
 def test_every_kind_of_message_of_a_device_counts(bench, make_task, update_of, leaf, caplog):
     b = bench(make_task("few-shot", rounds=1, min_contributions=2))
     b.join("pi", "evil")
-    for _ in range(int(BURST / cost(leaf, 0)) + 5):
+    for _ in range(int(BURST / message_cost(leaf, 0)) + 5):
         b.service.handle(Received(topics.up("evil", leaf), b"\xc1"))
     assert "messages from evil dropped: it sends more than 100 a second" in caplog.text
     assert b.contribute("evil", b.contribution("few-shot", update_of("few-shot"))) == []
@@ -78,7 +78,7 @@ def test_blocks_that_nobody_waits_for_count(bench, make_task, caplog):
 
 def test_blocks_that_are_waited_for_do_not_count(bench, make_task, update_of):
     b = bench(make_task("full"))
-    b.service._flood = Flood(burst=3.0, rate=0.0)
+    b.service._flood = RateLimit(burst=3.0, rate=0.0)
     b.join("pi")  # two messages
     message = b.contribution("full", update_of("full"))
     assert block_count(message.blob) > 3
@@ -86,8 +86,8 @@ def test_blocks_that_are_waited_for_do_not_count(bench, make_task, update_of):
 
 
 def test_a_large_message_counts_as_several():
-    flood = Flood(burst=8, rate=0)
-    assert [cost("contribution", size) for size in (0, 16 * 1024 - 1, 64 * 1024)] == [1.0, 1.0, 5.0]
+    flood = RateLimit(burst=8, rate=0)
+    assert [message_cost("contribution", size) for size in (0, 16 * 1024 - 1, 64 * 1024)] == [1.0, 1.0, 5.0]
     assert flood.lets("a", 0.0, 5.0)
     assert not flood.lets("a", 0.0, 5.0)
     assert flood.lets("a", 0.0, 3.0)

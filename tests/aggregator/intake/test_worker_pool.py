@@ -18,15 +18,15 @@ from device_runtime import cli
 from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.errors import ConfigError, DatabaseError, WorkerError
 from device_runtime.aggregator.intake import worker_main as worker
-from device_runtime.aggregator.intake.check_process import CheckedMessage, Checker, checked
+from device_runtime.aggregator.intake.check_process import CheckedMessage, ContributionChecker, check_received
 from device_runtime.aggregator.intake.worker_pool import (
-    Looked,
-    Word,
+    CheckedContribution,
+    MessageOfWorker,
     WorkerOrder,
     WorkerReady,
     Workers,
-    read,
-    write,
+    read_message,
+    write_message,
 )
 from device_runtime.aggregator.serving.config import LogSection
 from device_runtime.aggregator.serving.exit_codes import Exit, exit_code
@@ -52,7 +52,7 @@ def looked_at(bench, make_task):
     def make(*kinds, alone, **settings):
         b = bench(make_task(*kinds, **settings))
         b.join("pi-01", "pi-02")
-        checker = Checker(b.folder, b.database)
+        checker = ContributionChecker(b.folder, b.database)
         checkers.append(checker)
         if not alone:
             raw = b.raw
@@ -60,7 +60,7 @@ def looked_at(bench, make_task):
             def looked(topic, payload, retain=False):
                 if not topic.endswith("/contribution"):
                     return raw(topic, payload, retain)
-                b.looks.append(checked(Received(topic, payload, retain), {b.task.name: checker}))
+                b.looks.append(check_received(Received(topic, payload, retain), {b.task.name: checker}))
                 b.service.handle(b.looks[-1])
                 return b.service.tick()
 
@@ -166,13 +166,13 @@ def test_a_worker_whose_database_was_away_for_too_long_ends_and_another_begins_a
 
     monkeypatch.setattr(b.checker._store, "opened", away)
     with pytest.raises(DatabaseError):
-        checked(Received("t", message), {b.task.name: b.checker})
+        check_received(Received("t", message), {b.task.name: b.checker})
 
 
 def test_what_is_no_message_is_handed_on(looked_at):
     b = looked_at("few-shot", alone=True)
     for payload in (b"", b"\x00" * 99, b"\xff" * 300_000):
-        assert checked(Received("t", payload), {"task": b.checker}) == CheckedMessage(
+        assert check_received(Received("t", payload), {"task": b.checker}) == CheckedMessage(
             "t", payload, False, None
         )
 
@@ -192,15 +192,15 @@ def test_what_was_looked_at_reaches_its_task_with_what_was_found(looked_at, upda
 
 
 def test_words_of_a_worker_that_was_killed_in_the_middle_end_there(tmp_path):
-    word = Looked("a/b", bytes(300), None)
+    word = CheckedContribution("a/b", bytes(300), None)
     with (tmp_path / "pipe").open("wb") as out:
-        write(out, word)
-        write(out, word)
+        write_message(out, word)
+        write_message(out, word)
     content = (tmp_path / "pipe").read_bytes()
     (tmp_path / "pipe").write_bytes(content[:-1])
     with (tmp_path / "pipe").open("rb") as stream:
-        assert read(stream, Word) == word
-        assert read(stream, Word) is None
+        assert read_message(stream, MessageOfWorker) == word
+        assert read_message(stream, MessageOfWorker) is None
 
 
 def test_what_a_worker_has_looked_at_does_not_wait_for_a_message_that_is_worth_looking_at(monkeypatch):
@@ -227,9 +227,9 @@ def test_what_a_worker_has_looked_at_does_not_wait_for_a_message_that_is_worth_l
     working = threading.Thread(target=work, daemon=True)
     working.start()
     with os.fdopen(reading, "rb", buffering=0) as said:
-        assert read(said, Word) == WorkerReady()
+        assert read_message(said, MessageOfWorker) == WorkerReady()
         assert select.select([said], [], [], 60)[0]
-        assert read(said, Word) == Looked(good.topic, good.payload, None)
+        assert read_message(said, MessageOfWorker) == CheckedContribution(good.topic, good.payload, None)
     inboxes[0].put(good)  # nobody hears of it any more
     working.join(120)
     assert not working.is_alive()
@@ -277,10 +277,10 @@ def test_a_worker_that_is_none_is_ended_and_said(tmp_path, monkeypatch, does, wh
 
 TALKER = """
 import sys
-from device_runtime.aggregator.intake.worker_pool import Looked, WorkerReady, write
+from device_runtime.aggregator.intake.worker_pool import CheckedContribution, WorkerReady, write_message
 out = sys.stdout.buffer
-for word in (*[WorkerReady()] * 20_000, Looked("t", b"", None)):
-    write(out, word)
+for word in (*[WorkerReady()] * 20_000, CheckedContribution("t", b"", None)):
+    write_message(out, word)
 out.flush()
 sys.stdin.read()
 """

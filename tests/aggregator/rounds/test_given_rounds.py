@@ -168,7 +168,7 @@ def test_a_site_does_not_go_back_by_itself(site, update_of, capsys):
     before = (site.folder / SERVED).read_bytes()
     assert cli.main(["models", str(site.folder), "--rollback", "1"]) == 2
     assert "its base models come from the aggregator above" in capsys.readouterr().err
-    rollback_request.ask(site.folder, 1)
+    rollback_request.request_rollback(site.folder, 1)
     site.wait(0.1)
     assert (site.folder / SERVED).read_bytes() == before
     assert site.store.history.rollbacks() == ()

@@ -518,7 +518,7 @@ def test_a_full_disk_while_blocks_come_in_loses_nothing(bench, make_task, update
     b = bench(make_task("full"))
     b.join("pi-01", "pi-02")
     message = b.contribution("full", update_of("full"))
-    for function in ("reserve", "write_at", "admit"):
+    for function in ("reserve", "write_at", "move_into_place"):
         with monkeypatch.context() as patch:
             patch.setattr(partial, function, full)
             assert b.contribute("pi-01", message) == []

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from device_runtime.aggregator.rounds import task_thread as lodger
-from device_runtime.aggregator.rounds.task_thread import Lodger
+from device_runtime.aggregator.rounds.task_thread import TaskThread
 from device_runtime.broker.wire.link_events import Connected, Received, Will
 
 
@@ -46,7 +46,7 @@ class Wire:
 def house(make_task):
     """Two tasks that are served in a thread of their own, as one process does."""
     services = {name: Scripted(name) for name in ("digits", "speech")}
-    lodgers = [Lodger(make_task("few-shot", name=name), threading.Event()) for name in services]
+    lodgers = [TaskThread(make_task("few-shot", name=name), threading.Event()) for name in services]
     for one in lodgers:
         one.open(lambda one=one: services[one.task.name])
     inbox, wire = lodger.inbox_of(lodgers), Wire()
@@ -81,7 +81,7 @@ import os, signal, sys, threading
 sys.path[:] = {path!r}
 from types import SimpleNamespace
 from device_runtime.aggregator.serving import process as serving
-from device_runtime.aggregator.rounds.task_thread import Lodger
+from device_runtime.aggregator.rounds.task_thread import TaskThread
 
 stop = threading.Event()
 service = SimpleNamespace(
@@ -89,7 +89,7 @@ service = SimpleNamespace(
     state=SimpleNamespace(round=1, phase="collect"),
 )
 serving._on_signals(stop)
-one = Lodger(SimpleNamespace(name="digits"), stop)
+one = TaskThread(SimpleNamespace(name="digits"), stop)
 one.open(lambda: service)
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})  # so that another thread is given it

@@ -5,7 +5,7 @@ import logging
 import msgspec
 import pytest
 
-from device_runtime.aggregator.serving.enrolled import AHEAD_S, IssueClock, sealing
+from device_runtime.aggregator.serving.enrolled import AHEAD_S, IssueClock, offer_seal
 from device_runtime.broker.security.signing import Verifier
 from device_runtime.broker.servers.broker_folder import (
     SITE,
@@ -50,9 +50,9 @@ def test_an_aggregator_with_a_new_key_tells_with_each_offer_that_the_old_one_has
     offer = Offer(**told, bundle=blob, base=Base((blob,), bytes(32)), kinds=())
     before = opened.signer.public
     rotate_key(opened, 1000)
-    sealed = sealing(folder, tmp_path, Clock(1000.0 + SUCCESSION_SHOWN_S - 1))("topic", offer)
+    sealed = offer_seal(folder, tmp_path, Clock(1000.0 + SUCCESSION_SHOWN_S - 1))("topic", offer)
     assert Verifier(before).open("topic", sealed)[0] == offer
-    later = sealing(folder, tmp_path, Clock(1000.0 + SUCCESSION_SHOWN_S))("topic", offer)
+    later = offer_seal(folder, tmp_path, Clock(1000.0 + SUCCESSION_SHOWN_S))("topic", offer)
     assert decode(later, Signed).successions == ()
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.delivery.router import Router
-from device_runtime.aggregator.intake.check_process import CheckedMessage, checked
-from device_runtime.aggregator.serving.enrolled import Enrolled, devices
+from device_runtime.aggregator.intake.check_process import CheckedMessage, check_received
+from device_runtime.aggregator.serving.enrolled import Enrolled, enrolled_devices
 from device_runtime.broker.security.register import RegisteredDevice
 from device_runtime.broker.security.signing import DeviceSigner, Signer
 from device_runtime.broker.servers.broker_folder import DEVICES, SITE, BrokerFolder, BrokerSite
@@ -168,7 +168,7 @@ def test_a_device_that_an_earlier_version_enrolled_takes_part_unsigned_and_is_na
     assert b.service.state.contributions == 1
     [receipt] = [payload for where, payload in b.link.sent if where == topics.down("old", "receipt")]
     assert messages.decode(receipt, Receipt).status == "accepted"
-    devices(enrolment)
+    enrolled_devices(enrolment)
     assert "1 devices sign nothing, so that the broker could send updates in their names: old" in caplog.text
 
 
@@ -206,9 +206,9 @@ def test_what_the_broker_kept_of_a_stranger_is_cleared(served):
 
 def test_without_the_list_nobody_is_kept_out_and_it_is_said(enrolment, caplog):
     (enrolment / DEVICES).unlink()
-    assert devices(enrolment) is None
+    assert enrolled_devices(enrolment) is None
     assert "can send updates in the name of any device" in caplog.text
-    assert devices(None) is None
+    assert enrolled_devices(None) is None
 
 
 def test_without_an_enrolment_signed_messages_are_read_unverified(bench, make_task):
@@ -238,4 +238,6 @@ def test_several_tasks_and_workers_look_into_signed_messages():
     about = {"task": "t", "run": "r", "round": 7, "boot": 1, "seq": 1, "num_examples": 1, "metrics": metrics}
     topic, message = topics.up("a", "contribution"), messages.Contribution(**about, kind=KIND)
     event = Received(topic, KEYS["a"].seal(topic, messages.encode(message)))
-    assert checked(event, {"t": Looks()}) == CheckedMessage(event.topic, event.payload, False, "round 7")
+    assert check_received(event, {"t": Looks()}) == CheckedMessage(
+        event.topic, event.payload, False, "round 7"
+    )

@@ -41,7 +41,7 @@ def settings(*words):
 
 
 def opened(*words, reached=HERE):
-    return doorway.open_to(settings(*words), reached)
+    return doorway.browser_access(settings(*words), reached)
 
 
 def test_nobody_comes_in_unless_it_is_asked_for():
@@ -83,7 +83,7 @@ def test_a_broker_of_one_s_own_and_an_address_in_front_are_named_in_the_file(tmp
         f'[broker]\nenrolment = "{enrolment()}"'
     )
     server = config.load(file, {})
-    door = doorway.open_to(server, SECURE)
+    door = doorway.browser_access(server, SECURE)
     assert (door.broker, door.passes_on) == ("wss://fl.example.org:443/mqtt", False)
     assert (door.page("http://127.0.0.1:8080"), door.link_s) == ("https://fl.example.org/join/", 3600)
 
@@ -140,7 +140,7 @@ def test_what_no_browser_would_speak_to_is_refused(tmp_path, web, said):
     file = tmp_path / "server.toml"
     file.write_text(f"[web]\n{web}\n")
     with pytest.raises(ConfigError) as caught:
-        doorway.open_to(config.load(file, {}), HERE)
+        doorway.browser_access(config.load(file, {}), HERE)
     assert said in str(caught.value)
 
 
@@ -148,7 +148,7 @@ def test_a_page_over_https_speaks_to_no_broker_in_the_clear(tmp_path):
     file = tmp_path / "server.toml"
     file.write_text('[web]\naddress = "https://f.org"\nbroker = "ws://f.org/m"\n[broker]\ninsecure = true\n')
     with pytest.raises(ConfigError, match="may speak to wss:// only"):
-        doorway.open_to(config.load(file, {}), HERE)
+        doorway.browser_access(config.load(file, {}), HERE)
 
 
 def test_where_we_reach_the_broker_over_web_sockets_so_do_pages():
@@ -158,7 +158,7 @@ def test_where_we_reach_the_broker_over_web_sockets_so_do_pages():
 
 def test_an_enrolment_needs_no_web_sockets_of_the_broker(enrolment):
     door = opened("--web", "--enrolment", enrolment(0), "--http", "192.0.2.7:8443", reached=SECURE)
-    join_address.told(door, "https://192.0.2.7:8443", None)
+    join_address.join_text(door, "https://192.0.2.7:8443", None)
     _, secret = links.make(door.site, NOW.timestamp(), 900)
     given = links.use(door.site, links.LinkRequest(secret, "c" * 43), NOW.timestamp())
     assert given.url == "mqtts://192.0.2.7:8883"
@@ -168,29 +168,29 @@ def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
     folder = enrolment()
     door = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
     listens = "https://192.0.2.7:8443"
-    logged = join_address.told(door, listens, None)
+    logged = join_address.join_text(door, listens, None)
     assert logged == f"browsers join at {listens}/join/, by one-time links that the dashboard makes"
     assert link_book.read_links(door.site).links == ()
     assert link_book.read_links(door.site).page == f"{listens}/join/"
-    lines = join_address.told(door, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()
+    lines = join_address.join_text(door, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()
     address = lines[1].rpartition(" ")[2]
     assert address.startswith(f"{listens}/join/#link=")
     assert lines[1].startswith("  one of them, in the next 15 minutes, by")
     assert len(lines) > 15  # the QR code
     [link] = link_book.read_links(door.site).links
     assert link.ends - link.made == 900
-    plain = join_address.told(door, listens, Reader(NOW.timestamp(), terminal=False))
+    plain = join_address.join_text(door, listens, Reader(NOW.timestamp(), terminal=False))
     assert len(plain.splitlines()) == 2
 
 
 def test_an_open_broker_needs_no_link_and_without_the_folder_s_files_none_is_made(enrolment):
-    assert join_address.told(opened("--web"), "http://127.0.0.1:1", Reader(0, True)) == (
+    assert join_address.join_text(opened("--web"), "http://127.0.0.1:1", Reader(0, True)) == (
         "browsers join at http://127.0.0.1:1/join/"
     )
     folder = enrolment()
     (folder / "passwords").unlink()
     door = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
-    said = join_address.told(door, "https://192.0.2.7:8443", Reader(0, True))
+    said = join_address.join_text(door, "https://192.0.2.7:8443", Reader(0, True))
     assert "device add NAME`, as https://192.0.2.7:8443/join/#TOKEN" in said
 
 
@@ -200,5 +200,5 @@ def test_plain_http_over_a_network_is_refused_and_with_insecure_said_aloud(enrol
         settings("--web", "--http", "192.0.2.7:8443")
     words = ("--web", "--enrolment", folder, "--http", "192.0.2.7:8080", "--insecure")
     assert settings(*words).http.cert is None
-    said = join_address.told(opened(*words, reached=SECURE), "http://192.0.2.7:8080", None)
+    said = join_address.join_text(opened(*words, reached=SECURE), "http://192.0.2.7:8080", None)
     assert "insecure: links and tokens go over the network in the clear" in said

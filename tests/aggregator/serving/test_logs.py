@@ -4,7 +4,7 @@ import logging
 
 from device_runtime.aggregator.serving import logs
 from device_runtime.aggregator.serving.config import LogSection
-from device_runtime.aggregator.serving.logs import WARNINGS, WITHIN_S, Limited
+from device_runtime.aggregator.serving.logs import WARNINGS, WITHIN_S, WarningLimit
 
 
 def line(text, at, number=1, level=logging.WARNING):
@@ -14,7 +14,7 @@ def line(text, at, number=1, level=logging.WARNING):
 
 
 def test_warnings_of_one_place_are_limited_and_what_was_left_out_is_counted():
-    limited = Limited()
+    limited = WarningLimit()
     let = [one for one in range(100) if limited.filter(line(f"message {one}", one / 10))]
     assert let == list(range(WARNINGS))
     assert limited.filter(line("another", 5.0, number=2))
@@ -27,14 +27,14 @@ def test_warnings_of_one_place_are_limited_and_what_was_left_out_is_counted():
 
 
 def test_where_the_clock_was_set_back_warnings_are_not_left_out_until_it_is_there_again():
-    limited = Limited()
+    limited = WarningLimit()
     assert [limited.filter(line("it", 1e9)) for _ in range(WARNINGS + 1)] == [True] * WARNINGS + [False]
     assert limited.filter(line("it", 10.0))
     assert [limited.filter(line("it", 11.0)) for _ in range(WARNINGS)] == [True] * (WARNINGS - 1) + [False]
 
 
 def test_errors_and_what_is_no_warning_are_never_left_out():
-    limited = Limited()
+    limited = WarningLimit()
     for level in (logging.ERROR, logging.INFO):
         assert all(limited.filter(line("it", 0.0, level=level)) for _ in range(100))
 

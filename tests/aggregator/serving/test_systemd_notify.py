@@ -110,9 +110,9 @@ def test_an_abstract_address_is_reached_and_one_where_nobody_listens_is_survived
         there.bind("\0device-runtime-test-" + str(os.getpid()))
         there.settimeout(PATIENCE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", "@device-runtime-test-" + str(os.getpid()))
-        notify.tell("READY=1")
+        notify.notify_systemd("READY=1")
         assert there.recv(64) == b"READY=1"
-    notify.tell("READY=1")
+    notify.notify_systemd("READY=1")
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0"])

@@ -14,7 +14,7 @@ import pytest
 from device_runtime import cli
 from device_runtime.aggregator.errors import RollbackError, RunFolderError
 from device_runtime.aggregator.rounds import run as rounds_module
-from device_runtime.aggregator.rounds.runner import Conductor
+from device_runtime.aggregator.rounds.runner import RoundRunner
 from device_runtime.aggregator.rounds.state import SETTLE_S
 from device_runtime.aggregator.storage import bases, rollback_request
 from device_runtime.aggregator.storage.model_versions import ModelVersions
@@ -174,7 +174,7 @@ def test_a_version_that_is_damaged_on_disk_is_not_gone_back_to(bench, make_task,
     path = b.store.models.path(blob.sha)
     path.write_bytes(bytes(path.stat().st_size))
     before = deployed(b)
-    rollback_request.ask(b.folder, 1)
+    rollback_request.request_rollback(b.folder, 1)
     b.wait(0.1)
     assert deployed(b) == before
     b.restart()
@@ -218,13 +218,13 @@ def test_a_done_run_serves_what_it_is_set_back_to(bench, make_task, update_of):
 
 def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench, make_task, update_of):
     b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
-    rollback_request.ask(b.folder, 2)
+    rollback_request.request_rollback(b.folder, 2)
     b.wait(0.1)
     assert deployed(b) == of_round(b, 2)
-    assert rollback_request.taken(b.folder) is None
-    rollback_request.ask(b.folder, 77)  # cannot be done: said, and forgotten
+    assert rollback_request.requested_round(b.folder) is None
+    rollback_request.request_rollback(b.folder, 77)  # cannot be done: said, and forgotten
     b.wait(0.1)
-    assert rollback_request.taken(b.folder) is None
+    assert rollback_request.requested_round(b.folder) is None
     for text in (b"two\n", b"\xff\n", b"9" * 5000):
         (b.folder / rollback_request.FILE).write_bytes(text)
         b.wait(0.1)
@@ -244,15 +244,15 @@ for to in range(1, 301):
 def test_several_who_ask_at_one_time_are_all_heard_and_the_last_is_heeded(tmp_path):
     asking = [subprocess.Popen([sys.executable, "-c", ASKER, str(tmp_path)]) for _ in range(3)]
     while any(one.poll() is None for one in asking):
-        assert rollback_request.taken(tmp_path) in (None, *range(1, 301))
+        assert rollback_request.requested_round(tmp_path) in (None, *range(1, 301))
     assert [one.returncode for one in asking] == [0, 0, 0]
-    assert rollback_request.taken(tmp_path) == 300
+    assert rollback_request.requested_round(tmp_path) == 300
     assert [path.name for path in tmp_path.iterdir()] == [rollback_request.FILE]
 
 
 def test_what_is_asked_for_as_an_earlier_wish_is_taken_away_is_not_lost(tmp_path, monkeypatch):
-    asking = threading.Thread(target=rollback_request.ask, args=(tmp_path, 2))
-    real = rollback_request.taken
+    asking = threading.Thread(target=rollback_request.request_rollback, args=(tmp_path, 2))
+    real = rollback_request.requested_round
 
     def slowly(folder):
         found = real(folder)
@@ -260,22 +260,22 @@ def test_what_is_asked_for_as_an_earlier_wish_is_taken_away_is_not_lost(tmp_path
         asking.join(0.3)
         return found
 
-    rollback_request.ask(tmp_path, 1)
-    monkeypatch.setattr(rollback_request, "taken", slowly)
-    rollback_request.done(tmp_path, 1)
+    rollback_request.request_rollback(tmp_path, 1)
+    monkeypatch.setattr(rollback_request, "requested_round", slowly)
+    rollback_request.clear_request(tmp_path, 1)
     asking.join()
     assert real(tmp_path) == 2
 
 
 def test_who_is_stopped_as_it_asks_does_not_hold_up_the_rounds(tmp_path):
-    rollback_request.ask(tmp_path, 1)
+    rollback_request.request_rollback(tmp_path, 1)
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    rollback_request.done(tmp_path, 1)
-    assert rollback_request.taken(tmp_path) == 1
+    rollback_request.clear_request(tmp_path, 1)
+    assert rollback_request.requested_round(tmp_path) == 1
     os.close(held)
-    rollback_request.done(tmp_path, 1)
-    assert rollback_request.taken(tmp_path) is None
+    rollback_request.clear_request(tmp_path, 1)
+    assert rollback_request.requested_round(tmp_path) is None
 
 
 def test_the_command_lists_beside_a_running_aggregator_and_asks_it(bench, make_task, update_of, capsys):
@@ -340,7 +340,7 @@ def test_a_folder_that_cannot_be_written_is_no_running_aggregator(bench, make_ta
     lock.mkdir()
     assert cli.main(["models", str(b.folder), "--rollback", "2"]) != 0
     assert f"cannot use run folder {b.folder}" in capsys.readouterr().err
-    assert rollback_request.taken(b.folder) is None
+    assert rollback_request.requested_round(b.folder) is None
 
 
 def test_the_command_refuses_what_is_not_there(tmp_path, bench, make_task, update_of, capsys):
@@ -365,10 +365,10 @@ def test_what_is_asked_for_while_another_wish_is_heeded_is_heeded_next(bench, ma
     def go_back(conductor, to):
         heeded.append(to)
         if to == 1:
-            rollback_request.ask(b.folder, 2)
+            rollback_request.request_rollback(b.folder, 2)
 
-    monkeypatch.setattr(Conductor, "go_back", go_back)
-    rollback_request.ask(b.folder, 1)
+    monkeypatch.setattr(RoundRunner, "go_back", go_back)
+    rollback_request.request_rollback(b.folder, 1)
     for _ in range(3):
         b.service.tick()
     assert heeded == [1, 2]

@@ -337,7 +337,9 @@ def test_a_server_that_does_not_let_us_in_is_said_in_one_line_without_passwords(
     error = said.err.splitlines()[-1]
     assert "PostgreSQL at 127.0.0.1:" in error and text in error
     assert "wrong" not in said.err + said.out and "secret" not in said.err + said.out
-    assert not (tmp_path / "run" / "run.sqlite").exists() and place.of(tmp_path / "run") is None
+    assert (
+        not (tmp_path / "run" / "run.sqlite").exists() and place.database_place_of(tmp_path / "run") is None
+    )
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:pw@h/x?nonsense=1", "postgresql://u:pw@[h/x"])
@@ -393,14 +395,14 @@ def test_a_run_stays_where_it_was_begun(postgres, opened, tmp_path):
     opened(postgres.url).close()
     moved = f"postgresql://fl@localhost:{postgres.port}/fl"
     ask(opened(moved), "a")
-    assert "host=localhost" in place.of(tmp_path / "run").server
+    assert "host=localhost" in place.database_place_of(tmp_path / "run").server
     with pytest.raises(RunFolderError, match=r"there is no schema run_\w+, where this run is kept"):
         opened(f"postgresql://fl@127.0.0.1:{postgres.port}/postgres", copied(tmp_path, "there"))
 
 
 def test_tables_of_another_version_are_refused_in_words(postgres, opened, tmp_path):
     database = opened(postgres.url)
-    schema = place.of(tmp_path / "run").schema
+    schema = place.database_place_of(tmp_path / "run").schema
     with database.commit() as db:
         db.execute("UPDATE about SET version = 99")
     database.close()

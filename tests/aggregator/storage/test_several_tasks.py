@@ -83,7 +83,7 @@ def test_what_is_killed_costs_no_task_anything_and_none_has_of_the_other_s(
     assert "Traceback" not in output
     assert eventually(lambda: all(device.done for device in served.devices))
 
-    assert len({place.of(tmp_path / "runs" / task).schema for task in TASKS}) == 2
+    assert len({place.database_place_of(tmp_path / "runs" / task).schema for task in TASKS}) == 2
     for task, kinds in TASKS.items():
         numbers = range(1, ROUNDS[task] + 1)
         with closing(Store(tmp_path / "runs" / task, reading=True)) as store:

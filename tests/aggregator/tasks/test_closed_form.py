@@ -14,7 +14,7 @@ from device_runtime.models.bundles.tensors import decode as read
 from device_runtime.models.bundles.tensors import encode
 from device_runtime.models.engines.available import open_model
 from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.statistics import class_statistics, closed_form
+from device_runtime.strategies.statistics import class_statistics, closed_form, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import RIGHT, ROWS
 from device_runtime.strategies.training.device_half import LocalData, Run
 
@@ -41,7 +41,7 @@ def sends(bundle):
         strategy = next(one.strategy for one in b.task.kinds if one.name == kind)
         data = LocalData(x[HALVES[device]], y[HALVES[device]])
         run = Run(b.service._rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0, round=number)
-        made = class_statistics.train(strategy, model, data, run)
+        made = kind_statistics.train(strategy, model, data, run)
         return made.tensors, made.num_examples
 
     return update
@@ -196,8 +196,8 @@ def test_updates_under_differential_privacy_alone_give_no_closed_form_head_by_de
 
 def test_a_published_system_keeps_its_trained_head_unless_the_task_says_otherwise():
     task = Task(bundle="b")
-    assert not systems.under("fedfsc+", task).closed_form
-    assert systems.under("fedfsc+", msgspec.structs.replace(task, head="closed-form")).closed_form
+    assert not systems.task_as_system("fedfsc+", task).closed_form
+    assert systems.task_as_system("fedfsc+", msgspec.structs.replace(task, head="closed-form")).closed_form
 
 
 def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task, sends, digits_in, tmp_path):

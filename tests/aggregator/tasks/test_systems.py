@@ -11,17 +11,17 @@ TASK = Task(bundle="digits-wrn-10-1", rounds=10)
 
 def offered(name, task=TASK):
     """(kind, first round, last round) of each kind that the system offers."""
-    made = systems.under(name, task)
+    made = systems.task_as_system(name, task)
     return [(kind.name, kind.from_round, kind.until_round) for kind in made.kinds]
 
 
 @pytest.mark.parametrize("name", systems.names())
 def test_every_system_makes_a_task_and_says_what_it_is(name):
-    made = systems.under(name, TASK)
+    made = systems.task_as_system(name, TASK)
     assert all(kind.strategy for kind in made.kinds)
     assert made.offered(1)
     assert len(systems.describe(name)) > 20
-    assert systems.under(name, msgspec.structs.replace(TASK, rounds=1)).offered(1)
+    assert systems.task_as_system(name, msgspec.structs.replace(TASK, rounds=1)).offered(1)
 
 
 def test_phases_follow_each_other_without_a_gap():
@@ -35,39 +35,39 @@ def test_phases_follow_each_other_without_a_gap():
 
 def test_the_first_stage_of_slora_knows_which_round_is_its_last():
     for rounds, last in ((10, 2), (50, 10), (7, 2)):
-        [sparse, _] = systems.under("slora", msgspec.structs.replace(TASK, rounds=rounds)).kinds
+        [sparse, _] = systems.task_as_system("slora", msgspec.structs.replace(TASK, rounds=rounds)).kinds
         assert (sparse.until_round, sparse.strategy.rounds) == (last, last)
 
 
 def test_the_pass_before_fedft_has_no_deadline():
-    assert systems.under("fedft-eds", TASK).untimed_rounds == 1
-    assert systems.under("no-stragglers", TASK).untimed_rounds == 10
+    assert systems.task_as_system("fedft-eds", TASK).untimed_rounds == 1
+    assert systems.task_as_system("no-stragglers", TASK).untimed_rounds == 10
 
 
 def test_fedncm_is_done_in_one_round():
-    assert systems.under("fedncm", TASK).rounds == 1
+    assert systems.task_as_system("fedncm", TASK).rounds == 1
 
 
 def test_a_plus_lets_stragglers_train_one_epoch():
     for name in ("fedavg+", "fedprox+", "moon+"):
-        [kind] = systems.under(name, TASK).kinds
+        [kind] = systems.task_as_system(name, TASK).kinds
         assert [form.epochs for form in kind.strategy.variants()] == [10, 1], name
 
 
 def test_modifiers_compose():
-    made = systems.under("fedncm+ft+fedprox+fedadam", TASK)
+    made = systems.task_as_system("fedncm+ft+fedprox+fedadam", TASK)
     assert (made.server.name, made.kinds[1].strategy.mu) == ("fedadam", 0.01)
-    [kind] = systems.under("fedpeft-bias+moon+fedprox", TASK).kinds
+    [kind] = systems.task_as_system("fedpeft-bias+moon+fedprox", TASK).kinds
     assert (kind.strategy.tunable, kind.strategy.moon, kind.strategy.mu) == ("bias", 1.0, 0.01)
 
 
 def test_moon_does_not_compose_with_privacy():
     with pytest.raises(TaskError, match="moon is 1 and dp is set: MOON's features come from runs"):
-        systems.under("fedpeft-bias+moon+dp", TASK)
+        systems.task_as_system("fedpeft-bias+moon+dp", TASK)
 
 
 def test_private_training_is_planned_for_all_rounds():
-    [kind] = systems.under("fedpeft-bias+dp", TASK).kinds
+    [kind] = systems.task_as_system("fedpeft-bias+dp", TASK).kinds
     assert (kind.strategy.dp.epsilon, kind.strategy.dp.delta, kind.strategy.dp.rounds) == (5.0, 1e-3, 10)
 
 
@@ -77,11 +77,11 @@ def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_sys
         KindSettings(name="few-shot", settings={"join_base": True, "shots": 4}, weight=2.0),
     )
     task = Task(bundle="b", rounds=10, kinds=given)
-    [prox] = systems.under("fedprox", task).kinds
+    [prox] = systems.task_as_system("fedprox", task).kinds
     assert (prox.strategy.mu, prox.strategy.epochs) == (0.5, 3)
-    [_, few] = systems.under("fedfsc+", task).kinds
+    [_, few] = systems.task_as_system("fedfsc+", task).kinds
     assert (few.strategy.join_base, few.strategy.shots, few.weight) == (False, 4, 2.0)
-    [plus] = systems.under("fedprox+", task).kinds
+    [plus] = systems.task_as_system("fedprox+", task).kinds
     assert plus.strategy.reduced_epochs == 2
 
 
@@ -89,29 +89,33 @@ def test_a_papers_system_has_none_of_our_settings_for_rounds_of_several_kinds():
     task = Task(bundle="b", rounds=10)
     assert task.kinds[0].strategy.graded
     for name, epochs in (("fedavg", 0), ("full", 0), ("fedprox", 0), ("no-stragglers", 0), ("fedavg+", 1)):
-        full = systems.under(name, task).kinds[0].strategy
+        full = systems.task_as_system(name, task).kinds[0].strategy
         assert (full.reduced_epochs, full.graded) == (epochs, False), name
     for name in ("fedncm", "fedncm+ft", "fedncm+mezo", "class-means"):
-        means = next(kind.strategy for kind in systems.under(name, task).kinds if kind.name == "class-means")
+        means = next(
+            kind.strategy for kind in systems.task_as_system(name, task).kinds if kind.name == "class-means"
+        )
         assert (means.head, means.smallest_count) == ("normalised-means", 1), name
     for name in ("fedfsc+", "few-shot", "fscprox"):
-        few = next(kind.strategy for kind in systems.under(name, task).kinds if "few-shot" in kind.name)
+        few = next(
+            kind.strategy for kind in systems.task_as_system(name, task).kinds if "few-shot" in kind.name
+        )
         own = few if few.name == "few-shot" else few.few_shot
         assert own.least_samples == 0 and not own.join_base, name
     for name in ("fedft-all", "fedft-rds", "fedft-eds"):
-        assert systems.under(name, task).kinds[-1].strategy.least_samples == 0
+        assert systems.task_as_system(name, task).kinds[-1].strategy.least_samples == 0
 
 
 def test_a_task_may_say_that_slow_devices_train_as_many_epochs_as_they_can():
     graded = KindSettings(name="full", settings={"reduced_epochs": 1, "graded": True})
-    [full] = systems.under("fedprox", Task(bundle="b", rounds=10, kinds=(graded,))).kinds
+    [full] = systems.task_as_system("fedprox", Task(bundle="b", rounds=10, kinds=(graded,))).kinds
     assert (full.strategy.reduced_epochs, full.strategy.graded) == (1, True)
 
 
 def test_kinds_that_train_a_whole_model_follow_what_the_task_says_of_full_updates():
     task = Task(bundle="b", kinds=(KindSettings(name="full", settings={"epochs": 3, "lr": 0.05}),))
     for name in ("heterofl", "fedfsc", "fedat", "fedkad", "fedsplit"):
-        kind = systems.under(name, task).kinds[-1].strategy
+        kind = systems.task_as_system(name, task).kinds[-1].strategy
         assert (kind.epochs, kind.lr) == (3, 0.05), name
 
 
@@ -141,28 +145,28 @@ def test_a_system_is_served_by_name():
 )
 def test_a_name_that_is_none_is_refused_with_those_there_are(name, why):
     with pytest.raises(TaskError, match=why):
-        systems.under(name, TASK)
+        systems.task_as_system(name, TASK)
 
 
 def test_fedmezo_stays_that_of_the_thesis_and_ours_may_be_set():
     given = KindSettings(name="zeroth-order", settings={"sizing": "relative", "num_z": 3, "lr": 0.5})
     task = msgspec.structs.replace(TASK, kinds=(given,))
-    [thesis] = systems.under("fedmezo", task).kinds
+    [thesis] = systems.task_as_system("fedmezo", task).kinds
     assert (thesis.strategy.sizing, thesis.strategy.num_z, thesis.strategy.lr) == ("absolute", 3, 0.5)
-    _, ours = systems.under("fedncm+mezo", task).kinds
+    _, ours = systems.task_as_system("fedncm+mezo", task).kinds
     assert (ours.strategy.sides, ours.strategy.num_z, ours.strategy.lr) == (1, 3, 0.5)
     assert ours.strategy.tunable == "head"
 
 
 def test_where_some_devices_are_drawn_class_means_are_gathered_over_rounds_and_steps_are_shorter():
     drawn = msgspec.structs.replace(TASK, rounds=100, devices_per_round=3)
-    means, scalars = systems.under("fedncm+mezo", drawn).kinds
+    means, scalars = systems.task_as_system("fedncm+mezo", drawn).kinds
     assert (means.strategy.gathered, means.until_round, scalars.from_round) == (True, 10, 11)
     assert (scalars.strategy.lr, scalars.strategy.sampled) == (0.002, 0.1)
-    means, scalars = systems.under(
+    means, scalars = systems.task_as_system(
         "fedncm+mezo", msgspec.structs.replace(drawn, devices_per_round=None)
     ).kinds
     assert (means.strategy.gathered, means.until_round, scalars.from_round) == (False, 1, 2)
     assert (scalars.strategy.lr, scalars.strategy.sampled) == (0.02, 0.1)
-    short = systems.under("fedncm+mezo", msgspec.structs.replace(drawn, rounds=6)).kinds
+    short = systems.task_as_system("fedncm+mezo", msgspec.structs.replace(drawn, rounds=6)).kinds
     assert [(kind.from_round, kind.until_round) for kind in short] == [(1, 3), (4, None)]

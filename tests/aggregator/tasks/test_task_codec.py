@@ -3,7 +3,7 @@ from argparse import ArgumentParser
 import pytest
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.aggregator.tasks.shared_settings import coded
+from device_runtime.aggregator.tasks.shared_settings import with_codec
 from device_runtime.aggregator.tasks.task import KindSettings, Task, decode
 from device_runtime.cli.operator import serve as command
 
@@ -13,19 +13,19 @@ def task(*kinds):
 
 
 def test_kinds_that_can_send_by_the_codec_and_the_others_stay_exact():
-    made = coded(task("full", "few-shot", "zeroth-order", "class-means"), "delta+int8")
+    made = with_codec(task("full", "few-shot", "zeroth-order", "class-means"), "delta+int8")
     assert [kind.strategy.codec for kind in made.kinds] == ["delta+int8", "delta+int8", "", ""]
 
 
 def test_a_codec_stands_over_that_of_a_kind_and_the_empty_word_takes_it_away():
     before = Task(bundle="b", kinds=(KindSettings(name="full", settings={"epochs": 2, "codec": "half"}),))
     for word in ("delta+half", ""):
-        kind = coded(before, word).kinds[0]
+        kind = with_codec(before, word).kinds[0]
         assert (kind.strategy.codec, kind.strategy.epochs) == (word, 2)
 
 
 def test_a_codec_travels_with_the_kind_and_stays_in_the_task_s_file():
-    made = coded(task("full"), "delta+int8+deflate")
+    made = with_codec(task("full"), "delta+int8+deflate")
     assert decode(made.json()).kinds[0].strategy.codec == "delta+int8+deflate"
     assert b"delta+int8+deflate" in bytes(made.offer_kinds(1)[0].settings)
 
@@ -43,7 +43,7 @@ def test_a_codec_travels_with_the_kind_and_stays_in_the_task_s_file():
 )
 def test_what_cannot_be_coded_is_refused_with_what_was_expected(kinds, word, text):
     with pytest.raises(TaskError, match=text):
-        coded(task(*kinds), word)
+        with_codec(task(*kinds), word)
 
 
 def test_serve_takes_a_codec_for_all_kinds_of_a_system():

@@ -24,7 +24,7 @@ from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.prototypes import Prototypes
 from device_runtime.strategies.representatives import Representatives
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 
@@ -173,6 +173,6 @@ def test_a_file_s_list_without_bundles_is_refused_for_it_would_allow_all(tmp_pat
     ],
 )
 def test_class_statistics_are_sent_where_the_owner_allows_class_means_and_of_no_fewer_samples(allowed, left):
-    asked = class_statistics.with_class_statistics(Full(), ClassStatistics())
+    asked = kind_statistics.with_class_statistics(Full(), ClassStatistics())
     assert allowed_statistics(asked, allowed).statistics == left
     assert allowed_statistics(Full(), allowed) == Full()

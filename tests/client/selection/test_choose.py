@@ -11,7 +11,7 @@ from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.prototypes import Prototypes
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.workload import workload
 
 EVEN = (18,) * 10
@@ -176,7 +176,7 @@ def test_class_statistics_are_left_out_where_nothing_fits_with_them(load):
     """
     asked = ClassStatistics()
     kinds = [
-        class_statistics.with_class_statistics(kind, asked)
+        kind_statistics.with_class_statistics(kind, asked)
         for kind in every_kind()
         if not isinstance(kind, ClassMeans)
     ]
@@ -196,7 +196,7 @@ def test_a_device_with_one_class_sends_class_means_of_some_samples_before_scalar
         registry.make(name, settings)
         for name, settings in registry.default_settings(registry.DEFAULT_KINDS[2:])
     ]
-    kinds = [class_statistics.with_class_statistics(kind, ClassStatistics()) for kind in usual]
+    kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in usual]
     load = workload(bundle.manifest, (180, *(0,) * 9))
     plan = choose(device(1e12), kinds, {MAIN: load}, remaining_s=3.0)
     assert plan.chosen.kind == "class-means"
@@ -208,7 +208,7 @@ def test_a_device_with_one_class_sends_class_means_of_some_samples_before_scalar
 def test_a_narrower_link_carries_class_statistics_of_fewer_classes_as_many_as_fit(bundle):
     """120 bytes of envelope, 72 of a tensor, 74 for each class; second moments take 4.3 kB more."""
     load = workload(bundle.manifest, (18, 1, 18, 18, 18, 18, 18, 18, 0, 18))
-    kinds = [class_statistics.with_class_statistics(registry.make("class-means"), ClassStatistics())]
+    kinds = [kind_statistics.with_class_statistics(registry.make("class-means"), ClassStatistics())]
     compute_s = priced(kinds[0], {MAIN: load}, device()).compute_s
     for rows in range(9):
         for spare in (1, 73):
@@ -228,7 +228,7 @@ def test_a_narrower_link_carries_class_statistics_of_fewer_classes_as_many_as_fi
 
 def test_no_more_classes_are_sent_than_the_task_asks_for(load):
     asked = ClassStatistics(most_classes=4)
-    kinds = [class_statistics.with_class_statistics(registry.make("class-means"), asked)]
+    kinds = [kind_statistics.with_class_statistics(registry.make("class-means"), asked)]
     plan = choose(device(1e12), kinds, {MAIN: load}, remaining_s=3.0)
     assert plan.chosen.strategy.statistics == asked
     assert plan.chosen.classes == (4, 10)

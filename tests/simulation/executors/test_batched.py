@@ -20,7 +20,7 @@ from device_runtime.strategies.full import Full
 from device_runtime.strategies.full_and_few_shot import FullAndFewShot
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.peft import Peft
-from device_runtime.strategies.statistics import class_statistics, held_out
+from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.training.device_half import LocalData, TrainedUpdate
 
@@ -295,7 +295,7 @@ def test_each_base_is_trained_from_by_its_own_jobs(on_torch, bundle):
 
 
 def with_statistics(strategy: AnyStrategy, **settings) -> AnyStrategy:
-    return class_statistics.with_class_statistics(strategy, ClassStatistics(**settings))
+    return kind_statistics.with_class_statistics(strategy, ClassStatistics(**settings))
 
 
 def assert_statistics_alike(found: list[Result], expected: list[Result]) -> None:

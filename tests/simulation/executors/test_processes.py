@@ -24,7 +24,7 @@ from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, Tr
 from device_runtime.simulation.executors.processes import Processes
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.training.tensor_update import FEW_SHOT
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
@@ -94,7 +94,7 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
     statistics = ClassStatistics(numbers="int8", most_classes=1)
     jobs = [
         replace(
-            job, strategy=class_statistics.with_class_statistics(job.strategy, statistics), rare=(label, 3)
+            job, strategy=kind_statistics.with_class_statistics(job.strategy, statistics), rare=(label, 3)
         )
         for job in asked
         for label in (0, 1)

@@ -18,7 +18,7 @@ def system(name, tmp_path, bundle, *, deadline_s=100.0, family=(), rounds=3, gen
     settings = {"full": QUICK | full, "width-slice": QUICK | {"members": ["half"]}}
     kinds = tuple(KindSettings(name=kind, settings=given) for kind, given in settings.items())
     task = msgspec.structs.replace(made.task, bundle=bundle, family=family, kinds=kinds)
-    return msgspec.structs.replace(made, task=systems.under(name, task))
+    return msgspec.structs.replace(made, task=systems.task_as_system(name, task))
 
 
 def test_they_agree_on_a_family_of_which_slow_devices_train_the_smaller(tmp_path, exported):

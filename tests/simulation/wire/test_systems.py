@@ -50,7 +50,7 @@ def task_for(name, exported):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SYSTEMS, *COMPOSED])
 def test_a_system_runs_by_its_name_from_the_first_hello_to_the_last_receipt(name, fleet, exported):
-    task = systems.under(name, task_for(name, exported))
+    task = systems.task_as_system(name, task_for(name, exported))
     finished = run_on_wire(task, fleet, WireCourse(seed=1, until_s=1000))
     assert [line.participants for line in finished.rounds] == [DEVICES] * task.rounds
     for number in range(1, task.rounds + 1):

@@ -10,7 +10,7 @@ from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
 from device_runtime.strategies.robust.statistics import StatisticsOfDevices
-from device_runtime.strategies.statistics import class_statistics, closed_form
+from device_runtime.strategies.statistics import class_statistics, closed_form, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.training.device_half import Late, TrainedUpdate
 
@@ -170,11 +170,11 @@ def test_second_moments_of_two_devices_do_not_count(tmp_path):
 def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, round_model, tmp_path, rule):
     """Three of nine: one sends statistics a thousand times as long, two have other labels."""
     asked = ClassStatistics()
-    kind = class_statistics.with_class_statistics(
+    kind = kind_statistics.with_class_statistics(
         registry.make("full", {"epochs": 1, "lr": 0.01, "batch": 16}), asked
     )
     means = registry.make("class-means", {"head": "trained"})
-    kinds = {"full": kind, "class-means": class_statistics.with_class_statistics(means, asked)}
+    kinds = {"full": kind, "class-means": kind_statistics.with_class_statistics(means, asked)}
     features, order = model.features(digits.x), np.random.default_rng(0).permutation(len(digits))
 
     def served(name):

@@ -9,7 +9,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.statistics import class_statistics
+from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import (
     MOMENT_ROWS,
     MOMENTS,
@@ -32,7 +32,7 @@ SHORT = {
 
 
 def kind(name, **statistics):
-    return class_statistics.with_class_statistics(
+    return kind_statistics.with_class_statistics(
         registry.make(name, SHORT.get(name)), ClassStatistics(**statistics)
     )
 
@@ -40,7 +40,7 @@ def kind(name, **statistics):
 @pytest.fixture
 def sent(model, digits, run):
     """The class statistics of a full update of all digits."""
-    made = class_statistics.train(kind("full"), model, digits, run())
+    made = kind_statistics.train(kind("full"), model, digits, run())
     return dict(class_statistics.split_statistics(made.tensors)[1])
 
 
@@ -103,13 +103,13 @@ def test_an_update_and_its_statistics_are_as_expected_believed_and_as_large_as_p
     model, digits, run, name, numbers
 ):
     strategy = kind(name, numbers=numbers)
-    made = class_statistics.train(strategy, model, digits, run())
-    tensors.check(made.tensors, class_statistics.expected(strategy, model.manifest))
+    made = kind_statistics.train(strategy, model, digits, run())
+    tensors.check(made.tensors, kind_statistics.expected(strategy, model.manifest))
     update, found = class_statistics.split_statistics(made.tensors)
     assert update.keys() == strategy.train(model, digits, run()).tensors.keys()
-    assert class_statistics.doubt_of(strategy.variants()[0], found, made.num_examples, model.manifest) == ""
+    assert kind_statistics.doubt_of(strategy.variants()[0], found, made.num_examples, model.manifest) == ""
     assert MOMENTS in found
-    cost = class_statistics.cost(strategy, workload(model.manifest, digits.class_counts(10)), PROFILE)
+    cost = kind_statistics.cost(strategy, workload(model.manifest, digits.class_counts(10)), PROFILE)
     assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)) + 120, rel=0.1)
 
 
@@ -117,11 +117,11 @@ def test_beside_scalars_the_mean_of_a_class_is_one_byte_a_feature_and_ten_more(m
     """Label 2, count 4, scale 4; before, three tensors with means in 16 bits took 460 bytes for one class."""
     strategy = kind("zeroth-order", moments=False)
     sevens = LocalData(digits.x[digits.y == 7], digits.y[digits.y == 7])
-    made = class_statistics.train(strategy, model, sevens, run())
+    made = kind_statistics.train(strategy, model, sevens, run())
     rows = made.tensors[ROWS]
     assert (rows.dtype, rows.shape) == (np.uint8, (1, 10 + 64))
     assert rows[0, :6].tolist() == [7, 0, len(sevens), 0, 0, 0]
-    cost = class_statistics.cost(strategy, workload(model.manifest, sevens.class_counts(10)), PROFILE)
+    cost = kind_statistics.cost(strategy, workload(model.manifest, sevens.class_counts(10)), PROFILE)
     assert cost.bytes_up == 190 + 72 + 74
 
 
@@ -136,14 +136,14 @@ def test_beside_scalars_the_mean_of_a_class_is_one_byte_a_feature_and_ten_more(m
 )
 def test_rows_that_no_device_writes_are_refused(model, digits, run, change, why):
     strategy = kind("zeroth-order", samples=0)
-    rows = class_statistics.train(strategy, model, digits, run()).tensors[ROWS]
+    rows = kind_statistics.train(strategy, model, digits, run()).tensors[ROWS]
     assert why in class_statistics.doubt({ROWS: np.ascontiguousarray(change(rows))}, 240, 2, SHAPE)
 
 
 @pytest.mark.parametrize("numbers", ["int8", "float16"])
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0])
 def test_a_mean_that_is_no_number_is_refused(model, digits, run, numbers, scale):
-    rows = class_statistics.train(kind("few-shot", numbers=numbers), model, digits, run()).tensors[ROWS]
+    rows = kind_statistics.train(kind("few-shot", numbers=numbers), model, digits, run()).tensors[ROWS]
     assert class_statistics.doubt({ROWS: rows}, 240, 2, SHAPE) == ""
     begin(rows)["scale"][3] = scale
     assert "the mean of class 3 is" in class_statistics.doubt({ROWS: rows}, 240, 2, SHAPE)
@@ -155,7 +155,7 @@ def test_a_mean_that_is_no_number_is_refused(model, digits, run, numbers, scale)
 def test_the_forward_pass_for_statistics_is_part_of_the_prediction(model, digits):
     load = workload(model.manifest, digits.class_counts(10))
     strategy = kind("full")
-    own, with_them = strategy.cost(load, PROFILE), class_statistics.cost(strategy, load, PROFILE)
+    own, with_them = strategy.cost(load, PROFILE), kind_statistics.cost(strategy, load, PROFILE)
     forward = model.manifest.graphs["forward"].flops
     moments = 2 * model.manifest.head.features**2
     assert with_them.flops - own.flops == pytest.approx(len(digits) * (forward + moments))
@@ -178,72 +178,72 @@ def test_classes_of_few_samples_are_in_no_part_of_it(model, digits):
 
 
 def test_a_device_that_trains_no_extractor_measures_no_more_samples_than_asked(model, digits, run):
-    made = class_statistics.train(kind("zeroth-order", samples=30), model, digits, run())
+    made = kind_statistics.train(kind("zeroth-order", samples=30), model, digits, run())
     assert 20 < counted(made).sum() <= 30
-    every = class_statistics.train(kind("zeroth-order", samples=0), model, digits, run())
+    every = kind_statistics.train(kind("zeroth-order", samples=0), model, digits, run())
     np.testing.assert_array_equal(counted(every), np.bincount(digits.y))
 
 
 def test_few_shot_training_has_all_features_and_needs_no_pass_of_its_own_for_them(model, digits, run):
     passes, features = [], model.features
     model.features = lambda x: passes.append(len(x)) or features(x)
-    made = class_statistics.train(kind("few-shot", samples=30), model, digits, run())
+    made = kind_statistics.train(kind("few-shot", samples=30), model, digits, run())
     assert passes == [240]
     np.testing.assert_array_equal(counted(made), np.bincount(digits.y))
     load = workload(model.manifest, digits.class_counts(10))
-    costs = class_statistics.cost(kind("few-shot"), load, PROFILE), kind("few-shot").cost(load, PROFILE)
+    costs = kind_statistics.cost(kind("few-shot"), load, PROFILE), kind("few-shot").cost(load, PROFILE)
     assert costs[0].flops - costs[1].flops == pytest.approx(240 * 2 * 64**2)  # of the second moments alone
     assert costs[0].bytes_up > costs[1].bytes_up
 
 
 def test_statistics_beside_an_entropy_subset_are_of_all_samples(model, digits, run):
     strategy = kind("entropy-subset")
-    made = class_statistics.train(strategy, model, digits, run())
+    made = kind_statistics.train(strategy, model, digits, run())
     assert made.num_examples == 120
     np.testing.assert_array_equal(counted(made), np.bincount(digits.y))
     found = class_statistics.split_statistics(made.tensors)[1]
-    why = class_statistics.doubt_of(strategy.variants()[0], found, 118, model.manifest)
+    why = kind_statistics.doubt_of(strategy.variants()[0], found, 118, model.manifest)
     assert why == "class counts sum to 240, the device has at most 236 samples"
 
 
 def test_private_updates_and_smaller_models_come_without(model, digits, run):
     private = replace(kind("full"), dp=registry.make("full", {"dp": {}}).dp)
-    smaller = class_statistics.with_class_statistics(
+    smaller = kind_statistics.with_class_statistics(
         registry.make("width-slice", {"members": ["half"]}).variants()[0], ClassStatistics()
     )
     for strategy in (private, smaller):
-        assert class_statistics.statistics_of(strategy) is None
+        assert kind_statistics.statistics_of(strategy) is None
 
 
 def test_class_means_are_the_statistics_alone_in_a_round_that_asks_for_them(model, digits, run):
     strategy = kind("class-means", samples=30)
-    made = class_statistics.train(strategy, model, digits, run())
-    tensors.check(made.tensors, class_statistics.expected(strategy, model.manifest))
+    made = kind_statistics.train(strategy, model, digits, run())
+    tensors.check(made.tensors, kind_statistics.expected(strategy, model.manifest))
     assert made.tensors.keys() == {ROWS, MOMENTS, SPREAD}
     assert made.num_examples == 240 and 20 < counted(made).sum() <= 30
     load = workload(model.manifest, digits.class_counts(10))
-    cost = class_statistics.cost(strategy, load, PROFILE)
+    cost = kind_statistics.cost(strategy, load, PROFILE)
     assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)) + 120, rel=0.1)
     whole = registry.make("class-means").cost(load, PROFILE)
     moments = 30 * 2 * 64**2
     assert cost.flops - moments == pytest.approx(whole.flops * 30 / 240)
-    few = class_statistics.cost(class_statistics.without_moments(strategy), load, PROFILE)
+    few = kind_statistics.cost(kind_statistics.without_moments(strategy), load, PROFILE)
     assert few.bytes_up == 120 + 72 + 10 * (10 + 64)
-    assert class_statistics.without_moments(class_statistics.without_moments(strategy)) is None
-    assert class_statistics.without_class_statistics(strategy) is strategy
-    assert class_statistics.without_class_statistics(kind("full")).statistics is None
+    assert kind_statistics.without_moments(kind_statistics.without_moments(strategy)) is None
+    assert kind_statistics.without_class_statistics(strategy) is strategy
+    assert kind_statistics.without_class_statistics(kind("full")).statistics is None
 
 
 def test_second_moments_of_few_samples_are_not_sent(model, digits, run):
     """Of two samples of one class they and the mean would give both samples' features."""
     for samples, rows in ((3, 1), (2, 0)):
         some = np.flatnonzero(digits.y == 3)[:samples]
-        made = class_statistics.train(
+        made = kind_statistics.train(
             kind("class-means"), model, LocalData(digits.x[some], digits.y[some]), run()
         )
         assert [len(made.tensors[name]) for name in (ROWS, MOMENTS, SPREAD)] == [1, rows, rows]
-        tensors.check(made.tensors, class_statistics.expected(kind("class-means"), model.manifest))
-        assert class_statistics.doubt_of(kind("class-means"), made.tensors, samples, model.manifest) == ""
+        tensors.check(made.tensors, kind_statistics.expected(kind("class-means"), model.manifest))
+        assert kind_statistics.doubt_of(kind("class-means"), made.tensors, samples, model.manifest) == ""
         assert class_statistics.decode(made.tensors, SHAPE).moment_sums.counts.sum() == samples * rows
 
 
@@ -254,12 +254,12 @@ def test_second_moments_of_few_samples_are_not_sent(model, digits, run):
 def test_the_rarest_class_is_sent_first_and_those_that_are_not_rare_take_turns(number, sent, run):
     """Of the offer's rare classes the device has 7 and 2; 0, 1, 5 and 8 are left for one place."""
     here = replace(run(), round=number, rare=(7, 3, 2, 9))
-    assert class_statistics.chosen_classes([0, 1, 2, 5, 7, 8], 3, here) == sent
+    assert kind_statistics.chosen_classes([0, 1, 2, 5, 7, 8], 3, here) == sent
 
 
 def test_where_all_places_are_taken_by_rare_classes_the_others_have_every_fourth_round(run):
     sent = [
-        class_statistics.chosen_classes([0, 3, 6, 7], 1, replace(run(), round=number, rare=(6, 7)))
+        kind_statistics.chosen_classes([0, 3, 6, 7], 1, replace(run(), round=number, rare=(6, 7)))
         for number in range(1, 13)
     ]
     assert sent == [[6], [6], [6], [3], [6], [6], [6], [7], [6], [6], [6], [0]]
@@ -271,11 +271,11 @@ def test_over_some_rounds_statistics_of_every_class_are_sent(most, rare, run):
     present = [0, 1, 3, 4, 5, 7, 8]
     seen = set()
     for number in range(5, 5 + 4 * len(present)):
-        sent = class_statistics.chosen_classes(present, most, replace(run(), round=number, rare=rare))
+        sent = kind_statistics.chosen_classes(present, most, replace(run(), round=number, rare=rare))
         assert len(set(sent)) == len(sent) == min(most, len(present))
         seen.update(sent)
     assert seen == set(present)
-    assert class_statistics.chosen_classes(present, 0, run()) == present
+    assert kind_statistics.chosen_classes(present, 0, run()) == present
 
 
 @pytest.mark.parametrize("moments", [True, False])
@@ -285,12 +285,12 @@ def test_statistics_of_some_classes_are_those_of_their_samples(moments, model, d
     data = LocalData(digits.x[few], digits.y[few])
     here = replace(run(), round=1, rare=(1, 9, 4))
     asked = {"smallest_count": 3, "moments": moments}
-    made = class_statistics.train(kind("few-shot", most_classes=3, **asked), model, data, here)
+    made = kind_statistics.train(kind("few-shot", most_classes=3, **asked), model, data, here)
     of = np.isin(data.y, (9, 4, 2))
-    alone = class_statistics.add_statistics(
+    alone = kind_statistics.add_statistics(
         kind("few-shot", **asked),
         replace(made, tensors={}),
-        class_statistics.Measured(model.features(data.x)[of], data.y[of], 10),
+        kind_statistics.Measured(model.features(data.x)[of], data.y[of], 10),
         here,
     )
     sent = class_statistics.split_statistics(made.tensors)[1]
@@ -300,30 +300,30 @@ def test_statistics_of_some_classes_are_those_of_their_samples(moments, model, d
         assert len(alone.tensors[class_statistics.MOMENTS]) == 1
         assert len(sent[class_statistics.MOMENTS]) == 0, "those of another round's classes may be subtracted"
     assert np.flatnonzero(counted(made)).tolist() == [2, 4, 9]
-    assert class_statistics.doubt_of(kind("few-shot"), sent, len(data), model.manifest) == ""
+    assert kind_statistics.doubt_of(kind("few-shot"), sent, len(data), model.manifest) == ""
 
 
 def test_the_prediction_counts_the_classes_that_are_sent(model):
     load = workload(model.manifest, (9, 1, 30, 4, 0, 0, 0, 0, 0, 5))
-    of = [class_statistics.cost(kind("class-means", most_classes=n), load, PROFILE) for n in range(6)]
+    of = [kind_statistics.cost(kind("class-means", most_classes=n), load, PROFILE) for n in range(6)]
     assert [of[0].bytes_up - one.bytes_up for one in of] == [0, 222, 148, 74, 0, 0]
     assert len({one.flops for one in of}) == 1
-    assert class_statistics.class_coverage(kind("class-means", most_classes=3), load) == (3, 4)
-    assert class_statistics.class_coverage(kind("full"), load) == (4, 4)
-    assert class_statistics.class_coverage(registry.make("full"), load) == (0, 0)
+    assert kind_statistics.class_coverage(kind("class-means", most_classes=3), load) == (3, 4)
+    assert kind_statistics.class_coverage(kind("full"), load) == (4, 4)
+    assert kind_statistics.class_coverage(registry.make("full"), load) == (0, 0)
 
 
 def test_the_smallest_count_of_class_means_holds_for_their_statistics():
-    strategy = class_statistics.with_class_statistics(
+    strategy = kind_statistics.with_class_statistics(
         registry.make("class-means", {"smallest_count": 5}), ClassStatistics()
     )
-    assert class_statistics.statistics_of(strategy).smallest_count == 5
+    assert kind_statistics.statistics_of(strategy).smallest_count == 5
 
 
 def test_an_update_of_class_means_without_any_is_refused(model):
-    why = class_statistics.doubt_of(kind("class-means"), {}, 240, model.manifest)
+    why = kind_statistics.doubt_of(kind("class-means"), {}, 240, model.manifest)
     assert why == "class means came without class statistics"
-    assert class_statistics.doubt_of(kind("few-shot"), {}, 240, model.manifest) == ""
+    assert kind_statistics.doubt_of(kind("few-shot"), {}, 240, model.manifest) == ""
 
 
 def test_a_class_of_too_few_samples_for_the_statistics_makes_class_means_unfit(model):
@@ -406,7 +406,7 @@ def of_a_site(model, digits):
 def test_of_a_site_it_is_said_whose_second_moments_are_sent(of_a_site, bundle):
     known, sent = of_a_site
     strategy = kind("full")
-    specs = class_statistics.accepted(strategy, bundle.manifest)
+    specs = kind_statistics.accepted(strategy, bundle.manifest)
     wanted = [one for one in class_statistics.expected_of(sent, specs) if one.name.startswith("class-stat")]
     tensors.check(sent, wanted)
     assert class_statistics.doubt(sent, 240, 2, SHAPE) == ""
@@ -415,7 +415,7 @@ def test_of_a_site_it_is_said_whose_second_moments_are_sent(of_a_site, bundle):
     np.testing.assert_array_equal(read.sums.counts, known.sums.counts)
     assert np.abs(read.moments - known.moments).max() <= 1.01 * 2.0**-11 * np.abs(known.moments).max()
     assert MOMENT_ROWS not in {
-        one.name for one in class_statistics.accepted(kind("few-shot", moments=False), bundle.manifest)
+        one.name for one in kind_statistics.accepted(kind("few-shot", moments=False), bundle.manifest)
     }
     alone = {name: value for name, value in sent.items() if name != MOMENT_ROWS}
     assert MOMENT_ROWS not in {one.name for one in class_statistics.expected_of(alone, specs)}
@@ -442,8 +442,7 @@ def test_of_whose_second_moments_they_are_no_more_is_believed(of_a_site, changes
 )
 def test_measured_samples_stand_for_all_of_the_device(name, samples, expected):
     strategy = kind(name, samples=25)
-    assert class_statistics.per_measured(strategy, samples, 20) == expected
+    assert kind_statistics.per_measured(strategy, samples, 20) == expected
     assert (
-        class_statistics.per_measured(class_statistics.with_class_statistics(strategy, None), samples, 20)
-        == 1
+        kind_statistics.per_measured(kind_statistics.with_class_statistics(strategy, None), samples, 20) == 1
     )

@@ -9,7 +9,7 @@ from device_runtime.models.bundles.tensors import decode, encode
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.statistics import class_statistics, closed_form
+from device_runtime.strategies.statistics import class_statistics, closed_form, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import Projection
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
@@ -111,11 +111,11 @@ def manifest_of_two():
 def pooled(model, parts, names, run, round_model, memory=None, moments=True):
     """A round of these kinds, one device each, merged."""
     asked = ClassStatistics(moments=moments)
-    kinds = {n: class_statistics.with_class_statistics(registry.make(n, QUICK.get(n)), asked) for n in QUICK}
+    kinds = {n: kind_statistics.with_class_statistics(registry.make(n, QUICK.get(n)), asked) for n in QUICK}
     carried = memory or closed_form_nothing()
     folding = Folding(kinds, round_model, carried)
     for i, (name, data) in enumerate(zip(names, parts, strict=True)):
-        made = class_statistics.train(kinds[name], model, data, run(f"pi-{i}"))
+        made = kind_statistics.train(kinds[name], model, data, run(f"pi-{i}"))
         update, sent = folding.parted(made)
         folding.pool(sent, None)
         folding.add(update, made.num_examples)
@@ -162,7 +162,7 @@ def test_a_class_of_devices_that_measure_a_part_is_no_rarer(kind, model, digits,
     full = registry.make("full", {"epochs": 1, "statistics": {}})
     folding = Folding({"full": full, kind: weak}, replace(round_model, round=3))
     for strategy, part in ((full, low), (weak, high)):
-        made = class_statistics.train(strategy, model, part, run())
+        made = kind_statistics.train(strategy, model, part, run())
         rest, found = folding.parted(made)
         folding.pool(found, None)
         folding.add(rest, 1.0)
@@ -183,7 +183,7 @@ def test_a_class_counts_as_many_samples_when_it_is_sent_alone(name, model, digit
             name, {**QUICK[name], "statistics": {"most_classes": most, "moments": False}}
         )
         folding = Folding({name: strategy}, round_model)
-        made = class_statistics.train(strategy, model, digits, replace(run(), round=1, rare=(4,)))
+        made = kind_statistics.train(strategy, model, digits, replace(run(), round=1, rare=(4,)))
         counts.append(folding.parted(made)[1].sums.counts)
     assert counts[0].sum() == pytest.approx(240, rel=0.05)
     assert counts[1][4] == counts[0][4] > 0

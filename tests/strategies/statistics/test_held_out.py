@@ -16,7 +16,7 @@ from device_runtime.strategies.codecs import chain
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import NOTHING_CARRIED
-from device_runtime.strategies.statistics import class_statistics, closed_form, held_out
+from device_runtime.strategies.statistics import class_statistics, closed_form, held_out, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import RIGHT, ROWS, Statistics
 from device_runtime.strategies.statistics.class_sums import Projection
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
@@ -34,7 +34,7 @@ SHORT = {
 
 
 def kind(name, **statistics):
-    return class_statistics.with_class_statistics(
+    return kind_statistics.with_class_statistics(
         registry.make(name, SHORT[name]), ClassStatistics(**statistics)
     )
 
@@ -106,50 +106,50 @@ def test_what_is_held_out_is_neither_trained_on_nor_in_the_statistics(name, mode
     """The update is to the bit that of a device that has nothing but the rest."""
     asked, plain = kind(name, hold_out=0.2), kind(name)
     _, rest = held_out.split_held_out(digits, 0.2, "pi-1")
-    own = class_statistics.train(plain, model, rest, run())
+    own = kind_statistics.train(plain, model, rest, run())
     one = replace(run(), aside=head_of(model.weights))
-    made = class_statistics.train(asked, model, digits, one)
+    made = kind_statistics.train(asked, model, digits, one)
     right = made.tensors[RIGHT]
     assert encode({n: v for n, v in made.tensors.items() if n != RIGHT}) == encode(own.tensors)
     assert (made.num_examples, len(rest)) == (own.num_examples, 240 - 48)
     assert (right.dtype, right.shape, right[0, 0]) == (np.int32, (1, 3), 48)
     assert 0 < right[0, 1] == right[0, 2] <= 48
-    accepted = class_statistics.accepted(asked.variants()[0], model.manifest)
+    accepted = kind_statistics.accepted(asked.variants()[0], model.manifest)
     assert {spec.name for spec in class_statistics.expected_of(made.tensors, accepted)} == set(made.tensors)
     found = class_statistics.split_statistics(made.tensors)[1]
     form = asked.variants()[0]
-    assert class_statistics.doubt_of(form, found, made.num_examples, model.manifest) == ""
+    assert kind_statistics.doubt_of(form, found, made.num_examples, model.manifest) == ""
     np.testing.assert_array_equal(class_statistics.decode(found, (10, 64)).right, right[0])
 
 
 def test_without_a_head_in_closed_form_nothing_is_counted_and_as_much_is_held_out(model, digits, run):
     asked = kind("full", hold_out=0.2)
-    made = class_statistics.train(asked, model, digits, run())
+    made = kind_statistics.train(asked, model, digits, run())
     assert made.tensors[RIGHT].shape == (0, 3)
     assert made.num_examples == 240 - 48
     found = class_statistics.split_statistics(made.tensors)[1]
-    assert class_statistics.doubt_of(asked, found, made.num_examples, model.manifest) == ""
+    assert kind_statistics.doubt_of(asked, found, made.num_examples, model.manifest) == ""
     assert not class_statistics.decode(found, (10, 64)).right.any()
     older = {name: value for name, value in found.items() if name != RIGHT}
     assert not class_statistics.decode(older, (10, 64)).right.any()
-    accepted = class_statistics.accepted(asked, model.manifest)
+    accepted = kind_statistics.accepted(asked, model.manifest)
     assert RIGHT not in {spec.name for spec in class_statistics.expected_of(older, accepted)}
 
 
 @pytest.mark.parametrize("word", ["", "delta+half", "delta+int8+deflate"])
 def test_counts_come_exactly_by_every_codec(word, model, digits, run):
     asked = kind("full", hold_out=0.2)
-    made = class_statistics.train(asked, model, digits, replace(run(), aside=head_of(model.weights)))
+    made = kind_statistics.train(asked, model, digits, replace(run(), aside=head_of(model.weights)))
     base, codec = dict(model.weights), chain.codec_named(word)
     body = codec.encode(made.tensors, base, {}).body
-    expected = class_statistics.accepted(asked, model.manifest)
+    expected = kind_statistics.accepted(asked, model.manifest)
     assert len(body) <= codec.most_bytes(expected)
     np.testing.assert_array_equal(codec.decode(body, base, expected)[RIGHT], made.tensors[RIGHT])
 
 
 def test_an_update_without_class_statistics_is_trained_on_all_samples(model, digits, run):
-    made = class_statistics.train(
-        class_statistics.without_class_statistics(kind("full", hold_out=0.2)), model, digits, run()
+    made = kind_statistics.train(
+        kind_statistics.without_class_statistics(kind("full", hold_out=0.2)), model, digits, run()
     )
     assert made.num_examples == 240
     assert ROWS not in made.tensors
@@ -158,8 +158,8 @@ def test_an_update_without_class_statistics_is_trained_on_all_samples(model, dig
 @pytest.mark.parametrize("name", ["full", "few-shot", "class-means"])
 def test_the_prediction_is_of_training_on_the_rest_and_a_pass_of_what_is_held_out(name, model, digits):
     load, share = workload(model.manifest, digits.class_counts(10)), 0.25
-    cost = class_statistics.cost(kind(name, hold_out=share), load, PROFILE)
-    rest = class_statistics.cost(kind(name), held_out.rest(load, share), PROFILE)
+    cost = kind_statistics.cost(kind(name, hold_out=share), load, PROFILE)
+    rest = kind_statistics.cost(kind(name), held_out.rest(load, share), PROFILE)
     assert cost.flops - rest.flops == pytest.approx(60 * model.manifest.graphs["forward"].flops)
     assert cost.bytes_up - rest.bytes_up == 12 + 72
     assert cost.peak_memory_bytes > rest.peak_memory_bytes
@@ -182,7 +182,7 @@ def test_counts_that_no_device_has_are_doubted(counts, why, model):
     assert held_out.doubt(counts, 0.2, 80) == why
     known = Statistics.none(10, 64)
     sent = {**class_statistics.encode(known, ClassStatistics()), RIGHT: counts}
-    assert class_statistics.doubt_of(kind("full", hold_out=0.2), sent, 80, model.manifest) == why
+    assert kind_statistics.doubt_of(kind("full", hold_out=0.2), sent, 80, model.manifest) == why
 
 
 def test_the_trained_head_is_named_where_it_is_better_by_more_than_chance():
@@ -215,7 +215,7 @@ def played(model, digits, run, round_model, counts, carried=NOTHING_CARRIED, hol
     strategy = kind("full", hold_out=hold_out)
     folding = Folding({"full": strategy}, round_model, carried)
     one = replace(run(), aside=dict(carried.aside))
-    made = class_statistics.train(strategy, model, digits, one)
+    made = kind_statistics.train(strategy, model, digits, one)
     if counts is not None:
         made = replace(made, tensors={**made.tensors, RIGHT: np.array([counts], np.int32)})
     rest, found = folding.parted(made)

@@ -14,7 +14,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.kind import ClassStatistics
 from device_runtime.strategies.merging.aggregator_half import CarriedState
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.statistics import class_statistics, closed_form
+from device_runtime.strategies.statistics import class_statistics, closed_form, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import MOMENTS, ROWS
 from device_runtime.strategies.training.device_half import LocalData
 from device_runtime.strategies.training.workload import workload
@@ -51,7 +51,7 @@ def wide_round(round_model, wide):
 def kinds(**settings):
     asked = ClassStatistics(**settings)
     return {
-        name: class_statistics.with_class_statistics(registry.make(name, own), asked)
+        name: kind_statistics.with_class_statistics(registry.make(name, own), asked)
         for name, own in KINDS.items()
     }
 
@@ -59,17 +59,15 @@ def kinds(**settings):
 def test_updates_are_as_expected_believed_and_as_large_as_predicted(wide_model, digits, run):
     for numbers in ("float16", "int8"):
         strategy = kinds(numbers=numbers)["full"]
-        made = class_statistics.train(strategy, wide_model, digits, run())
-        tensors.check(made.tensors, class_statistics.expected(strategy, wide_model.manifest))
+        made = kind_statistics.train(strategy, wide_model, digits, run())
+        tensors.check(made.tensors, kind_statistics.expected(strategy, wide_model.manifest))
         _, found = class_statistics.split_statistics(made.tensors)
         assert found[ROWS].shape == (10, 10 + 512 * (2 if numbers == "float16" else 1))
         assert found[MOMENTS].shape == (1, 512 * 513 // 2)
         assert class_statistics.doubt(found, 240, 2, (10, 512)) == ""
         found[MOMENTS][:] = found[MOMENTS] / 2
         assert "its class means alone make" in class_statistics.doubt(found, 240, 2, (10, 512))
-        cost = class_statistics.cost(
-            strategy, workload(wide_model.manifest, digits.class_counts(10)), PROFILE
-        )
+        cost = kind_statistics.cost(strategy, workload(wide_model.manifest, digits.class_counts(10)), PROFILE)
         assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)), rel=0.05)
 
 
@@ -88,7 +86,7 @@ def test_what_is_served_recognises_classes_of_which_means_alone_came(
     asked = kinds(**settings)
     folding = Folding(asked, wide_round, CarriedState())
     for name, data in parts(digits).items():
-        made = class_statistics.train(asked[name], wide_model, data, run(name))
+        made = kind_statistics.train(asked[name], wide_model, data, run(name))
         update, sent = folding.parted(made)
         folding.pool(sent, None)
         folding.add(update, made.num_examples)

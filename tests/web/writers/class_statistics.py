@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.kind import ClassStatistics
-from device_runtime.strategies.statistics import class_statistics, held_out
+from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.training.device_half import Run
 
 LABELS = 5
@@ -65,7 +65,7 @@ def vectors() -> dict[str, Any]:
 
 def _chosen(present: list[int], most: int, rare: list[int], number: int) -> dict[str, Any]:
     run = Run(0, "", clock=lambda: 0.0, deadline=1.0, round=number, rare=tuple(rare))
-    chosen = class_statistics.chosen_classes(present, most, run)
+    chosen = kind_statistics.chosen_classes(present, most, run)
     return {"present": present, "most": most, "rare": rare, "round": number, "chosen": chosen}
 
 

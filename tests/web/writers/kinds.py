@@ -11,7 +11,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.onnx_engine import OnnxModel
 from device_runtime.strategies import registry
 from device_runtime.strategies.errors import KindError
-from device_runtime.strategies.statistics import class_statistics, class_sums
+from device_runtime.strategies.statistics import class_statistics, class_sums, kind_statistics
 from device_runtime.strategies.training.device_half import LocalData, Run
 
 BUNDLE, LABELS, WIDTH = "digits-wrn-10-1", 10, 64
@@ -119,7 +119,7 @@ def _made(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) 
     """By the richest form of the kind."""
     strategy = registry.make(kind, settings)
     run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=_aside())
-    made = class_statistics.train(strategy.variants()[0], OnnxModel(bundle), data, run)
+    made = kind_statistics.train(strategy.variants()[0], OnnxModel(bundle), data, run)
     update, found = class_statistics.split_statistics(made.tensors)
     return {
         "kind": kind,

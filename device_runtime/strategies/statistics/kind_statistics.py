@@ -1,0 +1,304 @@
+"""Which class statistics each kind of update sends, what they cost, and how a device measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import floor
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.models.engines.base import DeviceModel
+from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
+from device_runtime.profiles.cost import GraphPass
+from device_runtime.strategies.class_means import ClassMeans
+from device_runtime.strategies.entropy_subset import EntropySubset
+from device_runtime.strategies.few_shot import FewShot
+from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
+from device_runtime.strategies.terms.dp_sgd import dp_settings
+from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
+from device_runtime.strategies.training.workload import forward_work, passes
+
+from . import class_sums, held_out
+from .class_statistics import (
+    MOMENT_ROWS,
+    MOMENTS,
+    OTHERS,
+    RIGHT,
+    ROWS,
+    SPREAD,
+    TENSOR_BYTES,
+    doubt,
+    encode,
+    measure_statistics,
+    shape_of,
+)
+from .class_sums import ClassSums
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Features float32 (n, width) by the base, labels y int64 (n,), and the number of classes.
+
+    right: counts of held-out samples, float64 (`held_out.COUNTS`,).
+    """
+
+    features: NDArray[np.float32]
+    y: NDArray[np.int64]
+    labels: int
+    right: NDArray[np.float64] = field(default_factory=held_out.none)
+
+
+def serves_closed_form(kinds: Sequence[AnyStrategy]) -> bool:
+    """Whether a task that offers these kinds serves a closed-form head by default.
+
+    It does if there are several, and one that trains the extractor can come with class statistics.
+    """
+    return len(kinds) > 1 and any(kind.trains_extractor and _can_send(kind) for kind in kinds)
+
+
+def _can_send(kind: AnyStrategy) -> bool:
+    """Whether a kind can send class statistics.
+
+    It cannot under differential privacy, nor from a smaller model, which has other features.
+    """
+    return not kind.member and dp_settings(kind) is None
+
+
+def statistics_of(strategy: AnyStrategy) -> ClassStatistics | None:
+    """The settings of the class statistics that an update of this form has; None if it has none.
+
+    An update of class means consists of them. There, and beside scalars, means are sent as int8.
+    """
+    statistics = strategy.statistics
+    if statistics is None or not _can_send(strategy):
+        return None
+    if isinstance(strategy, ClassMeans):
+        least = max(strategy.smallest_count, statistics.smallest_count)
+        return replace(statistics, numbers="int8", smallest_count=least)
+    return replace(statistics, numbers="int8") if strategy.scalars else statistics
+
+
+def without_moments(strategy: AnyStrategy) -> AnyStrategy | None:
+    """The same kind without second moments in its class statistics; None if it has no second moments."""
+    statistics = strategy.statistics
+    if statistics is None or not statistics.moments:
+        return None
+    return with_class_statistics(strategy, replace(statistics, moments=False))
+
+
+def with_most_classes(strategy: AnyStrategy, most: int) -> AnyStrategy:
+    """The same kind with statistics of at most `most` classes. Raises ValueError if it has no statistics."""
+    if strategy.statistics is None:
+        raise ValueError(f"{strategy.name} comes without class statistics")
+    return with_class_statistics(strategy, replace(strategy.statistics, most_classes=most))
+
+
+def class_coverage(strategy: AnyStrategy, workload: Workload) -> tuple[int, int]:
+    """How many classes an update sends statistics of, and how many it could."""
+    statistics = statistics_of(strategy)
+    if statistics is None:
+        return 0, 0
+    present = sum(count >= statistics.smallest_count for count in workload.class_counts)
+    return min(present, statistics.most_classes or present), present
+
+
+def without_class_statistics(strategy: AnyStrategy) -> AnyStrategy:
+    """The same kind without class statistics; class means consist of them, and keep them."""
+    return strategy if isinstance(strategy, ClassMeans) else with_class_statistics(strategy, None)
+
+
+def with_class_statistics(strategy: AnyStrategy, statistics: ClassStatistics | None) -> AnyStrategy:
+    """The same kind with these settings of class statistics."""
+    return cast(AnyStrategy, replace(cast(Any, strategy), statistics=statistics))
+
+
+def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> Cost:
+    """The predicted cost of an update with its class statistics. Raises MissingGraph.
+
+    They take one more forward pass before training, whose features are kept; few-shot training computes these
+    anyway. Held-out samples take one forward pass.
+    """
+    statistics = statistics_of(strategy)
+    if statistics is None or not workload.samples:
+        return strategy.cost(workload, profile)
+    whole, workload = workload, held_out.rest(workload, statistics.hold_out)
+    own, held = strategy.cost(workload, profile), whole.samples - workload.samples
+    samples, wide = _measured(strategy, workload.samples), workload.feature_width
+    width = statistics.projection(wide).size
+    present, _ = class_coverage(strategy, workload)
+    work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
+    size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
+    forward = held + (0 if isinstance(strategy, FewShot) else samples)
+    run, peak = passes(workload, forward=forward) if forward else (), work.peak_bytes
+    if statistics.moments:
+        size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
+        run, peak = (*run, GraphPass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
+    kept = 4 * samples * wide
+    if statistics.hold_out:
+        size += 12 + TENSOR_BYTES
+        kept += whole.samples * whole.sample_bytes
+    work = replace(work, passes=run, peak_bytes=peak, bytes_up=size, bytes_down=0)
+    more = predict(profile, work, strategy.name)
+    return Cost(
+        seconds=own.seconds + more.seconds,
+        compute_s=own.compute_s + more.compute_s,
+        peak_memory_bytes=max(own.peak_memory_bytes + kept, more.peak_memory_bytes),
+        bytes_up=own.bytes_up + more.bytes_up,
+        bytes_down=own.bytes_down,
+        energy_j=own.energy_j + more.energy_j,
+        flops=own.flops + more.flops,
+    )
+
+
+def _measured(strategy: AnyStrategy, samples: int) -> int:
+    """Of how many samples a device with `samples` samples computes features."""
+    statistics = strategy.statistics
+    all_of_them = strategy.trains_extractor or isinstance(strategy, FewShot)
+    if all_of_them or statistics is None or not statistics.samples:
+        return samples
+    return min(samples, statistics.samples)
+
+
+def most_samples(strategy: AnyStrategy, num_examples: int) -> int:
+    """The most samples that a device can have if its update of this form counts `num_examples`."""
+    share = strategy.share if isinstance(strategy, EntropySubset) else 1.0
+    return floor(num_examples / share + 1e-6)
+
+
+def per_measured(strategy: AnyStrategy, num_examples: int, counted: float) -> float:
+    """How many samples one measured sample counts for, on a device with `num_examples` samples.
+
+    A kind that trains no extractor measures only some of the samples: without this factor, classes on such
+    devices would seem rare. `counted`: samples in the statistics; fewer than were measured if not all classes
+    are sent, which does not change the factor for those that are. A site has already applied the factor
+    (`of_site`).
+    """
+    if statistics_of(strategy) is None or strategy.trains_extractor:
+        return 1.0
+    return max(1.0, num_examples / max(1, _measured(strategy, num_examples), counted))
+
+
+class _CachedFeatures:
+    """A model whose features of the inputs x are already known."""
+
+    def __init__(self, model: DeviceModel, x: NDArray[Any], features: NDArray[np.float32]) -> None:
+        self._model, self._x, self._known = model, x, features
+
+    def features(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        return self._known if x is self._x else self._model.features(x)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
+    """On the device: the update together with its class statistics, both without held-out samples.
+
+    Statistics are of samples drawn evenly. `model` holds the base. Raises as `Strategy.train`.
+    """
+    statistics = statistics_of(strategy)
+    if statistics is None:
+        return strategy.train(model, data, run)
+    right = held_out.none()
+    if statistics.hold_out:
+        held, data = held_out.split_held_out(data, statistics.hold_out, run.device)
+        right = held_out.count_right(model, held, run.aside)
+    rows = measured(strategy, len(data), run)
+    x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
+    known = Measured(model.features(x), y, len(model.manifest.labels), right)
+    if isinstance(strategy, FewShot):
+        model = cast(DeviceModel, _CachedFeatures(model, x, known.features))
+    return add_statistics(strategy, strategy.train(model, data, run), known, run)
+
+
+def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64] | None:
+    """Indices of the samples whose features a device computes, drawn evenly; None: all `samples`."""
+    return run.drawn(_measured(strategy, samples), samples)
+
+
+def chosen_classes(present: Sequence[int], most: int, run: Run) -> Sequence[int]:
+    """The classes among `present` that an update sends statistics of: at most `most`, 0 for all.
+
+    Rare classes come first, the rarest before others. Other classes take turns by the number of the round, as
+    many as there is room for.
+    """
+    if not most or len(present) <= most:
+        return present
+    first = [label for label in run.rare if label in present][:most]
+    others = [label for label in present if label not in first]
+    room, turn = most - len(first), run.round
+    if not room and turn % OTHERS == 0:
+        room, turn = min(most, len(others)), turn // OTHERS
+        first = first[: most - room]
+    start = room * turn % len(others)
+    return first + (2 * others)[start : start + room]
+
+
+def _of_chosen(known: Measured, statistics: ClassStatistics, run: Run) -> Measured:
+    """The measured samples of those classes that are sent."""
+    counts = np.bincount(known.y, minlength=known.labels)
+    present = np.flatnonzero(counts >= statistics.smallest_count).tolist()
+    sent = chosen_classes(present, statistics.most_classes, run)
+    if len(sent) == len(present):
+        return known
+    rows = np.isin(known.y, sent)
+    return replace(known, features=known.features[rows], y=known.y[rows])
+
+
+def add_statistics(strategy: AnyStrategy, made: TrainedUpdate, known: Measured, run: Run) -> TrainedUpdate:
+    """The update with the class statistics of measured samples added, if it sends any."""
+    statistics = statistics_of(strategy)
+    if statistics is None:
+        return made
+    part = _of_chosen(known, statistics, run)
+    features = statistics.projection(part.features.shape[1]).project(part.features)
+    found = measure_statistics(features, part.y, part.labels, statistics.smallest_count)
+    if part is not known:
+        found = replace(found, moment_sums=ClassSums(0 * found.sums.sums, 0 * found.sums.counts))
+    sent = encode(replace(found, right=known.right), statistics)
+    return replace(made, tensors={**made.tensors, **sent})
+
+
+def expected(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """The tensors of an update of this form, including its class statistics if it has any."""
+    return (*strategy.expected(manifest), *specs(strategy, manifest))
+
+
+def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """The tensors of the class statistics of an update of this form."""
+    statistics = statistics_of(strategy)
+    if statistics is None:
+        return ()
+    labels, width = shape_of(statistics, manifest)
+    parts = [class_sums.spec_of_rows(ROWS, labels, width, statistics.numbers)]
+    if statistics.hold_out:
+        parts.append(TensorSpec(RIGHT, (1, held_out.COUNTS), "int32", variable=True))
+    if statistics.moments:
+        parts.append(TensorSpec(MOMENTS, (1, width * (width + 1) // 2), "float16", variable=True))
+        parts.append(TensorSpec(SPREAD, (1,), variable=True))
+    return tuple(parts)
+
+
+def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """All tensors that an update of this form may have; MOMENT_ROWS is only in updates of sites."""
+    statistics, whole = statistics_of(strategy), expected(strategy, manifest)
+    if statistics is None or not statistics.moments:
+        return whole
+    return (*whole, class_sums.spec_of_rows(MOMENT_ROWS, *shape_of(statistics, manifest), statistics.numbers))
+
+
+def doubt_of(strategy: AnyStrategy, sent: Tensors, num_examples: int, manifest: Manifest) -> str:
+    """Why the class statistics of an update of this form are rejected; see `doubt`."""
+    statistics = statistics_of(strategy)
+    if statistics is None:
+        return ""
+    if not sent and isinstance(strategy, ClassMeans):
+        return "class means came without class statistics"
+    shape, samples = shape_of(statistics, manifest), most_samples(strategy, num_examples)
+    right = held_out.doubt(sent[RIGHT], statistics.hold_out, samples) if RIGHT in sent else ""
+    return right or doubt(sent, samples, statistics.smallest_count, shape)
