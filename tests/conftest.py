@@ -46,9 +46,11 @@ settings.load_profile("busy machine")
 
 
 HEAVY = re.compile(
-    r"\b(torch|subprocess|Popen|brokers?|mosquitto|amqtt|postgres|chromium|node|ray|main\()", re.IGNORECASE
+    r"\b(torch|subprocess|Popen|brokers?|mosquitto|amqtt|postgres|chromium|node|ray|main\(|export\(|exported|text_bundle"
+    r"|objectives?|every_kind|registry\.KINDS|profiling|measure_|plots?\b|simulate|simulation\.(run|wire)|scenario\.load)",
+    re.IGNORECASE,
 )
-"""What the text of a test file names that `make check` leaves out."""
+"""Words of test files that `make check` leaves out: they start or train something, or export a network."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

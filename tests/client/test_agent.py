@@ -71,6 +71,7 @@ def slow_at_first(stage, monkeypatch):
     return stage
 
 
+@pytest.mark.slow
 def test_a_device_that_sat_out_two_rounds_measures_anew_in_the_third_and_takes_part_in_it(slow_at_first):
     stage = slow_at_first
     for number in (1, 2, 3):

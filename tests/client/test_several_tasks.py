@@ -20,6 +20,7 @@ def test_a_device_that_was_not_told_takes_the_first_that_it_hears_of(stage):
     assert set(hellos(stage)) <= {"", "digits"}
 
 
+@pytest.mark.slow
 def test_it_goes_where_the_aggregator_puts_it(stage):
     stage.link.announce(stage.offer(task="digits", run="d"), retain=True, unasked=False)
     stage.link.offer = stage.offer(task="speech", run="s")  # in answer to its hello

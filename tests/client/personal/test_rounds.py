@@ -104,6 +104,7 @@ def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, 
     assert "the model from before round 1 is not judged: the device stops" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypatch):
     def full(*_):
         raise OSError("the disk is full")

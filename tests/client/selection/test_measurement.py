@@ -105,6 +105,7 @@ def test_a_child_s_meter_is_asked_and_what_it_uses_at_rest_taken_away():
     assert made.above_idle_j < made.joules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked, why",
     [

@@ -237,6 +237,7 @@ def test_engines_give_the_same_outputs_and_zeroth_order_losses(case, family, eng
     check_outputs(case(family, every_objective=False), engine)
 
 
+@pytest.mark.slow
 @others
 @families
 def test_engines_give_the_same_contribution(case, family, engine):

@@ -56,6 +56,7 @@ def test_one_device_alone_does_every_round():
     assert [line.participants for line in notes.lines] == [1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deadline_s", [3.0, 600.0])
 def test_a_round_waits_through_a_night_in_which_nobody_is_there(deadline_s):
     """From 20:00 on, of a run that begins at 0:00; they are looked for every minute and at every deadline."""

@@ -32,6 +32,7 @@ def executor(world):
     made.close()
 
 
+@pytest.mark.slow
 @with_ray
 def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases, every_kind, plainly):
     assert executor.name == "ray (2)"

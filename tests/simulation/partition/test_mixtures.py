@@ -60,6 +60,7 @@ def one_by_one(y, devices, alpha, rng):
     return counts
 
 
+@pytest.mark.slow
 def test_classes_are_distributed_as_if_drawn_one_by_one():
     """The spread over devices of how much of their class the first and last have, over many partitions."""
     y = np.repeat(np.arange(4), 12)

@@ -40,6 +40,7 @@ def same(one, other):
     return tensors.encode(one.weights) == tensors.encode(other.weights)
 
 
+@pytest.mark.slow
 def test_every_device_sends_the_richest_kind_that_it_is_predicted_to_afford(
     undisturbed, mixed, members, bundle
 ):
@@ -110,6 +111,7 @@ def test_an_update_arrives_when_operations_and_bytes_say(one_member, bundle, kin
     assert min(compute_s, up_bytes / uplink) > 0.1 * expected  # neither is lost in the tolerance
 
 
+@pytest.mark.slow
 def test_a_device_that_dies_while_it_computes_comes_back_and_answers_the_round(undisturbed, mixed, members):
     came_s, record = counted(undisturbed, "jetson")
     at_s = came_s - MIDDLE * record.train_time_s

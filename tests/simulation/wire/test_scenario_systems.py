@@ -21,6 +21,7 @@ def system(name, tmp_path, bundle, *, deadline_s=100.0, family=(), rounds=3, gen
     return msgspec.structs.replace(made, task=systems.task_as_system(name, task))
 
 
+@pytest.mark.slow
 def test_they_agree_on_a_family_of_which_slow_devices_train_the_smaller(tmp_path, exported):
     """A full update takes 31 s behind the narrow link, half of the width a quarter of it."""
     made = system("heterofl", tmp_path, exported.taught, deadline_s=20.0, family=(exported.half,))
