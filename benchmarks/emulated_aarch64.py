@@ -43,7 +43,7 @@ MOST = 1e-4
 """Of a tensor's largest value, by which a model may be off after a round."""
 DIRECTIONS = """
 import hashlib, platform
-from device_runtime.strategies import directions
+from device_runtime.strategies.directions import directions
 words = b"".join(directions.direction(7, p, 0, 1_000_003).tobytes() for p in range(4))
 print(platform.machine(), hashlib.sha256(words).hexdigest())
 """

@@ -60,7 +60,7 @@ def test_a_device_at_work_brings_in_no_torch_either():
         "from device_runtime.strategies.kind import LocalData, Run\n"
         "model = open_model(Bundle.open(shipped_folder('digits-wrn-10-1')))\n"
         "data = LocalData(np.zeros((8, 1, 8, 8), np.float32), np.arange(8))\n"
-        "for name in r.USUAL: r.make(name).train(model, data, Run(1, 'd', lambda: 0.0, 1.0))"
+        "for name in r.DEFAULT_KINDS: r.make(name).train(model, data, Run(1, 'd', lambda: 0.0, 1.0))"
     )
     assert "onnxruntime" in loaded
     assert not loaded & {"torch", "onnx", "device_runtime.aggregator", "device_runtime.simulation"}

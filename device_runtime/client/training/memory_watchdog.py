@@ -34,7 +34,7 @@ class MemoryWatchdog:
         look: Callable[[], MachineMemory] = available_memory,
         pressure: Path = PRESSURE,
     ) -> None:
-        self._watcher, self._room, self._pressure = watcher, look, pressure
+        self._watcher, self._available, self._pressure = watcher, look, pressure
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory watchdog", daemon=True)
 
@@ -54,7 +54,7 @@ class MemoryWatchdog:
         held, limit = self._watcher.resident(), self._watcher.limit_bytes
         if held > limit:
             return f"the process holds {held / 1e6:.0f} MB, over its {limit / 1e6:.0f} MB"
-        left = self._room()
+        left = self._available()
         if left.free < left.reserve:
             return f"{left.free / 1e6:.0f} MB of memory are left here, of {left.total / 1e6:.0f}"
         try:

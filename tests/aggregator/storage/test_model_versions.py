@@ -237,7 +237,7 @@ import sys
 from pathlib import Path
 from device_runtime.aggregator.storage import rollback_request
 for to in range(1, 301):
-    rollback_request.ask(Path(sys.argv[1]), to)
+    rollback_request.request_rollback(Path(sys.argv[1]), to)
 """
 
 

@@ -344,7 +344,7 @@ def test_a_meter_that_cannot_be_had_is_told_by_whoever_asks_first(stage):
 
 
 PREPARE = (
-    "import device_runtime.client.backend.in_process as here; here.Here.prepare = lambda *_: sys.exit(3)"
+    "import device_runtime.client.backend.in_process as here; here.InProcess.prepare = lambda *_: sys.exit(3)"
 )
 
 

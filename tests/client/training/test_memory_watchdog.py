@@ -115,7 +115,7 @@ TIGHT = """
 from device_runtime.client.training import memory_watchdog as watchdog
 from device_runtime.client.training.engine_guard import EngineGuard
 from device_runtime.profiles.machine import MachineMemory
-watchdog.room = lambda: MachineMemory(10**9, 0)
+watchdog.available_memory = lambda: MachineMemory(10**9, 0)
 watcher = EngineGuard(10**12)
 with watchdog.guarded(watcher, lambda: None):
     watcher.start()

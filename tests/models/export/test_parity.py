@@ -58,7 +58,7 @@ def spoilt(monkeypatch) -> Callable[[Change], None]:
             return model.SerializeToString()
 
         for module in (torch_graph, torch_candidates):
-            monkeypatch.setattr(module, "part", wrong)
+            monkeypatch.setattr(module, "subgraph", wrong)
 
     return spoil
 
