@@ -6,7 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests wait for processes and brokers more than they compute: twice as many at a time as CI has cores.
 WORKERS ?= 4
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported, not all 18,000 at once.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test lint slow web clean

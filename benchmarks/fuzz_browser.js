@@ -4,10 +4,11 @@
  * error than the house's own), how long it took (float64, seconds), by how much memory grew (float64, bytes),
  * then what was read or why not, with its length before it.
  */
-import { readArrays } from "../web/device/arrays.js";
 import { readZip } from "../web/device/archive.js";
+import { readArrays } from "../web/device/arrays.js";
 import { Bundle } from "../web/device/bundle.js";
 import { hex, text, utf8, view } from "../web/device/bytes.js";
+import { decodeOffer, fullContribution, fullOffer, splitMac } from "../web/device/compact_round.js";
 import { checkManifest } from "../web/device/consistency.js";
 import { DeviceError, TopicError, oneLine } from "../web/device/errors.js";
 import { make } from "../web/device/kinds/registry.js";
@@ -16,7 +17,6 @@ import * as messages from "../web/device/messages.js";
 import { outside } from "../web/device/outside.js";
 import { fields } from "../web/device/protobuf.js";
 import { read, write } from "../web/device/safetensors.js";
-import { decodeNext, following, longOf, parted } from "../web/device/compact_round.js";
 import * as stepLog from "../web/device/step_log.js";
 import * as topics from "../web/device/topics.js";
 
@@ -68,8 +68,8 @@ const DECODERS = {
   protobuf: (data) => told([...fields(data)].map(({ number, content, encoded }) => [number, content.length, encoded.length])),
   "onnx graph": (data) => told(outside(data).names),
   steps: async (data) => stepsTold(await stepLog.decode(data)),
-  "next round": async (data) => encode(Offer, await following(before.get("Offer"), decodeNext(parted(data).said))),
-  "short contribution": (data) => encode(Contribution, longOf(data, before.get("Contribution"))),
+  "next round": async (data) => encode(Offer, await fullOffer(before.get("Offer"), decodeOffer(splitMac(data).content))),
+  "short contribution": (data) => encode(Contribution, fullContribution(data, before.get("Contribution"))),
   settings: (data) => {
     const { name, settings } = decode(Offer, data).kinds[0] ?? { name: "none" };
     return told([name, Object.keys(make(name, settings)).length > 0]);

@@ -22,7 +22,7 @@ from tabulate import tabulate
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.data import LocalSamples, Place, Selection, png, sound
+from device_runtime.models.data import LocalSamples, SampleSource, Selection, png, sound
 from device_runtime.models.data.picture import Picture
 
 SPEECH, PHOTO, COLOURS = (
@@ -63,13 +63,13 @@ def _growing(rng: np.random.Generator) -> list[tuple[str, float, float, float]]:
         for number in range(4):
             _save(folder / f"{number}.npz", rng, 2500)
         before = psutil.Process().memory_info().rss
-        shelf = LocalSamples(Place(folder), given, Selection(0.1))
+        samples = LocalSamples(SampleSource(folder), given, Selection(0.1))
         for what in ("10,000 images read", "1,000 more in a new file", "nothing new"):
             began = time.perf_counter()
-            shelf.refresh()
+            samples.refresh()
             seconds = time.perf_counter() - began
             grown = psutil.Process().memory_info().rss - before
-            found.append((what, seconds, shelf.memory_bytes / 1e6, grown / 1e6))
+            found.append((what, seconds, samples.memory_bytes / 1e6, grown / 1e6))
             if what.startswith("10"):
                 _save(folder / "new.npz", rng, 1000)
     return found

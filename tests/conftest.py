@@ -1,6 +1,7 @@
 """What tests of several packages share: the shipped bundle, real digits, a clock of theirs, processes."""
 
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,6 +74,13 @@ LONGEST = ("test_node.py", "test_end_to_end.py", "test_simulate.py", "test_subpr
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imports_are_no_garbage() -> None:
+    """Devices collect garbage after each round; that takes a second if it includes torch and all tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass
@@ -344,6 +353,12 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return made
 
 
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`once(name, make)` is `made_once` in the folder of this test run."""
+    return partial(made_once, tmp_path_factory)
+
+
 @dataclass(frozen=True)
 class Exported:
     """Small networks for digits of 8x8, each exported when it is first asked for.
@@ -457,13 +472,15 @@ def text_bundle(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Bund
         pytest.importorskip(library)
     from device_runtime.cli import main
 
-    out = tmp_path_factory.mktemp("texts") / "reviews"
     words = ["export", "roberta", "--set", "dim=16", "--set", "depth=3", "--set", "heads=2", "--input", "24"]
     words += ["--labels", "negative,positive", "--tokenizer-from", str(reviews), "--tokens", "330"]
     words += ["--prompt", "{text} It was{mask} .", "--words", " terrible, great"]
     words += ["--tunable", "bias", "--tunable", "lora:rank=2", "--tunable", "head", "--tunable", "all"]
-    assert main([*words, "--out", str(out)]) == 0
-    return Bundle.open(out)
+
+    def make(folder: Path) -> None:
+        assert main([*words, "--out", str(folder)]) == 0
+
+    return Bundle.open(made_once(tmp_path_factory, "reviews", make))
 
 
 @pytest.fixture(scope="module")

@@ -350,7 +350,7 @@ def test_two_tasks_of_one_name_are_refused(broker, launched, tmp_path):
     arguments = ("serve", tmp_path / "one.toml", tmp_path / "one.toml", "--broker", broker.url)
     with launched(tmp_path / "serve.log", *arguments) as service:
         assert service.wait(timeout=600) != 0
-    assert "tasks are called same, same: each needs a name of its own" in (tmp_path / "serve.log").read_text()
+    assert "tasks are called same, same: each needs a different name" in (tmp_path / "serve.log").read_text()
 
 
 def test_the_run_of_one_task_is_not_begun_anew_when_another_comes_to_it(serve_two, tmp_path):

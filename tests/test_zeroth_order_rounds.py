@@ -62,11 +62,11 @@ def test_heads_on_kept_features_measure_what_devices_do(monkeypatch, settings):
     """What benchmarks of liars and of late scalars rest on."""
     monkeypatch.syspath_prepend(str(ROOT))
     heads = importlib.import_module("benchmarks.zeroth.heads")
-    world = prepare(scenario.load("uniform", {"devices": 4, "data": {"samples_per_client": 30}}), 0).world
+    inputs = prepare(scenario.load("uniform", {"devices": 4, "data": {"samples_per_client": 30}}), 0).inputs
     kind = ZerothOrder(tunable="head", **settings)
     jobs = [TrainingJob(device, f"device-{device}", kind, 7, "1") for device in range(4)]
-    bases = {"1": world.bundle.weights()}
-    plain, kept = ([*executor.run(bases, jobs)] for executor in (PlainExecutor(world), heads.Heads(world)))
+    bases = {"1": inputs.bundle.weights()}
+    plain, kept = ([*executor.run(bases, jobs)] for executor in (PlainExecutor(inputs), heads.Heads(inputs)))
     for one, other in zip(plain, kept, strict=True):
         assert one.num_examples == other.num_examples == 30
         assert one.train_loss == pytest.approx(other.train_loss, rel=1e-6)

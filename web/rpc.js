@@ -1,13 +1,13 @@
 /**
- * What crosses between the page and the worker that is the device: the page asks (`do`), the worker tells (`type`).
- * Samples do not cross: both have them from the same storage, which the page alone writes.
+ * Messages between the page and the worker that runs the device: requests of the page have `do`, messages of the worker
+ * `type`. Samples are not sent: both read them from the same storage, which only the page writes.
  *
- * @typedef {import("./device/telling.js").Happening} Happening
+ * @typedef {import("./device/event_reporter.js").DeviceEvent} DeviceEvent
  * @typedef {{url: string, user: string, password: string, gateway: string}} Broker ws or wss; user and password may
  *   be empty; `gateway`: the same broker at the page's own address, or empty
  * @typedef {{name: string, token: string, broker: Broker, key: string, task: string}} Settings of a device: its
- *   name; the `fl1.` token of one that was enrolled, or empty; then the broker, and the aggregator's public key in
- *   hex digits, or empty; the task that it is here for, or empty: whichever there is
+ *   name; its `fl1.` token if it was enrolled, else empty; without a token the broker, and the aggregator's public key
+ *   in hex digits, or empty; the task to join, empty for any
  *
  * @typedef {{do: "start", settings: Settings}} Start
  * @typedef {{do: "pause", why: string}} Pause until `resume` with the same reason
@@ -15,16 +15,18 @@
  * @typedef {{do: "battery", percent: number, plugged: boolean}} Battery
  * @typedef {{do: "samples", keys: string[]}} SamplesChanged what is stored has changed, in these files
  * @typedef {{do: "guess", number: number, x: Float32Array}} Guess one prepared sample; answered by `guessed`
- * @typedef {{do: "leave"}} Leave say farewell and end; answered by `left`
- * @typedef {Start | Pause | Resume | Battery | SamplesChanged | Guess | Leave} Ask
+ * @typedef {{do: "leave"}} Leave send the farewell and end; answered by `left`
+ * @typedef {Start | Pause | Resume | Battery | SamplesChanged | Guess | Leave} PageRequest
  *
- * @typedef {{type: "guessed", number: number, shares: number[] | null}} Guessed of each label; null: no model yet
- * @typedef {{type: "stopped", text: string}} Stopped the device has ended, for what it cannot mend
- * @typedef {{type: "unloaded", text: string}} Unloaded a part of its program does not come: another worker may have it
+ * @typedef {{type: "guessed", number: number, shares: number[] | null}} Guessed a share for each label; null: no model
+ *   yet
+ * @typedef {{type: "stopped", text: string}} Stopped the device has ended because of an error
+ * @typedef {{type: "unloaded", text: string}} Unloaded a part of the program could not be loaded; another worker may
+ *   succeed
  * @typedef {{type: "left"}} Left
- * @typedef {Happening | Guessed | Stopped | Unloaded | Left} Told
+ * @typedef {DeviceEvent | Guessed | Stopped | Unloaded | Left} WorkerMessage
  */
 
-/** In IndexedDB: what the device keeps, and the samples that the page keeps for it. */
+/** Databases in IndexedDB: of the device's files, and of the samples that the page stores for it. */
 export const DEVICE = "device-runtime";
 export const SAMPLES = "device-runtime-samples";

@@ -1,9 +1,9 @@
 /**
- * What a browser loads of the libraries, copied from node_modules to vendor/: `npm run vendor`. What is large lies
- * there in Brotli's form too, a fifth of it, as it is sent over a network.
+ * Copies the files of the libraries that browsers load from node_modules to vendor/ (`npm run vendor`). Large files are
+ * also compressed by Brotli, to a fifth, because that is how they are sent over a network.
  *
  * onnxruntime-web: `ort.wasm` computes on the CPU, on one thread or several (14 MB of WASM). `ort.webgpu` is
- * another 27 MB, and is loaded only where WebGPU is tried. `ed25519` is loaded where a browser has none.
+ * another 27 MB, and is loaded only if WebGPU is tried. `ed25519` is loaded if a browser has no Ed25519.
  */
 import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
@@ -29,10 +29,10 @@ const FILES = {
   "@msgpack/msgpack/LICENSE": "licenses/msgpack.txt",
 };
 
-/** Which of them Node can import too; MQTT.js has a build of its own for Node. */
+/** The modules that Node can import too, which checks them; MQTT.js has a build of its own for Node. */
 const IN_NODE = ["ort/ort.wasm.min.mjs", "ort/ort.webgpu.min.mjs", "msgpack/index.mjs", "ed25519.mjs"];
 
-/** The files of a folder of modules, its folders included. @returns {Record<string, string>} */
+/** The modules of a folder and its subfolders, as in FILES. @returns {Record<string, string>} */
 function modules(from, to) {
   const files = {};
   for (const entry of readdirSync(join(HERE, "node_modules", from), { withFileTypes: true })) {
@@ -43,10 +43,10 @@ function modules(from, to) {
 }
 
 const LARGE = 20_000;
-/** 14 MB become 2.9 in 2 s; the best quality makes them 2.3, in 2 minutes. */
+/** Settings of Brotli: 14 MB become 2.9 MB in 2 s; the best quality makes them 2.3 MB, in 2 minutes. */
 const PRESSED = { params: { [constants.BROTLI_PARAM_QUALITY]: 5, [constants.BROTLI_PARAM_LGWIN]: 24 } };
 
-/** Every relative import of a module must lead to a file that was copied, and no other may be there. */
+/** Checks that every import of a module is relative, and of a file that was copied. */
 function checkImports(path, known) {
   for (const [, target] of readFileSync(path, "utf8").matchAll(/^(?:import|export) .* from "([^"]+)";/gm)) {
     const found = target.startsWith(".") && known.has(join(dirname(path), target));

@@ -1,28 +1,28 @@
-/** The device, in a thread of its own: what the page asks for, and what it is told. See rpc.js. */
+/** Runs the device in a worker: does what the page asks for, and reports events to it. See rpc.js. */
 
-import { DEVICE, SAMPLES } from "./rpc.js";
 import { Agent } from "./device/agent.js";
 import { fromHex } from "./device/bytes.js";
+import { own } from "./device/disk_owner.js";
 import { DeviceModel } from "./device/engine.js";
 import { enrolmentOf } from "./device/enrolment.js";
 import { EngineUnloaded, oneLine } from "./device/errors.js";
+import { firstConnection } from "./device/first_connection.js";
 import { browserHost } from "./device/host.js";
 import { Link } from "./device/link.js";
-import { own } from "./device/disk_owner.js";
 import { runtimeFor } from "./device/providers.js";
-import { reach } from "./device/first_connection.js";
 import { Samples } from "./device/samples.js";
 import { logSoftmax } from "./device/softmax.js";
 import { checkDevice } from "./device/topics.js";
 import { parseUrl } from "./device/url.js";
 import { openDisk } from "./page/disk_indexeddb.js";
+import { DEVICE, SAMPLES } from "./rpc.js";
 
 /** @typedef {import("./rpc.js").Settings} Settings */
 
 const clock = () => performance.now() / 1000;
-const tell = (/** @type {import("./rpc.js").Told} */ told) => postMessage(told);
+const tell = (/** @type {import("./rpc.js").WorkerMessage} */ told) => postMessage(told);
 const log = (/** @type {any} */ level, /** @type {string} */ text) => tell({ type: "log", level, text });
-/** Why no work may be done, also before there is a device. @type {Set<string>} */
+/** Reasons to pause, also those from before the device was opened. @type {Set<string>} */
 const pauses = new Set();
 
 /** @type {{percent: number, plugged: boolean} | null} */
@@ -63,14 +63,14 @@ class Device {
     this._left = false;
   }
 
-  /** Until it leaves. Throws for what it cannot mend. */
+  /** Run until the device leaves. Throws errors that end it. */
   async run() {
-    if (await reach(this._link, log, () => this._left)) await this._agent.run();
+    if (await firstConnection(this._link, log, () => this._left)) await this._agent.run();
   }
 
-  /** The owner's word; see work_gate.js. */
-  get hours() {
-    return this._agent.hours;
+  /** The work gate; see work_gate.js. */
+  get workGate() {
+    return this._agent.workGate;
   }
 
   /** @param {string[]} keys */
@@ -79,7 +79,7 @@ class Device {
     this._agent.samplesChanged();
   }
 
-  /** A share for each label; null where there is no model. @param {Float32Array} x one prepared sample */
+  /** A share for each label; null if there is no model. @param {Float32Array} x one prepared sample */
   async guess(x) {
     const logits = await this._agent.predict(x);
     return logits && Array.from(logSoftmax(logits, logits.length), Math.exp);
@@ -92,7 +92,10 @@ class Device {
   }
 }
 
-/** Where the broker is, and who we are there. Throws EnrolmentError, UrlError, TopicError. @param {Settings} settings */
+/**
+ * The broker's URL, and the device's name and keys. Throws EnrolmentError, UrlError, TopicError.
+ * @param {Settings} settings
+ */
 async function whoOf({ name, token, broker, key }) {
   const gateway = broker.gateway ? parseUrl(broker.gateway) : null;
   const enrolled = token ? await enrolmentOf(token) : null;
@@ -101,7 +104,7 @@ async function whoOf({ name, token, broker, key }) {
   return enrolled ? { ...enrolled, url } : { name: checkDevice(name), clientId: name, key: fromHex(key), secret: new Uint8Array(), url };
 }
 
-/** The page is told where it does not come: only another worker can try again. @param {any} bundle */
+/** The runtime. Tells the page if it cannot be loaded, as only another worker can try again. @param {any} bundle */
 async function runtimeOf(bundle) {
   try {
     return await runtimeFor(bundle);
@@ -111,7 +114,7 @@ async function runtimeOf(bundle) {
   }
 }
 
-/** What may cross: of a manifest, what the page shows. @param {any} happening */
+/** An event that can be sent: of a manifest, only what the page shows. @param {any} happening */
 function plain(happening) {
   if (happening.type !== "task") return happening;
   const { name, input, labels } = happening.manifest;
@@ -122,16 +125,16 @@ function plain(happening) {
 const DO = {
   start: async ({ settings }) => {
     device = await Device.open(settings);
-    for (const why of pauses) device.hours.pause(why);
+    for (const why of pauses) device.workGate.pause(why);
     await device.run();
   },
   pause: ({ why }) => {
     pauses.add(why);
-    device?.hours.pause(why);
+    device?.workGate.pause(why);
   },
   resume: ({ why }) => {
     pauses.delete(why);
-    device?.hours.resume(why);
+    device?.workGate.resume(why);
   },
   battery: ({ percent, plugged }) => {
     battery = { percent, plugged };

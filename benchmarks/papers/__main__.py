@@ -41,7 +41,7 @@ from device_runtime.simulation.compare.running import (
     run_jobs,
 )
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.executors.choice import ExecutorRequest
 
 ERRORS = (SimulationError, AggregatorError)
 
@@ -160,7 +160,7 @@ def _run(mine: WantedTable, every: Sequence[Cell], options: argparse.Namespace) 
         print(said(mine, every, len(missing)), file=out, flush=True)
         for plan in plans(every):
             if lacking := plan.missing():
-                check(plan.scenario, lacking, ExecutorWish())
+                check(plan.scenario, lacking, ExecutorRequest())
             plan.save()
         if not missing:
             return {}

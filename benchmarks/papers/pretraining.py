@@ -14,7 +14,7 @@ from device_runtime.simulation.compare.performing import RunOptions, of_policy, 
 from device_runtime.simulation.compare.plan import bundle_sha256
 from device_runtime.simulation.compare.run_folder import SERVED, RunName, fingerprint, finished
 from device_runtime.simulation.compare.running import folder_lock, interruptible
-from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario
@@ -48,7 +48,7 @@ def weights(wanted: Pretrain, shared: SharedTables, where: DataFolder) -> Path:
     run.mkdir(parents=True, exist_ok=True)
     with interruptible(), folder_lock(run, PATIENCE_S):
         if not finished(run, sha256):
-            perform(mine, NAME, run, RunOptions(ExecutorWish("plain"), 0), ProgressPrinter(wanted))
+            perform(mine, NAME, run, RunOptions(ExecutorRequest("plain"), 0), ProgressPrinter(wanted))
     return run / SERVED
 
 

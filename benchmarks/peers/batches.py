@@ -23,7 +23,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.executors.job import Executor, TrainingJob, World
+from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
 
@@ -72,27 +72,27 @@ def devices() -> list[str]:
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
-def world_of(row: Row) -> World:
+def inputs_of(row: Row) -> ExecutorInputs:
     """Random samples for each client, as many for all."""
     bundle = Bundle.open(bundles.find_bundle(str(row.bundle)))
     rng, count = np.random.default_rng(0), row.clients * SAMPLES
     x = rng.integers(0, 17, (count, *bundle.manifest.input.shape), np.uint8)
     y = rng.integers(0, len(bundle.manifest.labels), count)
     clients = Clients.of(x, y, list(np.arange(count).reshape(row.clients, SAMPLES)))
-    wish = EngineSettings(engine="torch", device="cuda") if row.device == "cuda" else EngineSettings()
-    return World(bundle, clients, wish)
+    settings = EngineSettings(engine="torch", device="cuda") if row.device == "cuda" else EngineSettings()
+    return ExecutorInputs(bundle, clients, settings)
 
 
 def measure(row: Row) -> dict[str, Any]:
     """Medians of both executors, in clients per second."""
-    from device_runtime.simulation.executors.choice import ExecutorWish, make
+    from device_runtime.simulation.executors.choice import ExecutorRequest, make
 
-    world = world_of(row)
+    inputs = inputs_of(row)
     executors: dict[str, Executor] = {
-        name: make(world, ExecutorWish(wish), [row.strategy])
-        for name, wish in (("one at a time", "plain"), ("batched", "batched"))
+        name: make(inputs, ExecutorRequest(settings), [row.strategy])
+        for name, settings in (("one at a time", "plain"), ("batched", "batched"))
     }
-    bases = {"0": world.bundle.weights()}
+    bases = {"0": inputs.bundle.weights()}
     jobs = [TrainingJob(i, f"user-{i:05d}", row.strategy, 1, "0") for i in range(row.clients)]
     seconds: dict[str, list[float]] = {name: [] for name in executors}
     for turn in range(-1, TURNS):

@@ -11,7 +11,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.strategies import registry
 from device_runtime.strategies.kind import StrategyDefaults
-from device_runtime.strategies.merging.aggregator_half import Effect, RoundModel
+from device_runtime.strategies.merging.aggregator_half import KindResult, RoundModel
 from device_runtime.strategies.merging.tensor_mean import TensorMean
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import upload_bytes
@@ -45,8 +45,8 @@ class Echo(StrategyDefaults):
     def fold(self, state: TensorMean, contribution: TrainedUpdate, weight: float) -> TensorMean:
         return state.add(contribution.tensors, weight)
 
-    def finish(self, state: TensorMean, model: RoundModel) -> Effect:
-        return Effect(mean=state, num_examples=max(state.weights.values(), default=0.0))
+    def finish(self, state: TensorMean, model: RoundModel) -> KindResult:
+        return KindResult(mean=state, num_examples=max(state.weights.values(), default=0.0))
 
 
 def register() -> None:

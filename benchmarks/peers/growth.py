@@ -92,7 +92,7 @@ def growth(options: argparse.Namespace, folder: Path) -> int:
 
 def measure(row: Row) -> dict[str, Any]:
     """One run in this process, which should be new."""
-    from device_runtime.simulation.executors.choice import ExecutorWish, make
+    from device_runtime.simulation.executors.choice import ExecutorRequest, make
     from device_runtime.simulation.records import NullWatch
     from device_runtime.simulation.run import prepare, simulate
     from device_runtime.simulation.scenario import load
@@ -118,14 +118,14 @@ def measure(row: Row) -> dict[str, Any]:
     }
     began = time.perf_counter()
     prepared = prepare(load(FLEET, over), seed=0)
-    simulate(prepared, lambda world: make(world, ExecutorWish("batched"), ()), Marks())
+    simulate(prepared, lambda inputs: make(inputs, ExecutorRequest("batched"), ()), Marks())
     seconds = [after - before for before, after in pairwise(marks)]
     status = Path("/proc/self/status").read_text()
     return {
         "series": row.series,
         "devices": row.devices,
         "asked": row.asked,
-        "parameters": prepared.world.bundle.manifest.num_parameters("all"),
+        "parameters": prepared.inputs.bundle.manifest.num_parameters("all"),
         "first round s": marks[0] - began,
         "round s": median(seconds),
         "peak MB": 1024 * int(status.partition("VmHWM:")[2].split()[0]) / 1e6,

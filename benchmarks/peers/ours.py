@@ -29,9 +29,9 @@ from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.data import DataSet
-from device_runtime.simulation.executors.choice import ExecutorWish, make
+from device_runtime.simulation.executors.choice import ExecutorRequest, make
+from device_runtime.simulation.executors.job import ExecutorInputs
 from device_runtime.simulation.executors.job import TrainingJob as Training
-from device_runtime.simulation.executors.job import World
 from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.simulation.run import PreparedRun, simulate
 from device_runtime.simulation.scenario import Scenario
@@ -112,8 +112,8 @@ def prepared(job: Job, engine: str) -> PreparedRun:
     scenario = Scenario(fleet=fleets.read(FLEET), task=task, devices=job.users, eval_every=0)
     nothing = clients.x[:0]
     data = DataSet(clients.x, clients.y, nothing, clients.y[:0], LABELS)
-    world = World(bundle(job), clients, EngineSettings(engine=engine))
-    return PreparedRun(scenario, SEED, world, data)
+    inputs = ExecutorInputs(bundle(job), clients, EngineSettings(engine=engine))
+    return PreparedRun(scenario, SEED, inputs, data)
 
 
 def main() -> None:
@@ -125,12 +125,14 @@ def main() -> None:
     echo.register()
     ready = prepared(job, options.engine)
     marks = Marks([time.perf_counter()])
-    wish = ExecutorWish(options.executor, job.workers if options.executor in ("auto", "processes") else None)
+    request = ExecutorRequest(
+        options.executor, job.workers if options.executor in ("auto", "processes") else None
+    )
     kinds = [kind.strategy for kind in ready.scenario.task.kinds]
-    served = simulate(ready, lambda world: make(world, wish, kinds), marks)
+    served = simulate(ready, lambda inputs: make(inputs, request, kinds), marks)
 
     def final() -> Arrays:
-        names = [parameter.name for parameter in ready.world.bundle.manifest.parameters]
+        names = [parameter.name for parameter in ready.inputs.bundle.manifest.parameters]
         return {
             name: np.asarray(served[own]) for name, own in zip(WORKS[job.work].weights, names, strict=True)
         }

@@ -147,7 +147,7 @@ def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
         },
     }
     prepared = prepare(scenario.load("uniform", table), cell.seed)
-    curve = Curve(len(prepared.world.clients.y), cell.clients)
+    curve = Curve(len(prepared.inputs.clients.y), cell.clients)
     simulate(prepared, OnFeatures if cell.subset == "head" else PlainExecutor, curve)
     return {"cell": asdict(cell), "points": curve.points}
 

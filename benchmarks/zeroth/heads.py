@@ -16,7 +16,7 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors
 from device_runtime.models.training.heads import SoftmaxHead, cross_entropy
 from device_runtime.simulation.executors.batched import Features, HeadSamples
-from device_runtime.simulation.executors.job import Result, TrainingJob, World, run_of
+from device_runtime.simulation.executors.job import ExecutorInputs, Result, TrainingJob, run_of
 from device_runtime.strategies.training.device_half import LocalData
 
 CACHE_BYTES = 256 << 20
@@ -54,9 +54,9 @@ class Heads:
 
     name = "features kept"
 
-    def __init__(self, world: World) -> None:
-        self._manifest = world.bundle.manifest
-        self._features = Features(world, CACHE_BYTES)
+    def __init__(self, inputs: ExecutorInputs) -> None:
+        self._manifest = inputs.bundle.manifest
+        self._features = Features(inputs, CACHE_BYTES)
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for job in jobs:

@@ -58,8 +58,8 @@ class Learning:
 
     def __init__(self, prepared: PreparedRun, course: Course) -> None:
         self._prepared, self._course = prepared, course
-        self._heads = Heads(prepared.world)
-        self.weights = [prepared.world.bundle.weights()]
+        self._heads = Heads(prepared.inputs)
+        self.weights = [prepared.inputs.bundle.weights()]
         """What each round distributes."""
 
     def round(self, number: int) -> None:
@@ -78,7 +78,7 @@ class Learning:
         self.weights.append(folding.merged()[0].base)
 
     def _model(self, number: int) -> RoundModel:
-        manifest, seed = self._prepared.world.bundle.manifest, self._course.task.round_seed(number)
+        manifest, seed = self._prepared.inputs.bundle.manifest, self._course.task.round_seed(number)
         return RoundModel(manifest, self.weights[number - 1], number, seed)
 
     def _made(self, number: int, devices: Sequence[int]) -> list[TrainedUpdate]:
@@ -94,7 +94,7 @@ def accuracy(prepared: PreparedRun, course: Course) -> float:
     for number in range(1, course.rounds + 1):
         learning.round(number)
     served: Tensors = learning.weights[-1]
-    evaluate = RoundEvaluator(prepared.world.bundle, prepared.data, course.rounds, course.rounds)
+    evaluate = RoundEvaluator(prepared.inputs.bundle, prepared.data, course.rounds, course.rounds)
     return evaluate(course.rounds, served, served).eval_acc
 
 

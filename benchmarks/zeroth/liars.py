@@ -24,7 +24,7 @@ from tabulate import tabulate
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation import scenario
-from device_runtime.simulation.executors.job import Executor, FailedJob, Result, TrainingJob, World
+from device_runtime.simulation.executors.job import Executor, ExecutorInputs, FailedJob, Result, TrainingJob
 from device_runtime.simulation.records import NullWatch, SimulatedRound
 from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies.robust import RULES
@@ -98,8 +98,8 @@ def accuracy(setting: Setting, rule: str, liars: int, lie: str, seed: int) -> fl
     }
     last = Last()
 
-    def executor(world: World) -> Executor:
-        return Lying(Heads(world), liars, LIES[lie])
+    def executor(inputs: ExecutorInputs) -> Executor:
+        return Lying(Heads(inputs), liars, LIES[lie])
 
     simulate(prepare(scenario.load("uniform", table), seed), executor, last)
     return last.eval_acc

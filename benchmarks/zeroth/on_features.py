@@ -7,7 +7,7 @@ from itertools import groupby
 
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.executors.batched import BatchedHeads, Features
-from device_runtime.simulation.executors.job import Result, TrainingJob, World
+from device_runtime.simulation.executors.job import ExecutorInputs, Result, TrainingJob
 
 from .heads import CACHE_BYTES, Heads
 
@@ -17,9 +17,9 @@ class OnFeatures:
 
     name = "on features"
 
-    def __init__(self, world: World) -> None:
-        self._scalars = Heads(world)
-        self._trained = BatchedHeads(world, Features(world, CACHE_BYTES))
+    def __init__(self, inputs: ExecutorInputs) -> None:
+        self._scalars = Heads(inputs)
+        self._trained = BatchedHeads(inputs, Features(inputs, CACHE_BYTES))
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for (strategy, base), alike in groupby(jobs, key=lambda job: (job.strategy, job.base)):

@@ -67,7 +67,7 @@ class Enrolled(EnrolledDevices):
     def signs(self, device: str) -> bool:
         return True
 
-    def said(self, device: str, topic: str, payload: bytes) -> bytes:
+    def verified_payload(self, device: str, topic: str, payload: bytes) -> bytes:
         return verify_message(self._public[device], topic, payload)
 
 

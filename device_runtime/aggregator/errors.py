@@ -35,7 +35,7 @@ class WorkerError(AggregatorError):
 
 
 class NoContributions(AggregatorError):
-    """The run was given up: no device contributed in many deadlines in a row; the text says why."""
+    """The run was abandoned: no device contributed in many deadlines in a row; the text says why."""
 
 
 class RollbackError(AggregatorError):

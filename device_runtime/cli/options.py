@@ -8,11 +8,11 @@ from math import isfinite
 from pathlib import Path
 
 from device_runtime.client.energy import AUTO as AUTO_METER
-from device_runtime.client.energy import MODELLED, WISHES, FoundMeter, find
-from device_runtime.client.personal.wish import PersonalWish
+from device_runtime.client.energy import METER_OPTIONS, MODELLED, FoundMeter, find_meter
+from device_runtime.client.personal.personal_settings import PersonalModelSettings
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import AUTO, ENGINES, PRECISIONS, EngineSettings
-from device_runtime.models.data import Place
+from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 
 
@@ -36,9 +36,9 @@ def add_emulation(parser: argparse.ArgumentParser) -> None:
     """Add `--as`, `--slow`, `--memory`, `--uplink`."""
     parser.add_argument(
         "--as",
-        dest="pretend",
+        dest="emulated",
         metavar="DEVICE",
-        help="Pretend to be another device, such as pi-4; a wrong name lists all.",
+        help="Emulate another device, such as pi-4; a wrong name lists all.",
     )
     parser.add_argument(
         "--slow", type=positive, default=1.0, metavar="N", help="Be N times slower still, with --as."
@@ -83,30 +83,30 @@ def add_meter(parser: argparse.ArgumentParser) -> None:
         "--meter",
         default=AUTO_METER,
         metavar="METER",
-        help=f"Measure energy by one of: {', '.join(WISHES)} (default: auto, the best that is here).",
+        help=f"Measure energy by one of: {', '.join(METER_OPTIONS)} (default: auto, the best available).",
     )
 
 
 def meter(options: argparse.Namespace) -> FoundMeter:
     """The energy meter. Raises MeterError."""
-    return find(meter_wish(options))
+    return find_meter(meter_name(options))
 
 
-def meter_wish(options: argparse.Namespace) -> str:
+def meter_name(options: argparse.Namespace) -> str:
     """The name of the energy meter; the energy of an emulated device is modelled."""
-    return MODELLED if options.pretend else str(options.meter)
+    return MODELLED if options.emulated else str(options.meter)
 
 
-def engine_wish(options: argparse.Namespace) -> EngineSettings:
+def engine_settings(options: argparse.Namespace) -> EngineSettings:
     """The settings of `add_engine`."""
     return EngineSettings(options.engine, options.precision, options.threads, options.device)
 
 
 def emulation(options: argparse.Namespace) -> Emulation | None:
     """The device to emulate, if any. Raises ProfileError for one whose profile is not shipped."""
-    if options.pretend is None:
+    if options.emulated is None:
         return None
-    return Emulation.of(options.pretend, options.slow, options.uplink)
+    return Emulation.of(options.emulated, options.slow, options.uplink)
 
 
 def memory_bytes(options: argparse.Namespace) -> int | None:
@@ -175,17 +175,17 @@ def add_personal(parser: argparse.ArgumentParser) -> None:
     add("--personal-head", action="store_true", help="Train a head of its own, used where it is better here.")
 
 
-def personal_settings(options: argparse.Namespace) -> PersonalWish:
+def personal_settings(options: argparse.Namespace) -> PersonalModelSettings:
     """The personal model's settings, as options. Raises DataError if they contradict each other."""
     if options.personal_head and (not options.keep_model or options.held_out == 0):
         raise DataError("--personal-head needs a kept model (--keep-model) and held-out samples (--held-out)")
-    return PersonalWish(options.keep_model, options.held_out, options.personal_head)
+    return PersonalModelSettings(options.keep_model, options.held_out, options.personal_head)
 
 
-def place(given: Path | str, options: argparse.Namespace) -> Place:
+def place(given: Path | str, options: argparse.Namespace) -> SampleSource:
     """The local data at `given`, with the options of `add_data`. Raises DataError when nothing is there."""
     columns = {"label_column": options.label_column, "text_column": options.text_column}
-    return replace(Place.of(given), labels=options.labels, **columns).check()
+    return replace(SampleSource.of(given), labels=options.labels, **columns).check()
 
 
 def share(text: str) -> float:

@@ -78,7 +78,7 @@ COMMANDS = {
     "measure": Command(
         DEVICE,
         "device_runtime.cli.on_device.measure",
-        "Measure each kind of update on this device: time, energy, memory, bytes, beside the prediction.",
+        "Measure each kind of update on this device: time, energy, memory, bytes; compare the prediction.",
         "device-runtime measure --kinds full,few-shot,zeroth-order --repeats 3 --csv kinds.csv",
     ),
     "predict": Command(
@@ -166,7 +166,7 @@ COMMANDS = {
     "demo": Command(
         RESEARCHER,
         "device_runtime.cli.research.demo",
-        "Run eight pretended devices, a real broker and an aggregator here, on handwritten digits.",
+        "Run eight emulated devices, a real broker and an aggregator here, on handwritten digits.",
         "device-runtime demo --seeds 3 --run-dir runs/three-seeds",
         "simulation",
     ),

@@ -36,8 +36,8 @@ ANOTHER_S = 10.0
 class Agent:
     """One device in one task. Make the link with its `inbox`, `will()`, `greeting()` and `subscriptions()`.
 
-    `run` is the main loop; callers with a loop of their own use `begin` and `step` instead. `hours` is the
-    work gate, which allows work at any time unless its `judged` is replaced.
+    `run` is the main loop; callers with a loop of their own use `begin` and `step` instead. `work_gate`
+    allows work at any time unless its `judged` is replaced.
     """
 
     def __init__(
@@ -54,37 +54,37 @@ class Agent:
         self.settings = settings
         self.inbox = DeviceInbox(clock)
         self.done = False
-        self._voice = DeviceMessages(settings.name, boot)
-        self.hours = WorkGate(clock)
-        self._duty = DeviceRounds(settings, self.hours, self._voice, make)
-        self._going = Interruption(self.hours, self._duty, self._hear_next, settings.meter)
-        self._duty.between = self._going.between
+        self._messages = DeviceMessages(settings.name, boot)
+        self.work_gate = WorkGate(clock)
+        self._rounds = DeviceRounds(settings, self.work_gate, self._messages, make)
+        self._interruption = Interruption(self.work_gate, self._rounds, self._hear_next, settings.meter)
+        self._rounds.pause_point = self._interruption.pause_point
         trust = Trust(settings.aggregator, folder=settings.folder, signs=bool(settings.secret))
-        self._trust, self._following, self._voice.key = trust, OfferStream(trust), trust.key
+        self._trust, self._offer_stream, self._messages.key = trust, OfferStream(trust), trust.key
         if settings.secret:
             from device_runtime.broker.security.signing import (
                 DeviceSigner,  # a device that is not enrolled needs no cryptography
             )
 
-            self._voice.sign(DeviceSigner(settings.secret).seal, trust.word)
+            self._messages.sign(DeviceSigner(settings.secret).seal, trust.mac)
         self._clock = clock
         self._past: tuple[OpenRound, float] | None = None
-        self._voice.task = settings.task
+        self._messages.task = settings.task
         self._other_tasks = OtherTasks()
         self._heard = ("", 0)
         self._base: tuple[Blob, ...] = ()
 
     def will(self) -> Will:
         """The last will: the broker publishes it when the connection is lost."""
-        return self._voice.presence(online=False)
+        return self._messages.presence(online=False)
 
     def farewell(self) -> Will:
         """The message that this device leaves."""
-        return self._voice.presence(online=False, leaving=True)
+        return self._messages.presence(online=False, leaving=True)
 
     def greeting(self) -> Will:
         """The message that the link publishes at each connection, even while the device is busy."""
-        return self._voice.presence(online=True)
+        return self._messages.presence(online=True)
 
     def subscriptions(self) -> tuple[str, ...]:
         wanted = self.settings.task
@@ -93,8 +93,8 @@ class Agent:
     @property
     def finished(self) -> bool:
         """Whether the task is done, all contributions have receipts, and a wanted model is here."""
-        duty = self._duty
-        return self.done and self.inbox.empty() and not len(duty.outbox) and not duty.finishing
+        rounds = self._rounds
+        return self.done and self.inbox.empty() and not len(rounds.outbox) and not rounds.finishing
 
     @property
     def heard(self) -> bool:
@@ -107,8 +107,8 @@ class Agent:
 
         If the link may lose messages, call it now and then in any case: an unanswered hello is repeated.
         """
-        duty = self._duty
-        return duty.open is not None or len(duty.outbox) > 0 or duty.finishing or self._past is not None
+        rounds = self._rounds
+        return rounds.open is not None or len(rounds.outbox) > 0 or rounds.finishing or self._past is not None
 
     def run(self, link: DeviceLink, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Raises as `step` does."""
@@ -118,11 +118,11 @@ class Agent:
 
     def hello(self) -> None:
         """Send a hello, because this device's task or samples have changed."""
-        self._duty.hello()
+        self._rounds.hello()
 
     def begin(self, link: DeviceLink, stop: threading.Event | None = None) -> None:
         """Set the link to send through; `stop`, if given, ends work in progress."""
-        self._voice.link, self._going.stop = link, stop or self._going.stop
+        self._messages.link, self._interruption.stop = link, stop or self._interruption.stop
 
     def step(self, timeout: float = 0.0) -> bool:
         """Handle one event and, if no other waits, do what is due. Returns whether there was an event.
@@ -134,21 +134,21 @@ class Agent:
         try:
             if self.inbox.empty():  # work on the newest offer only
                 self._accept_done()
-                self._duty.due(self._go_on)
+                self._rounds.due(self._go_on)
         except BlobError as error:
-            self._duty.warn(str(error))
+            self._rounds.warn(str(error))
         except WorkStopped as error:
             log.info("%s", error)
         return heard
 
     def warm_up(self) -> None:
         """Prepare the backend: there will be work soon."""
-        self._duty.place.warm_up()
+        self._rounds.backend.warm_up()
 
     def close(self) -> None:
         """Save the backend's state to disk and end it. May be called again, and goes on from there."""
-        self._duty.place.put_down()
-        self._duty.place.close()
+        self._rounds.backend.save_state()
+        self._rounds.backend.close()
 
     def _hear_next(self, timeout: float) -> bool:
         """Handle one event; returns whether there was one. An invalid message is logged and ignored."""
@@ -161,14 +161,14 @@ class Agent:
         except (MessageError, TopicError) as error:
             log.warning("ignored: %s", error)
         except (BlobError, WorkDied) as error:
-            self._duty.warn(str(error))
+            self._rounds.warn(str(error))
         return event is not None
 
     def _handle(self, event: Event, came: float) -> None:
         if isinstance(event, Connected):
-            log.info("connected to %s%s", self._voice.link.url, "" if event.first else " again")
-            self._duty.restart()
-            self._duty.hello()
+            log.info("connected to %s%s", self._messages.link.url, "" if event.first else " again")
+            self._rounds.restart()
+            self._rounds.hello()
         elif isinstance(event, Disconnected):
             log.warning("disconnected: %s", event.reason)
         else:
@@ -186,25 +186,25 @@ class Agent:
         elif address.leaf == "n":
             self._hear(self._opened(message, came), retained=False)
         elif address.leaf == "receipt":
-            self._duty.settle(self._trust.receipt(message.topic, message.payload))
+            self._rounds.settle(self._trust.receipt(message.topic, message.payload))
         elif address.leaf == "get":
-            self._duty.answer(decode(message.payload, Get))
+            self._rounds.answer(decode(message.payload, Get))
         elif address.leaf == "block":
-            self._duty.block(address.sha, address.index, message.payload)
+            self._rounds.block(address.sha, address.index, message.payload)
 
     def _opened(self, message: Received, came: float) -> OpenRound:
-        heard = self._following.offer(message.topic, message.payload, message.retain, self._voice.task)
+        heard = self._offer_stream.offer(message.topic, message.payload, message.retain, self._messages.task)
         return opened(heard, came)
 
     def _is_of_other_task(self, message: Received) -> bool:
         """Whether this is the next round of a task that the device is not in."""
-        return is_compact_offer(message.payload) and message.topic != topics.offer(self._voice.task)
+        return is_compact_offer(message.payload) and message.topic != topics.offer(self._messages.task)
 
     def _ask_whole_offer(self, lost: UnknownRoundBefore) -> None:
         """Ask for the whole offer, unless a hello already waits for its answer."""
-        if not self._duty.greeting.waiting:
+        if not self._rounds.hello_retry.waiting:
             log.info("%s", lost)
-            self._duty.hello()
+            self._rounds.hello()
 
     def _hear(self, heard: OpenRound, retained: bool) -> None:
         """Handle an offer to all devices.
@@ -217,22 +217,22 @@ class Agent:
         offer, checkpoint = heard.offer, heard.offer.base.checkpoint
         if not self._concerns(offer):
             return
-        if retained and offer.done and not self._voice.task:
+        if retained and offer.done and not self._messages.task:
             self._past = self._past or (heard, self._clock() + ANOTHER_S)
             return
         if retained and not offer.done:
             return
         again = offer.round == 0 or (offer.run, offer.round) == self._heard
-        if self._duty.ready and not offer.done:
+        if self._rounds.ready and not offer.done:
             if again:
-                self._duty.hello()
-                self._duty.sending.restart()
+                self._rounds.hello()
+                self._rounds.sending.restart()
             elif offer.round > 1 and not (offer.family or offer.base.at):
                 for part in checkpoint:
                     if part not in self._base:
-                        self._duty.expect(part)
-        if self._following.over:
-            self._duty.sending.over(offer.run, offer.round)
+                        self._rounds.expect(part)
+        if self._offer_stream.over:
+            self._rounds.sending.over(offer.run, offer.round)
         self._take(heard)
 
     def _take(self, taken: OpenRound) -> None:
@@ -243,22 +243,22 @@ class Agent:
         notes the other.
         """
         offer = taken.offer
-        if offer.done and self._voice.task not in ("", offer.task):
-            self._duty.sending.drop(offer.run)
+        if offer.done and self._messages.task not in ("", offer.task):
+            self._rounds.sending.drop(offer.run)
             return
-        self._duty.greeting.answered()
-        if not self.done and self._voice.task not in ("", offer.task):
-            self._other_tasks.add(self._voice.task)
+        self._rounds.hello_retry.answered()
+        if not self.done and self._messages.task not in ("", offer.task):
+            self._other_tasks.add(self._messages.task)
         self._other_tasks.discard(offer.task)
-        self._voice.task = offer.task
+        self._messages.task = offer.task
         self.done = offer.done
         self._heard = (offer.run, offer.round)
         self._base = offer.base.checkpoint
-        self._duty.take(None if offer.done else taken)
+        self._rounds.take(None if offer.done else taken)
         if offer.done:
             log.info("task %r is done after round %d", offer.task, offer.round)
-            self._duty.sending.drop(offer.run)
-            self._duty.finish(taken)
+            self._rounds.sending.drop(offer.run)
+            self._rounds.finish(taken)
             self._go_to_other_task()
 
     def _accept_done(self) -> None:
@@ -266,7 +266,7 @@ class Agent:
 
         Such an offer may be old, so it is not accepted at once.
         """
-        if self._past is not None and self._voice.task:
+        if self._past is not None and self._messages.task:
             self._past = None
         elif self._past is not None and self._clock() >= self._past[1]:
             over, self._past = self._past[0], None
@@ -277,27 +277,27 @@ class Agent:
 
         Another task is noted: a device whose settings name no task goes on to it when its own is done.
         """
-        if offer.task == self._voice.task or (not self._voice.task and offer.done):
+        if offer.task == self._messages.task or (not self._messages.task and offer.done):
             return True
         if offer.done:
             self._other_tasks.discard(offer.task)
             return False
         self._other_tasks.add(offer.task)
-        if not self._voice.task or self.done:
+        if not self._messages.task or self.done:
             self._go_to_other_task()
-        return offer.task == self._voice.task
+        return offer.task == self._messages.task
 
     def _go_to_other_task(self) -> None:
         task = "" if self.settings.task else self._other_tasks.take()
         if task:
-            self._voice.task = task
+            self._messages.task = task
             self.done = False
             log.info("going on to task %r", task)
-            self._duty.hello()
+            self._rounds.hello()
 
     def _go_on(self, done: float) -> None:
-        """Called while training, `done` from 0 to 1. Raises as `Interruption.between` does."""
-        self._going.progress(done)
+        """Called while training, `done` from 0 to 1. Raises as `Interruption.pause_point` does."""
+        self._interruption.progress(done)
 
 
 _WAKE = Received("", b"")

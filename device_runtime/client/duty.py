@@ -42,30 +42,34 @@ FINAL_S = 60.0
 """Seconds in which the final model of a task is fetched, if the owner wants one."""
 
 
-def in_this_process(settings: Settings, hours: WorkGate, link: LinkSpeed) -> WorkBackend:
+def in_this_process(settings: Settings, gate: WorkGate, link: LinkSpeed) -> WorkBackend:
     """Makes the backend that works in this process."""
     from .backend.in_process import InProcess  # imports numpy and the engines
 
-    return InProcess(settings, hours, link)
+    return InProcess(settings, gate, link)
 
 
 class DeviceRounds:
-    """The open round (`open`), the backend that works on it (`place`), and what was sent."""
+    """The open round (`open`), the backend that works on it (`backend`), and what was sent."""
 
     def __init__(
-        self, settings: Settings, hours: WorkGate, voice: DeviceMessages, make: MakeBackend = in_this_process
+        self,
+        settings: Settings,
+        gate: WorkGate,
+        messages: DeviceMessages,
+        make: MakeBackend = in_this_process,
     ) -> None:
         self.open: OpenRound | None = None
         self.outbox = Outbox(settings.folder / "outbox")
-        self.sending = ContributionSender(self.outbox, voice)
-        self.greeting = HelloRetry(lambda: voice.under_way("hello"))
-        self.between: Callable[[], None] = lambda: None
+        self.sending = ContributionSender(self.outbox, messages)
+        self.hello_retry = HelloRetry(lambda: messages.unacknowledged("hello"))
+        self.pause_point: Callable[[], None] = lambda: None
         self.blobs = store(settings.folder, settings.disk_bytes)
-        self._hours, self._voice = hours, voice
-        self._clock, self._standing = hours.clock, PauseNotice(hours, voice)
-        self._downloads = Downloads(self.blobs, voice.ask, self._arrived)
+        self._gate, self._messages = gate, messages
+        self._clock, self._pause_notice = gate.clock, PauseNotice(gate, messages)
+        self._downloads = Downloads(self.blobs, messages.ask, self._arrived)
         self._link_speed = LinkSpeed()
-        self.place = make(settings, hours, self._link_speed)
+        self.backend = make(settings, gate, self._link_speed)
         self._ready_for: Bundles = ()
         self._seen: tuple[OpenRound, RoundPreview] | None = None
         self._pruned: Offer | None = None
@@ -74,15 +78,15 @@ class DeviceRounds:
         self._newest: OpenRound | None = None
         self._final: tuple[OpenRound, float] | None = None
         self._finished = ""
-        self._keeps, self._pretence = settings.personal.keep, settings.pretence
+        self._keeps, self._emulation = settings.personal.keep, settings.emulation
         self._answered = ("", 0)
-        self._samples_said = 0
+        self._samples_in_hello = 0
         self._warned = ""
 
     @property
     def ready(self) -> bool:
         """Whether the task is known here: its bundles have come, and the samples are read."""
-        return bool(self.place.bundles)
+        return bool(self.backend.bundles)
 
     def due(self, progress: Callable[[float], None]) -> None:
         """Do what is due now, training included; `progress` is called while training, from 0 to 1.
@@ -91,12 +95,12 @@ class DeviceRounds:
         disk fails, and what `progress` raises.
         """
         now = self._clock()
-        if not self._hours.open():
+        if not self._gate.open():
             self.stand_by()
             return
         self.resume()
         self.sending.due(now)
-        if self.greeting.due(now):
+        if self.hello_retry.due(now):
             self.hello()
         if self.open is not None:
             self._final = None
@@ -117,7 +121,7 @@ class DeviceRounds:
             self._fetch_final(*self._final, now)
         elif self._worked_on is not None and not len(self.outbox):
             self._after(self._worked_on)
-        self.place.tidy()
+        self.backend.end_if_idle()
 
     def take(self, newest: OpenRound | None) -> None:
         """Take the newest round, which replaces any other; None: the task is done.
@@ -154,7 +158,7 @@ class DeviceRounds:
         worker process may have to be started first.
         """
         offer, now = over.offer, self._clock()
-        if self._keeps and self._finished != offer.run and self.place.bundles == bundles_of(offer):
+        if self._keeps and self._finished != offer.run and self.backend.bundles == bundles_of(offer):
             self._final = replace(over, member=""), now + FINAL_S
             if not offer.base.at:
                 self._downloads.advance([x for x in offer.base.checkpoint if not self.blobs.has(x)], now)
@@ -166,16 +170,16 @@ class DeviceRounds:
         Nothing is sent while a network rule says no.
         """
         now, offer = self._clock(), self.open.offer if self.open else None
-        self._standing.pause(offer if offer and not self._has_answered(offer) else None)
-        if not self._hours.verdict.quiet:
+        self._pause_notice.pause(offer if offer and not self._has_answered(offer) else None)
+        if not self._gate.verdict.quiet:
             self.sending.due(now)
-        if self.greeting.due(now):
+        if self.hello_retry.due(now):
             self.hello()
-        self.place.tidy()
+        self.backend.end_if_idle()
 
     def resume(self) -> None:
         """Work is allowed again; a round that has closed in the meantime is not begun."""
-        if not self._standing.resume():
+        if not self._pause_notice.resume():
             return
         if self.open is not None and self.open.closes <= self._clock():
             self._end_round()
@@ -183,15 +187,15 @@ class DeviceRounds:
 
     def hello(self) -> None:
         """Say hello with the number of samples: an aggregator refuses an update that claims more."""
-        boot = self._voice.boot
-        self.greeting.said(self._clock())
-        hello = self.place.hello(boot) if self.ready else reports.bare_hello(boot)
+        boot = self._messages.boot
+        self.hello_retry.sent(self._clock())
+        hello = self.backend.hello(boot) if self.ready else reports.bare_hello(boot)
         if self.ready:
-            waiting = [sent.num_examples for sent in self.outbox if sent.task == self._voice.task]
+            waiting = [sent.num_examples for sent in self.outbox if sent.task == self._messages.task]
             hello = msgspec.structs.replace(hello, num_examples=max([hello.num_examples, *waiting]))
-        self._samples_said = hello.num_examples
-        self._voice.hello(hello)
-        self._standing.greeted()
+        self._samples_in_hello = hello.num_examples
+        self._messages.hello(hello)
+        self._pause_notice.hello_sent()
 
     def restart(self) -> None:
         """The link was down: begin downloads and sending anew."""
@@ -208,8 +212,8 @@ class DeviceRounds:
 
     def answer(self, get: Get) -> None:
         """Send the blocks asked for; not while a network rule says no: they must be asked for again."""
-        if not self._hours.verdict.quiet:
-            self._voice.blocks(self.blobs, get)
+        if not self._gate.verdict.quiet:
+            self._messages.blocks(self.blobs, get)
 
     def settle(self, receipt: Receipt) -> None:
         """Take the receipt of a contribution.
@@ -217,7 +221,7 @@ class DeviceRounds:
         Raises BlobError, WorkDied: the contribution stays in the outbox, and its receipt is asked for again.
         """
         if message := self.outbox.answering(receipt):
-            self.place.settle(message, receipt.status in ("accepted", "duplicate"))
+            self.backend.receipt_received(message, receipt.status in ("accepted", "duplicate"))
         self._link_speed.saw_up(*self.sending.settle(receipt, self._clock()))
 
     def warn(self, text: str) -> None:
@@ -228,45 +232,45 @@ class DeviceRounds:
 
     def _advance(self, current: OpenRound, now: float, progress: Callable[[float], None]) -> None:
         """Fetch what is missing; when nothing is, get ready (round 0) or work."""
-        look = self._look(current)
-        self._fetched_for = current.offer if look.missing and current.offer.round > 0 else None
-        if not self._downloads.advance(look.missing, now):
+        preview = self._preview(current)
+        self._fetched_for = current.offer if preview.missing and current.offer.round > 0 else None
+        if not self._downloads.advance(preview.missing, now):
             self._end_round()
-        elif not look.missing and self.open is not None:
+        elif not preview.missing and self.open is not None:
             self._work(self.open, progress)
 
-    def _look(self, current: OpenRound) -> RoundPreview:
+    def _preview(self, current: OpenRound) -> RoundPreview:
         """What the round still needs; asked again when a blob has come."""
         if self._seen is not None and self._seen[0] is current:
             return self._seen[1]
         try:
-            look = self.place.look(current)
+            preview = self.backend.preview(current)
         finally:
-            if self.ready and self.place.bundles != self._ready_for:
-                self._ready_for = self.place.bundles
+            if self.ready and self.backend.bundles != self._ready_for:
+                self._ready_for = self.backend.bundles
                 self._worked_on = None
                 self.hello()
-        current = self.open = replace(current, member=look.member)
-        self._seen = (current, look)
-        return look
+        current = self.open = replace(current, member=preview.member)
+        self._seen = (current, preview)
+        return preview
 
     def _work(self, current: OpenRound, progress: Callable[[float], None]) -> None:
         offer = current.offer
-        self.place.prepare(current)
+        self.backend.prepare(current)
         if self._pruned is not offer:
             self._prune(offer)
             self._pruned = offer
         if offer.round > 0 and not self._has_answered(offer):
             listener = BackendListener(
                 progress,
-                self.between,
-                self._hours.lost,
+                self.pause_point,
+                self._gate.lost,
                 self._decided,
                 self._made,
                 self._has_answered,
                 self._waiting,
             )
-            if not self.place.work(current, listener):
+            if not self.backend.work(current, listener):
                 return
             self._worked_on = current
         self._end_round()
@@ -279,7 +283,7 @@ class DeviceRounds:
         """Do the work after a round, once: it is not repeated if the worker process dies at it."""
         self._worked_on = None
         try:
-            self.place.after(current, self.between)
+            self.backend.evaluate_personal_model(current, self.pause_point)
         except WorkDied as error:
             self.warn(f"after round {current.offer.round}: {error}")
 
@@ -289,7 +293,7 @@ class DeviceRounds:
 
     def _decided(self, offer: Offer, plan: Plan, room_bytes: float) -> None:
         """Send the plan now, so that it travels while the device computes."""
-        self._standing.plan(plan, room_bytes)
+        self._pause_notice.plan(plan, room_bytes)
 
     def _made(self, made: WorkResult) -> None:
         """Keep and send the result of a round's work. After that the round is not worked on again."""
@@ -306,17 +310,17 @@ class DeviceRounds:
             log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
             return
         self._transferred(up=made.bytes_up)
-        if made.message.num_examples > self._samples_said:  # samples have come since the hello
+        if made.message.num_examples > self._samples_in_hello:  # samples have come since the hello
             self.hello()
         self.sending.due(self._clock())
 
     def _fetch_final(self, over: OpenRound, until: float, now: float) -> None:
         """Fetch and keep the final model. Once it is kept or cannot be had, the task needs no more work."""
         try:
-            look = self.place.look(over)
-            if not look.missing:
-                self.place.keep(over, self.between)
-            elif now < until and self._downloads.advance(look.missing, now):
+            preview = self.backend.preview(over)
+            if not preview.missing:
+                self.backend.keep_final_model(over, self.pause_point)
+            elif now < until and self._downloads.advance(preview.missing, now):
                 return
             else:
                 log.warning("the model of task %r has not come in time", over.offer.task)
@@ -337,57 +341,57 @@ class DeviceRounds:
 
     def _transferred(self, up: int = 0, down: int = 0) -> None:
         """An emulated link takes its time, once the task is known."""
-        if self._pretence is not None and self.ready:
-            self._pretence.transfer(up, down)
+        if self._emulation is not None and self.ready:
+            self._emulation.transfer(up, down)
 
 
 class Interruption:
-    """Pauses work in progress while the work gate (`hours`) is closed, and ends it at a stop request.
+    """Pauses work in progress while the work gate is closed, and ends it at a stop request.
 
     `hear` handles a message, waiting for it for so many seconds. `meter` does not count the energy used
     during a pause.
     """
 
     def __init__(
-        self, hours: WorkGate, duty: DeviceRounds, hear: Callable[[float], object], meter: Meter | None
+        self, gate: WorkGate, rounds: DeviceRounds, hear: Callable[[float], object], meter: Meter | None
     ) -> None:
         self.stop = threading.Event()
-        self._hours, self._duty, self._hear, self._meter = hours, duty, hear, meter
+        self._gate, self._rounds, self._hear, self._meter = gate, rounds, hear, meter
         self._share = 0.0
 
     def progress(self, done: float) -> None:
-        """Note the progress, from 0 to 1. Raises as `between` does."""
+        """Note the progress, from 0 to 1. Raises as `pause_point` does."""
         self._share = done
-        self.between()
+        self.pause_point()
 
-    def between(self) -> None:
+    def pause_point(self) -> None:
         """Called between steps of the work: waits while the gate is closed, handling messages and sending.
 
         Raises WorkStopped when the device is to stop, or when its round is over or replaced by another;
         RoundOver when the round closed during the pause; OutOfMemory when memory runs out.
         """
-        self._heed_stop()
-        current = self._duty.open
-        if self._hours.open() or current is None:
+        self._check_stop()
+        current = self._rounds.open
+        if self._gate.open() or current is None:
             return
         collect_and_trim()
-        with self._hours.held(), resting(self._meter):
-            while not self._hours.open():
-                self._duty.stand_by()
+        with self._gate.held(), resting(self._meter):
+            while not self._gate.open():
+                self._rounds.stand_by()
                 self._hear(LOOK_S)
-                self._heed_stop()
+                self._check_stop()
                 self._still_wanted(current)
-        self._duty.resume()
+        self._rounds.resume()
 
-    def _heed_stop(self) -> None:
+    def _check_stop(self) -> None:
         if self.stop.is_set():
             raise WorkStopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
 
     def _still_wanted(self, current: OpenRound) -> None:
-        """Check that the paused work may go on later. Raises as `between` does."""
-        newest, mine = self._duty.open, current.offer
+        """Check that the paused work may go on later. Raises as `pause_point` does."""
+        newest, mine = self._rounds.open, current.offer
         if newest is None or (newest.offer.run, newest.offer.round) != (mine.run, mine.round):
-            raise WorkStopped(f"round {mine.round} given up, {self._share:.0%} done: {self._hours.reason}")
-        if self._hours.clock() >= newest.closes:
-            raise RoundOver(f"{self._share:.0%} done when the round closed; {self._hours.reason}")
-        self._duty.place.heed()
+            raise WorkStopped(f"round {mine.round} given up, {self._share:.0%} done: {self._gate.reason}")
+        if self._gate.clock() >= newest.closes:
+            raise RoundOver(f"{self._share:.0%} done when the round closed; {self._gate.reason}")
+        self._rounds.backend.check_paused_work()

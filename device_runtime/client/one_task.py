@@ -68,12 +68,12 @@ class OneTask(Protocol):
     def keep(self, offer: Offer, made: TrainedUpdate) -> None:
         """Keep the strategy state of a round's update for the next round. Raises OSError."""
 
-    def final(self, given: RoundInputs, between: Callable[[], None]) -> None:
-        """Work for the device's own model, once the task is done."""
+    def keep_final_model(self, given: RoundInputs, pause_point: Callable[[], None]) -> None:
+        """Keep the model of a task that is done as the device's own, and evaluate it."""
         return
 
-    def after(self, given: RoundInputs, between: Callable[[], None]) -> None:
-        """Work for the device's own model, once nothing waits to be sent."""
+    def evaluate_personal_model(self, given: RoundInputs, pause_point: Callable[[], None]) -> None:
+        """Evaluate the device's own model after a round, once nothing waits to be sent."""
         return
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_runtime.models.bundles.names import EngineSettings
-from device_runtime.models.data import Place
+from device_runtime.models.data import SampleSource
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
 from .energy import Meter
-from .personal.wish import PersonalWish
+from .personal.personal_settings import PersonalModelSettings
 from .policy.rules import ANYTHING, AllowList
 from .training.emulation import Emulation
 
@@ -32,16 +32,16 @@ class Settings:
     """
 
     name: str
-    data: Path | Place
+    data: Path | SampleSource
     folder: Path
-    pretence: Emulation | None = None
+    emulation: Emulation | None = None
     memory_bytes: int | None = None
     engine: EngineSettings = field(default_factory=EngineSettings)
     owner: PrivacyBudget | None = None
     aggregator: bytes = b""
     task: str = ""
     meter: Meter | None = None
-    personal: PersonalWish = field(default_factory=PersonalWish)
+    personal: PersonalModelSettings = field(default_factory=PersonalModelSettings)
     disk_bytes: int | None = None
     secret: bytes = field(default=b"", repr=False)
     allowed: AllowList = ANYTHING

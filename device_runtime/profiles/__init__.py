@@ -9,16 +9,16 @@ from .shipped import ProfileError, shipped, shipped_names
 if TYPE_CHECKING:
     from .cost import Cost, GraphPass, GraphWork, StragglerVerdict, Work, Workload, classify, predict
     from .fleets.fleet import BatterySpec, Fleet, FleetSpec
-    from .fleets.groups import Chances
+    from .fleets.groups import Disturbances
     from .measure import host_profile, measure_speed
 
 __all__ = [
     "Bandwidth",
     "Battery",
     "BatterySpec",
-    "Chances",
     "Cost",
     "DeviceProfile",
+    "Disturbances",
     "Fleet",
     "FleetSpec",
     "GraphPass",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _NAMES_OF_MODULE = {
-    ".fleets.groups": ("Chances",),
+    ".fleets.groups": ("Disturbances",),
     ".cost": (
         "Cost",
         "GraphWork",

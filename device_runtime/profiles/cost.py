@@ -13,7 +13,7 @@ from functools import cached_property
 from .device import DeviceProfile, Memory, Speed
 
 SESSION_BYTES = 12 * 2**20
-"""Bytes of an open session besides its graph, weights and activations (measured 1 to 11 MB)."""
+"""Bytes of an open session in addition to its graph, weights and activations (measured 1 to 11 MB)."""
 GRAPH_FACTOR = 128
 """Memory of an open graph in ONNX Runtime over its file size (measured 70 to 150, graphs of 6 to 66 KB)."""
 
@@ -36,11 +36,13 @@ class MissingGraph(LookupError):
 
 @dataclass(frozen=True)
 class GraphWork:
-    """Work of one graph: `flops` per sample, and the memory of a run beside the weights, in bytes.
+    """Work of one graph: `flops` per sample, and the memory of a run without the weights, in bytes.
 
-    A run of n samples holds fixed_bytes + n * bytes_per_sample of activations. `rows`: most samples of one
-    run. `file_bytes`: size of the graph's file. `held_bytes`: measured memory of an open session with a run
-    of `rows` samples; 0 if unknown. `whole`: every run has `rows` samples, never fewer.
+    A run of n samples holds fixed_bytes + n * bytes_per_sample of activations.
+    rows: most samples of one run.
+    file_bytes: size of the graph's file.
+    held_bytes: measured memory of an open session with a run of `rows` samples; 0 if unknown.
+    whole: every run has `rows` samples, never fewer.
     """
 
     flops: float
@@ -71,10 +73,12 @@ class GraphWork:
 class Workload:
     """The sizes of a task's bundle, and of the samples that this device has for it.
 
-    `parameters` and `tensors` count the values and tensors of an update, by tunable set; `class_counts` are
-    the local samples of each class; `sample_bytes` is the size of one prepared input; `weights_bytes` that of
-    the whole model, `download_bytes` that of the part still to be fetched; `maps` counts the values of a
-    feature map, by level, for the levels that the bundle gives.
+    parameters, tensors: the number of values and of tensors in an update, by tunable set.
+    weights_bytes: the size of the whole model.
+    download_bytes: the size of the part of the model still to be fetched.
+    class_counts: the number of local samples of each class.
+    sample_bytes: the size of one prepared input.
+    maps: the number of values in a feature map, by level, for the levels that the bundle gives.
     """
 
     graphs: Mapping[str, GraphWork]
@@ -123,8 +127,8 @@ class Workload:
 class GraphPass:
     """A pass of `samples` samples through one graph, at `flops` operations each.
 
-    `slowdown`: the pass's seconds over those of the same operations in full batches. `steps`: optimizer steps
-    of the linear classifier alone in this pass.
+    slowdown: the pass's seconds over those of the same operations in full batches.
+    steps: optimizer steps of the linear classifier alone in this pass.
     """
 
     graph: str
@@ -148,9 +152,10 @@ class Work:
 class Cost:
     """The predicted cost of one update on one device.
 
-    `seconds` covers download, compute and upload; `peak_memory_bytes` is the whole process; `energy_j` is
-    modelled (load power while computing, idle power while waiting for the link); `flops` counts the
-    operations of all passes.
+    seconds: of download, compute and upload.
+    peak_memory_bytes: of the whole process.
+    energy_j: modelled: load power while computing, idle power while waiting for the link.
+    flops: the operations of all passes.
     """
 
     seconds: float

@@ -22,11 +22,12 @@ class Memory:
 class Speed:
     """How fast a bundle's graphs run on the device; mappings are by graph name.
 
-    `seconds` are measured on this bundle, per sample; a graph that was not measured is predicted from its
-    FLOPs at `flops_per_s`. `opening`: seconds to open a graph before its first run. `step_s`: seconds of one
-    step of a linear classifier alone, on top of its operations. `held_bytes`: measured memory of an open
-    graph with a full run in it. `run_bytes`: limit on a run's memory beside the weights, counted as in
-    GraphWork; 0 for no limit.
+    seconds: measured on this bundle, per sample; a graph that was not measured is predicted from its FLOPs at
+    `flops_per_s`.
+    opening: seconds to open a graph before its first run.
+    step_s: seconds of one step of a linear classifier alone, in addition to its operations.
+    held_bytes: measured memory of an open graph with a full run in it.
+    run_bytes: limit on a run's memory without the weights, counted as in GraphWork; 0 for no limit.
     """
 
     flops_per_s: float
@@ -76,8 +77,8 @@ class Battery:
 class DeviceProfile:
     """The profile of one device, and its calibration by earlier rounds, by kind of update.
 
-    `corrections`: measured over predicted seconds. `growth`: measured over predicted bytes that an update
-    adds to the process, 1 or more.
+    corrections: measured over predicted seconds.
+    growth: measured over predicted bytes that an update adds to the process, 1 or more.
     """
 
     name: str

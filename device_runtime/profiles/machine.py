@@ -23,7 +23,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """Bytes in all, and bytes that are free now beside those that this process uses."""
+    """Bytes in all, and bytes that are free now, in addition to those that this process uses."""
 
     total: int
     free: int

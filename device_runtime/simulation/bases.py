@@ -23,7 +23,7 @@ from device_runtime.strategies.training.device_half import NO_TENSORS
 from .executors.job import aside_key, base_key
 
 SEGMENT_BYTES = 45
-"""Bytes that a segment of the step log takes beside its steps."""
+"""Bytes that a segment of the step log takes in addition to its steps."""
 
 Changed = tuple[bool, ...]
 
@@ -53,13 +53,18 @@ class ShippedModel:
 
 @dataclass(frozen=True)
 class BaseVersion:
-    """The version of what a round distributes: the rounds in which each piece of it was new.
+    """The version of what a round distributes: the rounds in which each piece of it last changed.
 
-    parts: for each model (the main one is ""), the round in which each part of its checkpoint was new; 0: the
-    part is the bundle's. line: the round in which the main model's log of zeroth-order steps began; 0: it
-    began with the bundle's weights. at: the steps in that log; log: the bytes of their numbers. steps: the
-    steps since the checkpoint; moved: which parts they changed. aside: the round in which the tensors beside
-    the bases were new (0: there are none); aside_bytes: their bytes. width: the scalars of the last step.
+    parts: for each model (the main one is ""), the round in which each part of its checkpoint last changed;
+    0: the part is the bundle's.
+    line: the round in which the main model's log of zeroth-order steps began; 0: with the bundle's weights.
+    at: the number of steps in that log.
+    log: the bytes of the numbers of those steps.
+    steps: the number of steps since the checkpoint.
+    moved: for each part of the main model, whether those steps changed it.
+    aside: the round in which the tensors sent with the bases last changed; 0: there are none.
+    aside_bytes: the bytes of those tensors.
+    width: the number of scalars of the last step.
     """
 
     parts: Mapping[str, tuple[int, ...]]
@@ -77,7 +82,7 @@ class BaseVersion:
 class RoundBase:
     """The weights that round `number` distributes: the main model, and smaller ones by name.
 
-    `aside` are the tensors sent beside them; `rare` as in an offer.
+    `aside` are the tensors sent with them; `rare` as in an offer.
     """
 
     number: int
@@ -101,10 +106,11 @@ class RoundBase:
 
 @dataclass(frozen=True, slots=True)
 class HeldBases:
-    """The bases and steps that a device has fetched beside its bundles.
+    """The bases and steps that a device has fetched in addition to its bundles.
 
-    rounds: for each model, the round whose base it fetched. at: the steps of the main model's log that it has
-    replayed (-1: it has no place in that log). aside: the round of the tensors sent beside the bases.
+    rounds: for each model, the round whose base it fetched.
+    at: the steps of the main model's log that it has replayed; -1: it has no place in that log.
+    aside: the round of the tensors sent with the bases.
     """
 
     rounds: Mapping[str, int] = field(default_factory=lambda: NO_ROUNDS)
@@ -216,25 +222,25 @@ class BaseHistory:
             else sum(size for size, new, old in zip(sizes, parts, there, strict=True) if new != old)
         )
         if member == MAIN and version.at:
-            size = self._by_steps(version, held, size + (self._log(version, version.steps) or 0))
+            size = self._cheapest(version, held, size + (self._log(version, version.steps) or 0))
         return size + (version.aside_bytes if version.aside != held.aside else 0)
 
-    def _by_steps(self, version: BaseVersion, held: HeldBases, anew: int) -> int:
-        """Bytes of the main model's base by the cheaper route.
+    def _cheapest(self, version: BaseVersion, held: HeldBases, full_fetch: int) -> int:
+        """Bytes of the main model's base: the fewer of a full fetch and of the steps that the device lacks.
 
-        `anew`: those of its checkpoint and the steps since.
+        `full_fetch`: bytes of the checkpoint and of the steps since.
         """
         latest = self._history[held.rounds.get(MAIN, 1) - 1]
-        stands = held.at >= 0 and latest.line == version.line
-        if not stands and version.line:
-            return anew
-        lacking = version.at - (held.at if stands else 0)
+        has_place_in_log = held.at >= 0 and latest.line == version.line
+        if not has_place_in_log and version.line:
+            return full_fetch
+        lacking = version.at - (held.at if has_place_in_log else 0)
         by_steps = self._log(version, lacking)
         if by_steps is None:
-            return anew
+            return full_fetch
         elements = sum(self._shipped[MAIN].sizes) // 4
         too_long = lacking * version.width * elements > MOST_REPLAYED
-        return anew if too_long and lacking > version.steps else min(anew, by_steps)
+        return full_fetch if too_long and lacking > version.steps else min(full_fetch, by_steps)
 
     def _log(self, version: BaseVersion, lacking: int) -> int | None:
         """Bytes of the last `lacking` steps, from the offer or from log segments; None: too many segments."""

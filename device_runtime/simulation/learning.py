@@ -43,7 +43,7 @@ Evaluate = Callable[[int, Tensors, Tensors], RoundFigures]
 
 @dataclass(frozen=True)
 class LearningTools:
-    """The parts that `Learning` uses; `server` are the tools of kinds of update on the aggregator."""
+    """What `ModelState` learns with; `server`: what kinds of update may use on the aggregator."""
 
     server: ServerTools
     executor: Executor
@@ -58,7 +58,7 @@ class ModelState:
 
     Updates are folded one by one, so memory does not grow with the devices of a round. It grows with the
     devices whose kind of update keeps a strategy state. Only updates that count are trained: a late or lost
-    one leaves no strategy state on its device.
+    update leaves no strategy state on its device.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class ModelState:
         )
 
     def _as_of(self, made: TrainedUpdate, flight: PendingUpdate, number: int, times: float) -> TrainedUpdate:
-        """The update as a change of round `number`'s base; a late one is brought forward from its own base.
+        """The update as a change of round `number`'s base; a late update is rebased from its round's base.
 
         `times`: the rounds that it stands for.
         """

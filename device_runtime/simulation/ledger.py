@@ -1,4 +1,4 @@
-"""Writes the records of a run: an `Ask` when a device's part is over, a `RoundLine` when a round is."""
+"""Writes the records of a run: an `AskRecord` when an ask ends, a `SimulatedRound` when a round closes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .records import AskOutcome, AskRecord, RunObserver, SimulatedRound
 
 @dataclass(frozen=True)
 class RoundFigures:
-    """Accuracies of a round's models, nan and () where they were not evaluated; see `RoundLine`."""
+    """Accuracies of a round's models, nan and () where they were not evaluated; see `SimulatedRound`."""
 
     eval_acc: float = nan
     eval_loss: float = nan

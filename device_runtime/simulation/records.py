@@ -14,9 +14,13 @@ LostReason = Literal["crashed", "dropped out", "sat out"]
 AskOutcome = LostReason | Literal["counted", "late", "refused", "unheard"]
 """The fate of a device that was asked for an update.
 
-counted: its update counted; late: its update came too late; refused: its update failed the checks; crashed:
-its process died or its battery ran empty; dropped out: it left for good; sat out: no form fitted; unheard:
-the run ended first.
+counted: its update counted.
+late: its update came too late.
+refused: its update failed the checks.
+crashed: its process died or its battery ran empty.
+dropped out: it left for good.
+sat out: no form fitted.
+unheard: the run ended first.
 """
 
 
@@ -24,12 +28,16 @@ the run ended first.
 class AskRecord:
     """One device asked for one update. Times are virtual seconds since the run began.
 
-    `round` is the round it was asked in, `into` the round its update counts in (0: none). `kind` is empty for
-    a device that sat out; `form` names the variant ("entropy-subset 25%"); `group` is its group in the fleet.
-    `compute_s` includes work that was abandoned. Bytes and energy are what was spent, whatever became of the
-    update; for `unheard` they are what all of its work takes. `forward_passes` is compute in F, one forward
-    pass of one sample (thesis 000, A.1). `epsilon` is the privacy spent so far by the device's samples, nan
-    for an update that is not private.
+    round: the round in which it was asked.
+    into: the round in which its update counts; 0: none.
+    kind: empty for a device that sat out.
+    form: the variant of the kind ("entropy-subset 25%").
+    group: its group in the fleet.
+    compute_s: includes work that was abandoned.
+    bytes and energy: what was spent, also for an update that did not count; for `unheard`, what all of its
+    work takes.
+    forward_passes: compute in F, one forward pass of one sample (thesis 000, A.1).
+    epsilon: the privacy spent so far by the device's samples; nan for an update that is not private.
     """
 
     round: int
@@ -60,15 +68,17 @@ class AskRecord:
 class SimulatedRound:
     """One closed round.
 
-    `eval_*` are of the served model, nan in rounds that were not evaluated. `base_eval_*` are of the next
-    base, whose head is trained. `closed_form_eval_*` are of the model with the closed-form head, also where
-    the trained head was better and is served; nan and () where there is no closed-form head.
-
-    Sums (`energy_j`, `bytes_*`, `train_time_s`, `forward_passes`) are over every device whose ask ended in
-    this round, whatever became of it; `wasted_j` is the part of those whose update did not count. `asked`
-    counts these asks: a device that died, or sat out before an extension, may have been asked twice.
-    `participants` counts the devices whose update counts; `staleness` is the mean number of rounds by which
-    these updates were behind.
+    eval_*: of the served model; nan in rounds that were not evaluated.
+    base_eval_*: of the next base, whose head is trained.
+    closed_form_eval_*: of the model with the closed-form head, also where the trained head was better and is
+    served; nan and () where there is no closed-form head.
+    energy_j, bytes_*, train_time_s, forward_passes: sums over every device whose ask ended in this round,
+    with any outcome.
+    wasted_j: the part of `energy_j` of devices whose update did not count.
+    asked: the number of asks that ended; a device that died, or sat out before an extension, may have been
+    asked twice.
+    participants: the number of devices whose update counts.
+    staleness: the mean number of rounds by which these updates were behind.
     """
 
     round: int

@@ -29,7 +29,7 @@ from .clock.devices import FleetState
 from .clock.director import SimulationLoop, SimulationParts
 from .data import DataSet
 from .errors import ScenarioError
-from .executors.job import Executor, PlainExecutor, World
+from .executors.job import Executor, ExecutorInputs, PlainExecutor
 from .learning import LearningTools, ModelState, RoundEvaluator
 from .ledger import RunLedger
 from .records import NullWatch, RunObserver
@@ -45,7 +45,7 @@ class PreparedRun:
 
     scenario: Scenario
     seed: int
-    world: World
+    inputs: ExecutorInputs
     data: DataSet
     generic: LocalData | None = None
 
@@ -55,7 +55,7 @@ class ResumeOptions:
     """The checkpoint from which a run resumes, and the receiver of new ones.
 
     `keep` is called with a checkpoint after each round. Rounds up to that of `resume` are replayed without
-    training, and the watch is told nothing of them.
+    training, and are not reported to the watch.
     """
 
     resume: Checkpoint | None = None
@@ -78,8 +78,10 @@ def prepare(scenario: Scenario, seed: int) -> PreparedRun:
         raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")
     parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
     clients = Clients.of(data.train_x, data.train_y, parts)
-    world = World(bundle, clients, EngineSettings(engine=scenario.engine, device=scenario.place), family)
-    return PreparedRun(scenario, seed, world, data, _generic(scenario, data, bundle))
+    inputs = ExecutorInputs(
+        bundle, clients, EngineSettings(engine=scenario.engine, device=scenario.place), family
+    )
+    return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle))
 
 
 def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | None:
@@ -96,7 +98,7 @@ def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | N
 
 def simulate(
     prepared: PreparedRun,
-    executor: Callable[[World], Executor] = PlainExecutor,
+    executor: Callable[[ExecutorInputs], Executor] = PlainExecutor,
     watch: RunObserver | None = None,
     keeping: ResumeOptions | None = None,
 ) -> Tensors:
@@ -106,22 +108,24 @@ def simulate(
 
     Raises SimulationError and the errors of `prepare`.
     """
-    scenario, seed, world = prepared.scenario, prepared.seed, prepared.world
-    task = with_possible_head(msgspec.structs.replace(scenario.task, seed=seed), world.bundle.manifest)
+    scenario, seed, inputs = prepared.scenario, prepared.seed, prepared.inputs
+    task = with_possible_head(msgspec.structs.replace(scenario.task, seed=seed), inputs.bundle.manifest)
     _check(prepared)
-    models = world.bundles
+    models = inputs.bundles
     manifests = {member: bundle.manifest for member, bundle in models.items()}
     watch, keeping = watch or NullWatch(), keeping or ResumeOptions()
     resume = keeping.resume
-    server = ServerSide(models, prepared.generic, world.engine)
+    server = ServerSide(models, prepared.generic, inputs.engine)
     weights, carried = first_base(task, models, server)
     bases = BaseHistory(
         {member: ShippedModel.of(bundle) for member, bundle in models.items()}, weights, carried
     )
-    devices = FleetState(scenario.fleet.draw(scenario.devices, seed), world.clients, manifests, scenario.slow)
+    devices = FleetState(
+        scenario.fleet.draw(scenario.devices, seed), inputs.clients, manifests, scenario.slow
+    )
     ledger = RunLedger(watch, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
-    evaluate = RoundEvaluator(world.bundle, prepared.data, scenario.eval_every, task.rounds)
-    trains = executor(world)
+    evaluate = RoundEvaluator(inputs.bundle, prepared.data, scenario.eval_every, task.rounds)
+    trains = executor(inputs)
     try:
         tools = LearningTools(server, trains, evaluate, ledger, watch, keeping.keep)
         learning = ModelState(task, bases, carried, tools, resume)
@@ -143,8 +147,8 @@ def _check(prepared: PreparedRun) -> None:
 
 def check_task(task: Task, prepared: PreparedRun) -> None:
     """Raises TaskError for a task that cannot be done with these models and generic samples."""
-    world = prepared.world
+    inputs = prepared.inputs
     if task.generic is None and prepared.generic is not None:
         task = msgspec.structs.replace(task, generic="[data]")
-    family = {member: bundle.manifest for member, bundle in world.family.items()}
-    check_kinds(task, world.bundle.manifest, family)
+    family = {member: bundle.manifest for member, bundle in inputs.family.items()}
+    check_kinds(task, inputs.bundle.manifest, family)

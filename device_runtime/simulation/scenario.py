@@ -47,9 +47,10 @@ _NOT_OURS = {
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A fleet, the data divided among its devices, and the task that they are given.
 
-    `slow` makes every device so many times slower, so that a small task costs it as much as a large one.
-    Every `eval_every` rounds, and after the last, the model is evaluated on the test samples (0: never).
-    `engine` is what trains (see `models.engines.available`); with engine torch `place` may be cuda.
+    slow: the factor by which every device is slower, so that a small task costs as much as a large one.
+    eval_every: rounds between evaluations on the test samples; the last is evaluated too; 0: never.
+    engine: the engine that trains (see `models.engines.available`).
+    place: with engine torch, it may be cuda.
     Raises ScenarioError for settings that are out of range or contradict each other.
     """
 
@@ -121,7 +122,8 @@ def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
     """Loads a scenario: a TOML file, a scenario preset, or a fleet (preset or file) with the digits task.
 
     `over` replaces tables and values of the file, in the same form: {"task": {"rounds": 5}}. In the file,
-    `fleet` is a fleet preset, a file beside it, or a table. Raises ScenarioError with a message of one line.
+    `fleet` is a fleet preset, a file in the same folder, or a table. Raises ScenarioError with a message of
+    one line.
     """
     path = Path(source)
     if str(source) in preset_names():
@@ -171,7 +173,7 @@ def _table(parts: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _resolved(beside: Path, path: Any) -> Any:
-    """The path beside the scenario's file, if it exists there; anything else unchanged."""
+    """The path relative to the scenario's file, if it exists there; anything else unchanged."""
     return str(beside / path) if isinstance(path, str) and path and (beside / path).exists() else path
 
 

@@ -24,7 +24,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
 from .kind import KindInfo, form_named
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
     MOST,
@@ -110,7 +110,7 @@ class AttentionTransfer(FamilyUpdate):
     server_batch: ServerBatchSize = 64
     share: Annotated[
         float,
-        Setting("How many times its samples a taught copy counts beside full updates.", 0.5, more_than=0),
+        Setting("How many times its samples a taught copy counts among full updates.", 0.5, more_than=0),
     ] = 1.0
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
@@ -137,13 +137,13 @@ class AttentionTransfer(FamilyUpdate):
         counts = TensorSpec(COUNTS, (len(manifest.labels),), "int32")
         return (*members.trained_specs(manifest), TensorSpec(MAPS, shape, variable=True), counts)
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         counts, rows = update[COUNTS].astype(np.int64), len(update[MAPS])
         if counts.min(initial=0) < 0 or int(counts.sum()) != rows:
-            return f"metadata has {rows} maps, its counts are {', '.join(map(str, counts))}"
-        return f"metadata has {rows} maps of {num_examples} samples" if rows > num_examples else ""
+            return f"metadata has {rows} maps, but the counts by class are {', '.join(map(str, counts))}"
+        return f"metadata has {rows} maps, but only {num_examples} samples" if rows > num_examples else ""
 
-    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+    def check_bundles(self, manifests: Mapping[str, Manifest]) -> None:
         """Check that the bundles have the graphs that the aggregator needs; `manifests` is by member.
 
         The main model's is by "". Raises BundleError for what they lack, and KeyError for a missing member.
@@ -157,15 +157,15 @@ class AttentionTransfer(FamilyUpdate):
             teaching.need_places(main, member)
 
     def start(self, model: RoundModel) -> AttentionTransferState:
-        """Raises ValueError without a generic set, and as `lacks`."""
+        """Raises ValueError without a generic set, and as `check_bundles`."""
         tools, _ = members.tools_of(model, self.name)
-        self.lacks({name: tools.manifest(name) for name in ("", *self.members)})
+        self.check_bundles({name: tools.manifest(name) for name in ("", *self.members)})
         return AttentionTransferState(model)
 
     def fold(
         self, state: AttentionTransferState, contribution: TrainedUpdate, weight: float
     ) -> AttentionTransferState:
-        """Train a copy of the global model; it is left out if it diverges."""
+        """Train a copy of the global model; it is ignored if it diverges."""
         member = form_named(self, contribution.form).member
         sent = dict(contribution.tensors)
         maps, counts = sent.pop(MAPS), sent.pop(COUNTS)
@@ -173,7 +173,7 @@ class AttentionTransfer(FamilyUpdate):
         try:
             state.copies.add(self._taught(state, member, sent, metadata), self.share * weight)
         except teaching.Diverged as error:
-            log.warning("the copy of client %d is left out, it diverges: %s", state.clients, error)
+            log.warning("the copy of client %d is ignored, because it diverges: %s", state.clients, error)
         mean = state.teachers.get(member, TensorMean()).add(sent, weight)
         return replace(state, teachers={**state.teachers, member: mean}, clients=state.clients + 1)
 
@@ -187,31 +187,31 @@ class AttentionTransfer(FamilyUpdate):
         upper, objective = _above(self.level)
         teacher = {**members.base_of(state.model, member), **sent}
         maps = _attention(tools.model(member), teacher, data, levels)
-        copy = teaching.teach(main, state.model.weights, data, self._lesson(maps, levels), rng)
+        copy = teaching.teach(main, state.model.weights, data, self._training(maps, levels), rng)
         if len(metadata):
             zero = np.zeros((), main.manifest.input.dtype)
             x = np.broadcast_to(zero, (len(metadata), *main.manifest.input.shape))
-            lesson = ServerTraining(
+            training = ServerTraining(
                 Sgd(self.metadata_lr), self.metadata_epochs, self.server_batch, upper, objective,
                 lambda batch: {"maps": metadata.x[batch]},
             )  # fmt: skip
-            copy = teaching.teach(main, copy, LocalData(x, metadata.y), lesson, rng)
+            copy = teaching.teach(main, copy, LocalData(x, metadata.y), training, rng)
         inside = tuple(level for level in levels if LEVELS.index(level) <= LEVELS.index(self.level))
-        lesson = replace(self._lesson(maps, inside), held=main.manifest.names(upper))
-        copy = teaching.teach(main, copy, data, lesson, rng)
+        training = replace(self._training(maps, inside), held=main.manifest.names(upper))
+        copy = teaching.teach(main, copy, data, training, rng)
         return {spec.name: copy[spec.name] for spec in members.trained_specs(main.manifest)}
 
-    def _lesson(self, maps: Rows, levels: tuple[str, ...]) -> ServerTraining:
+    def _training(self, maps: Rows, levels: tuple[str, ...]) -> ServerTraining:
         """Training after a teacher with these attention maps, of which only those of `levels` count."""
         given = TeacherAttention.of(maps, self.beta, levels)
         sgd = Sgd(self.server_lr)
         return ServerTraining(sgd, self.server_epochs, self.server_batch, objective="attention", extras=given)
 
-    def finish(self, state: AttentionTransferState, model: RoundModel) -> Effect:
+    def finish(self, state: AttentionTransferState, model: RoundModel) -> KindResult:
         if not state.clients:
-            return Effect()
+            return KindResult()
         examples = max(state.copies.weights.values(), default=0.0)
-        return Effect(mean=state.copies, num_examples=examples, teach=partial(self._next_members, state))
+        return KindResult(mean=state.copies, num_examples=examples, teach=partial(self._next_members, state))
 
     def _next_members(self, state: AttentionTransferState, base: Tensors) -> dict[str, Tensors]:
         """Each member's next base: its devices' mean, or its last base, taught by the new global model."""
@@ -224,8 +224,8 @@ class AttentionTransfer(FamilyUpdate):
             mean = state.teachers[name].mean() if name in state.teachers else {}
             weights = {**state.model.family[name], **mean}
             rng = teaching.generator(state.model.seed, f"{self.name}:members", order)
-            lesson = self._lesson({level: maps[level] for level in levels}, levels)
-            taught[name] = teaching.teach_or_keep(tools.model(name), weights, data, lesson, rng)
+            training = self._training({level: maps[level] for level in levels}, levels)
+            taught[name] = teaching.teach_or_keep(tools.model(name), weights, data, training, rng)
         return taught
 
 

@@ -21,7 +21,7 @@ from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
 from . import settings as ranges
 from .kind import KindInfo, StrategyDefaults
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, Setting, SmallestCount
 from .statistics.class_sums import ClassSums, sum_by_class
@@ -92,7 +92,7 @@ class ClassMeans(StrategyDefaults):
         return super().unfit(workload) or too_few_of_each(workload, self.smallest_class)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        if self.statistics is not None:  # `class_statistics.cost` adds their passes and bytes
+        if self.statistics is not None:  # `kind_statistics.cost` adds their passes and bytes
             return predict(profile, replace(forward_work(workload, 0, 0), bytes_up=ENVELOPE_BYTES), self.name)
         values = (workload.feature_width + 1) * workload.labels
         return predict(profile, forward_work(workload, workload.samples, values), self.name)
@@ -123,7 +123,7 @@ class ClassMeans(StrategyDefaults):
             TensorSpec("counts", (labels,), "int32"),
         )
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         """Reject negative counts, counts that do not sum to `num_examples`, and sums without a count."""
         if self.statistics is not None:
             return ""
@@ -145,27 +145,27 @@ class ClassMeans(StrategyDefaults):
             return state
         return state + ClassSums(contribution.tensors["sums"], contribution.tensors["counts"])
 
-    def finish(self, state: ClassSums, model: RoundModel) -> Effect:
+    def finish(self, state: ClassSums, model: RoundModel) -> KindResult:
         if not state.counts.any():
-            return Effect()
+            return KindResult()
         state = state.times(1 / scale_in(model.manifest, model.weights))
         if self.gathered:
             state = state.beside(model.memory)
-            return replace(self._effect(state, model), memory=state.kept())
-        return self._effect(state, model)
+            return replace(self._result(state, model), memory=state.kept())
+        return self._result(state, model)
 
-    def _effect(self, state: ClassSums, model: RoundModel) -> Effect:
-        """The effect of these sums, which are of features without the bundle's scale."""
+    def _result(self, state: ClassSums, model: RoundModel) -> KindResult:
+        """The result of these sums, which are of features without the bundle's scale."""
         examples = float(state.counts.sum())
         if self.head == "trained":
             state = state.times(scale_in(model.manifest, model.weights))
             head = SoftmaxHead(model.manifest, model.weights)
             every = np.arange(len(state.present))
             head.train(state.means(), state.present, repeat(every, self.steps), Sgd(self.lr))
-            return Effect(mean=TensorMean().add(head.params.tensors(), examples), num_examples=examples)
+            return KindResult(mean=TensorMean().add(head.params.tensors(), examples), num_examples=examples)
         return self._nearest_mean(state, model, examples)
 
-    def _nearest_mean(self, state: ClassSums, model: RoundModel, examples: float) -> Effect:
+    def _nearest_mean(self, state: ClassSums, model: RoundModel, examples: float) -> KindResult:
         """Assign a classifier of class means; the base keeps its own rows for absent classes, to train on.
 
         The served classifier masks absent classes. Without a bias nothing is masked: absent classes have
@@ -186,7 +186,7 @@ class ClassMeans(StrategyDefaults):
             head[names.weight][present] = rows
             if names.bias is not None:
                 head[names.bias][present] = bias
-        return Effect(assigned={**own, **assigned}, served={**masked, **assigned}, num_examples=examples)
+        return KindResult(assigned={**own, **assigned}, served={**masked, **assigned}, num_examples=examples)
 
     def _scale(self, state: ClassSums, model: RoundModel) -> tuple[NDArray[np.float64], Tensors]:
         """The new scale of the features, and its tensor if the bundle has one."""

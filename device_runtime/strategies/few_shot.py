@@ -19,7 +19,7 @@ from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Worklo
 
 from . import settings as ranges
 from .kind import KindInfo, StrategyDefaults, TakesCodec
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, BatchSize, LearningRate, LocalEpochs, Momentum, Setting, WeightDecay
 from .training.device_half import LocalData, Run, TrainedUpdate
@@ -145,10 +145,10 @@ class FewShot(TakesCodec, StrategyDefaults):
             state.by_samples.add(contribution.tensors, weight),
         )
 
-    def finish(self, state: HeadMeans, model: RoundModel) -> Effect:
+    def finish(self, state: HeadMeans, model: RoundModel) -> KindResult:
         examples = state.by_samples.most
         learnt = state.plain.mean()
         aside = {FEW_SHOT + name: value for name, value in learnt.items()} if self.send_mean else None
         if self.join_base:
-            return Effect(mean=state.by_samples, num_examples=examples, aside=aside or None)
-        return Effect(served_mean=state.plain, num_examples=examples, aside=aside or None)
+            return KindResult(mean=state.by_samples, num_examples=examples, aside=aside or None)
+        return KindResult(served_mean=state.plain, num_examples=examples, aside=aside or None)

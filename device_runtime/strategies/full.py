@@ -17,7 +17,7 @@ from .training.tensor_update import TensorUpdate
 ReducedEpochs = Annotated[
     int,
     Setting(
-        "Epochs of a device that cannot afford `epochs`, at most as many; 0: it is not offered.",
+        "Fewer epochs for a device that cannot afford `epochs`; 0: no such form.",
         example=1,
         unit="epochs",
         at_least=0,

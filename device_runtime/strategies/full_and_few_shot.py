@@ -20,7 +20,7 @@ from device_runtime.profiles.cost import activation_bytes
 from .few_shot import FewShot
 from .full import Full, Graded, LeastEpochs, ReducedEpochs
 from .kind import KindInfo, StrategyDefaults
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import Setting
 from .training.device_half import LocalData, OutOfTime, Run, TrainedUpdate
@@ -72,7 +72,7 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
         if few.join_base or few.send_mean or few.codec or few.least_samples:
             raise ValueError("join_base, send_mean, codec and least_samples are for few-shot alone")
         if self.dp is not None:
-            raise ValueError("dp protects the full update alone, and not the few-shot learnt classifier")
+            raise ValueError("dp protects the full update alone, and not the few-shot trained classifier")
 
     @property
     def full(self) -> Full:
@@ -134,7 +134,7 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
         heads = (replace(spec, name=FEW_SHOT + spec.name, variable=True) for spec in head_specs(manifest))
         return (*self.full.expected(manifest), *heads)
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         rows = {name: len(value) for name, value in few_shot_head(update).items()}
         whole = {name: len(update[name]) for name in rows}
         if any(rows.values()) and rows != whole:
@@ -152,10 +152,10 @@ class FullAndFewShot(TrainingSettings, StrategyDefaults):
         classifiers = state.classifiers.add(head, 1.0) if sent else state.classifiers
         return Means(state.full.add(full, weight), classifiers)
 
-    def finish(self, state: Means, model: RoundModel) -> Effect:
+    def finish(self, state: Means, model: RoundModel) -> KindResult:
         learnt = {FEW_SHOT + name: value for name, value in state.classifiers.mean().items()}
         asked = self.mu_head and self.head_anchor == "few-shot"
-        return Effect(
+        return KindResult(
             mean=state.full,
             num_examples=state.full.most,
             served_mean=state.classifiers,

@@ -12,7 +12,7 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Workload
 
 from . import settings as ranges
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .settings import MOST, Setting, SmallestCount
 from .statistics.class_sums import Projection, projection
 from .training.device_half import LocalData, Run, TrainedUpdate
@@ -22,7 +22,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class KindInfo:
-    """A short description of a kind for people: what a device trains, what it sends, where it is from."""
+    """A short description of a kind: what a device trains, what it sends, and its source."""
 
     trains: str
     sends: str
@@ -31,12 +31,12 @@ class KindInfo:
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Settings of the class statistics that devices send beside updates (`statistics.class_statistics`)."""
+    """Settings of the class statistics that devices send with updates (`statistics.class_statistics`)."""
 
     numbers: Annotated[
         Literal["float16", "int8"],
         Setting(
-            "How means are sent; in class-means and beside scalars always int8.",
+            "How means are sent; in class-means and with scalars always int8.",
             "int8",
         ),
     ] = "float16"
@@ -119,23 +119,23 @@ class Strategy(Protocol[S]):
 
     @property
     def statistics(self) -> ClassStatistics | None:
-        """The class statistics that are sent beside its updates; None: without."""
+        """The class statistics that are sent with its updates; None: no statistics."""
 
     @property
     def smallest_class(self) -> int | None:
-        """The update tells nothing of classes with fewer samples; None: it has no such limit."""
+        """The fewest samples of a class that the update tells anything about; None: no such limit."""
 
     @property
     def scalars(self) -> int:
-        """How many zeroth-order scalars a contribution has; 0 for a kind that sends something else."""
+        """The number of zeroth-order scalars in a contribution; 0 for a kind that sends something else."""
 
     @property
     def form(self) -> str:
-        """The name of this form among `variants`; empty for a kind that has only one."""
+        """The name of this form among `variants`; empty for a kind that has only one form."""
 
     @property
     def codec(self) -> str:
-        """The codec that its tensors are sent by, as `codecs.chain.named` takes it; empty for none."""
+        """The codec of its tensors, as `codecs.chain.codec_named` takes it; empty for none."""
 
     @property
     def member(self) -> str:
@@ -166,7 +166,7 @@ class Strategy(Protocol[S]):
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         """The tensors that a contribution must consist of."""
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         """Why the aggregator rejects an update whose tensors are as expected; empty if it accepts it."""
 
     def counted(self, contribution: TrainedUpdate) -> float:
@@ -181,8 +181,8 @@ class Strategy(Protocol[S]):
     def fold(self, state: S, contribution: TrainedUpdate, weight: float) -> S:
         """Add one contribution, which is not held afterwards: memory does not grow with the devices."""
 
-    def finish(self, state: S, model: RoundModel) -> Effect:
-        """The effect of all folded contributions on the model."""
+    def finish(self, state: S, model: RoundModel) -> KindResult:
+        """The result of all folded contributions."""
 
 
 AnyStrategy = Strategy[Any]
@@ -216,7 +216,9 @@ class StrategyDefaults:
 
     statistics: Annotated[
         ClassStatistics | None,
-        Setting("Class statistics sent beside updates; none: without.", {"smallest_count": 5}, by_task=True),
+        Setting(
+            "Class statistics sent with updates; none: no statistics.", {"smallest_count": 5}, by_task=True
+        ),
     ] = field(default=None, kw_only=True)
     trains_extractor: ClassVar[bool] = False
     own_round: ClassVar[bool] = False
@@ -253,7 +255,7 @@ class StrategyDefaults:
     def unfit(self, workload: Workload) -> str:
         return "" if workload.samples else "there is no local data"
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         return ""
 
     def counted(self, contribution: TrainedUpdate) -> float:
@@ -273,7 +275,7 @@ def form_named(strategy: AnyStrategy, form: str) -> AnyStrategy:
 class NeedsModels(Protocol):
     """A kind for which the aggregator trains models: it needs their training graphs."""
 
-    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+    def check_bundles(self, manifests: Mapping[str, Manifest]) -> None:
         """Check that the bundles have all that the aggregator needs.
 
         `manifests` is by member, the main model's by "". Raises ModelError for what they lack, and KeyError

@@ -1,4 +1,4 @@
 """Facts about kinds of update by name, without importing any kind."""
 
 EXACT_KINDS = frozenset({"zeroth-order", "class-means"})
-"""Kinds that send exact values and take no codec, see `registry.coding`."""
+"""Kinds that send exact values and take no codec; see `registry.codec_setting`."""

@@ -21,7 +21,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 
 from .kind import KindInfo, form_named
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
     MOST,
@@ -47,8 +47,10 @@ PROTOTYPES, COUNTS = "prototypes", "counts"
 class PrototypesState:
     """The state of a round: sums over its devices.
 
-    logits: on the `drawn` generic samples, float64 (n, classes). prototypes: float64 (classes, *map).
-    present: how many devices have each class (classes,). updates: the mean of the updates by member.
+    logits: on the `drawn` generic samples, float64 (n, classes).
+    prototypes: float64 (classes, *map).
+    present: the number of devices that have each class (classes,).
+    updates: the mean of the updates by member.
     """
 
     model: RoundModel
@@ -68,7 +70,7 @@ class Prototypes(FamilyUpdate):
     consensus (equation 5.23), and labels are not used. The global model and every member are trained with two
     terms: the absolute difference of their logits from the consensus, and `beta` times the cross-entropy of
     the classifier on the global prototypes, each the plain mean over the devices that have the class (5.26,
-    5.29, 5.30). Beside other kinds, the merged base is trained so, and the next base is `share` times the
+    5.29, 5.30). With other kinds, the merged base is trained so, and the next base is `share` times the
     result plus (1 - share) times the merged base (ours). Devices of one size share a base: the mean of their
     updates, weighted by samples (ours; the thesis has one for each device, trained alone before the first
     round). Defaults: section 5.6 (CIFAR-10), and table 4.1 for what it leaves open.
@@ -127,7 +129,7 @@ class Prototypes(FamilyUpdate):
         maps = TensorSpec(PROTOTYPES, shape), TensorSpec(COUNTS, (labels,), "int32")
         return (*members.trained_specs(manifest), *maps)
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         if not self.beta:
             return ""
         counts = update[COUNTS].astype(np.int64)
@@ -138,7 +140,7 @@ class Prototypes(FamilyUpdate):
         )
         return f"the prototype of class {int(stray[0])} is not 0, but its count is 0" if len(stray) else ""
 
-    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+    def check_bundles(self, manifests: Mapping[str, Manifest]) -> None:
         """Check that the bundles have the graphs that the aggregator needs; `manifests` is by member.
 
         The main model's is by "". Raises BundleError for what they lack, and KeyError for a missing member.
@@ -154,9 +156,9 @@ class Prototypes(FamilyUpdate):
         return "prototype" if self.beta else "distil"
 
     def start(self, model: RoundModel) -> PrototypesState:
-        """Raises ValueError without a generic set, and as `lacks`."""
+        """Raises ValueError without a generic set, and as `check_bundles`."""
         tools, data = members.tools_of(model, self.name)
-        self.lacks({name: tools.manifest(name) for name in ("", *self.members)})
+        self.check_bundles({name: tools.manifest(name) for name in ("", *self.members)})
         rng, most = teaching.generator(model.seed, self.name, 0), min(len(data), self.generic_samples)
         chosen = rng.choice(len(data), most, replace=False)
         labels = len(model.manifest.labels)
@@ -191,16 +193,16 @@ class Prototypes(FamilyUpdate):
             clients=state.clients + 1,
         )
 
-    def finish(self, state: PrototypesState, model: RoundModel) -> Effect:
+    def finish(self, state: PrototypesState, model: RoundModel) -> KindResult:
         if not state.clients:
-            return Effect()
-        lesson, family = self._lesson(state), {}
+            return KindResult()
+        training, family = self._training(state), {}
         for name in self.members:
             mean = state.updates[name].mean() if name in state.updates else {}
-            family[name] = self._taught(state, name, {**model.family[name], **mean}, lesson)
-        return Effect(refine=partial(self._refined, state, lesson), family=family)
+            family[name] = self._taught(state, name, {**model.family[name], **mean}, training)
+        return KindResult(refine=partial(self._refined, state, training), family=family)
 
-    def _lesson(self, state: PrototypesState) -> ServerTraining:
+    def _training(self, state: PrototypesState) -> ServerTraining:
         target = (state.logits / state.clients).astype(np.float32)
         fixed: Tensors = {}
         if self.beta:
@@ -214,16 +216,16 @@ class Prototypes(FamilyUpdate):
         )  # fmt: skip
 
     def _taught(
-        self, state: PrototypesState, member: str, weights: Tensors, lesson: ServerTraining
+        self, state: PrototypesState, member: str, weights: Tensors, training: ServerTraining
     ) -> Tensors:
-        """The weights after the lesson; unchanged if training diverges."""
+        """The weights after training; unchanged if training diverges."""
         tools, _ = members.tools_of(state.model, self.name)
         rng = teaching.generator(state.model.seed, f"{self.name}:{member}", 1)
-        return teaching.teach_or_keep(tools.model(member), weights, state.drawn, lesson, rng)
+        return teaching.teach_or_keep(tools.model(member), weights, state.drawn, training, rng)
 
-    def _refined(self, state: PrototypesState, lesson: ServerTraining, base: Tensors) -> Tensors:
-        """The next base: `share` times the merged base after the lesson, the rest the merged base itself."""
-        after = self._taught(state, "", base, lesson)
+    def _refined(self, state: PrototypesState, training: ServerTraining, base: Tensors) -> Tensors:
+        """The next base: `share` times the merged base after training, the rest the merged base itself."""
+        after = self._taught(state, "", base, training)
         share, names = (
             np.float32(self.share),
             [spec.name for spec in members.trained_specs(state.model.manifest)],

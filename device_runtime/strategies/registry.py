@@ -73,7 +73,7 @@ def default_settings(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
 
 
 def settings_alone(name: str, settings: Settings) -> dict[str, Any]:
-    """The settings of a kind that is offered alone: without those of `BESIDE_OTHERS`.
+    """The settings of a kind that is offered alone: without those of MIXED_ROUND_SETTINGS.
 
     A task that sets `reduced_epochs` keeps all settings, because it has decided how few epochs slow devices
     train.
@@ -102,7 +102,7 @@ def write(strategy: AnyStrategy) -> Kind:
 
 
 def settings(strategy: AnyStrategy) -> dict[str, Any]:
-    """All settings of a kind as an offer carries them; `statistics` is left out if it is None."""
+    """All settings of a kind as an offer carries them, without `statistics` if it is None."""
     written: dict[str, Any] = _without_none(msgspec.to_builtins(strategy))
     return written
 
@@ -122,12 +122,12 @@ def supported_kinds(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
     if not usable:
         raise KindError("; ".join(reasons) or "no kind of update is offered")
     for reason in reasons:
-        log.warning("passed over: %s", reason)
+        log.warning("kind not supported, ignored: %s", reason)
     return tuple(usable)
 
 
 def codec_setting(name: str, word: str) -> Settings:
-    """The setting that makes a kind use this codec; empty for a kind that sends exactly."""
+    """The setting that makes a kind use this codec; empty for a kind without a codec."""
     known = KINDS.get(name)
     return {"codec": word} if known is not None and issubclass(known, TakesCodec) else {}
 

@@ -24,7 +24,7 @@ from device_runtime.profiles.cost import activation_bytes
 from . import settings as ranges
 from .full import Full
 from .kind import KindInfo, StrategyDefaults, TakesCodec
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import (
     MOST,
@@ -152,7 +152,7 @@ class Representatives(TakesCodec, StrategyDefaults):
 
     def unfit(self, workload: Workload) -> str:
         if self.select == "all" and workload.samples > self.most_maps:
-            return f"here are {workload.samples} samples, at most {self.most_maps} maps are sent"
+            return f"there are {workload.samples} samples, at most {self.most_maps} maps are sent"
         return super().unfit(workload)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
@@ -185,7 +185,7 @@ class Representatives(TakesCodec, StrategyDefaults):
         return predict(profile, work, self.name)
 
     def _rows(self, samples: int) -> int:
-        """How many maps are sent of a class with `samples` samples."""
+        """The number of maps that are sent of a class with `samples` samples."""
         return samples if self.select == "all" else min(samples, self.clusters)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> TrainedUpdate:
@@ -215,13 +215,13 @@ class Representatives(TakesCodec, StrategyDefaults):
         maps = TensorSpec(MAPS, (rows, *teaching.map_shape(manifest, self.level)), variable=True)
         return (*self._full.expected(manifest), maps, TensorSpec(COUNTS, (labels,), "int32"))
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         counts, rows = update[COUNTS].astype(np.int64), len(update[MAPS])
         if counts.min(initial=0) < 0 or int(counts.sum()) != rows:
-            return f"there are {rows} maps, their counts are {', '.join(map(str, counts))}"
-        return f"there are {rows} maps of {num_examples} samples" if rows > num_examples else ""
+            return f"{rows} maps, but the counts by class are {', '.join(map(str, counts))}"
+        return f"{rows} maps, but only {num_examples} samples" if rows > num_examples else ""
 
-    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+    def check_bundles(self, manifests: Mapping[str, Manifest]) -> None:
         """Check that the main model's bundle, by "", has the graphs that are needed. Raises BundleError."""
         teaching.need_graphs(manifests[""], (f"features.{self.level}", f"{self._objective}.{self._upper}"))
 
@@ -234,8 +234,8 @@ class Representatives(TakesCodec, StrategyDefaults):
         return ABOVE[self._objective]
 
     def start(self, model: RoundModel) -> RepresentativesState:
-        """Raises as `lacks`."""
-        self.lacks({"": model.manifest})
+        """Raises as `check_bundles`."""
+        self.check_bundles({"": model.manifest})
         return RepresentativesState(
             TensorMean(), MapPool(self.pool_maps, teaching.generator(model.seed, self.name, 0))
         )
@@ -247,14 +247,14 @@ class Representatives(TakesCodec, StrategyDefaults):
         seen = state.pool.add(sent.pop(MAPS), sent.pop(COUNTS), state.seen)
         return replace(state, mean=state.mean.add(sent, weight), seen=seen)
 
-    def finish(self, state: RepresentativesState, model: RoundModel) -> Effect:
+    def finish(self, state: RepresentativesState, model: RoundModel) -> KindResult:
         served = self.upper_part(state.pool, model) if state.seen else None
-        return Effect(mean=state.mean, num_examples=state.mean.most, served=served)
+        return KindResult(mean=state.mean, num_examples=state.mean.most, served=served)
 
     def upper_part(self, pool: MapPool, model: RoundModel) -> dict[str, NDArray[Any]] | None:
         """theta_meta: the tensors above the level, trained on the maps; None if training diverges.
 
-        Raises ValueError without an engine, and as `lacks`.
+        Raises ValueError without an engine, and as `check_bundles`.
         """
         if model.tools is None:
             raise ValueError(f"{self.name} trains on the aggregator, and there is no engine")
@@ -265,14 +265,14 @@ class Representatives(TakesCodec, StrategyDefaults):
         data = LocalData(
             np.broadcast_to(zero, (len(pool.labels), *main.manifest.input.shape)), np.array(pool.labels)
         )
-        lesson = ServerTraining(
+        training = ServerTraining(
             Sgd(self.server_lr, self.server_momentum), self.server_epochs, self.server_batch, self._upper,
             self._objective, lambda batch: {"maps": np.stack([pool.maps[i] for i in batch])},
         )  # fmt: skip
         fresh = {**model.weights, **initial.initial_values(main.manifest, names, rng)}
         try:
-            trained = teaching.teach(main, fresh, data, lesson, rng)
+            trained = teaching.teach(main, fresh, data, training, rng)
         except teaching.Diverged as error:
-            log.warning("the upper part of round %d is left out: %s", model.round, error)
+            log.warning("the upper part of round %d is ignored: %s", model.round, error)
             return None
         return {name: trained[name] for name in names}

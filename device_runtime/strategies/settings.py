@@ -31,8 +31,9 @@ _NUMBERS = (int, float)
 class Setting:
     """What a setting means in one sentence, an example value, its unit and its limits.
 
-    beside: other settings that the example needs. choices: the allowed values of a text whose type does not
-    list them. by_task: the task sets it for all kinds, so it is not a key in a kind's own table.
+    beside: other settings that the example needs.
+    choices: the allowed values of a text whose type does not list them.
+    by_task: the task sets it for all kinds, so it is not a key in a kind's own table.
     """
 
     meaning: str

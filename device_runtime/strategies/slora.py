@@ -19,7 +19,7 @@ from device_runtime.models.errors import TensorError
 from device_runtime.profiles import Work, Workload
 
 from .kind import KindInfo
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import MOST, LearningRate, Momentum, Setting, WeightDecay
 from .training.tensor_update import TensorUpdate
@@ -60,11 +60,11 @@ class SparseStage(TensorUpdate):
         workload.values("lora")
         return super().work(workload)
 
-    def finish(self, state: TensorMean, model: RoundModel) -> Effect:
-        effect = super().finish(state, model)
+    def finish(self, state: TensorMean, model: RoundModel) -> KindResult:
+        result = super().finish(state, model)
         if model.round != self.rounds:
-            return effect
-        return replace(effect, refine=partial(lora_start, manifest=model.manifest))
+            return result
+        return replace(result, refine=partial(lora_start, manifest=model.manifest))
 
 
 def lora_start(base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:

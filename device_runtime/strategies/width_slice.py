@@ -12,7 +12,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
 
 from .kind import KindInfo
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .merging.tensor_mean import TensorMean
 from .settings import Members
 from .training.device_half import NO_TENSORS, LocalData, Run, TrainedUpdate
@@ -75,7 +75,7 @@ class WidthSlice(TensorUpdate):
         """
         return {member: slices.cut(base) for member, slices in self._slices(manifests).items()}
 
-    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+    def check_bundles(self, manifests: Mapping[str, Manifest]) -> None:
         """Check that all members are parts of the main model; raises as `derive`."""
         self._slices(manifests)
 
@@ -89,5 +89,5 @@ class WidthSlice(TensorUpdate):
     def fold(self, state: SliceMean, contribution: TrainedUpdate, weight: float) -> SliceMean:  # type: ignore[override]
         return replace(state, mean=state.mean.add_leading(contribution.tensors, weight, state.base))
 
-    def finish(self, state: SliceMean, model: RoundModel) -> Effect:  # type: ignore[override]
-        return Effect(mean=state.mean, num_examples=state.mean.most)
+    def finish(self, state: SliceMean, model: RoundModel) -> KindResult:  # type: ignore[override]
+        return KindResult(mean=state.mean, num_examples=state.mean.most)

@@ -25,7 +25,7 @@ from .directions.mean_scalars import Mean, MeanScalars, Scalars
 from .directions.replaying import ScaledDirection, perturb
 from .directions.step_size import GRID, ScalarMoment, Sizing, relative, unit
 from .kind import KindInfo, StrategyDefaults
-from .merging.aggregator_half import Effect, RoundModel
+from .merging.aggregator_half import KindResult, RoundModel
 from .settings import Directions, Distance, Setting, TunableSet
 from .training.device_half import MOST_LOSS, Late, LocalData, Run, TrainedUpdate
 from .training.workload import passes
@@ -47,7 +47,7 @@ MEASURED: Mapping[str, Any] = {
     "lr": 2e-2,
 }
 SAMPLED_COHORT_LR = 2e-3
-"""The `lr` beside MEASURED if only some devices take part in a round: fewer samples mean more noise."""
+"""The `lr` to use with MEASURED if only some devices take part in a round: fewer samples mean more noise."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class ZerothOrder(StrategyDefaults):
     weight among all and by the share that the task grants (FedBuff, Nguyen et al. 2022, algorithm 1).
 
     sizing = "absolute": u = 1, as in the thesis.
-    sizing = "relative" (ours): u is the root mean square of the tuned weights, g_p is divided by its usual
-    size so far (`step_size`), and the mean of n scalars is multiplied by sqrt(n). A usual round then moves a
-    weight by lr times the weights' size, in root mean square, whatever the network, the loss and n.
-    sampled (ours): the share of its samples on which a device measures the losses of a round, drawn anew for
-    each round by its own randomness.
+    sizing = "relative" (ours): u is the root mean square of the tuned weights, g_p is divided by its root
+    mean square so far (`step_size`), and the mean of n scalars is multiplied by sqrt(n). An average round
+    then moves a weight by lr times the weights' size, in root mean square, whatever the network, loss and n.
+    sampled (ours): the share of its samples on which a device measures the losses of a round, drawn again for
+    each round by the device's own randomness.
 
     Defaults are the thesis's, except that directions are of signs; `MEASURED` learns more from as many passes
     (docs/zeroth-order.md).
@@ -87,7 +87,7 @@ class ZerothOrder(StrategyDefaults):
     generator: directions.RandomDirections = directions.RADEMACHER
     sides: Annotated[
         Literal[1, 2],
-        Setting("Measured losses of a direction: one beside that of the base, or there and back.", example=1),
+        Setting("Measured losses of a direction: 1 (and the base's), or 2 (forth and back).", example=1),
     ] = 2
     sizing: Annotated[
         Sizing,
@@ -168,12 +168,12 @@ class ZerothOrder(StrategyDefaults):
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return (TensorSpec("g", (self.num_z,)),)
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         """Reject scalars that no two losses from 0 to MOST_LOSS can give, over a distance of eps or more."""
         furthest, most = float(np.abs(update["g"]).max()), MOST_LOSS / self.eps
         if furthest <= most:
             return ""
-        return f"a scalar is {furthest:.4g} away from 0, at most {most:.4g} is believed with eps {self.eps:g}"
+        return f"a scalar is {furthest:.4g} away from 0, at most {most:.4g} is accepted with eps {self.eps:g}"
 
     def start(self, model: RoundModel) -> MeanScalars:
         first = self.sizing == "relative" and not ScalarMoment.of(model.memory).usual
@@ -183,12 +183,12 @@ class ZerothOrder(StrategyDefaults):
         projected = contribution.tensors["g"].astype(np.float64)
         return state.add(projected, weight, contribution.late)
 
-    def finish(self, state: MeanScalars, model: RoundModel) -> Effect:
+    def finish(self, state: MeanScalars, model: RoundModel) -> KindResult:
         means = list(state.means(Late(model.round, model.seed, 1.0)))
         length = self.lr * unit(model.weights, model.manifest.specs(self.tunable), self.sizing)
         if self.sizing == "absolute":
             steps = tuple(self._step(mean, mean.scalars, length) for mean in means)
-            return Effect(steps=steps, num_examples=state.whole)
+            return KindResult(steps=steps, num_examples=state.whole)
         moment = ScalarMoment.of(model.memory)
         for mean in means:
             moment = moment.after(float(np.square(mean.scalars).mean()), self.beta, state.median)
@@ -196,7 +196,7 @@ class ZerothOrder(StrategyDefaults):
             self._step(mean, relative(mean.scalars, moment.usual), length * sqrt(len(mean.scalars)) / GRID)
             for mean in means
         )
-        return Effect(steps=steps, num_examples=state.whole, memory=moment.kept())
+        return KindResult(steps=steps, num_examples=state.whole, memory=moment.kept())
 
     def _step(self, mean: Mean, scalars: Scalars, lr: float) -> Step:
         return Step(

@@ -64,7 +64,7 @@ def test_a_run_that_was_begun_with_another_smaller_model_is_refused(bench, make_
 def test_an_update_of_a_smaller_model_is_held_against_its_own_base_late_ones_against_that_of_their_round(
     bench, make_task, twin, bundle
 ):
-    """Rounds of one update, which moves the biases of the head by 1: at most 4 away is believed.
+    """Rounds of one update, which moves the biases of the head by 1: at most 4 away is accepted.
 
     The third round's base is 2 from the start: what is 5 from the start is 3 from it, and 4 from round 2's.
     """

@@ -46,7 +46,7 @@ def steps(bench, number):
         (({"g": np.ones(3, np.float32)}, 10), "g is (3,), expected (2,)"),
         (({"g": np.ones(1, np.float32)}, 10), "g is (1,), expected (2,)"),
         (scalars(1, 1, dtype=np.int32), "g is int32, expected float32"),
-        (scalars(1.0, -2e9), "a scalar is 2e+09 away from 0, at most 1e+09 is believed with eps 0.001"),
+        (scalars(1.0, -2e9), "a scalar is 2e+09 away from 0, at most 1e+09 is accepted with eps 0.001"),
         (scalars(3e38, 1.0), "a scalar is 3e+38 away from 0"),
     ],
     ids=["nan", "infinite", "too many", "too few", "integers", "absurd", "the largest there is"],
@@ -66,7 +66,7 @@ def test_scalars_beyond_a_stated_bound_are_refused_with_both_numbers(bench, make
     status, reason = sent(b, "liar", scalars(300.0, 400.0))
     assert status == "refused"
     assert "500" in reason
-    assert "at most 50 is believed" in reason
+    assert "at most 50 is accepted" in reason
 
 
 @pytest.mark.parametrize(

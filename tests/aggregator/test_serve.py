@@ -212,7 +212,7 @@ def test_a_run_to_which_no_device_contributes_ends_with_a_status_of_its_own(
     output, _ = process.communicate(timeout=120)
     assert process.returncode == Exit.FRUITLESS, output
     assert "the run ends after 1 more deadline without any" in output
-    assert "round 1 is given up: 2 deadlines in a row" in output
+    assert "round 1 is abandoned: 2 deadlines in a row" in output
     assert "pi-01" in output.splitlines()[-1]
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from device_runtime.cli import options as data_options
 from device_runtime.cli.on_device import join
-from device_runtime.client.personal.wish import PersonalWish
-from device_runtime.models.data import Place
+from device_runtime.client.personal.personal_settings import PersonalModelSettings
+from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 
 
@@ -20,14 +20,16 @@ def test_a_place_is_a_path_or_a_query_with_its_labels(tmp_path):
     (tmp_path / "a.db").write_bytes(b"")
     given = "sqlite:" + str(tmp_path / "a.db") + "?SELECT x, y FROM t"  # noqa: S608
     options = parsed("--data", given, "--labels", "l.toml", "--label-column", "y")
-    wanted = Place(tmp_path / "a.db", "SELECT x, y FROM t", Path("l.toml"), "y")
+    wanted = SampleSource(tmp_path / "a.db", "SELECT x, y FROM t", Path("l.toml"), "y")
     assert data_options.place(options.data, options) == wanted
 
 
 @pytest.mark.parametrize("folder", ["", "/srv/pi/", "some/where/"])
 def test_a_database_is_found_where_the_path_was_made_absolute(folder):
-    assert Place.of(Path(f"{folder}sqlite:a.db?SELECT 1, 2")) == Place(Path(f"{folder}a.db"), "SELECT 1, 2")
-    assert Place.of(Path(f"{folder}sqlite:/b/a.db?SELECT 1, 2")).path == Path("/b/a.db")
+    assert SampleSource.of(Path(f"{folder}sqlite:a.db?SELECT 1, 2")) == SampleSource(
+        Path(f"{folder}a.db"), "SELECT 1, 2"
+    )
+    assert SampleSource.of(Path(f"{folder}sqlite:/b/a.db?SELECT 1, 2")).path == Path("/b/a.db")
 
 
 def test_nothing_there_is_known_before_anything_else(tmp_path):
@@ -37,13 +39,13 @@ def test_nothing_there_is_known_before_anything_else(tmp_path):
 
 
 def test_a_tenth_is_held_out_and_the_model_is_kept_unless_said_otherwise():
-    assert data_options.personal_settings(parsed()) == PersonalWish(True, None, False)
-    assert data_options.personal_settings(parsed("--no-keep-model", "--held-out", "0")) == PersonalWish(
-        False, 0.0, False
-    )
-    assert data_options.personal_settings(parsed("--held-out", "0.3", "--personal-head")) == PersonalWish(
-        True, 0.3, True
-    )
+    assert data_options.personal_settings(parsed()) == PersonalModelSettings(True, None, False)
+    assert data_options.personal_settings(
+        parsed("--no-keep-model", "--held-out", "0")
+    ) == PersonalModelSettings(False, 0.0, False)
+    assert data_options.personal_settings(
+        parsed("--held-out", "0.3", "--personal-head")
+    ) == PersonalModelSettings(True, 0.3, True)
 
 
 @pytest.mark.parametrize("other", [("--no-keep-model",), ("--held-out", "0")])

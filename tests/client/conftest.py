@@ -46,7 +46,7 @@ class ScriptedLink:
         self.sent = []
         self.waiting = []  # topics of what the broker has not acknowledged
 
-    def under_way(self, topic=""):
+    def unacknowledged(self, topic=""):
         return sum(topic in ("", one) for one in self.waiting)
 
     def publish(self, topic, payload, retain=False):
@@ -96,13 +96,13 @@ class Stage:
     def __init__(self, bundle, folder, clock):
         self.bundle, self.folder, self.clock = bundle, folder, clock
         self.contents = {}
-        self.place = in_this_process
+        self.make_backend = in_this_process
         self.start()
 
     def start(self, boot=1, task=""):
         """A (new) life of the process."""
         settings = Settings("a", self.folder / "a.npz", self.folder, task=task)
-        self.agent = Agent(settings, boot, self.clock, self.place)
+        self.agent = Agent(settings, boot, self.clock, self.make_backend)
         self.link = self.wire(self.agent)
         self.agent.inbox.put(Connected(first=True))
         return self

@@ -59,7 +59,7 @@ def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another
     stage.link.announce(stage.offer(1, another, run="s"))
     stage.go()
     assert [c.run for c in stage.contributions] == ["r", "s"]
-    assert stage.agent._duty.place.task.manifest.name == "another"
+    assert stage.agent._rounds.backend.task.manifest.name == "another"
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def test_a_contribution_that_cannot_be_kept_is_not_trained_again(stage, monkeypa
     def full_disk(_message):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stage.agent._duty.outbox, "add", full_disk)
+    monkeypatch.setattr(stage.agent._rounds.outbox, "add", full_disk)
     stage.link.announce(stage.offer(1))
     stage.go()
     assert sum("cannot be kept" in record.message for record in caplog.records) == 1
@@ -484,8 +484,8 @@ def test_whoever_has_a_loop_of_their_own_steps_the_agent_until_it_waits_for_noth
 def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothing(stage, monkeypatch):
     monkeypatch.setattr("device_runtime.client.training.local_task.measured", None)
     profile = shipped("pi-zero-2w")
-    pretence = Emulation(profile, time=Time(stage.clock, stage.clock.sleep))
-    agent = Agent(Settings("a", stage.folder / "a.npz", stage.folder, pretence), 1, stage.clock)
+    emulation = Emulation(profile, time=Time(stage.clock, stage.clock.sleep))
+    agent = Agent(Settings("a", stage.folder / "a.npz", stage.folder, emulation), 1, stage.clock)
     link = stage.wire(agent)
     agent.begin(link)
     link.announce(stage.offer())

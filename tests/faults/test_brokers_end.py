@@ -103,7 +103,7 @@ def test_what_others_retain_leaks_into_no_round(site, eventually):
     stray.publish(topics.down("pi", "task"), b"\x93rubbish", retain=True)
     stray.publish(topics.down("pi", "receipt"), b"\x93rubbish", retain=True)
     stray.publish(topics.offer("task"), b"\x93rubbish", retain=True)
-    assert eventually(lambda: not stray.under_way())
+    assert eventually(lambda: not stray.unacknowledged())
     stray.close()
     aggregator = site.aggregator(broker.url, "few-shot", round_deadline_s=60.0)
     device = site.device("pi", broker.url)

@@ -100,7 +100,7 @@ while any(link.connected for link in links):
 for number, link in enumerate(links, first):
     assert link.publish(f"x/{number}", b"waited")
 print("lost", flush=True)
-while not all(link.connected and not link.under_way() for link in links):
+while not all(link.connected and not link.unacknowledged() for link in links):
     time.sleep(0.05)
 print("back", flush=True)
 sys.stdin.read()
@@ -184,7 +184,7 @@ def test_the_last_will_of_an_earlier_life_does_not_end_this_one(site, eventually
     stray.connect()
     assert eventually(lambda: "pi" in aggregator.service.state.ready)
     stray.publish(topics.up("pi", "state"), messages.encode(State(boot=1, online=False)))
-    assert eventually(lambda: not stray.under_way())
+    assert eventually(lambda: not stray.unacknowledged())
     stray.close()
     other = site.device("other", broker.url)
     assert eventually(lambda: aggregator.finished)

@@ -58,7 +58,7 @@ def play():
             "task": {"rounds": 4, "round_deadline_s": 30.0, "start": "random", **task},
         }
         prepared = prepare(scenario.load("uniform", table), seed=1)
-        clients, fleet = prepared.world.clients, prepared.scenario.fleet.draw(20, 1)
+        clients, fleet = prepared.inputs.clients, prepared.scenario.fleet.draw(20, 1)
         groups = [fleet.group(device) for device in range(20)]
         parts: list[list[int]] = [[] for _ in groups]
         for label in range(10):
@@ -68,7 +68,7 @@ def play():
                 parts[device] += some.tolist()
         own = Clients.of(clients.x, clients.y, [np.array(part) for part in parts])
         notes = Notes()
-        served = simulate(replace(prepared, world=replace(prepared.world, clients=own)), watch=notes)
+        served = simulate(replace(prepared, inputs=replace(prepared.inputs, clients=own)), watch=notes)
         return notes, served
 
     return played

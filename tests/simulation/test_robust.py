@@ -63,7 +63,7 @@ def accuracy(rule, scale, liars=LIARS):
     prepared = prepare(made, 0)
     names = sorted(prepared.scenario.fleet.draw(10, 0).name(i) for i in range(10))[:liars]
     last = Last()
-    simulate(prepared, lambda world: Lying(PlainExecutor(world), names, scale), last)
+    simulate(prepared, lambda inputs: Lying(PlainExecutor(inputs), names, scale), last)
     return last.line.eval_acc
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +77,7 @@ class Family:
 
 
 @pytest.fixture(scope="session")
-def family(digits: LocalData, tmp_path_factory: pytest.TempPathFactory) -> Family:
+def family(digits: LocalData, once: Callable[[str, Callable[[Path], object]], Path]) -> Family:
     """Plain convolutions with tanh, whose graphs are made soonest."""
     torch = pytest.importorskip("torch")
     nn = torch.nn
@@ -107,12 +109,15 @@ def family(digits: LocalData, tmp_path_factory: pytest.TempPathFactory) -> Famil
             name or "main", InputSpec((1, 8, 8)), tuple("0123456789"),
             sets={"all": {}, **above}, objectives=objectives, features=("low", "mid", "up"),
         )  # fmt: skip
-        bundles[name] = export(Net(blocks), spec, tmp_path_factory.mktemp(name or "main"))
+        made = once(f"family-{name or 'main'}", partial(export, Net(blocks), spec))
+        bundles[name] = Bundle.open(made)
     return Family(bundles, digits)
 
 
 @pytest.fixture(scope="session")
-def wide_family(bundle: Bundle, digits: LocalData, tmp_path_factory: pytest.TempPathFactory) -> Family:
+def wide_family(
+    bundle: Bundle, digits: LocalData, once: Callable[[str, Callable[[Path], object]], Path]
+) -> Family:
     """WRN-16-1, and WRN-10-1 as "small"; it takes a minute or so."""
     torch = pytest.importorskip("torch")
     from device_runtime.models.export.export import ExportSpec, export
@@ -128,5 +133,5 @@ def wide_family(bundle: Bundle, digits: LocalData, tmp_path_factory: pytest.Temp
             name or "main", bundle.manifest.input, bundle.manifest.labels,
             sets={"all": {}, **above}, objectives=objectives, features=("low", "mid", "up"),
         )  # fmt: skip
-        bundles[name] = export(module, spec, tmp_path_factory.mktemp(f"wide-{name}"))
+        bundles[name] = Bundle.open(once(f"wide-{name or 'main'}", partial(export, module, spec)))
     return Family(bundles, digits)

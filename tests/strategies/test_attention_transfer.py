@@ -65,7 +65,7 @@ def test_training_leaves_the_distributed_model_as_it_was_and_is_what_is_expected
     assert tensors.encode(small.weights) == before
     assert tensors.encode(first.tensors) == tensors.encode(second.tensors)
     tensors.check(first.tensors, KIND.expected(small.manifest))
-    assert KIND.doubt(first.tensors, first.num_examples) == ""
+    assert KIND.rejection_reason(first.tensors, first.num_examples) == ""
 
 
 def test_metadata_is_never_more_than_was_agreed(small, client, run):
@@ -80,10 +80,10 @@ def test_metadata_is_never_more_than_was_agreed(small, client, run):
 def test_metadata_that_does_not_add_up_is_doubted():
     maps, counts = np.zeros((3, 6, 8, 8), np.float32), np.array([1, 0, 2], np.int32)
     update = {"metadata.maps": maps, "metadata.counts": counts}
-    assert KIND.doubt(update, 3) == ""
-    assert KIND.doubt(update, 2) == "metadata has 3 maps of 2 samples"
+    assert KIND.rejection_reason(update, 3) == ""
+    assert KIND.rejection_reason(update, 2) == "metadata has 3 maps, but only 2 samples"
     wrong = {**update, "metadata.counts": np.array([4, 0, -1], np.int32)}
-    assert KIND.doubt(wrong, 3) == "metadata has 3 maps, its counts are 4, 0, -1"
+    assert KIND.rejection_reason(wrong, 3) == "metadata has 3 maps, but the counts by class are 4, 0, -1"
 
 
 def test_the_predicted_upload_is_within_a_tenth_of_what_is_sent(small, client, run):
@@ -238,14 +238,14 @@ def test_each_member_is_a_form_the_richest_first():
 
 def test_what_is_missing_on_the_aggregator_is_said(family, bundle, generic):
     manifests = {"": family.bundles[""].manifest, "small": family.bundles["small"].manifest}
-    KIND.lacks(manifests)
+    KIND.check_bundles(manifests)
     with pytest.raises(BundleError, match="small has no graph attention.all"):
-        KIND.lacks({**manifests, "small": _without(manifests["small"], "attention.all")})
+        KIND.check_bundles({**manifests, "small": _without(manifests["small"], "attention.all")})
     with pytest.raises(
         BundleError, match="main has no graph above-mid.up: export it with --objective above-mid --tunable up"
     ):
-        replace(KIND, level="mid").lacks(manifests)
-    with pytest.raises(ValueError, match="attention-transfer needs samples that are nobody's own"):
+        replace(KIND, level="mid").check_bundles(manifests)
+    with pytest.raises(ValueError, match="attention-transfer needs a generic data set"):
         KIND.start(family.round(None))
 
 

@@ -147,7 +147,7 @@ def test_a_class_with_fewer_samples_than_the_smallest_count_is_not_sent(model, d
         assert np.flatnonzero(sent.tensors["counts"]).tolist() == classes
         assert np.flatnonzero(sent.tensors["sums"].any(axis=1)).tolist() == classes
         assert sent.num_examples == sent.tensors["counts"].sum()
-        assert strategy.doubt(sent.tensors, sent.num_examples) == ""
+        assert strategy.rejection_reason(sent.tensors, sent.num_examples) == ""
     everything = ClassMeans(smallest_count=1).train(model, data, run())
     np.testing.assert_allclose(everything.tensors["sums"][3], model.features(data.x[:1])[0], rtol=1e-6)
 

@@ -150,7 +150,7 @@ def test_who_can_finish_sends_the_full_update_alone(model, digits, run):
     assert sent.tensors[f"few-shot/{head.bias}"].shape == (0,)
     again = tensors.decode(tensors.encode(sent.tensors))
     tensors.check(again, strategy.expected(model.manifest))
-    assert strategy.doubt(again, 240) == ""
+    assert strategy.rejection_reason(again, 240) == ""
 
 
 def test_without_time_for_a_classifier_the_full_update_still_comes(model, digits, clock):
@@ -176,9 +176,11 @@ def test_a_device_with_one_class_sends_no_classifier(model, digits, run):
 def test_a_classifier_of_some_rows_is_not_believed(round_model):
     weights = dict(round_model.weights)
     update = {**weights, "few-shot/head.weight": weights["head.weight"], "few-shot/head.bias": np.zeros(0)}
-    assert FullAndFewShot().doubt(update, 5).startswith("few-shot/head.bias has 0 rows, expected 10")
+    assert (
+        FullAndFewShot().rejection_reason(update, 5).startswith("few-shot/head.bias has 0 rows, expected 10")
+    )
     update["few-shot/head.weight"] = weights["head.weight"][:3]
-    assert "few-shot/head.weight has 3 rows" in FullAndFewShot().doubt(update, 5)
+    assert "few-shot/head.weight has 3 rows" in FullAndFewShot().rejection_reason(update, 5)
 
 
 def test_forms_are_those_of_the_full_update():

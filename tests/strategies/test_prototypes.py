@@ -79,7 +79,7 @@ def test_a_device_sends_its_weights_and_prototypes_by_the_updated_model(small, c
     sent = KAD.train(small, clients[0], run())
     assert tensors.encode(small.weights) == before
     tensors.check(sent.tensors, KAD.expected(small.manifest))
-    assert (KAD.doubt(sent.tensors, sent.num_examples), sent.form) == ("", "small")
+    assert (KAD.rejection_reason(sent.tensors, sent.num_examples), sent.form) == ("", "small")
     small.load({name: sent.tensors[name] for name in small.manifest.names()})
     expected = local_prototypes(small, clients[0])["prototypes"]
     assert np.array_equal(sent.tensors["prototypes"], expected)
@@ -90,7 +90,7 @@ def test_fedmd_sends_weights_alone(small, clients, run):
     assert set(sent.tensors) == set(small.manifest.names())
     assert all(np.array_equal(with_maps.tensors[name], value) for name, value in sent.tensors.items())
     tensors.check(sent.tensors, MD.expected(small.manifest))
-    assert MD.doubt(sent.tensors, 80) == ""
+    assert MD.rejection_reason(sent.tensors, 80) == ""
 
 
 @pytest.mark.parametrize("kind", [KAD, MD])
@@ -103,11 +103,16 @@ def test_the_predicted_upload_is_within_a_tenth_of_what_is_sent(kind, small, cli
 
 def test_prototypes_that_do_not_add_up_are_doubted():
     maps, counts = np.zeros((3, 2, 1, 1), np.float32), np.array([2, 0, 1], np.int32)
-    assert KAD.doubt({"prototypes": maps, "counts": counts}, 3) == ""
-    assert KAD.doubt({"prototypes": maps, "counts": counts}, 4) == ""  # a class was too small to be sent
-    assert KAD.doubt({"prototypes": maps, "counts": counts}, 2) == "counts are 2, 0, 1, num_examples is 2"
+    assert KAD.rejection_reason({"prototypes": maps, "counts": counts}, 3) == ""
+    assert (
+        KAD.rejection_reason({"prototypes": maps, "counts": counts}, 4) == ""
+    )  # a class was too small to be sent
+    assert (
+        KAD.rejection_reason({"prototypes": maps, "counts": counts}, 2)
+        == "counts are 2, 0, 1, num_examples is 2"
+    )
     maps[1, 1] = 0.5
-    assert "prototype of class 1 is not 0" in KAD.doubt({"prototypes": maps, "counts": counts}, 3)
+    assert "prototype of class 1 is not 0" in KAD.rejection_reason({"prototypes": maps, "counts": counts}, 3)
 
 
 def lesson_written_out(family, sent, generic, kind) -> tuple[ServerTraining, LocalData]:
@@ -230,19 +235,19 @@ def test_what_a_round_without_clients_does_is_nothing(family, generic):
 
 def test_what_is_missing_on_the_aggregator_is_said(family, generic):
     main, small = (family.bundles[name].manifest for name in ("", "small"))
-    KAD.lacks({"": main, "small": small})
+    KAD.check_bundles({"": main, "small": small})
     graphs = {name: graph for name, graph in small.graphs.items() if name != "prototype.all"}
     bare = msgspec.structs.replace(small, graphs=graphs)
     with pytest.raises(BundleError, match="small has no graph prototype.all: export it with --objective"):
-        KAD.lacks({"": main, "small": bare})
-    MD.lacks({"": main, "small": bare})
+        KAD.check_bundles({"": main, "small": bare})
+    MD.check_bundles({"": main, "small": bare})
     odd = msgspec.structs.replace(small, features={**small.features, "up": (10, 2, 2)})
     with pytest.raises(
         BundleError,
         match=r"level up must have one shape in a family: main gives \(10, 4, 4\), small \(10, 2, 2\)",
     ):
-        KAD.lacks({"": main, "small": odd})
-    with pytest.raises(ValueError, match="prototypes needs samples that are nobody's own"):
+        KAD.check_bundles({"": main, "small": odd})
+    with pytest.raises(ValueError, match="prototypes needs a generic data set"):
         KAD.start(family.round(None))
 
 

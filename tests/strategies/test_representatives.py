@@ -119,7 +119,7 @@ def test_a_contribution_is_what_is_expected_and_costs_what_is_predicted(cnn, dev
         kind = replace(MID, select=select)
         sent = kind.train(device, digits, run())
         tensors.check(sent.tensors, kind.expected(cnn.manifest))
-        assert kind.doubt(sent.tensors, sent.num_examples) == ""
+        assert kind.rejection_reason(sent.tensors, sent.num_examples) == ""
         costs[select] = kind.cost(load, profile)
         assert costs[select].bytes_up == pytest.approx(len(tensors.encode(sent.tensors)) + 120, rel=0.1)
     assert costs["clusters"].bytes_up < costs["all"].bytes_up
@@ -138,17 +138,19 @@ def test_a_bundle_without_maps_of_the_level_is_not_affordable_and_refused_by_the
 def test_more_samples_than_may_be_sent_do_not_suit_sending_all(cnn, digits):
     load = workload(cnn.manifest, digits.class_counts(10))
     kind = Representatives(select="all", most_maps=100)
-    assert kind.unfit(load) == "here are 240 samples, at most 100 maps are sent"
+    assert kind.unfit(load) == "there are 240 samples, at most 100 maps are sent"
     assert replace(kind, select="clusters").unfit(load) == ""
 
 
 def test_counts_that_are_not_those_of_the_maps_are_doubted(device, digits, run):
     sent = dict(MID.train(device, digits, run()).tensors)
-    assert "there are 29 maps, their counts are 3, 3" in MID.doubt({**sent, MAPS: sent[MAPS][1:]}, 240)
+    assert "29 maps, but the counts by class are 3, 3" in MID.rejection_reason(
+        {**sent, MAPS: sent[MAPS][1:]}, 240
+    )
     counts = sent[COUNTS].copy()
     counts[:2] += [4, -4]
-    assert "their counts are 7, -1" in MID.doubt({**sent, COUNTS: counts}, 240)
-    assert MID.doubt(sent, 20) == "there are 30 maps of 20 samples"
+    assert "but the counts by class are 7, -1" in MID.rejection_reason({**sent, COUNTS: counts}, 240)
+    assert MID.rejection_reason(sent, 20) == "30 maps, but only 20 samples"
 
 
 def test_the_served_model_is_a_new_upper_part_on_the_distributed_extractor(

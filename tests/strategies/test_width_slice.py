@@ -99,10 +99,13 @@ def test_the_base_of_a_member_is_the_leading_part_of_the_main_base(manifests, di
 def test_a_member_that_is_no_part_of_the_main_model_is_refused(manifests, distributed):
     swapped = {"": manifests["half"], "half": manifests[""]}
     strategy = WidthSlice(members=("half",))
-    for refuse in (lambda: strategy.derive(distributed.weights, swapped), lambda: strategy.lacks(swapped)):
+    for refuse in (
+        lambda: strategy.derive(distributed.weights, swapped),
+        lambda: strategy.check_bundles(swapped),
+    ):
         with pytest.raises(TensorError, match="digits-wrn-10-1 is not a narrower half"):
             refuse()
-    strategy.lacks(manifests)
+    strategy.check_bundles(manifests)
     assert isinstance(strategy, NeedsModels)
 
 

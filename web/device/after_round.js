@@ -1,72 +1,70 @@
-/**
- * What there is to do after a round, and after a task: the model that came is judged on samples kept out. Of
- * client/duty.py.
- */
+/** Judges the model after a round, and after a task, on samples held out of training. Part of client/duty.py. */
 
-import { DeviceError, LeftOut, oneLine } from "./errors.js";
+import { DeviceError, RoundLeftOut, oneLine } from "./errors.js";
 
-/** @typedef {import("./offers.js").Open} Open */
+/** @typedef {import("./offers.js").OpenRound} OpenRound */
 
-/** Seconds in which the model of a task that is done is fetched, to be judged. */
+/** Seconds in which the final model of a task is fetched, to judge it. */
 const FINAL_S = 60;
 
-export class Afterwards {
+export class AfterRound {
   /** The run of the last task that was done. */
-  over = "";
+  finishedRun = "";
   #parts;
-  /** @type {{over: Open, until: number} | null} */
+  /** @type {{over: OpenRound, until: number} | null} */
   #final = null;
 
   /**
-   * `warn` is Duty's. @param {{place: import("./in_process.js").Here, downloads: import("./downloads.js").Downloads,
-   *   telling: import("./telling.js").Telling, warn: (text: string) => void}} parts
+   * `warn` is that of DeviceRounds.
+   * @param {{backend: import("./in_process.js").InProcess, downloads: import("./downloads.js").Downloads,
+   *   reporter: import("./event_reporter.js").EventReporter, warn: (text: string) => void}} parts
    */
   constructor(parts) {
     this.#parts = parts;
   }
 
-  /** Whether the model of a task that is done is on its way. */
+  /** Whether the final model of a task is being fetched. */
   get finishing() {
     return this.#final !== null;
   }
 
-  /** The task is done: what came of it is fetched, once, if the task is known. @param {Open} over @param {number} now */
+  /** The task is done: fetch its final model once, if the task is known. @param {OpenRound} over @param {number} now */
   finish(over, now) {
     const { run } = over.offer;
-    if (this.over !== run && this.#parts.place.isOf(over.offer)) this.#final = { over, until: now + FINAL_S };
-    this.over = run;
+    if (this.finishedRun !== run && this.#parts.backend.isOf(over.offer)) this.#final = { over, until: now + FINAL_S };
+    this.finishedRun = run;
   }
 
-  /** Another round is open: the model of the task before is not fetched. */
+  /** Another round is open: stop fetching the final model of the last task. */
   drop() {
     this.#final = null;
   }
 
-  /** Once it is judged, or cannot be had, there is nothing more to do in this task. @param {number} now */
+  /** Fetch and judge the final model. Once it is judged or cannot be had, the task is finished. @param {number} now */
   async fetchFinal(now) {
     if (!this.#final) return;
-    const { place, downloads, telling, warn } = this.#parts;
+    const { backend, downloads, reporter, warn } = this.#parts;
     const { over, until } = this.#final;
     const { task, round } = over.offer;
     try {
-      const missing = await place.look(over);
-      if (!missing.length) telling.judged(round, await place.judge(over));
+      const missing = await backend.preview(over);
+      if (!missing.length) reporter.judged(round, await backend.judge(over));
       else if (now < until && (await downloads.advance(missing, now))) return;
       else warn(`the model of task '${task}' has not come in time`);
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       warn(`the model of task '${task}' is not judged: ${oneLine(error)}`);
-      if (now < until && !(error instanceof LeftOut)) return;
+      if (now < until && !(error instanceof RoundLeftOut)) return;
     }
     this.#final = null;
   }
 
-  /** How well the model does that this round began with. @param {Open} current */
+  /** Judge the model that this round began with. @param {OpenRound} current */
   async judge(current) {
-    const { place, telling, warn } = this.#parts;
+    const { backend, reporter, warn } = this.#parts;
     const { round } = current.offer;
     try {
-      telling.judged(round - 1, await place.judge(current));
+      reporter.judged(round - 1, await backend.judge(current));
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       warn(`the model of round ${round} is not judged: ${oneLine(error)}`);

@@ -1,54 +1,52 @@
-/** The device's main loop: what comes over the link, and its turn to do what is due. */
+/** The device's main loop: handles messages from the link and runs work that is due. */
 
-import { Attending } from "./attending.js";
 import { Blobs } from "./blobs.js";
-import { Duty } from "./duty.js";
-import { BlobError, DiskError, MessageError, Stopped, TopicError, oneLine } from "./errors.js";
-import { Following } from "./offer_stream.js";
-import { Going } from "./interruption.js";
-import { Hours } from "./work_gate.js";
+import { DeviceRounds } from "./duty.js";
+import { BlobError, DiskError, MessageError, TopicError, WorkStopped, oneLine } from "./errors.js";
 import { Inbox } from "./inbox.js";
+import { Interruption } from "./interruption.js";
+import { MessageRouter } from "./message_router.js";
+import { OfferStream } from "./offer_stream.js";
 import { Outbox } from "./outbox.js";
-import { Receiving } from "./receiving.js";
+import { DeviceMessages } from "./presence.js";
 import { sealer } from "./signing.js";
-import { Voice } from "./presence.js";
+import { TaskOffers } from "./task_offers.js";
 import * as topics from "./topics.js";
 import { Trust } from "./trust.js";
+import { WorkGate } from "./work_gate.js";
 
 /**
- * What surrounds a device. `clock` in seconds, of one that only goes forward; `disk` as in disk.js; `open`
- * puts a bundle on an engine; `samples` gives the labelled samples for a manifest, {training(), held()}, each
- * LocalData, and {count()}, how many are trained on; `host` as in profile.js; `tell` is given what happens,
- * see telling.js.
+ * What a device is given by its program. `clock` gives seconds and only goes forward; `disk` as in disk.js;
+ * `open` opens a bundle on an engine; `samples` gives the labelled samples for a manifest: `training()` and
+ * `held()` are LocalData, `count()` is the number of training samples; `host` as in profile.js; `tell` is
+ * called with each event, see event_reporter.js.
  * @typedef {{clock: () => number, disk: import("./disk.js").Disk, open: (bundle: any) => Promise<any>,
  *   samples: (manifest: any) => Promise<any>, host: import("./profile.js").Host,
- *   tell: (event: import("./telling.js").Happening) => void}} Environment
+ *   tell: (event: import("./event_reporter.js").DeviceEvent) => void}} Environment
  *
- * How it takes part: its name, the aggregator's public key (empty: any aggregator's offers count), the task
- * that it is here for (empty: whichever there is), and its own key, by which it signs (empty: it does not).
+ * How a device takes part: its name, the aggregator's public key (empty: offers of any aggregator count), the
+ * task to join (empty: any), and its own key, with which it signs its messages (empty: it signs nothing).
  * @typedef {{name: string, key?: Uint8Array, task?: string, secret?: Uint8Array}} Settings
  */
 
 /** Seconds between looks at what is due, while nothing comes in. */
 const TICK_S = 0.1;
-/** And while nothing can fall due but what its owner says. */
+/** Seconds between looks while only a message or the owner can make something due. */
 const IDLE_S = 1;
 
-/**
- * One life of one device, made by `Agent.open`. Make the link with its `will`, `greeting`, `subscriptions`.
- */
+/** One device, made by `Agent.open`. Make the link with its `will`, `greeting` and `subscriptions`. */
 export class Agent {
   #environment;
   #settings;
-  #duty;
-  #attending;
-  #going;
-  #voice;
+  #rounds;
+  #taskOffers;
+  #interruption;
+  #messages;
   #inbox;
-  #receiving;
+  #router;
 
   /**
-   * With what an earlier life left on the disk. @param {Settings} settings @param {Environment} environment
+   * Continue with what an earlier process left on disk. @param {Settings} settings @param {Environment} environment
    */
   static async open(settings, environment) {
     const { disk, tell } = environment;
@@ -63,39 +61,39 @@ export class Agent {
 
   /** @private @param {Settings} settings @param {any} environment @param {any} parts */
   constructor(settings, environment, { blobs, outbox, trust, seal }) {
-    const hours = new Hours(environment.clock);
-    const voice = new Voice(settings.name, drawnBoot());
-    const around = { ...environment, name: settings.name, clock: () => hours.worked() };
+    const gate = new WorkGate(environment.clock);
+    const messages = new DeviceMessages(settings.name, drawnBoot());
+    const around = { ...environment, name: settings.name, clock: () => gate.worked() };
     this.#environment = environment;
     this.#settings = settings;
     this.#inbox = new Inbox(environment.clock);
-    this.#duty = new Duty(around, { hours, voice, blobs, outbox });
-    this.#going = new Going(hours, this.#duty, (seconds) => this.#hear(seconds));
-    this.#voice = voice;
-    this.#voice.key = trust.key;
-    const word = trust.key.length ? trust.word.bind(trust) : null;
-    if (seal) this.#voice.sign(seal, word);
-    const parts = { duty: this.#duty, voice };
-    this.#attending = new Attending(environment, settings.task ?? "", parts);
-    const hears = { ...parts, attending: this.#attending, following: new Following(trust), trust };
-    this.#receiving = new Receiving(environment.log, hears);
-    /** The owner's word: `pause` and `resume` with a reason. */
-    this.hours = hours;
+    this.#rounds = new DeviceRounds(around, { gate, messages, blobs, outbox });
+    this.#interruption = new Interruption(gate, this.#rounds, (seconds) => this.#hear(seconds));
+    this.#messages = messages;
+    this.#messages.key = trust.key;
+    const mac = trust.key.length ? trust.mac.bind(trust) : null;
+    if (seal) this.#messages.sign(seal, mac);
+    const parts = { rounds: this.#rounds, messages };
+    this.#taskOffers = new TaskOffers(environment, settings.task ?? "", parts);
+    const handlers = { ...parts, taskOffers: this.#taskOffers, offerStream: new OfferStream(trust), trust };
+    this.#router = new MessageRouter(environment.log, handlers);
+    /** The work gate: `pause` and `resume` take a reason. */
+    this.workGate = gate;
   }
 
-  /** What the broker says for us when we vanish. */
+  /** The last will: the broker publishes it when the connection is lost. */
   get will() {
-    return this.#voice.presence(false);
+    return this.#messages.presence(false);
   }
 
-  /** What we say when we leave. */
+  /** The message that this device leaves. */
   get farewell() {
-    return this.#voice.presence(false, true);
+    return this.#messages.presence(false, true);
   }
 
-  /** What the link says for us whenever it has the broker, though we may be busy. */
+  /** The message that the link publishes at each connection, even while the device is busy. */
   get greeting() {
-    return this.#voice.presence(true);
+    return this.#messages.presence(true);
   }
 
   get subscriptions() {
@@ -103,86 +101,86 @@ export class Agent {
     return [task ? topics.offer(task) : topics.OFFERS, topics.down(name, "#")];
   }
 
-  /** Whether the task is done, everything is receipted, and its model judged. */
+  /** Whether the task is done, all contributions have receipts, and its final model is judged. */
   get finished() {
-    const { outbox, finishing } = this.#duty;
-    return this.#attending.done && this.#inbox.isEmpty && !outbox.size && !finishing;
+    const { outbox, finishing } = this.#rounds;
+    return this.#taskOffers.done && this.#inbox.isEmpty && !outbox.size && !finishing;
   }
 
-  /** What the link reports; see link.js. @param {any} event */
+  /** Take an event of the link; see link_options.js. @param {any} event */
   took(event) {
     this.#inbox.put(event);
   }
 
-  /** What it speaks through from now on. @param {import("./presence.js").Wire} link */
+  /** Set the link to send through. @param {import("./presence.js").DeviceLink} link */
   begin(link) {
-    this.#voice.link = link;
+    this.#messages.link = link;
   }
 
   /** Work until stopped or, with `untilDone`, until finished. @param {{untilDone?: boolean}} [until] */
   async run({ untilDone = false } = {}) {
-    while (!this.#going.isStopped && !(untilDone && this.finished)) {
+    while (!this.#interruption.isStopped && !(untilDone && this.finished)) {
       await this.step(this.#isWaiting ? TICK_S : IDLE_S);
     }
-    await this.#duty.place.close();
+    await this.#rounds.backend.close();
   }
 
-  /** Whether something may fall due though nothing comes in. */
+  /** Whether something may fall due without a message. */
   get #isWaiting() {
-    const { open, outbox, finishing, greeting } = this.#duty;
-    return open !== null || outbox.size > 0 || finishing || greeting.waiting || this.#attending.isLooking;
+    const { open, outbox, finishing, helloRetry } = this.#rounds;
+    return open !== null || outbox.size > 0 || finishing || helloRetry.waiting || this.#taskOffers.isLooking;
   }
 
-  /** End `run` soon; work that is being done is given up, and goes on in another life. */
+  /** End `run` soon. Work in progress is given up, and begun again by the next process. */
   stop() {
-    this.#going.isStopped = true;
+    this.#interruption.isStopped = true;
     this.#inbox.wake();
   }
 
-  /** Samples have come or gone: say who is here now. */
+  /** Say hello, because samples have come or gone. */
   samplesChanged() {
-    if (this.#duty.ready) this.#duty.hello();
+    if (this.#rounds.ready) this.#rounds.hello();
   }
 
   /**
-   * Logits (n, classes) of the newest model that was worked with, between two steps of what is being done;
-   * null where there is none yet. @param {Float32Array} x prepared samples, (n, *input)
+   * Logits (n, classes) of the newest model here, computed between two steps of the work in progress; null if
+   * there is no model yet. @param {Float32Array} x prepared samples, (n, *input)
    */
   predict(x) {
-    const answer = this.#going.between(() => this.#duty.place.predict(x));
+    const answer = this.#interruption.between(() => this.#rounds.backend.predict(x));
     this.#inbox.wake();
     return answer;
   }
 
-  /** Take what has come, and do what is due; waits up to `timeout` seconds for something to come. */
+  /** Handle all events and do what is due; waits up to `timeout` seconds for an event. */
   async step(timeout = 0) {
     await this.#hear(timeout);
-    this.#duty.telling.traffic(this.#voice.link);
+    this.#rounds.reporter.traffic(this.#messages.link);
     try {
-      await this.#going.others();
-      await this.#attending.believe();
-      await this.#duty.due((done) => this.#going.progress(done));
+      await this.#interruption.others();
+      await this.#taskOffers.acceptDone();
+      await this.#rounds.due((done) => this.#interruption.progress(done));
     } catch (error) {
-      this.#excuse(error);
+      this.#logError(error);
     }
   }
 
-  /** What was not foreseen ends a round, and is said with its place; never the device. @param {any} error */
-  #excuse(error) {
+  /** Log an error that ended a round; an unexpected one with its place. The device goes on. @param {any} error */
+  #logError(error) {
     const place = String(error?.stack).split("\n")[1]?.trim();
-    if (error instanceof BlobError || error instanceof DiskError) this.#duty.warn(error.message);
-    else if (error instanceof Stopped) this.#environment.log("info", error.message);
-    else this.#duty.warn(`this is a fault: ${oneLine(error)}; ${place}`);
+    if (error instanceof BlobError || error instanceof DiskError) this.#rounds.warn(error.message);
+    else if (error instanceof WorkStopped) this.#environment.log("info", error.message);
+    else this.#rounds.warn(`this is a fault: ${oneLine(error)}; ${place}`);
   }
 
-  /** Take all that has come. What cannot be meant ends nothing. @param {number} timeout */
+  /** Handle all events. An invalid message is logged and ignored. @param {number} timeout */
   async #hear(timeout) {
     await this.#inbox.wait(timeout);
     for (let next = this.#inbox.next(); next; next = this.#inbox.next()) {
       try {
         await this.#handle(next.event, next.came);
       } catch (error) {
-        if (!(error instanceof MessageError || error instanceof TopicError)) this.#excuse(error);
+        if (!(error instanceof MessageError || error instanceof TopicError)) this.#logError(error);
         else this.#environment.log("warning", `ignored: ${oneLine(error)}`);
       }
     }
@@ -193,18 +191,18 @@ export class Agent {
     if (event.kind === "connected") {
       log("info", `connected${event.first ? "" : " again"}`);
       tell({ type: "link", connected: true, reason: "" });
-      this.#duty.restart();
-      this.#duty.hello();
+      this.#rounds.restart();
+      this.#rounds.hello();
     } else if (event.kind === "disconnected") {
       log("warning", `disconnected: ${event.reason}`);
       tell({ type: "link", connected: false, reason: event.reason });
     } else {
-      await this.#receiving.receive(event, came);
+      await this.#router.receive(event, came);
     }
   }
 }
 
-/** Drawn anew in each life, so that the will of an earlier one is known: 63 bits. @returns {bigint} */
+/** 63 random bits, drawn anew by each process, to recognise the last will of an earlier one. @returns {bigint} */
 function drawnBoot() {
   return crypto.getRandomValues(new BigUint64Array(1))[0] >> 1n;
 }

@@ -1,4 +1,4 @@
-/** Zips of plain files, as models/bundles/archive.py writes them: nothing in them is compressed. */
+/** Reads zips of plain files, as models/bundles/archive.py writes them: nothing in them is compressed. */
 
 import { BundleError } from "./errors.js";
 import { countOf, entries } from "./zip.js";
@@ -11,8 +11,8 @@ const PLAIN = /^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$/;
 export const isPlain = (name) => PLAIN.test(name);
 
 /**
- * The files of a zip by name: views of `data`. Raises BundleError for what is no such zip, for names that are
- * not plain or occur twice, for too many or too large files.
+ * The files of a zip by name: views of `data`. Raises BundleError for bytes that are no such zip, for names
+ * that are not plain or occur twice, for too many or too large files.
  * @param {Uint8Array} data
  * @returns {Map<string, Uint8Array>}
  */

@@ -1,4 +1,4 @@
-// Samples in files: .npz with x (n, *input) and y (n,), .npy, .csv. What holds objects is not read.
+// Reads samples from files: .npz with x (n, *input) and y (n,), .npy, .csv. Arrays of objects are refused.
 
 import { DataError } from "./errors.js";
 import { readNpy } from "./npy.js";
@@ -11,7 +11,7 @@ const LABELS = ["label", "class", "target", "y"];
 /**
  * @typedef {import("./npy.js").Stored} Stored
  * @typedef {{raw: Uint8Array | Float32Array, labels: (string | number)[] | null, count: number}} Batch
- *   raw (count, *input); labels as names or class numbers, null where the file has none
+ *   raw (count, *input); labels as names or class numbers, null if the file has none
  */
 
 /**
@@ -47,7 +47,7 @@ function named(numbers, names) {
   return labels;
 }
 
-/** An array as samples; an axis of one channel may be missing, and that of the samples where there is one. */
+/** An array as samples; a single channel may have no axis, and neither may a single sample. */
 function batchOf(x, labels, shape) {
   if (!x.data.length || typeof x.data[0] !== "number") throw new DataError("x is no array of numbers");
   const same = (a, b) => a.length === b.length && a.every((n, i) => n === b[i]);
@@ -62,8 +62,8 @@ function batchOf(x, labels, shape) {
 }
 
 /**
- * A row for each sample: its numbers, and a label in the column that is named so, or in the last. Rows are counted
- * from 1, one of names included.
+ * A row for each sample: its numbers, and a label in the column with such a name, or in the last. Rows are counted
+ * from 1, the header included.
  */
 function readTable(text, shape) {
   const lines = [...text.split(/\r?\n/).entries()].filter(([, line]) => line.trim());

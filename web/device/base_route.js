@@ -1,35 +1,39 @@
-/** How a device gets to a base model, as client/cache/base_route.py: by steps from where it stands, or anew. */
+/**
+ * How a device makes a base model: by replaying steps from its state, or from the checkpoint
+ * (client/cache/base_route.py).
+ */
 import { equal } from "./bytes.js";
 import { MessageError, UnusableBase } from "./errors.js";
 import { isWhole, same } from "./messages.js";
-import { SEGMENT, count, decode, logBegins, unpack } from "./step_log.js";
+import { SEGMENT, count, decode, logStart, unpack } from "./step_log.js";
 
 /**
- * Products of a scalar and an element of its direction that are replayed rather than that a checkpoint is fetched:
- * a minute or two on a small board (docs/zeroth-order.md).
+ * Most products of a scalar and an element of its direction to replay if a checkpoint can be had instead. They take
+ * a minute or two on a small board, see docs/zeroth-order.md.
  */
 const MOST_REPLAYED = 2 ** 34;
 
 /**
- * @typedef {{ line: Uint8Array, at: number, weights: any }} Stand
- *   Weights that were made, or came, and where they are: so many steps on this line.
- * @typedef {{ start: Stand | null, steps: number, needed: readonly any[] }} Way
- *   `steps` steps to go, from the checkpoint on where there is no `start`; `needed` are the blobs of it.
+ * @typedef {{ line: Uint8Array, at: number, weights: any }} ReplayState
+ *   The replay state: weights that the device has, after `at` steps of the log named `line`.
+ * @typedef {{ start: ReplayState | null, steps: number, needed: readonly any[] }} BaseRoute
+ *   A route: replays `steps` steps from `start`, or from the checkpoint if that is null. `needed` are the blobs for it.
  */
 
 /**
- * The one that takes fewer bytes of those that are not `here`; what it replays is bounded, where there is another.
- * null where neither can be gone by what the base names, or the whole of it may name fewer bytes.
- * @param {Stand | null} stand @param {(blob: any) => boolean} here @returns {Way | null}
+ * The route to a base that fetches fewer bytes, from the replay state `state` or from the checkpoint. null if the
+ * base names no route, or if the whole offer may name a shorter one. Blobs that are `here` need not be fetched. If
+ * there is a choice, replay is limited to MOST_REPLAYED.
+ * @param {ReplayState | null} state @param {(blob: any) => boolean} here @returns {BaseRoute | null}
  */
-export function way(base, stand, here) {
+export function findRoute(base, state, here) {
   const begun = segments(base, base.steps);
   const anew = begun && { start: null, steps: base.steps, needed: [...base.checkpoint, ...begun] };
-  if (!stand || !equal(stand.line, base.line) || stand.at > base.at) return anew;
-  const steps = base.at - stand.at;
+  if (!state || !equal(state.line, base.line) || state.at > base.at) return anew;
+  const steps = base.at - state.at;
   const needed = segments(base, steps);
   if (!needed) return isWhole(base) || (anew && !lacking(anew, here)) ? anew : null;
-  const on = { start: stand, steps, needed };
+  const on = { start: state, steps, needed };
   if (!anew) return on;
   const elements = Math.floor(bytesOf(base.checkpoint) / 4);
   const scalars = base.tail.length ? steps * base.tail.at(-1).width : bytesOf(needed);
@@ -38,18 +42,18 @@ export function way(base, stand, here) {
 }
 
 /**
- * Those to go. Rejects with BlobError, UnusableBase for a log that is not one, or not of this base.
- * @param {Way} way @param {import("./blobs.js").Blobs} blobs
+ * The steps of a route. Rejects with BlobError, UnusableBase for a log that is damaged or not of this base.
+ * @param {BaseRoute} route @param {import("./blobs.js").Blobs} blobs
  */
-export async function stepsOf(way, base, blobs) {
+export async function stepsOf(route, base, blobs) {
   try {
     const tail = await unpack(base.tail);
-    if (way.steps <= tail.length) return tail.slice(tail.length - way.steps);
-    const named = way.needed.filter((blob) => base.log.some((one) => same(one, blob)));
+    if (route.steps <= tail.length) return tail.slice(tail.length - route.steps);
+    const named = route.needed.filter((blob) => base.log.some((one) => same(one, blob)));
     const logged = [];
     for (const blob of named) logged.push(...(await decode(await blobs.get(blob))));
-    if (logged.length >= way.steps) return logged.slice(logged.length - way.steps);
-    throw new UnusableBase(`the log of the base has ${logged.length} steps, ${way.steps} are needed`);
+    if (logged.length >= route.steps) return logged.slice(logged.length - route.steps);
+    throw new UnusableBase(`the log of the base has ${logged.length} steps, ${route.steps} are needed`);
   } catch (error) {
     if (!(error instanceof MessageError)) throw error;
     throw new UnusableBase(`the log of the base is damaged: ${error.message}`);
@@ -57,13 +61,12 @@ export async function stepsOf(way, base, blobs) {
 }
 
 /**
- * The blobs that have the last so many steps: none where the offer has them itself; null where the log does not go
- * back so far.
+ * The blobs with the last `steps` steps: none if the offer itself has them; null if the log does not go back so far.
  */
 function segments(base, steps) {
   if (steps <= inTail(base)) return [];
   const first = base.at - steps;
-  const begins = logBegins(base);
+  const begins = logStart(base);
   if (first < begins || first < 0) return null;
   return base.log.slice(Math.floor((first - begins) / SEGMENT));
 }
@@ -79,4 +82,4 @@ function inTail(base) {
 
 const bytesOf = (blobs) => blobs.reduce((sum, blob) => sum + blob.size, 0);
 /** Bytes to fetch. */
-const lacking = (way, here) => bytesOf(way.needed.filter((blob) => !here(blob)));
+const lacking = (route, here) => bytesOf(route.needed.filter((blob) => !here(blob)));

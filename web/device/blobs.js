@@ -1,8 +1,9 @@
 /**
- * Content by its hash, on a disk: `blobs/{sha}-{size}`, and what is on its way in `partial/{sha}-{size}/{block}`.
+ * Stores blobs, named by their sha256, on a disk (broker/wire/blobs.py): whole ones under `blobs/{sha}-{size}`, blocks
+ * of those that are being fetched under `partial/{sha}-{size}/{block}`.
  *
- * One object has a disk's blobs at one time. What is there is known from the beginning, so that `has` need not
- * ask the disk.
+ * Only one object may use a disk's blobs at a time. It lists them when it is opened, so that `has` need not ask the
+ * disk.
  */
 import { equal, hex, sha256 } from "./bytes.js";
 import { BlobError } from "./errors.js";
@@ -19,8 +20,8 @@ const PARTIAL = "partial/";
 
 const nameOf = (blob) => `${hex(blob.sha)}-${blob.size}`;
 
-/** The blob that these bytes are. @param {Uint8Array} bytes @returns {Promise<Blob>} */
-export async function named(bytes) {
+/** The hash and size of these bytes. @param {Uint8Array} bytes @returns {Promise<Blob>} */
+export async function blobOf(bytes) {
   return Object.freeze({ sha: await sha256(bytes), size: bytes.length });
 }
 
@@ -28,10 +29,10 @@ export class Blobs {
   #disk;
   #here;
   #live = new Map();
-  /** The last one that a block was read of: others will be. */
+  /** The blob of which a block was read last: more of its blocks will be. */
   #read = { name: "", bytes: new Uint8Array() };
 
-  /** What is on the disk. `maxBytes` bounds a single blob. Throws BlobError, as every method does. */
+  /** The blobs on this disk. `maxBytes` bounds a single blob. Throws BlobError, as every method does. */
   static async open(disk, maxBytes = MAX_BYTES) {
     const keys = await onDisk(() => disk.keys(WHOLE));
     return new Blobs(disk, maxBytes, new Set(keys.map((key) => key.slice(WHOLE.length))));
@@ -44,21 +45,21 @@ export class Blobs {
     this.#here = here;
   }
 
-  /** Whether it is here as a whole. @param {Blob} blob */
+  /** Whether the whole blob is here. @param {Blob} blob */
   has(blob) {
     return this.#here.has(nameOf(blob));
   }
 
-  /** Keep these bytes. @param {Uint8Array} bytes @returns {Promise<Blob>} */
+  /** Store these bytes. @param {Uint8Array} bytes @returns {Promise<Blob>} */
   async put(bytes) {
-    const blob = await named(bytes);
+    const blob = await blobOf(bytes);
     this.#checkSize(blob);
     if (!this.has(blob)) await this.#admit(blob, bytes);
     return blob;
   }
 
   /**
-   * The bytes, verified. What is damaged is removed, so that it can be fetched again. Throws BlobError when it is
+   * The bytes, verified. A damaged blob is removed, so that it can be fetched again. Throws BlobError when it is
    * not here or was damaged. @param {Blob} blob @returns {Promise<Uint8Array>}
    */
   async get(blob) {
@@ -71,8 +72,8 @@ export class Blobs {
   }
 
   /**
-   * One block as it lies on the disk; whoever puts them together checks the hash. Throws BlockError when there is
-   * no such block, BlobError when the blob is not here as a whole.
+   * One block without a check; the receiver checks the hash of the whole blob. Throws BlockError when there is no
+   * such block, BlobError when the blob is not here as a whole.
    */
   async readBlock(blob, index) {
     const length = blockLength(blob, index);
@@ -80,7 +81,7 @@ export class Blobs {
     return this.#read.bytes.slice(index * BLOCK, index * BLOCK + length);
   }
 
-  /** What has arrived of a blob so far; the same object for the same blob. @param {Blob} blob */
+  /** The Partial of a blob that is being fetched: one object per blob. @param {Blob} blob */
   async partial(blob) {
     this.#checkSize(blob);
     const name = nameOf(blob);
@@ -93,13 +94,13 @@ export class Blobs {
     }
   }
 
-  /** One that is not needed, if it is here. @param {Blob} blob */
+  /** Remove a blob, if it is here. @param {Blob} blob */
   async remove(blob) {
     this.#forget(nameOf(blob));
     await onDisk(() => this.#disk.delete(WHOLE + nameOf(blob)));
   }
 
-  /** Remove all but these, whole or on their way. @param {Iterable<Blob>} keep */
+  /** Remove all blobs but these, also those that are being fetched. @param {Iterable<Blob>} keep */
   async prune(keep) {
     const kept = new Set([...keep].map(nameOf));
     await onDisk(async () => {
@@ -129,11 +130,11 @@ export class Blobs {
     throw new BlobError(`blob ${short(blob)} of ${blob.size} bytes is not here: fetch it first`);
   }
 
-  /** Go on with what lies there. */
+  /** Continue with the blocks that are on the disk. */
   async #begun(blob) {
     const name = nameOf(blob);
     const folder = `${PARTIAL}${name}/`;
-    if (this.has(blob)) await onDisk(() => drop(this.#disk, folder)); // it was being finished
+    if (this.has(blob)) await onDisk(() => drop(this.#disk, folder)); // an earlier process was finishing it
     const present = await onDisk(() => this.#disk.keys(folder));
     const missing = new Set(this.has(blob) ? [] : Array.from({ length: blockCount(blob) }, (_, index) => index));
     for (const key of present) missing.delete(Number(key.slice(folder.length)));

@@ -1,6 +1,5 @@
 /**
- * A bundle as it travels, one zip: manifest, weights and graphs, all verified when it is opened
- * (models/bundles/bundle.py).
+ * A bundle in one zip: manifest, weights and graphs, verified when it is opened (models/bundles/bundle.py).
  */
 
 import { readZip } from "./archive.js";
@@ -8,6 +7,7 @@ import { hex, sha256 } from "./bytes.js";
 import { checkManifest } from "./consistency.js";
 import { BundleError, ModelError } from "./errors.js";
 import { check, float32 } from "./flat.js";
+import { fromHalf } from "./half.js";
 import { readManifest } from "./manifest.js";
 import { read } from "./safetensors.js";
 
@@ -16,7 +16,7 @@ import { read } from "./safetensors.js";
 
 const MANIFEST = "manifest.json";
 
-/** A verified bundle. It keeps the zip, of which the files are views. */
+/** A verified bundle. It holds the zip, because its files are views of it. */
 export class Bundle {
   #files;
 
@@ -24,7 +24,7 @@ export class Bundle {
   constructor(manifest, files, digest) {
     this.manifest = manifest;
     this.#files = files;
-    /** Of the zip, in hex digits: by which the task names it. */
+    /** The sha256 of the zip in hex digits, by which a task names the bundle. */
     this.sha256 = digest;
   }
 
@@ -46,7 +46,7 @@ export class Bundle {
     return bundle;
   }
 
-  /** Every tensor of the weights file; float32 where they are stored in float16. @returns {Tensors} */
+  /** Every tensor of the weights file; float16 tensors become float32. @returns {Tensors} */
   weights() {
     const { weights, stored_as, name } = this.manifest;
     try {
@@ -60,7 +60,7 @@ export class Bundle {
     }
   }
 
-  /** What the manifest says of a graph. Raises BundleError where there is none. @param {string} name */
+  /** The manifest's entry of a graph. Raises BundleError for an unknown name. @param {string} name */
   entry(name) {
     const { graphs, name: bundle } = this.manifest;
     if (Object.hasOwn(graphs, name)) return graphs[name];
@@ -70,7 +70,7 @@ export class Bundle {
   }
 
   /**
-   * The ONNX graph, without weights. Raises BundleError where there is none.
+   * The ONNX graph of that name, without weights. Raises BundleError for an unknown name.
    * @param {string} name
    * @returns {Uint8Array}
    */
@@ -98,21 +98,12 @@ async function verify(manifest, entry, files) {
   }
 }
 
-/** float16 tensors as float32, exactly. @param {Tensors} tensors @returns {Tensors} */
+/** float16 tensors as float32, without loss. @param {Tensors} tensors @returns {Tensors} */
 function widened(tensors) {
   return new Map(
     [...tensors].map(([name, tensor]) => {
       if (tensor.dtype !== "float16") return [name, tensor];
-      return [name, float32(tensor.shape, Float32Array.from(tensor.data, wide))];
+      return [name, float32(tensor.shape, Float32Array.from(tensor.data, fromHalf))];
     }),
   );
-}
-
-/** The number that the bits of a float16 are. @param {number} bits */
-function wide(bits) {
-  const sign = bits & 0x8000 ? -1 : 1;
-  const exponent = (bits >> 10) & 0x1f;
-  const fraction = bits & 0x3ff;
-  if (exponent === 0x1f) return fraction ? NaN : sign * Infinity;
-  return exponent ? sign * 2 ** (exponent - 15) * (1 + fraction / 1024) : sign * 2 ** -24 * fraction;
 }

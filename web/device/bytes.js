@@ -7,23 +7,23 @@ const DIGITS = Array.from({ length: 256 }, (_, byte) => byte.toString(16).padSta
 /** @param {string} text @returns {Uint8Array<ArrayBuffer>} */
 export const utf8 = (text) => ENCODER.encode(text);
 
-/** The text of UTF-8 bytes. Throws TypeError for what is none. @param {Uint8Array} bytes */
+/** The text of UTF-8 bytes. Throws TypeError for other bytes. @param {Uint8Array} bytes */
 export const text = (bytes) => DECODER.decode(bytes);
 
-/** In lower case. @param {Uint8Array} bytes @returns {string} */
+/** Hex digits, in lower case. @param {Uint8Array} bytes @returns {string} */
 export function hex(bytes) {
   let digits = "";
   for (const byte of bytes) digits += DIGITS[byte];
   return digits;
 }
 
-/** @param {string} digits @returns {Uint8Array<ArrayBuffer>} Throws RangeError for what is no hex. */
+/** @param {string} digits @returns {Uint8Array<ArrayBuffer>} Throws RangeError for other letters than hex digits. */
 export function fromHex(digits) {
   if (!/^([0-9a-fA-F]{2})*$/.test(digits)) throw new RangeError(`${JSON.stringify(digits)} are no hex digits`);
   return Uint8Array.from(digits.match(/../g) ?? [], (two) => parseInt(two, 16));
 }
 
-/** The bytes of a word of base64url, with or without padding. Throws RangeError for what is none. */
+/** The bytes of a word of base64url, with or without padding. Throws RangeError for another word. */
 export function fromBase64Url(word) {
   try {
     const binary = atob(word.replaceAll("-", "+").replaceAll("_", "/").replace(/=+$/, ""));
@@ -55,21 +55,21 @@ export function equal(one, other) {
 /** A view on the same bytes. @param {Uint8Array} bytes @returns {DataView} */
 export const view = (bytes) => new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 
-/** The number that `size` bytes are, the lowest first. @param {Uint8Array} bytes @returns {bigint} */
+/** The number that `size` bytes encode, the lowest byte first. @param {Uint8Array} bytes @returns {bigint} */
 export function littleEndian(bytes, at = 0, size = bytes.length) {
   let value = 0n;
   for (let place = at + size - 1; place >= at; place -= 1) value = (value << 8n) | BigInt(bytes[place]);
   return value;
 }
 
-/** `size` bytes of a whole number from 0 on, the lowest first. @param {bigint} value */
+/** A whole number, 0 or more, in `size` bytes, the lowest first. @param {bigint} value */
 export function toLittleEndian(value, size) {
   const bytes = new Uint8Array(size);
   for (let at = 0; at < size; at += 1) bytes[at] = Number((value >> BigInt(8 * at)) & 0xffn);
   return bytes;
 }
 
-/** 32 bytes. @param {Uint8Array} bytes of no shared memory @returns {Promise<Uint8Array<ArrayBuffer>>} */
+/** The hash, 32 bytes. @param {Uint8Array} bytes not in shared memory @returns {Promise<Uint8Array<ArrayBuffer>>} */
 export async function sha256(bytes) {
   return new Uint8Array(await crypto.subtle.digest("SHA-256", /** @type {any} */ (bytes)));
 }

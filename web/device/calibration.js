@@ -1,26 +1,27 @@
 /**
- * What a device knows of itself with a bundle: measured once, corrected by each round, kept over restarts.
+ * What a device knows of its speed and memory: measured once, corrected by each round, kept on disk
+ * (client/selection/calibration.py).
  */
 
 import { text, utf8 } from "./bytes.js";
 import { Speed } from "./cost.js";
 import { FADE } from "./work.js";
 
-/** By how much more a kind is taken to hold after it was given up for want of memory; and at most. */
+/** Growth assumed for a kind given up for lack of memory, times what was assumed; and the most assumed. */
 const OUTGROWN = 1.25;
 const MOST = 4;
 const KEY = "speed";
 
 /**
- * Its speed, and how far predictions were off, by kind; see Profile in cost.js.
- * @typedef {{speed: Speed, corrections: Map<string, number>, growth: Map<string, number>}} Learnt
+ * A device's speed, and how far predictions were off, by kind; see Profile in cost.js.
+ * @typedef {{speed: Speed, corrections: Map<string, number>, growth: Map<string, number>}} Corrections
  */
 
-/** What was learnt, by bundle and engine, in one JSON text on the disk. A damaged one is measured anew. */
+/** Keeps what was learnt, by bundle and engine, in one JSON file on the disk. A damaged file is measured anew. */
 export class Measurements {
   #disk;
   #log;
-  /** @type {Map<string, Learnt> | null} */
+  /** @type {Map<string, Corrections> | null} */
   #known = null;
 
   /** @param {any} disk see disk.js @param {(level: string, line: string) => void} log */
@@ -30,17 +31,17 @@ export class Measurements {
   }
 
   /**
-   * What is kept under this name; null where nothing is. @param {string} name
-   * @returns {Promise<Learnt | null>}
+   * What is kept under this name; null if nothing is. @param {string} name
+   * @returns {Promise<Corrections | null>}
    */
   async get(name) {
     return (await this.#all()).get(name) ?? null;
   }
 
-  /** A disk that refuses is warned of: it is still known until the process ends. */
-  async put(/** @type {string} */ name, /** @type {Learnt} */ learnt) {
+  /** Keep what was learnt. If the disk fails, a warning is logged, and it lasts until the process ends. */
+  async put(/** @type {string} */ name, /** @type {Corrections} */ calibration) {
     const known = await this.#all();
-    known.set(name, learnt);
+    known.set(name, calibration);
     try {
       await this.#disk.put(KEY, utf8(JSON.stringify(known, asPlain)));
     } catch (error) {
@@ -54,7 +55,7 @@ export class Measurements {
     try {
       const kept = await this.#disk.get(KEY);
       const found = kept ? JSON.parse(text(kept)) : [];
-      for (const [name, one] of found) this.#known.set(name, learntOf(one));
+      for (const [name, one] of found) this.#known.set(name, correctionsOf(one));
     } catch (error) {
       this.#log("warning", `what was measured is not readable (${error}): measuring anew`);
     }
@@ -62,13 +63,13 @@ export class Measurements {
   }
 }
 
-/** Maps as lists of pairs. @param {string} _ @param {any} value */
+/** A replacer for JSON that writes maps as lists of pairs. @param {string} _ @param {any} value */
 function asPlain(_, value) {
   return value instanceof Map ? [...value] : value;
 }
 
-/** @param {any} kept @returns {Learnt} Throws TypeError for what is none. */
-function learntOf({ speed, corrections, growth }) {
+/** @param {any} kept @returns {Corrections} Throws TypeError for other content. */
+function correctionsOf({ speed, corrections, growth }) {
   const { seconds, opening, heldBytes } = speed;
   const maps = { seconds: new Map(seconds), opening: new Map(opening), heldBytes: new Map(heldBytes) };
   const made = new Speed(speed.flopsPerS, { ...speed, ...maps });
@@ -77,14 +78,14 @@ function learntOf({ speed, corrections, growth }) {
 
 /**
  * The profile's growth after this round: bytes that an update added to the process, over those predicted.
- * Where they were more, that holds at once, and `FADE` of the excess is forgotten in each round. Of a kind
- * that was given up for want of memory it is `OUTGROWN` times what was thought.
- * @param {import("./cost.js").Profile} profile @param {import("./work.js").Outcome} outcome
+ * A larger value holds at once, and `FADE` of the excess is forgotten in each round. For a kind that was given
+ * up for lack of memory, the bytes are not known: `OUTGROWN` times what was assumed.
+ * @param {import("./cost.js").Profile} profile @param {import("./work.js").WorkOutcome} outcome
  */
 export function grown(profile, outcome) {
   const known = profile.growth;
   const growth = new Map([...known].map(([kind, old]) => [kind, 1 + (1 - FADE) * (old - 1)]));
-  const seen = new Map(outcome.outgrew.map((kind) => [kind, OUTGROWN * (known.get(kind) ?? 1)]));
+  const seen = new Map(outcome.outOfMemoryKinds.map((kind) => [kind, OUTGROWN * (known.get(kind) ?? 1)]));
   const { chosen } = outcome.plan;
   if (chosen?.cost && outcome.contribution && !outcome.gaveUp.length) {
     const idle = profile.memory.residentBytes;

@@ -1,8 +1,8 @@
-/** Choosing the richest update that a device can afford, as client/selection/choose.py. Pure functions. */
+/** Chooses the richest update that a device can afford. Pure functions (client/selection/choose.py). */
 
 import * as classStatistics from "./class_statistics.js";
-import { classify, misfits } from "./classify.js";
-import { asMeasured } from "./cost.js";
+import { classify, misfitReasons } from "./classify.js";
+import { withMeasuredMemory } from "./cost.js";
 import { MissingGraph } from "./errors.js";
 import { make } from "./kinds/registry.js";
 
@@ -10,12 +10,12 @@ import { make } from "./kinds/registry.js";
 /** @typedef {import("./cost.js").Profile} Profile */
 /** @typedef {import("./cost.js").Workload} Workload */
 
-/** The share of the time left that a plan may fill: predictions are not exact. */
+/** Share of the time left that a plan may fill, as predictions are not exact. */
 export const MARGIN = 0.9;
 
 /**
- * One kind of update (in one of its forms), what it would cost, and why it does not fit, if so. `classes`: of how many
- * classes statistics are sent, and of how many they could be.
+ * One form of an update, its cost, and why it does not fit, if so. `classes`: of how many classes statistics are
+ * sent, and of how many they could be.
  */
 export class Candidate {
   /** @param {any} strategy @param {Cost | null} cost @param {string[]} reasons @param {[number, number]} classes */
@@ -36,7 +36,7 @@ export class Candidate {
     return `${this.kind} ${this.strategy.form}`.trimEnd();
   }
 
-  /** Of how many classes statistics are sent, where these are not all; else empty. */
+  /** Of how many classes statistics are sent, if not of all; else empty. */
   get part() {
     const [sent, present] = this.classes;
     return sent < present ? `sends class statistics of ${sent} of ${present} classes` : "";
@@ -44,14 +44,13 @@ export class Candidate {
 }
 
 /**
- * What one device decided to do in a round. `chosen` is null when nothing fits: it sits out. `candidates`
- * stand in the order of preference. `straggler` is judged on a *full* update, whether or not the round
- * accepts it.
+ * What a device decided to do in a round. `chosen` is null when nothing fits: it sits out. `candidates` stand
+ * in the order of preference. `straggler` is judged on a *full* update, whether or not the round accepts it.
  */
-export class Plan {
+export class UpdateChoice {
   /**
    * @param {Candidate | null} chosen @param {Candidate[]} candidates
-   * @param {import("./classify.js").Verdict} straggler
+   * @param {import("./classify.js").StragglerVerdict} straggler
    */
   constructor(chosen, candidates, straggler) {
     this.chosen = chosen;
@@ -59,13 +58,13 @@ export class Plan {
     this.straggler = straggler;
   }
 
-  /** The same where the clock left only this form of what was chosen. @param {any} form @param {Cost} cost */
+  /** The same choice, cut down to this form and cost when the time ran out. @param {any} form @param {Cost} cost */
   endedAs(form, cost) {
     const chosen = this.chosen && new Candidate(form, cost, this.chosen.misfits, this.chosen.classes);
-    return new Plan(chosen, this.candidates, this.straggler);
+    return new UpdateChoice(chosen, this.candidates, this.straggler);
   }
 
-  /** Why nothing richer was chosen, one short sentence for each kind passed over, and one for classes not sent. */
+  /** Why nothing richer was chosen: a sentence for each form passed over, and for classes not sent. */
   get reasons() {
     const first = this.candidates.findIndex((candidate) => !candidate.misfits.length);
     const passed = first < 0 ? this.candidates : this.candidates.slice(0, first);
@@ -75,11 +74,11 @@ export class Plan {
 }
 
 /**
- * The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds; of a kind
- * with several forms, the richest that fits; without second moments where it does not fit with them, then
- * with class statistics of as many classes as fit, and without any where nothing fits with these.
+ * The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds. Of a kind with
+ * several forms, the richest that fits. Class statistics are reduced if a form does not fit with them: first
+ * without second moments, then of as many classes as fit, and without any if nothing fits with these.
  * @param {Profile} profile @param {any[]} kinds @param {Workload} workload @param {number} remainingS
- * @returns {Plan}
+ * @returns {UpdateChoice}
  */
 export function choose(profile, kinds, workload, remainingS) {
   const usableS = MARGIN * remainingS;
@@ -87,10 +86,10 @@ export function choose(profile, kinds, workload, remainingS) {
   const candidates = forms.map((form) => candidate(form, (one) => judged({ profile, workload, usableS }, one)));
   const chosen = candidates.find((one) => !one.misfits.length) ?? null;
   if (!chosen && kinds.some((kind) => kind.statistics)) {
-    const plain = kinds.map(classStatistics.plain);
+    const plain = kinds.map(classStatistics.withoutClassStatistics);
     if (plain.some((kind, place) => kind !== kinds[place])) return choose(profile, plain, workload, remainingS);
   }
-  return new Plan(chosen, candidates, verdict(profile, candidates, workload, usableS));
+  return new UpdateChoice(chosen, candidates, verdict(profile, candidates, workload, usableS));
 }
 
 /**
@@ -98,11 +97,11 @@ export function choose(profile, kinds, workload, remainingS) {
  * @param {any} form @param {Workload} workload @param {Profile} profile @returns {Cost}
  */
 export function priced(form, workload, profile) {
-  return classStatistics.cost(form, asMeasured(workload, profile.speed), profile);
+  return classStatistics.cost(form, withMeasuredMemory(workload, profile.speed), profile);
 }
 
 /**
- * On a full update with the round's settings, or the usual ones where the round has none.
+ * The straggler, judged on a full update with the round's settings, or the usual ones if the round has none.
  * @param {Profile} profile @param {Candidate[]} candidates @param {Workload} workload @param {number} usableS
  */
 function verdict(profile, candidates, workload, usableS) {
@@ -116,19 +115,19 @@ function verdict(profile, candidates, workload, usableS) {
 }
 
 /**
- * A form as it is, where it fits or nothing can be left out of its class statistics; else with less.
+ * The form as it is if it fits, else with reduced class statistics if it then fits.
  * @param {any} form @param {(form: any) => Candidate} judge @returns {Candidate}
  */
 function candidate(form, judge) {
   const found = judge(form);
   if (!found.cost || !found.misfits.length) return found;
-  const poorer = classStatistics.poorer(form);
+  const poorer = classStatistics.withoutMoments(form);
   const less = poorer ? candidate(poorer, judge) : ofFewerClasses(found, judge);
   return less?.misfits.length === 0 ? less : found;
 }
 
 /**
- * With class statistics of as many classes as fit, by bisection; null where one is too many.
+ * With class statistics of as many classes as fit, by bisection; null if even one is too many.
  * @param {Candidate} found @param {(form: any) => Candidate} judge
  */
 function ofFewerClasses(found, judge) {
@@ -136,7 +135,7 @@ function ofFewerClasses(found, judge) {
   let [fits, over] = [0, found.classes[0]];
   while (fits + 1 < over) {
     const most = fits ? Math.floor((fits + over) / 2) : 1;
-    const one = judge(classStatistics.ofClasses(found.strategy, most));
+    const one = judge(classStatistics.withMostClasses(found.strategy, most));
     if (one.misfits.length) over = most;
     else [best, fits] = [one, most];
   }
@@ -151,8 +150,8 @@ function judged({ profile, workload, usableS }, form) {
   if (unfit) return new Candidate(form, null, [unfit]);
   try {
     const cost = priced(form, workload, profile);
-    const lacks = misfits(cost, profile.memory, usableS);
-    return new Candidate(form, cost, lacks, classStatistics.classes(form, workload));
+    const lacks = misfitReasons(cost, profile.memory, usableS);
+    return new Candidate(form, cost, lacks, classStatistics.classCoverage(form, workload));
   } catch (error) {
     if (error instanceof MissingGraph) return new Candidate(form, null, [error.message]);
     throw error;

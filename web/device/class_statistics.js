@@ -1,15 +1,15 @@
 /**
- * Class statistics of features, sent beside an update: counts, means, and second moments
- * (strategies/statistics/class_statistics.py).
+ * Class statistics of features, sent beside an update: counts, means, second moments
+ * (strategies/statistics/class_statistics.py and kind_statistics.py).
  */
 
-import { byClass, rowBytes, short, specOfRows, writeRows } from "./class_sums.js";
+import { quantiseRow, rowBytes, specOfRows, sumByClass, writeRows } from "./class_sums.js";
 import { predict } from "./cost.js";
 import * as heldOut from "./held_out.js";
 import { ClassMeans } from "./kinds/class_means.js";
 import { FewShot } from "./kinds/few_shot.js";
 import { drawn } from "./kinds/kind.js";
-import { projected, projectedWidth } from "./projection.js";
+import { project, projectedWidth } from "./projection.js";
 import { forwardWork, passes } from "./workload.js";
 
 /** @typedef {import("./cost.js").Workload} Workload */
@@ -17,77 +17,79 @@ import { forwardWork, passes } from "./workload.js";
 /** @typedef {import("./kinds/kind.js").LocalData} LocalData */
 /** @typedef {import("./class_sums.js").ClassSums} ClassSums */
 /**
- * With the upper triangle of the sum of f f^T, row by row.
+ * `moments`: the upper triangle of the sum of f f^T, row by row.
  * @typedef {ClassSums & {moments: Float64Array}} Statistics
  */
 
 const PREFIX = "class-statistics/";
-/** Counts and means. */
+/** The tensor with the counts and means. */
 export const ROWS = `${PREFIX}rows`;
-/** The mean of f f^T, and its largest number. */
+/** The tensors with the mean of f f^T, and with its largest number. */
 export const MOMENTS = `${PREFIX}moments`;
 export const SPREAD = `${PREFIX}spread`;
-/** Held-out samples, and how many of them each head classifies right (held_out.js); no row where none was compared. */
+/** The tensor with the counts of held-out samples (held_out.js); it has no row if no head was compared. */
 export const RIGHT = `${PREFIX}right`;
-/** Second moments are sent of at least so many more samples than classes. */
+/** The least number of samples minus classes for which second moments are sent. */
 const LEAST_FREE = 2;
-/** Of a tensor on the wire beside its values, usually. */
+/** Usual bytes of a tensor on the wire beside its values. */
 const TENSOR_BYTES = 72;
-/** Where a device has more rare classes than it sends, its others are sent in one of so many rounds. */
+/** A device with more rare classes than it may send sends its other classes in one of OTHERS rounds. */
 const OTHERS = 4;
 
 /**
- * What class statistics are in an update of this form, if any. Class means are nothing else. In these, and beside
- * scalars alone, means are sent as int8. @param {any} strategy
+ * The settings of the class statistics that an update of this form has; null if it has none. An update of class
+ * means consists of them. There, and beside scalars, means are sent as int8. @param {any} strategy
  */
-export function wished(strategy) {
+export function statisticsOf(strategy) {
   const statistics = strategy.statistics ?? null;
   if (!statistics || !(strategy.scalars > 0 || strategy instanceof ClassMeans)) return statistics;
   const least = Math.max(strategy.settings.smallest_count ?? 0, statistics.smallest_count);
   return { ...statistics, numbers: "int8", smallest_count: least };
 }
 
-/** The same kind, with less in its class statistics: without second moments. Null: there is no less. @param {any} strategy */
-export function poorer(strategy) {
+/** The same kind without second moments in its class statistics; null if it has none. @param {any} strategy */
+export function withoutMoments(strategy) {
   const { statistics } = strategy;
-  return statistics?.moments ? asking(strategy, { ...statistics, moments: false }) : null;
+  return statistics?.moments ? withClassStatistics(strategy, { ...statistics, moments: false }) : null;
 }
 
-/** The same kind, with class statistics of so many classes at most. @param {any} strategy @param {number} most */
-export const ofClasses = (strategy, most) => asking(strategy, { ...strategy.statistics, most_classes: most });
+/** The same kind with class statistics of at most `most` classes. @param {any} strategy @param {number} most */
+export const withMostClasses = (strategy, most) =>
+  withClassStatistics(strategy, { ...strategy.statistics, most_classes: most });
 
 /**
- * Of how many classes an update sends statistics, and of how many it could.
+ * How many classes an update sends statistics of, and how many it could.
  * @param {any} strategy @param {Workload} workload @returns {[number, number]}
  */
-export function classes(strategy, workload) {
-  const statistics = wished(strategy);
+export function classCoverage(strategy, workload) {
+  const statistics = statisticsOf(strategy);
   if (!statistics) return [0, 0];
   const present = workload.classCounts.filter((count) => count >= statistics.smallest_count).length;
   return [Math.min(present, statistics.most_classes || present), present];
 }
 
-/** The same kind without class statistics; class means are nothing else, and keep them. @param {any} strategy */
-export const plain = (strategy) =>
-  strategy.statistics && !(strategy instanceof ClassMeans) ? asking(strategy, null) : strategy;
+/** The same kind without class statistics; class means consist of them, and keep them. @param {any} strategy */
+export const withoutClassStatistics = (strategy) =>
+  strategy.statistics && !(strategy instanceof ClassMeans) ? withClassStatistics(strategy, null) : strategy;
 
-/** The same kind, with these class statistics beside its updates. @param {any} strategy @param {any} statistics */
-export const asking = (strategy, statistics) => strategy.with({ statistics });
+/** The same kind with these settings of class statistics. @param {any} strategy @param {any} statistics */
+export const withClassStatistics = (strategy, statistics) => strategy.with({ statistics });
 
 /**
- * Of an update with its class statistics: one more forward pass, before anything else, whose features are
- * kept; few-shot training has these anyhow. Held-out samples are passed forward once. Raises MissingGraph.
+ * The predicted cost of an update with its class statistics. They take one more forward pass before training,
+ * whose features are kept; few-shot training computes these anyway. Held-out samples take one forward pass.
+ * Raises MissingGraph.
  * @param {any} strategy @param {Workload} whole @param {import("./cost.js").Profile} profile
  * @returns {import("./cost.js").Cost}
  */
 export function cost(strategy, whole, profile) {
-  const statistics = wished(strategy);
+  const statistics = statisticsOf(strategy);
   if (!statistics || !whole.samples) return strategy.cost(whole, profile);
   const workload = heldOut.rest(whole, statistics.hold_out);
   const own = strategy.cost(workload, profile);
   const [samples, wide] = [measured(strategy, workload.samples), workload.featureWidth];
   const width = projectedWidth(wide, statistics);
-  const [present] = classes(strategy, workload);
+  const [present] = classCoverage(strategy, workload);
   const work = forwardWork(workload.with({ classCounts: [samples] }), samples, 0);
   const forward = whole.samples - workload.samples + (strategy instanceof FewShot ? 0 : samples);
   const run = forward ? passes(workload, { forward }) : [];
@@ -115,7 +117,7 @@ export function cost(strategy, whole, profile) {
   };
 }
 
-/** How many samples' features a device of so many computes. @param {any} strategy @param {number} samples */
+/** Of how many of its `samples` a device computes features. @param {any} strategy @param {number} samples */
 function measured(strategy, samples) {
   const { statistics } = strategy;
   const isAll = strategy.trainsExtractor || strategy instanceof FewShot;
@@ -123,34 +125,35 @@ function measured(strategy, samples) {
 }
 
 /**
- * The update, and beside it the class statistics of as many samples, drawn evenly; both of what is not held out.
- * `model` holds the base. Raises as the kind's `train` does.
+ * The update together with its class statistics, both without held-out samples. Statistics are of samples drawn
+ * evenly. `model` holds the base. Raises as the kind's `train` does.
  * @param {any} strategy @param {import("./engine.js").DeviceModel} model @param {LocalData} all
- * @param {import("./kinds/kind.js").Run} run @returns {Promise<import("./kinds/kind.js").Contribution>}
+ * @param {import("./kinds/kind.js").Run} run @returns {Promise<import("./kinds/kind.js").TrainedUpdate>}
  */
 export async function train(strategy, model, all, run) {
-  const statistics = wished(strategy);
+  const statistics = statisticsOf(strategy);
   if (!statistics) return strategy.train(model, all, run);
-  const [held, data] = statistics.hold_out ? heldOut.parted(all, statistics.hold_out, run.device) : [null, all];
-  const right = held && (await heldOut.counted(model, held, run.aside));
+  const [held, data] = statistics.hold_out ? heldOut.splitHeldOut(all, statistics.hold_out, run.device) : [null, all];
+  const right = held && (await heldOut.countRight(model, held, run.aside));
   const { manifest, weights } = model;
   const here = await drawn(data, measured(strategy, data.y.length), run);
   const features = await model.features(here.x);
   const known = { manifest, weights, features: async () => features };
   const made = await strategy.train(strategy instanceof FewShot ? known : model, data, run);
   const width = projectedWidth(manifest.head.features, statistics);
-  const x = projected(features, manifest.head.features, statistics);
+  const x = project(features, manifest.head.features, statistics);
   const counted = ofChosen({ x, y: here.y }, width, statistics, run);
-  const found = of(counted, width, manifest.labels.length, statistics.smallest_count);
+  const found = measureStatistics(counted, width, manifest.labels.length, statistics.smallest_count);
   const sent = encode({ ...found, right, isPart: counted.y.length < here.y.length }, statistics);
   return { ...made, tensors: new Map([...made.tensors, ...sent]) };
 }
 
 /**
- * The classes, of those present, that an update sends statistics of, as Python's `chosen`; `most`: how many, 0 for
- * all. @param {number[]} present @param {number} most @param {{round?: number, rare?: number[]}} run
+ * The classes among `present` that an update sends statistics of: at most `most`, 0 for all. Rare classes come first,
+ * the rarest before others. Other classes take turns by the number of the round, as many as there is room for.
+ * @param {number[]} present @param {number} most @param {{round?: number, rare?: number[]}} run
  */
-export function chosen(present, most, { round = 0, rare = [] }) {
+export function chosenClasses(present, most, { round = 0, rare = [] }) {
   if (!most || present.length <= most) return present;
   let first = rare.filter((label) => present.includes(label)).slice(0, most);
   const others = present.filter((label) => !first.includes(label));
@@ -164,7 +167,7 @@ export function chosen(present, most, { round = 0, rare = [] }) {
 }
 
 /**
- * The measured samples of the classes that are sent. @param {{x: any, y: Int32Array}} data @param {number} width
+ * The measured samples of those classes that are sent. @param {{x: any, y: Int32Array}} data @param {number} width
  * @param {any} statistics @param {import("./kinds/kind.js").Run} run
  */
 function ofChosen({ x, y }, width, { smallest_count: smallest, most_classes: most }, run) {
@@ -172,7 +175,7 @@ function ofChosen({ x, y }, width, { smallest_count: smallest, most_classes: mos
   const counts = new Map();
   for (const label of y) counts.set(label, (counts.get(label) ?? 0) + 1);
   const present = [...counts.keys()].filter((label) => (counts.get(label) ?? 0) >= smallest).sort((a, b) => a - b);
-  const sent = new Set(chosen(present, most, run));
+  const sent = new Set(chosenClasses(present, most, run));
   if (sent.size === present.length) return { x, y };
   const rows = Array.from(y.keys()).filter((row) => sent.has(y[row]));
   const taken = new x.constructor(rows.length * width);
@@ -181,12 +184,12 @@ function ofChosen({ x, y }, width, { smallest_count: smallest, most_classes: mos
 }
 
 /**
- * Of features x (n, width) and their labels y, without classes of fewer samples than `smallest`.
+ * The statistics of features x (n, width) and labels y (n,), for classes of `smallest` samples or more.
  * @param {{x: any, y: Int32Array}} data @param {number} width @param {number} labels @param {number} smallest
  * @returns {Statistics}
  */
-export function of({ x, y }, width, labels, smallest) {
-  const found = byClass({ x, y }, width, labels, smallest);
+export function measureStatistics({ x, y }, width, labels, smallest) {
+  const found = sumByClass({ x, y }, width, labels, smallest);
   const moments = new Float64Array((width * (width + 1)) / 2);
   y.forEach((label, row) => {
     if (!found.sums.has(label)) return;
@@ -198,7 +201,7 @@ export function of({ x, y }, width, labels, smallest) {
 }
 
 /**
- * Tensors for the wire, as Python's `encode`; `isPart`: not of all classes that the device has.
+ * The tensors for the wire, as Python's `encode`; `isPart`: they are not of all classes that the device has.
  * @param {Statistics & {right?: Int32Array | null, isPart?: boolean}} statistics
  * @param {{numbers: string, moments: boolean, hold_out: number}} asked @returns {Tensors}
  */
@@ -209,23 +212,27 @@ export function encode({ moments: total, right, isPart = false, ...found }, aske
   if (!asked.moments) return sent;
   const samples = found.counts.reduce((sum, count) => sum + count, 0);
   const rows = Number(!isPart && samples - found.sums.size >= LEAST_FREE);
-  const [upper, spread] = rows ? short(total.map((value) => value / samples), "float16") : [new Uint16Array(0), 0];
+  const mean = total.map((value) => value / samples);
+  const [upper, spread] = rows ? quantiseRow(mean, "float16") : [new Uint16Array(0), 0];
   sent.set(MOMENTS, { dtype: "float16", shape: [rows, total.length], data: upper });
   return sent.set(SPREAD, { dtype: "float32", shape: [rows], data: new Float32Array(rows).fill(spread) });
 }
 
-/** What an update of this form consists of. @param {any} strategy @param {import("./manifest.js").Manifest} manifest */
+/**
+ * The tensors of an update of this form, including its class statistics if it has any.
+ * @param {any} strategy @param {import("./manifest.js").Manifest} manifest
+ */
 export function expected(strategy, manifest) {
   return [...strategy.expected(manifest), ...specs(strategy, manifest)];
 }
 
 /**
- * Of the class statistics beside an update of this form.
+ * The tensors of the class statistics of an update of this form.
  * @param {any} strategy @param {import("./manifest.js").Manifest} manifest
  * @returns {import("./flat.js").TensorSpec[]}
  */
 function specs(strategy, manifest) {
-  const statistics = wished(strategy);
+  const statistics = statisticsOf(strategy);
   if (!statistics) return [];
   const [labels, width] = [manifest.labels.length, projectedWidth(manifest.head.features, statistics)];
   const parts = [specOfRows(ROWS, [labels, width], statistics.numbers)];

@@ -1,4 +1,4 @@
-/** Sums of features by class, and the rows in which their means are sent (strategies/statistics/class_sums.py). */
+/** Sums of features by class, and the encoding of class means (strategies/statistics/class_sums.py). */
 
 import { TensorError } from "./errors.js";
 import { toHalf } from "./half.js";
@@ -8,15 +8,15 @@ import { whole } from "./rounding.js";
 
 /** Bytes of a row before its mean: label, count and scale. */
 const BEGIN = 10;
-/** Bytes of a number of a mean, by the word for it. @type {Record<string, number>} */
+/** Bytes of a mean's numbers, by the setting `numbers`. @type {Record<string, number>} */
 const NUMBERS = { int8: 1, float16: 2 };
 
 /**
- * Counts of the classes in labels y, and a sum of float64 for each class that has `smallest` or more, of features
- * x (n, width). @param {{x: any, y: Int32Array}} data @param {number} width @param {number} labels
+ * The sums of features x (n, width) by class, in float64, and the counts, of classes that have `smallest` samples or
+ * more. @param {{x: any, y: Int32Array}} data @param {number} width @param {number} labels
  * @param {number} smallest @returns {ClassSums}
  */
-export function byClass({ x, y }, width, labels, smallest) {
+export function sumByClass({ x, y }, width, labels, smallest) {
   const counts = new Int32Array(labels);
   for (const label of y) counts[label] += 1;
   counts.forEach((count, label) => (counts[label] = count < smallest ? 0 : count));
@@ -30,7 +30,7 @@ export function byClass({ x, y }, width, labels, smallest) {
   return { width, counts, sums };
 }
 
-/** Of one class. @param {number} width @param {string} numbers */
+/** Bytes of the row of one class. @param {number} width @param {string} numbers */
 export const rowBytes = (width, numbers) => BEGIN + NUMBERS[numbers] * width;
 
 /** A tensor of rows: at most one for each label. @param {string} name @param {number[]} shape @param {string} numbers */
@@ -39,15 +39,15 @@ export function specOfRows(name, [labels, width], numbers) {
 }
 
 /**
- * For each class that has a count its label, count and largest number, all little-endian, and its mean relative to
- * that. @param {ClassSums} sums @param {string} numbers
+ * One row for each class that has samples: the label, the count and the largest number, all little-endian, then the
+ * mean relative to that number. @param {ClassSums} sums @param {string} numbers
  */
 export function writeRows({ width, counts, sums }, numbers) {
   const bytes = rowBytes(width, numbers);
   const rows = new Uint8Array(sums.size * bytes);
   const view = new DataView(rows.buffer);
   [...sums].forEach(([label, sum], place) => {
-    const [mean, largest] = short(sum.map((value) => value / counts[label]), numbers);
+    const [mean, largest] = quantiseRow(sum.map((value) => value / counts[label]), numbers);
     view.setUint16(place * bytes, label, true);
     view.setUint32(place * bytes + 2, counts[label], true);
     view.setFloat32(place * bytes + 6, largest, true);
@@ -57,11 +57,11 @@ export function writeRows({ width, counts, sums }, numbers) {
 }
 
 /**
- * Numbers relative to the largest of them, as float16 or int8; and that one. Throws TensorError for a number that is
- * not finite.
+ * Numbers relative to the largest of them, as float16 or int8; and that largest number. Throws TensorError for a
+ * number that is not finite.
  * @param {Float64Array} row @param {string} numbers @returns {[Int8Array | Uint16Array, number]}
  */
-export function short(row, numbers) {
+export function quantiseRow(row, numbers) {
   const largest = Math.fround(row.reduce((most, value) => Math.max(most, Math.abs(value)), 0));
   if (!Number.isFinite(largest)) throw new TensorError("features have non-finite values");
   const relative = row.map((value) => value / (largest || 1));

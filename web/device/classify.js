@@ -1,28 +1,28 @@
-/** Who is a straggler, as profiles/straggler.py: a property of device and task together. */
+/** Tells whether a device is a straggler: a property of device and task together. Part of profiles/cost.py. */
 
 import { fixed } from "./rounding.js";
 
 /** @typedef {import("./cost.js").Cost} Cost */
 /** @typedef {import("./cost.js").Profile["memory"]} Memory */
 /**
- * Whether a full update does not fit, and in what respect.
- * @typedef {{straggler: boolean, reasons: string[]}} Verdict
+ * Whether a device is a straggler, and the reasons: time, memory or both; empty if it is not.
+ * @typedef {{straggler: boolean, reasons: string[]}} StragglerVerdict
  */
 
 /**
- * Judge the predicted cost of a *full* update against the deadline and the device's memory.
- * @param {Cost} full @param {Memory} memory @param {number} deadlineS @returns {Verdict}
+ * Compares the predicted cost of a *full* update with the deadline and the device's memory.
+ * @param {Cost} full @param {Memory} memory @param {number} deadlineS @returns {StragglerVerdict}
  */
 export function classify(full, memory, deadlineS) {
-  const reasons = misfits(full, memory, deadlineS);
+  const reasons = misfitReasons(full, memory, deadlineS);
   return { straggler: reasons.length > 0, reasons };
 }
 
 /**
- * Why an update of this cost does not fit: the time, the memory, both, or (empty) neither.
+ * The reasons why an update of this cost does not fit: time, memory, both; empty if it fits.
  * @param {Cost} cost @param {Memory} memory @param {number} deadlineS @returns {string[]}
  */
-export function misfits(cost, memory, deadlineS) {
+export function misfitReasons(cost, memory, deadlineS) {
   const reasons = [];
   if (cost.seconds > deadlineS) {
     const where = cost.seconds - cost.computeS > cost.computeS ? "link" : "compute";

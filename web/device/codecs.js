@@ -1,6 +1,6 @@
 /**
- * How the tensors of an update become bytes, as strategies/codecs: `named("delta+int8+deflate")`. The empty word is
- * safetensors as they are.
+ * Composes codecs from words, as in `codecNamed("delta+int8+deflate")`, and encodes updates with them
+ * (strategies/codecs/chain.py).
  */
 import * as deflate from "./codecs/deflate.js";
 import * as delta from "./codecs/delta.js";
@@ -12,11 +12,11 @@ import { write } from "./safetensors.js";
 /** @typedef {import("./flat.js").Tensor} Tensor */
 
 const NUMBERS = { half, int8 };
-/** Running statistics of a normalisation stand as they are. */
+/** Name endings of running statistics of a normalisation, which are sent as they are. */
 const STATISTICS = [".running_mean", ".running_var"];
-/** What it takes for a tensor beside its values, usually. */
+/** Usual header bytes for one tensor. */
 const NAME_BYTES = 72;
-/** What deflate leaves of an update's bytes, by what is written before, for predictions (docs/wire.md). */
+/** Share of an update's bytes that deflate leaves, by the codec before it; for predictions (docs/wire.md). */
 const PACKED = {
   "": 0.93,
   delta: 0.77,
@@ -26,8 +26,11 @@ const PACKED = {
   "delta+int8": 0.87,
 };
 
-/** Of the words "delta", then "half" or "int8", then "deflate", any of them, joined by "+". Throws CodecError. */
-export function named(/** @type {string} */ word) {
+/**
+ * The codec of a word: any of "delta", then "half" or "int8", then "deflate", joined by "+". With the empty word,
+ * tensors are not changed. Throws CodecError.
+ */
+export function codecNamed(/** @type {string} */ word) {
   const rest = word ? word.split("+") : [];
   const isDelta = rest[0] === delta.NAME && Boolean(rest.shift());
   const numbers = Object.hasOwn(NUMBERS, rest[0] ?? "") ? NUMBERS[rest.shift()] : null;
@@ -42,9 +45,9 @@ export function named(/** @type {string} */ word) {
 }
 
 /**
- * The float32 parameters that the base has in the same shape are written short; all else is as it is. A tensor that
- * cannot be written short, because a number of it would overflow, or is too small for it to pay, is as it is too,
- * with what was left out before.
+ * A codec: shortens float32 parameters that the base has in the same shape. Other tensors are not changed. A
+ * parameter that cannot be shortened, because a number would overflow, or that is too small to gain anything, is sent
+ * as it is, plus what was left out of it before.
  */
 class Chain {
   #isDelta;
@@ -57,15 +60,16 @@ class Chain {
     this.#isPacked = isPacked;
   }
 
-  /** Whether a device must keep what rounding leaves out. */
+  /** Whether encoding rounds, so that a device must keep what is left out. */
   get lossy() {
     return this.#numbers !== null;
   }
 
   /**
-   * `base` is what was trained from, `left` what the last encoding left out: it is added to this update (error
-   * feedback; Seide et al. 2014; Karimireddy et al. 2019, algorithm 1). `body` is sent; `left` is kept for the next
-   * update, in place of what was kept before, once this one counts; null: nothing is ever left out.
+   * Encode an update that was trained from `base`; `left`: left out of the last one, and added to this one (error
+   * feedback; Seide et al. 2014; Karimireddy et al. 2019, algorithm 1). `body` is sent. Once this update counts, the
+   * device keeps the returned `left` for its next update, in place of what it kept before; null: the codec never
+   * leaves anything out.
    * @param {Tensors} update @param {Tensors} base @param {Tensors} left
    * @returns {Promise<{ body: Uint8Array, left: Tensors | null }>} Rejects with TensorError.
    */
@@ -75,7 +79,7 @@ class Chain {
     return { body: this.#isPacked ? await deflate.pack(plain) : plain, left: this.lossy ? rests : null };
   }
 
-  /** Predicted: of float32 parameters, and `exact` values of 32 bits besides, in `count` tensors. */
+  /** Predicted bytes of `count` tensors: `values` float32 parameters, `exact` other 32-bit values. */
   payloadBytes(/** @type {number} */ values, /** @type {number} */ count, exact = 0) {
     const arrays = count * (1 + (this.#numbers?.beside ?? 0));
     const plain = (this.#numbers ? this.#numbers.size(values) : 4 * values) + 4 * exact + NAME_BYTES * arrays;
@@ -83,20 +87,20 @@ class Chain {
     return Math.ceil(this.#isPacked ? plain * PACKED[before] : plain);
   }
 
-  /** The tensors of the wire, and what is left out of them; of tensors that are not in this update it is still. */
+  /** The tensors of the wire, and what is left out of them. What was left out of other tensors stays. */
   #written(update, base, left) {
     const wire = new Map();
     const rests = new Map([...left].filter(([name]) => !update.has(name)));
     for (const [name, tensor] of update) {
       const old = this.#baseOf(name, tensor, base);
-      const { parts, rest } = old ? this.#short(tensor, old, left.get(name)) : { parts: { "": tensor }, rest: null };
+      const { parts, rest } = old ? this.#shorten(tensor, old, left.get(name)) : { parts: { "": tensor }, rest: null };
       for (const [part, one] of Object.entries(parts)) wire.set(part ? `${name}/${part}` : name, one);
       if (rest) rests.set(name, rest);
     }
     return { wire, rests };
   }
 
-  /** What a tensor is written against, if it is to be written short. @returns {Tensor | null} */
+  /** The base's tensor, if this one is to be shortened; null otherwise. @returns {Tensor | null} */
   #baseOf(name, tensor, base) {
     const old = base.get(name);
     if (!(this.#isDelta || this.#numbers) || STATISTICS.some((end) => name.endsWith(end)) || !old) return null;
@@ -104,8 +108,8 @@ class Chain {
     return alike && tensor.data.length ? old : null;
   }
 
-  /** Its parts, and what is left out of them, if anything. */
-  #short(tensor, base, left) {
+  /** The parts of a tensor, and what is left out of them, if anything. */
+  #shorten(tensor, base, left) {
     const { shape, data: values } = tensor;
     if (!this.#numbers) return { parts: delta.write(values, base.data, shape), rest: null };
     const before = left && sameShape(left, tensor) ? left.data : null;
@@ -124,7 +128,7 @@ class Chain {
 
 const float32 = (shape, data) => ({ dtype: "float32", shape: [...shape], data });
 const sameShape = (one, other) => one.shape.join() === other.shape.join();
-/** Each rounded to float32, as numpy does. */
+/** Results are rounded to float32, as in numpy. */
 const sum = (one, other) => one.map((value, at) => value + other[at]);
 const difference = (one, other) => one.map((value, at) => value - other[at]);
 const finite = (values) => values.every(Number.isFinite);

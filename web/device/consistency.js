@@ -1,18 +1,18 @@
-/** Whether the parts of a manifest fit each other, as models/bundles/consistency.py. */
+/** Checks that the parts of a manifest fit each other. Part of models/bundles/bundle.py. */
 
 import { isPlain } from "./archive.js";
 import { BundleError } from "./errors.js";
-import { LEVELS, TRAINING } from "./manifest_schema.js";
 import { shapeText } from "./flat.js";
+import { LEVELS, TRAINING } from "./manifest_schema.js";
 
 /** @typedef {import("./manifest.js").Manifest} Manifest */
 
 const PRECISIONS = ["int8", "float16"];
 const ORT_TRAINING = "ort-training";
-/** What is not printable, as Python says: also what turns the direction of writing, and blanks but the plain one. */
+/** Characters that Python does not print: also those that change the direction of writing, and spaces but U+0020. */
 const STRANGE = /\p{C}|(?! )\p{Z}/u;
 
-/** Raises BundleError, naming the bundle and the two things that do not fit. @param {Manifest} manifest */
+/** Raises BundleError, naming the bundle and the two parts that do not fit. @param {Manifest} manifest */
 export function checkManifest(manifest) {
   try {
     checkNames(manifest);
@@ -55,7 +55,7 @@ function checkOnce(what, names) {
 }
 
 /**
- * The parameters that each graph there may be takes as inputs.
+ * The parameters that each possible graph takes as inputs.
  * @param {Manifest} manifest @returns {Map<string, Set<string>>}
  */
 function taken(manifest) {

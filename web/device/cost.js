@@ -1,17 +1,18 @@
-/** The cost model, as profiles/cost.py: what an update will take, before anything runs. Pure functions. */
+/** Predicts the cost of an update before it runs. Pure functions (profiles/cost.py and profiles/device.py). */
 
 import { MissingGraph } from "./errors.js";
 import { whole } from "./rounding.js";
 
-/** What an open session holds besides its graph, weights and activations, in bytes. */
+/** Bytes of an open session besides its graph, weights and activations. */
 export const SESSION_BYTES = 12 * 2 ** 20;
-/** What ONNX Runtime holds of an open graph, over its file. */
+/** Memory of an open graph in ONNX Runtime over its file size. */
 export const GRAPH_FACTOR = 128;
 
 /**
- * How fast a bundle's graphs run here; names are those of graphs. `seconds` for a sample, as measured;
- * `opening`: until a graph can be run; `stepS`: of one step of a linear classifier alone; `heldBytes`: with a
- * whole run in it; `runBytes`: what a run may hold beside the weights, 0 for no limit but the graph's own.
+ * How fast a bundle's graphs run on the device; mappings are by graph name. `seconds` are measured, per sample; a
+ * graph that was not measured is predicted from its FLOPs at `flopsPerS`. `opening`: seconds to open a graph before
+ * its first run. `stepS`: seconds of one step of a linear classifier alone. `heldBytes`: measured memory of an open
+ * graph with a full run in it. `runBytes`: limit on a run's memory beside the weights; 0 for no limit.
  */
 export class Speed {
   /** @param {number} flopsPerS @param {Partial<Speed>} [more] */
@@ -35,9 +36,10 @@ export class Speed {
 }
 
 /**
- * One graph of a bundle: operations per sample, and what a run holds beside the weights, in bytes. `rows`:
- * the most samples of one run; `heldBytes`: what an open session with so many in it holds, 0 where that is
- * not known; `isWhole`: a run is never of fewer.
+ * Work of one graph: `flops` per sample, and the memory of a run beside the weights, in bytes. A run of n samples
+ * holds fixedBytes + n * bytesPerSample of activations. `rows`: most samples of one run. `fileBytes`: size of the
+ * graph's file. `heldBytes`: measured memory of an open session with a run of `rows` samples; 0 if unknown.
+ * `isWhole`: every run has `rows` samples, never fewer.
  */
 export class GraphWork {
   /** @param {Partial<GraphWork>} given */
@@ -51,7 +53,7 @@ export class GraphWork {
     this.isWhole = given.isWhole ?? false;
   }
 
-  /** In runs that hold no more than this beside the weights; one sample at least. 0 sets no limit. */
+  /** The same graph with `rows` lowered, to 1 at least, so that a run's activations fit `runBytes`; 0: no limit. */
   within(/** @type {number} */ runBytes) {
     if (this.isWhole || !runBytes) return this;
     const fit = Math.floor((runBytes - this.fixedBytes) / Math.max(1, this.bytesPerSample));
@@ -60,9 +62,10 @@ export class GraphWork {
 }
 
 /**
- * What a task asks and what data this device has for it: `parameters` counts values and `tensors` tensors of
- * an update of each tunable set; `weightsBytes` is the whole model, `downloadBytes` what of it must still be
- * fetched; `maps` counts the values of a feature map at each level.
+ * The sizes of a task's bundle, and of the samples that this device has for it. `parameters` and `tensors` count the
+ * values and tensors of an update, by tunable set; `classCounts` are the local samples of each class; `sampleBytes`
+ * is the size of one prepared input; `weightsBytes` that of the whole model, `downloadBytes` that of the part still
+ * to be fetched; `maps` counts the values of a feature map, by level.
  *
  * @typedef {{graphs: Map<string, GraphWork>, parameters: Map<string, number>, tensors: Map<string, number>,
  *   weightsBytes: number, downloadBytes: number, featureWidth: number, classCounts: number[],
@@ -89,7 +92,7 @@ export class Workload {
     throw new MissingGraph(`needs graph ${name}, the bundle has ${[...this.graphs.keys()].join(", ")}`);
   }
 
-  /** How many values a tunable set trains. Raises MissingGraph where the bundle has no such set. */
+  /** Number of values that a tunable set trains. Raises MissingGraph if the bundle has no such set. */
   values(/** @type {string} */ tunable) {
     const found = this.parameters.get(tunable);
     if (found !== undefined) return found;
@@ -105,32 +108,33 @@ export class Workload {
     return this.classCounts.length;
   }
 
-  /** One sample through the linear head alone. */
+  /** FLOPs of one sample through the linear head alone. */
   get headFlops() {
     return 2 * this.featureWidth * this.labels;
   }
 
-  /** The same with these fields in place. @param {Partial<WorkloadFields>} fields */
+  /** The same workload with other values of these fields. @param {Partial<WorkloadFields>} fields */
   with(fields) {
     return new Workload({ ...this, ...fields });
   }
 }
 
 /**
- * `samples` samples through a graph, at `flops` operations each. `slowdown` (1): seconds over those that as
- * many operations in whole batches take. `steps` (0): of the classifier alone, in as many batches.
- * @typedef {{graph: string, samples: number, flops: number, slowdown?: number, steps?: number}} Pass
+ * A pass of `samples` samples through one graph, at `flops` operations each. `slowdown` (default 1): the pass's
+ * seconds over those of the same operations in full batches. `steps` (default 0): optimizer steps of the linear
+ * classifier alone in this pass.
+ * @typedef {{graph: string, samples: number, flops: number, slowdown?: number, steps?: number}} GraphPass
  *
- * What one update does. `peakBytes` is what it adds to the idle process; the wire counts payloads.
- * @typedef {{passes: Pass[], peakBytes: number, bytesUp: number, bytesDown: number}} Work
+ * The work of one update. `peakBytes` comes on top of the idle process; up and down count payloads.
+ * @typedef {{passes: GraphPass[], peakBytes: number, bytesUp: number, bytesDown: number}} Work
  *
- * Predicted for one update. `seconds` covers download, compute and upload; `peakMemoryBytes` is the whole
- * process; `energyJ` is modelled.
+ * The predicted cost of one update on one device. `seconds` covers download, compute and upload; `peakMemoryBytes`
+ * is the whole process; `energyJ` is modelled; `flops` counts the operations of all passes.
  * @typedef {{seconds: number, computeS: number, peakMemoryBytes: number, bytesUp: number, bytesDown: number,
  *   energyJ: number, flops: number}} Cost
  *
- * One device. `corrections` is measured over predicted seconds of earlier rounds, by kind; `growth` the same
- * of the bytes that an update adds to the process, 1 or above.
+ * The profile of one device, and its calibration by earlier rounds, by kind of update. `corrections`: measured over
+ * predicted seconds. `growth`: measured over predicted bytes that an update adds to the process, 1 or more.
  * @typedef {{name: string, cores: number,
  *   memory: {totalBytes: number, limitBytes: number, residentBytes: number}, speed: Speed,
  *   bandwidth: {up: number, down: number, source: string},
@@ -139,13 +143,13 @@ export class Workload {
  *   growth: Map<string, number>}} Profile
  */
 
-/** Of an open session of a graph whose file is so large. @param {number} fileBytes */
+/** Bytes of an open session, without activations, of a graph whose file has `fileBytes`. @param {number} fileBytes */
 export function sessionBytes(fileBytes) {
   return SESSION_BYTES + GRAPH_FACTOR * fileBytes;
 }
 
 /**
- * Peak of live activations of one run, and of the session that holds it.
+ * Peak bytes of one run's live activations and the open session; of `rows` samples if none are given.
  * @param {Workload} workload @param {string} graph @param {number} [samples] @returns {number}
  */
 export function activationBytes(workload, graph, samples) {
@@ -156,10 +160,10 @@ export function activationBytes(workload, graph, samples) {
 }
 
 /**
- * The same, in runs as this device makes them, with what it was seen to hold.
+ * The workload with this device's limit on a run and its measured memory of each graph.
  * @param {Workload} workload @param {Speed} speed @returns {Workload}
  */
-export function asMeasured(workload, speed) {
+export function withMeasuredMemory(workload, speed) {
   if (!speed.heldBytes.size && !speed.runBytes) return workload;
   const graphs = new Map();
   for (const [name, work] of workload.graphs) {
@@ -170,7 +174,7 @@ export function asMeasured(workload, speed) {
 }
 
 /**
- * What `work`, an update of this kind, costs on this device; corrected by what was measured before.
+ * The cost of an update of this kind on this device, corrected by measurements of earlier rounds.
  * @param {Profile} profile @param {Work} work @param {string} kind @returns {Cost}
  */
 export function predict(profile, work, kind) {

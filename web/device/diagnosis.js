@@ -1,24 +1,24 @@
-/** Why there is no connection: one line that says what, where, and what to do, as broker/wire/diagnosis.py. */
+/** Says why there is no connection: one line with what failed, where, and what to do. Part of broker/wire/link.py. */
 
 const WRONG_PASSWORD = [4, 5, 134, 135];
 
-/** Who we told the broker that we are. */
-export const whoIs = (url) => (url.user === null ? "a client without user name" : `user '${url.user}'`);
+/** The user of a URL, for messages. */
+export const userOf = (url) => (url.user === null ? "a client without user name" : `user '${url.user}'`);
 
-/** The broker's no, of MQTT.js: `code` is that of its CONNACK. */
-export function refusal(url, { code, message }) {
+/** Why the broker refused a connection; the error is of MQTT.js, and `code` is that of the CONNACK. */
+export function refusalReason(url, { code, message }) {
   const why = WRONG_PASSWORD.includes(code)
-    ? `refused ${whoIs(url)}: wrong user name or password`
+    ? `refused ${userOf(url)}: wrong user name or password`
     : `refused the connection: ${message.replace(/^Connection refused: /, "").toLowerCase()}`;
   return `the broker at ${url.text} ${why}`;
 }
 
-/** The access list's no. @param {string[]} topics */
-export const unreadable = (url, topics) =>
-  `the broker at ${url.text} does not let ${whoIs(url)} read ${topics.join(", ")}: check its access list`;
+/** That the broker's access list refused to let us read these topics. @param {string[]} topics */
+export const unreadableReason = (url, topics) =>
+  `the broker at ${url.text} does not let ${userOf(url)} read ${topics.join(", ")}: check its access list`;
 
-/** Why nothing that speaks MQTT answered, and what to look at. A browser tells no more of a WebSocket. */
-export function unreachable(url, why) {
+/** Why no MQTT broker answered, and what to check. A browser tells no more of a WebSocket. */
+export function unreachableReason(url, why) {
   const hint = url.path
     ? `check that WebSockets are served at this port, with MQTT under ${url.path}` +
       (url.secure ? ", and that the broker's certificate is trusted here" : "")
@@ -26,8 +26,8 @@ export function unreachable(url, why) {
   return `no broker answers at ${url.text} (${(why || "it closed the connection").toLowerCase()}): ${hint}`;
 }
 
-/** Why a connection ended; `rival`: our name, where another client seems to have it too. */
-export function ended(why, rival) {
+/** Why a connection ended; `rival`: our name, if another client seems to have it too. */
+export function disconnectReason(why, rival) {
   const words = (why || "connection lost").toLowerCase();
   return rival ? `${words}, again after a short time: is another client called '${rival}'?` : words;
 }

@@ -1,7 +1,7 @@
 /**
- * Random directions that are the same bits everywhere, as strategies/directions/directions.py defines them: a protocol.
- * Word j of direction p under seed s is word j mod 4 of Philox4x64-10(counter = floor(j / 4) + 1, key = (s,
- * p)).
+ * Random directions that are the same bits on every device, by the protocol that strategies/directions/directions.py
+ * defines. Word j of direction p under seed s is word j mod 4 of Philox4x64-10(counter = floor(j / 4) + 1,
+ * key = (s, p)).
  */
 
 import { UnknownGenerator } from "./errors.js";
@@ -11,12 +11,12 @@ import { fill } from "./philox.js";
 export const GENERATOR = "philox4x64-popcount/1";
 /** Element i is 1 where bit i mod 64 of word floor(i / 64) is set, and -1 elsewhere. */
 export const RADEMACHER = "philox4x64-rademacher/1";
-/** Elements generated at a time: a whole number of counters of any generator. */
+/** Elements generated at a time; a whole number of counters of any generator. */
 export const BLOCK = 1 << 15;
 
 const HALVES_OF_A_COUNTER = 8;
 
-/** Of each generator: elements of a word, and how halves of words become elements. */
+/** By generator: the elements of a word, and the function that turns halves of words into elements. */
 const GENERATORS = new Map([
   [GENERATOR, { perWord: 1, elements: normalLike }],
   [RADEMACHER, { perWord: 64, elements: signs }],
@@ -36,7 +36,7 @@ function popcount(word) {
   return Math.imul((bits + (bits >>> 4)) & 0x0f0f0f0f, 0x01010101) >>> 24;
 }
 
-/** The bits of float32 -1, whose sign is then turned. */
+/** The bits of float32 -1; turning the sign bit gives 1. */
 const MINUS_ONE = 0xbf800000 | 0;
 
 /** @param {Int32Array} halves @param {Float32Array} out */
@@ -45,7 +45,7 @@ function signs(halves, out) {
   for (let i = 0; i < bits.length; i += 1) bits[i] = MINUS_ONE ^ ((halves[i >>> 5] >>> (i & 31)) << 31);
 }
 
-/** Raises UnknownGenerator unless it is one that this version has. @param {string} name */
+/** Raises UnknownGenerator unless this version has a generator of this name. @param {string} name */
 export function checkGenerator(name) {
   if (GENERATORS.has(name)) return;
   const known = [...GENERATORS.keys()].map((one) => `'${one}'`).join(", ");
@@ -56,7 +56,7 @@ export function checkGenerator(name) {
  * Elements start .. start + size of direction `index` under `seed`.
  * @param {{seed: bigint, index: bigint, generator: string}} of 0 <= seed, index < 2**64
  * @param {number} start at a whole counter @param {number} size
- * @returns {Float32Array} (size,) Raises UnknownGenerator, RangeError for another start.
+ * @returns {Float32Array} (size,) Raises UnknownGenerator, and RangeError unless `start` is at a whole counter.
  */
 export function direction({ seed, index, generator }, start, size) {
   checkGenerator(generator);

@@ -1,17 +1,16 @@
 /**
- * Where a device keeps things: bytes by a key, a path of parts with "/" between. A `put` is whole or nothing,
- * also after a power cut, and is on the disk when it resolves. Every method throws DiskError for a disk that
- * is full, or does not do as it is told.
+ * The interface of a disk: bytes by a key, which is a path of parts with "/" between them. A `put` is atomic, also in a
+ * power cut, and durable when it resolves. Every method throws DiskError if the disk is full or fails.
  *
  * @typedef {object} Disk
- * @property {(key: string) => Promise<Uint8Array | null>} get null where there is none; the caller's own bytes
+ * @property {(key: string) => Promise<Uint8Array | null>} get null if there is none; the caller owns the bytes
  * @property {(key: string, bytes: Uint8Array) => Promise<void>} put
- * @property {(key: string) => Promise<void>} delete also where there is none
+ * @property {(key: string) => Promise<void>} delete does nothing if there is none
  * @property {(prefix?: string) => Promise<string[]>} keys those that begin with `prefix`, in any order
  */
 import { DiskError } from "./errors.js";
 
-/** A disk that lasts as long as its object does, with room for so many bytes. */
+/** A disk in memory, which lasts as long as its object, with room for so many bytes. */
 export class MemoryDisk {
   #values = new Map();
   #room;

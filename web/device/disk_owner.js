@@ -1,12 +1,13 @@
-/** Whose a disk is. */
+/** Keeps the name of the device that a disk belongs to. */
 import { text, utf8 } from "./bytes.js";
 import { Outbox } from "./outbox.js";
 
 const KEY = "owner";
 
 /**
- * From now on this device's. What another name has no receipts for may have been counted, and would be again under
- * this one: it is not sent, and its last round not worked on again. Rejects with DiskError.
+ * Make the disk this device's. Contributions without a receipt that were made under another name are not sent, because
+ * they may have been counted, and would count again under this name; nor is their last round worked on again. Rejects
+ * with DiskError.
  * @param {import("./disk.js").Disk} disk @param {string} name @param {(level: string, line: string) => void} log
  */
 export async function own(disk, name, log) {

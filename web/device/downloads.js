@@ -1,12 +1,12 @@
-/** What the device is fetching: one pull for each blob, asked for at each tick until it is here. */
+/** Downloads blobs: asks for missing blocks at each tick until all are here (client/delivery/downloads.py). */
 import { hex } from "./bytes.js";
 import { BlobError } from "./errors.js";
 import { hexOf } from "./messages.js";
 import { Pull } from "./transfer.js";
 
-/** Times that a content may arrive whole and have another hash. */
+/** Times that a complete blob may have a wrong hash before it is given up. */
 export const WRONG_HASHES = 2;
-/** Bytes that what is fetched at one time may have together. */
+/** Most bytes of all blobs that are fetched at one time. */
 export const MOST_BYTES = 2 * 1024 ** 3;
 
 /** @typedef {{blob: any, pull: Pull, beganS: number}} Fetch */
@@ -16,16 +16,16 @@ export class Downloads {
   #ask;
   #arrived;
   #log;
-  /** By hash. @type {Map<string, Fetch>} */
+  /** Downloads by hash. @type {Map<string, Fetch>} */
   #pulls = new Map();
-  /** How often what came had another hash, by hash. */
+  /** How often a complete blob had a wrong hash, by the right hash. */
   #wrong = new Map();
 
   /**
    * @param {import("./blobs.js").Blobs} blobs
    * @param {{ ask: (get: any) => void, arrived: (blob: any, seconds: number) => void,
    *   log?: (level: string, line: string) => void }} tell
-   *   `ask` sends a Get; `arrived` is told of each blob that is whole and verified, and of the seconds that it took
+   *   `ask` sends a Get; `arrived` is called with each blob that is complete and verified, and the seconds that it took
    */
   constructor(blobs, { ask, arrived, log = () => {} }) {
     this.#blobs = blobs;
@@ -35,9 +35,9 @@ export class Downloads {
   }
 
   /**
-   * Fetch these and nothing else. Resolves to false when the sender does not have one of them, or what it has is
-   * never what it is named: a later offer may ask again. Throws BlobError when what came was not what was named;
-   * it is then fetched anew, once; and for more than MOST_BYTES, of which nothing is fetched. `now` in seconds.
+   * Fetch these blobs and no others. Resolves to false when the sender does not have one of them, or its content never
+   * has the right hash: a later offer may ask again. Throws BlobError for a wrong hash, after which it is fetched
+   * again, once; and for more than MOST_BYTES, of which nothing is fetched. `now` in seconds.
    */
   async advance(wanted, now) {
     const fetches = new Map();
@@ -68,17 +68,17 @@ export class Downloads {
     fetch.pull.expect(now);
   }
 
-  /** A block came; one that nobody waits for is dropped. @param {Uint8Array} sha @param {Uint8Array} data */
+  /** Take a block; one that is not waited for is dropped. @param {Uint8Array} sha @param {Uint8Array} data */
   async received(sha, index, data, now) {
     await this.#pulls.get(hex(sha))?.pull.received(index, data, now);
   }
 
-  /** The link was down: what was asked for is not coming. */
+  /** The link was down: blocks that were asked for do not come. */
   restart() {
     for (const { pull } of this.#pulls.values()) pull.restart();
   }
 
-  /** Drop all blobs but those of this offer, those that wait to be sent, and what is on its way. */
+  /** Drop all blobs except those of this offer, those that wait to be sent, and those that are being fetched. */
   async prune(offer, waiting) {
     const bases = [offer.base, ...offer.family.map((member) => member.base)];
     const bundles = [offer.bundle, ...offer.family.map((member) => member.bundle)];

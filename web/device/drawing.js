@@ -1,15 +1,15 @@
-// A drawing as a picture: what the pen did, as lines of points, fitted into the frame and drawn with a pen that
-// is as wide as the frame wants it, so that it matters neither where nor how large somebody draws.
+// Turns a drawing into a picture: strokes of the pen are scaled to fit the frame, and drawn with a pen of fixed width,
+// so that it matters neither where nor how large somebody draws.
 
 const SIDE = 64; // pixels of the picture that is made
-const PEN = 0.15; // of the side: about the pen of the handwritten digits that are shipped
+const PEN = 0.15; // of the side: about as wide as in the handwritten digits of the shipped bundle
 const MNIST = 28; // pixels of a side; its digits leave 4 free on each
 
 /**
  * @typedef {{x: number, y: number}} Point in any unit, y downwards
- * @param {Point[][]} strokes one list of points for each time that the pen touched
+ * @param {Point[][]} strokes a list of points from each time that the pen was put down
  * @param {boolean} light whether ink is white on black, or black on white
- * @param {number} height of the input that it is for, in pixels
+ * @param {number} height of the task's input, in pixels
  * @returns {import("./preparing.js").Picture} grey
  */
 export function drawn(strokes, light, height) {
@@ -26,7 +26,7 @@ export function drawn(strokes, light, height) {
   return { pixels, height: SIDE, width: SIDE, channels: 1 };
 }
 
-/** Pieces [x0, y0, x1, y1] in pixels, in the middle, the longer side of what is drawn `room` long. */
+/** The drawing as line segments [x0, y0, x1, y1] in pixels, centred, with its longer side `room` long. */
 function fitted(strokes, room) {
   const points = strokes.flat();
   const [left, right] = [Math.min(...points.map((p) => p.x)), Math.max(...points.map((p) => p.x))];
@@ -37,7 +37,7 @@ function fitted(strokes, room) {
   return strokes.flatMap((stroke) => stroke.map((p, i) => [x(stroke[Math.max(0, i - 1)]), y(stroke[Math.max(0, i - 1)]), x(p), y(p)]));
 }
 
-/** From a point to a piece of line. */
+/** The distance of a point from a line segment. */
 function distance([x0, y0, x1, y1], x, y) {
   const [dx, dy] = [x1 - x0, y1 - y0];
   const length = dx * dx + dy * dy;

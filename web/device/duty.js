@@ -1,200 +1,198 @@
-/**
- * What a device has to do: fetch what an open round needs, work on it, answer, send until it is receipted.
- */
+/** A device's work in a round: fetch what it needs, train, send the update until it is receipted (client/duty.py). */
 
-import { Advancing } from "./advancing.js";
-import { Afterwards } from "./after_round.js";
+import { AfterRound } from "./after_round.js";
 import { Downloads } from "./downloads.js";
 import { oneLine } from "./errors.js";
-import { Greeting } from "./hello_retry.js";
-import { Here } from "./in_process.js";
+import { EventReporter } from "./event_reporter.js";
+import { HelloRetry } from "./hello_retry.js";
+import { InProcess } from "./in_process.js";
 import { LinkSpeed } from "./link_speed.js";
-import { Sending } from "./sending.js";
-import { Standing } from "./pause_notice.js";
-import { Telling } from "./telling.js";
-import { answer } from "./transfer.js";
+import { PauseNotice } from "./pause_notice.js";
+import { RoundWork } from "./round_work.js";
+import { ContributionSender } from "./sending.js";
+import { answerGet } from "./transfer.js";
 
-/** @typedef {import("./offers.js").Open} Open */
+/** @typedef {import("./offers.js").OpenRound} OpenRound */
 
-/** Of what is left of an open round, for the model of the one before. */
+/** Share of the rest of an open round that judging the model of the round before may take. */
 const JUDGING_SHARE = 0.05;
 
-/** The round in hand (`open`), where it is worked on (`place`), what was sent. */
-export class Duty {
+/** The open round (`open`), the backend that works on it (`backend`), and what was sent. */
+export class DeviceRounds {
   #log;
-  #hours;
-  #voice;
-  #standing;
+  #gate;
+  #messages;
+  #pauseNotice;
   #downloads;
-  #round;
-  #afterwards;
-  #link = new LinkSpeed();
+  #roundWork;
+  #afterRound;
+  #linkSpeed = new LinkSpeed();
   #warned = "";
 
   /**
-   * @param {any} environment see agent.js @param {{hours: import("./work_gate.js").Hours,
-   *   voice: import("./presence.js").Voice, blobs: any, outbox: any}} parts
+   * @param {any} environment see agent.js @param {{gate: import("./work_gate.js").WorkGate,
+   *   messages: import("./presence.js").DeviceMessages, blobs: any, outbox: any}} parts
    */
-  constructor(environment, { hours, voice, blobs, outbox }) {
+  constructor(environment, { gate, messages, blobs, outbox }) {
     const { log } = environment;
     this.#log = log;
-    this.#hours = hours;
-    this.#voice = voice;
+    this.#gate = gate;
+    this.#messages = messages;
     this.blobs = blobs;
     this.outbox = outbox;
-    this.sending = new Sending(outbox, voice, log);
-    this.greeting = new Greeting(() => voice.underWay("hello"));
-    this.#standing = new Standing(hours, voice);
+    this.sending = new ContributionSender(outbox, messages, log);
+    this.helloRetry = new HelloRetry(() => messages.unacknowledged("hello"));
+    this.#pauseNotice = new PauseNotice(gate, messages);
     const arrived = (/** @type {any} */ blob, /** @type {number} */ seconds) => this.#arrived(blob, seconds);
-    this.#downloads = new Downloads(blobs, { ask: (get) => voice.ask(get), arrived, log });
-    this.telling = new Telling(environment.tell, hours.clock);
-    this.place = new Here(environment, blobs, this.#link);
+    this.#downloads = new Downloads(blobs, { ask: (get) => messages.ask(get), arrived, log });
+    this.reporter = new EventReporter(environment.tell, gate.clock);
+    this.backend = new InProcess(environment, blobs, this.#linkSpeed);
     const warn = (/** @type {string} */ text) => this.warn(text);
-    const parts = { place: this.place, downloads: this.#downloads, telling: this.telling, warn };
-    const sends = { outbox, sending: this.sending, standing: this.#standing, hello: () => this.hello() };
-    this.#round = new Advancing(log, { ...parts, ...sends, hours });
-    this.#afterwards = new Afterwards(parts);
+    const parts = { backend: this.backend, downloads: this.#downloads, reporter: this.reporter, warn };
+    const sends = { outbox, sending: this.sending, pauseNotice: this.#pauseNotice, hello: () => this.hello() };
+    this.#roundWork = new RoundWork(log, { ...parts, ...sends, gate });
+    this.#afterRound = new AfterRound(parts);
   }
 
-  /** The round in hand. */
+  /** The open round. */
   get open() {
-    return this.#round.open;
+    return this.#roundWork.open;
   }
 
-  set open(/** @type {Open | null} */ open) {
-    this.#round.open = open;
+  set open(/** @type {OpenRound | null} */ open) {
+    this.#roundWork.open = open;
   }
 
-  /** The one that is being worked on. */
+  /** The round that is being worked on. */
   get working() {
-    return this.#round.working;
+    return this.#roundWork.working;
   }
 
   /** The run of the last task that was done. */
-  get over() {
-    return this.#afterwards.over;
+  get finishedRun() {
+    return this.#afterRound.finishedRun;
   }
 
   /** Whether the task is known here: its bundle has come, and the samples are read. */
   get ready() {
-    return this.#round.ready;
+    return this.#roundWork.ready;
   }
 
-  /** Whether the model of a task that is done is on its way. */
+  /** Whether the final model of a task is being fetched. */
   get finishing() {
-    return this.#afterwards.finishing;
+    return this.#afterRound.finishing;
   }
 
   /**
-   * Do what is to be done now, training included. Throws Stopped, and what nobody expected.
-   * @param {(done: number) => Promise<void>} progress told of training, from 0 to 1
+   * Do what is due now, training included. Throws WorkStopped, and unexpected errors.
+   * @param {(done: number) => Promise<void>} progress called while training, from 0 to 1
    */
   async due(progress) {
-    const now = this.#hours.clock();
-    if (!this.#hours.open) {
+    const now = this.#gate.clock();
+    if (!this.#gate.open) {
       await this.standBy();
       return;
     }
     this.resume();
     await this.sending.due(now);
-    if (this.greeting.due(now)) this.hello();
-    const { workedOn } = this.#round;
-    if (this.open) this.#afterwards.drop();
+    if (this.helloRetry.due(now)) this.hello();
+    const { workedOn } = this.#roundWork;
+    if (this.open) this.#afterRound.drop();
     if (workedOn && this.#mayJudge(now)) {
-      this.#round.workedOn = null;
-      await this.#afterwards.judge(workedOn);
+      this.#roundWork.workedOn = null;
+      await this.#afterRound.judge(workedOn);
     } else if (this.open) {
-      await this.#round.onward(progress);
+      await this.#roundWork.advance(progress);
     } else if (this.finishing) {
-      await this.#afterwards.fetchFinal(now);
-      if (!this.finishing) this.#round.workedOn = null;
+      await this.#afterRound.fetchFinal(now);
+      if (!this.finishing) this.#roundWork.workedOn = null;
     }
   }
 
-  /** Whether there is time for the model of the round before: of an open round it may take a small part. */
+  /** Whether there is time to judge the model of the round before: it may take a small part of an open round. */
   #mayJudge(/** @type {number} */ now) {
     if (this.finishing || this.#isFetchedFrom) return false;
-    return !this.open || this.place.judgingS < JUDGING_SHARE * (this.open.closes - now);
+    return !this.open || this.backend.judgingS < JUDGING_SHARE * (this.open.closes - now);
   }
 
-  /** Whether the aggregator is to fetch content from here, which waits for nothing that can be done later. */
+  /** Whether the aggregator still has to fetch a blob from here: judging can wait, that cannot. */
   get #isFetchedFrom() {
     return [...this.outbox].some((message) => message.blob);
   }
 
-  /** The task is done: what came of it is fetched and judged, if the task is known. @param {Open} over */
+  /** The task is done: fetch and judge its final model, if the task is known here. @param {OpenRound} over */
   finish(over) {
-    this.#afterwards.finish(over, this.#hours.clock());
+    this.#afterRound.finish(over, this.#gate.clock());
   }
 
-  /** While no work may be done: say so, be there, send what waits unless the link is to be spared. */
+  /** While no work is allowed: tell so, repeat the hello, and send what waits unless the link must be spared. */
   async standBy() {
-    const now = this.#hours.clock();
+    const now = this.#gate.clock();
     const offer = this.open?.offer;
-    this.#standing.pause(offer && !this.#round.hasAnswered(offer) ? offer : null);
-    if (!this.#hours.quiet) await this.sending.due(now);
-    if (this.greeting.due(now)) this.hello();
+    this.#pauseNotice.pause(offer && !this.#roundWork.hasAnswered(offer) ? offer : null);
+    if (!this.#gate.quiet) await this.sending.due(now);
+    if (this.helloRetry.due(now)) this.hello();
   }
 
-  /** Work may be done again; a round that has closed in the meantime is not begun. */
+  /** Work is allowed again; a round that has closed in the meantime is not begun. */
   resume() {
-    if (!this.#standing.resume()) return;
-    if (this.open && this.open.closes <= this.#hours.clock()) this.open = null;
+    if (!this.#pauseNotice.resume()) return;
+    if (this.open && this.open.closes <= this.#gate.clock()) this.open = null;
     this.hello();
   }
 
-  /** Who is here, and with how many samples: an aggregator believes no update that says more. */
+  /** Say hello with the number of samples: an aggregator refuses an update that claims more. */
   hello() {
-    this.greeting.said(this.#hours.clock());
-    const hello = this.place.hello(this.#voice.boot);
+    this.helloRetry.sent(this.#gate.clock());
+    const hello = this.backend.hello(this.#messages.boot);
     if (this.ready) {
-      const waiting = [...this.outbox].filter((message) => message.task === this.#voice.task);
+      const waiting = [...this.outbox].filter((message) => message.task === this.#messages.task);
       hello.num_examples = Math.max(hello.num_examples, ...waiting.map((message) => message.num_examples));
     }
-    this.#round.samplesSaid = hello.num_examples;
-    this.#voice.hello(hello);
-    this.#standing.greeted();
+    this.#roundWork.samplesInHello = hello.num_examples;
+    this.#messages.hello(hello);
+    this.#pauseNotice.helloSent();
   }
 
-  /** The link was down. */
+  /** The link was down: begin downloads and sending anew. */
   restart() {
     this.#downloads.restart();
     this.sending.restart();
   }
 
-  /** The first blocks of this come unasked. @param {any} blob */
+  /** The first blocks of this blob come unasked. @param {any} blob */
   async expect(blob) {
-    await this.#downloads.expect(blob, this.#hours.clock());
+    await this.#downloads.expect(blob, this.#gate.clock());
   }
 
-  /** A block came. @param {Uint8Array} sha @param {number} index @param {Uint8Array} data */
+  /** Take a block that came. @param {Uint8Array} sha @param {number} index @param {Uint8Array} data */
   async block(sha, index, data) {
-    await this.#downloads.received(sha, index, data, this.#hours.clock());
-    this.telling.received(data.length);
+    await this.#downloads.received(sha, index, data, this.#gate.clock());
+    this.reporter.received(data.length);
   }
 
   /**
-   * Blocks are asked for; where the link is to be spared they have to be asked for again. @param {any} get
+   * Send the blocks asked for; not while the link must be spared: they must be asked for again. @param {any} get
    */
   async answer(get) {
-    if (this.#hours.quiet) return;
-    for await (const { index, data } of answer(this.blobs, get)) this.#voice.block(get.blob.sha, index, data);
+    if (this.#gate.quiet) return;
+    for await (const { index, data } of answerGet(this.blobs, get)) this.#messages.block(get.blob.sha, index, data);
   }
 
-  /** A contribution has its receipt. @param {any} said */
+  /** Take the receipt of a contribution. @param {any} said */
   async settle(said) {
-    const receipt = { ...said, reason: said.reason && oneLine(said.reason) }; // it is shown
+    const receipt = { ...said, reason: said.reason && oneLine(said.reason) }; // the user sees the reason
     const message = this.outbox.answering(receipt);
     const counts = receipt.status === "accepted" || receipt.status === "duplicate";
-    if (message) await this.place.settle(message, counts);
-    const settled = await this.sending.settle(receipt, this.#hours.clock());
+    if (message) await this.backend.receiptReceived(message, counts);
+    const settled = await this.sending.settle(receipt, this.#gate.clock());
     if (!settled) return;
-    this.#link.sawUp(settled.bytes, settled.seconds);
-    this.telling.receipted(receipt, settled.message.kind);
+    this.#linkSpeed.sawUp(settled.bytes, settled.seconds);
+    this.reporter.receipted(receipt, settled.message.kind);
   }
 
   /**
-   * Once, however often it comes in a row: what is tried at each tick may fail at each. @param {string} text
+   * Log a warning once in a row: what is tried at each tick may fail at each. @param {string} text
    */
   warn(text) {
     if (text !== this.#warned) this.#log("warning", text);
@@ -202,7 +200,7 @@ export class Duty {
   }
 
   #arrived(/** @type {any} */ blob, /** @type {number} */ seconds) {
-    this.#link.sawDown(blob.size, seconds);
-    this.#round.lookAgain();
+    this.#linkSpeed.sawDown(blob.size, seconds);
+    this.#roundWork.lookAgain();
   }
 }

@@ -1,11 +1,11 @@
 /**
- * A bundle on ONNX Runtime in the browser, back-propagation included (models/engines/onnx_engine.py).
+ * Runs a bundle's graphs, back-propagation included, on ONNX Runtime in the browser (models/engines/onnx_engine.py).
  *
  * Inputs are a typed array of n * prod(input.shape) prepared values: Float32Array, or Int32Array for token
- * ids. Frozen parameters are initialisers of a session; trainable ones are inputs, fed in each run.
+ * ids. Frozen parameters are initialisers of a session; trainable ones are inputs of each run.
  */
 
-import { breathe } from "./cooperative.js";
+import { yieldToTasks } from "./cooperative.js";
 import { EngineError } from "./errors.js";
 import { Flat, check, sizeOf } from "./flat.js";
 import { checkIds } from "./manifest.js";
@@ -25,8 +25,8 @@ export class DeviceModel {
   /**
    * Starts at the bundle's weights.
    * @param {import("./bundle.js").Bundle} bundle @param {import("./runtime.js").Runtime} runtime
-   * @param {{batch?: number, watch?: import("./sessions.js").Watch, runBytes?: number}} [settings]
-   *   batch: most samples of a run; runBytes: of live activations of one run, about
+   * @param {{batch?: number, watch?: import("./sessions.js").EngineWatch, runBytes?: number}} [settings]
+   *   batch: most samples of a run; runBytes: most bytes of live activations of one run, about
    */
   constructor(bundle, runtime, { batch = BATCH, watch = {}, runBytes } = {}) {
     this.manifest = bundle.manifest;
@@ -35,15 +35,15 @@ export class DeviceModel {
     this.runBytes = runBytes;
     this.#sessions = new Sessions(bundle, runtime, watch);
     this.#size = sizeOf(bundle.manifest.input.shape);
-    /** Asked between runs of a graph, where there was long work; what it throws ends that. */
+    /** Called between runs of a graph during long work, which ends if it throws. */
     this.between = async () => {};
-    /** Every tensor of the model; nobody writes to it. @type {Tensors} */
+    /** Every tensor of the model; read-only. @type {Tensors} */
     this.weights = bundle.weights();
   }
 
   /**
-   * New values for some or all tensors, which must not change any more; probes and trainers that are out keep
-   * theirs. Raises TensorError for one that does not fit.
+   * Take new values of some or all tensors; the caller must not change them any more. Existing probes and trainers
+   * keep their own. Raises TensorError for a tensor that does not fit.
    * @param {Tensors} tensors
    */
   async load(tensors) {
@@ -56,28 +56,28 @@ export class DeviceModel {
     await this.#sessions.drop(new Set(changed.map(([name]) => name)));
   }
 
-  /** Gives back the memory of everything made to run the graphs; the next use makes it again. */
+  /** Frees the memory of everything that was made to run graphs; the next use makes it again. */
   async unload() {
     await this.#sessions.clear();
   }
 
-  /** Between two runs: what waits is let in. Raises what `between` does. */
+  /** Between two runs: lets waiting tasks of this thread run. Raises what `between` raises. */
   async rest() {
-    if (await breathe()) await this.between();
+    if (await yieldToTasks()) await this.between();
   }
 
-  /** Samples of one run. @param {any} graph of the manifest */
+  /** The most samples of one run. @param {any} graph of the manifest */
   rows(graph) {
     return rowsOf(graph, this.batch, this.runBytes);
   }
 
-  /** (n, classes). Raises EngineError. @param {Inputs} x @returns {Promise<Float32Array>} */
+  /** Logits (n, classes). Raises EngineError. @param {Inputs} x @returns {Promise<Float32Array>} */
   logits(x) {
     return this.#run("forward", x, "logits", this.manifest.labels.length);
   }
 
   /**
-   * (n, width), what the head takes. Raises EngineError.
+   * Features (n, width), the input of the head. Raises EngineError.
    * @param {Inputs} x
    * @returns {Promise<Float32Array>}
    */
@@ -85,7 +85,7 @@ export class DeviceModel {
     return this.#run("forward", x, "features", this.manifest.head.features);
   }
 
-  /** The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError. */
+  /** The loss as a function of a tunable set, starting at `weights`. Raises BundleError, EngineError. */
   async probe(tunable = "all") {
     const loaded = await this.#sessions.get(`loss.${tunable}`, this.weights);
     return new LossProbe(this, loaded, this.#params(tunable));
@@ -105,7 +105,7 @@ export class DeviceModel {
   }
 
   /**
-   * Batch by batch.
+   * One output of a graph, computed batch by batch.
    * @param {string} name
    * @param {Inputs} x
    * @param {string} output
@@ -132,7 +132,7 @@ export class DeviceModel {
   }
 
   /**
-   * How many samples these are. Raises EngineError for what are none, TensorError for an unknown id.
+   * The number of samples in `x`. Raises EngineError for other values than samples, TensorError for an unknown id.
    * @param {Inputs} x
    */
   count(x) {
@@ -147,7 +147,7 @@ export class DeviceModel {
   }
 
   /**
-   * Samples `start` to `end` as the library's tensor.
+   * Samples `start` to `end` as a tensor of the library.
    * @param {Inputs} x
    * @param {number} start
    * @param {number} end
@@ -161,7 +161,7 @@ export class DeviceModel {
   }
 
   /**
-   * Labels likewise. Raises EngineError for unknown ones.
+   * Labels `start` to `end` as a tensor of the library. Raises EngineError for unknown labels.
    * @param {Int32Array} y
    * @param {number} start
    * @param {number} end

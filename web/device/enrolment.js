@@ -1,4 +1,7 @@
-/** What a device is given when it is enrolled: where the broker is, who it is there, whom to believe. */
+/**
+ * A device's enrolment: the broker's address, the device's name and password there, and keys
+ * (broker/security/enrolment.py).
+ */
 import { equal, fromBase64Url, hex, sha256, utf8 } from "./bytes.js";
 import { DeviceError, EnrolmentError } from "./errors.js";
 import { bytes, int, str, struct } from "./fields.js";
@@ -7,7 +10,7 @@ import { KEY_BYTES } from "./signing.js";
 import { checkDevice } from "./topics.js";
 import { parseUrl } from "./url.js";
 
-/** A token begins with it: its form. */
+/** The start of a token, which names its format. */
 export const PREFIX = "fl1.";
 /** Characters. A longer token is not read. */
 const TOKEN_LIMIT = 16 * 1024;
@@ -26,13 +29,13 @@ const Enrolment = struct([
 /**
  * @typedef {{ name: string, clientId: string, url: import("./url.js").BrokerUrl, key: Uint8Array, authority: string,
  *   issued: number, secret: Uint8Array }} Enrolled
- *   `url` has the user and the password; `clientId` is one that others cannot guess; `key` is the aggregator's
- *   public key; `authority` signs the broker's certificate, PEM; `issued` in seconds since 1970;
- *   `secret` is the device's own key, by which it signs what it says, empty in tokens of earlier versions.
+ *   `url` has the user and the password; others cannot guess `clientId`; `key` is the aggregator's public key;
+ *   `authority` is the certificate of the broker's authority (PEM); `issued` in seconds since 1970; `secret` is the
+ *   device's own key, which signs its messages; it is empty in tokens of earlier versions.
  */
 
 /**
- * Reads a token. Rejects with EnrolmentError, whose text holds none of it.
+ * Reads a token. Rejects with EnrolmentError, whose text has no part of the token.
  * @param {string} token @returns {Promise<Enrolled>}
  */
 export async function enrolmentOf(token) {
@@ -49,7 +52,7 @@ export async function enrolmentOf(token) {
   }
 }
 
-/** The bytes of a word, without the check at their end. */
+/** The bytes of a token, without the checksum at their end. Rejects with EnrolmentError if that is wrong. */
 async function checked(word) {
   let data = new Uint8Array();
   try {
@@ -79,7 +82,7 @@ async function enrolled({ url, name, password, authority, key, issued, secret })
   return Object.freeze({ name, clientId, url: address, key, authority: pem(authority), issued, secret });
 }
 
-/** A certificate as text. @param {Uint8Array} der */
+/** A certificate in PEM. @param {Uint8Array} der */
 function pem(der) {
   const letters = btoa(String.fromCharCode(...der));
   const lines = letters.match(/.{1,64}/g) ?? [];

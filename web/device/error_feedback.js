@@ -1,9 +1,9 @@
 /**
- * What codecs left out of updates, on the device's disk, until it has come with a later update.
+ * Persists what codecs left out of updates until a later update sends it (client/delivery/error_feedback.py).
  *
- * Error feedback holds for updates that count: one that is refused, late or never sent takes nothing along,
- * and what was to come with it comes with the next. So there is, for each kind, what is left after all that
- * counts, and after each update that has no receipt yet as if it and those before counted.
+ * Only updates that count take what was left out along: if one is refused, late or never sent, that goes with the
+ * next. So there is a file for each kind, with what is left after all updates that count, and after each update
+ * without a receipt as if it and those before it counted.
  */
 
 import { hex, sha256, utf8 } from "./bytes.js";
@@ -12,14 +12,17 @@ import { float32 } from "./flat.js";
 import { read, write } from "./safetensors.js";
 
 /** @typedef {import("./flat.js").Tensors} Tensors */
-/** By round: COUNTED, and those without a receipt. @typedef {Map<number, Tensors>} Rests */
+/** What is left, by round: COUNTED, and rounds without a receipt. @typedef {Map<number, Tensors>} Residuals */
 
 const FOLDER = "left/";
-/** In place of a round's number: what is left after all that counts. */
+/** In place of a round's number: what is left after all updates that count. */
 const COUNTED = 0;
 
-/** Of one run at a time: those of another go when the first of a run is kept. Raises DiskError. */
-export class Leftovers {
+/**
+ * Stores what was left out, of one run at a time: the first save of a run removes another's. Raises DiskError if the
+ * disk fails.
+ */
+export class ErrorFeedback {
   #disk;
   #log;
 
@@ -30,8 +33,8 @@ export class Leftovers {
   }
 
   /**
-   * What comes with the next update. `waiting` are the rounds whose updates are on the disk and have no
-   * receipt; one that is not was never sent. @param {string} run @param {string} kind
+   * What to add to the next update. `waiting` are the rounds whose updates are on disk without a receipt; a round
+   * that is not among them was never sent. @param {string} run @param {string} kind
    * @param {Set<number>} waiting
    * @returns {Promise<Tensors>}
    */
@@ -41,7 +44,7 @@ export class Leftovers {
   }
 
   /**
-   * What is left with the update of a round. To be durable before that is.
+   * Save what is left after the update of a round. It must be durable before the update is.
    * @param {{run: string, kind: string, round: number, left: Tensors}} of
    * @param {Set<number>} waiting as in `get`
    */
@@ -55,7 +58,7 @@ export class Leftovers {
   }
 
   /**
-   * The update of a round has its receipt; again, it changes nothing. @param {any} message
+   * The update of a round has its receipt. A repeated receipt changes nothing. @param {any} message
    * @param {boolean} counts
    */
   async settle({ run, kind, round }, counts) {
@@ -66,7 +69,7 @@ export class Leftovers {
     await this.#write(key, rests);
   }
 
-  /** Without those that were never sent. */
+  /** What is left, without updates that were never sent. */
   async #rests(/** @type {string} */ run, /** @type {string} */ kind, /** @type {Set<number>} */ waiting) {
     const rests = await this.#read(await keyOf(run, kind));
     for (const number of [...rests.keys()]) {
@@ -75,7 +78,7 @@ export class Leftovers {
     return rests;
   }
 
-  /** Nothing where there is nothing, or what is there is damaged. @returns {Promise<Rests>} */
+  /** The file's content; empty if there is none, or it is damaged. @returns {Promise<Residuals>} */
   async #read(/** @type {string} */ key) {
     const rests = new Map();
     try {
@@ -93,15 +96,15 @@ export class Leftovers {
     }
   }
 
-  async #write(/** @type {string} */ key, /** @type {Rests} */ rests) {
+  async #write(/** @type {string} */ key, /** @type {Residuals} */ rests) {
     const flat = new Map();
     for (const [number, rest] of rests) for (const [name, one] of rest) flat.set(`${number}/${name}`, one);
     await this.#disk.put(key, write(flat));
   }
 }
 
-/** It is among what counts: what it left is left also where those before it do not count. */
-function count(/** @type {Rests} */ rests, /** @type {number} */ number) {
+/** Move a round to what counts: what it left out stays left, even if rounds before it do not count. */
+function count(/** @type {Residuals} */ rests, /** @type {number} */ number) {
   const mine = rests.get(number) ?? new Map();
   const before = beforeOf(rests, number);
   rests.delete(number);
@@ -115,8 +118,8 @@ function count(/** @type {Rests} */ rests, /** @type {number} */ number) {
   rests.set(before, mine);
 }
 
-/** As if it had never been made. */
-function drop(/** @type {Rests} */ rests, /** @type {number} */ number) {
+/** Remove a round as if it had never been made. */
+function drop(/** @type {Residuals} */ rests, /** @type {number} */ number) {
   const mine = rests.get(number) ?? new Map();
   const before = beforeOf(rests, number);
   rests.delete(number);
@@ -124,14 +127,14 @@ function drop(/** @type {Rests} */ rests, /** @type {number} */ number) {
   for (const [later, rest] of rests) if (later > number) rests.set(later, moved(rest, mine, start));
 }
 
-/** @param {Rests} rests @param {number} number @returns {number | null} */
+/** @param {Residuals} rests @param {number} number @returns {number | null} */
 function beforeOf(rests, number) {
   const earlier = [...rests.keys()].filter((known) => known < number);
   return earlier.length ? Math.max(...earlier) : null;
 }
 
 /**
- * `rest` - `old` + `now` in float32; where only one has a tensor, the other has zeros of it.
+ * `rest` - `old` + `now` in float32; a tensor that only one of them has is zero in the others.
  * @returns {Tensors}
  */
 function moved(/** @type {Tensors} */ rest, /** @type {Tensors} */ old, /** @type {Tensors} */ now) {
@@ -148,7 +151,7 @@ function moved(/** @type {Tensors} */ rest, /** @type {Tensors} */ old, /** @typ
   return after;
 }
 
-/** Names of runs come over the wire: they are no keys. @param {string} run */
+/** Names of runs come over the wire: they are not used as keys. @param {string} run */
 async function folderOf(run) {
   return `${FOLDER}${hex(await sha256(utf8(run))).slice(0, 16)}/`;
 }

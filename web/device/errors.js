@@ -1,4 +1,4 @@
-/** What can go wrong on a device, as Python names it. Each text is one line: what, where, what was expected. */
+/** Errors of the device, with the names that Python uses. Each text is one line: what went wrong, where, what to do. */
 
 export class DeviceError extends Error {
   get name() {
@@ -10,9 +10,9 @@ export class DeviceError extends Error {
 export class MessageError extends DeviceError {}
 /** An offer that is not from the aggregator that this device is enrolled with. */
 export class NotTrusted extends MessageError {}
-/** The round before is not known here as it was: ask for the whole offer. */
+/** The round before is not known here as the sender knows it: ask for the full offer. */
 export class UnknownRoundBefore extends MessageError {}
-/** A topic outside the tree, or a name that cannot stand in one. */
+/** A topic outside the tree, or a name of a device or task that cannot be part of one. */
 export class TopicError extends DeviceError {}
 /** A token that cannot be used. */
 export class EnrolmentError extends DeviceError {}
@@ -20,17 +20,17 @@ export class EnrolmentError extends DeviceError {}
 export class UrlError extends DeviceError {}
 /** Nothing answers at the address, or not as an MQTT broker. Trying again later may help. */
 export class BrokerUnreachable extends DeviceError {}
-/** The broker answered, and said no: wrong password, or a topic that is not ours. */
+/** The broker refused: wrong password, or a topic that is not ours. */
 export class BrokerRefused extends DeviceError {}
 
 /** A blob that is missing, damaged or too large, or a disk that cannot hold it. */
 export class BlobError extends DeviceError {}
 /** One block that does not fit its blob: wrong length, or a number out of range. Asking again may help. */
 export class BlockError extends BlobError {}
-/** A disk that does not do as it is told: it is full, or gone. */
+/** A disk that is full or fails. */
 export class DiskError extends DeviceError {}
 
-/** Anything that is refused about models. */
+/** Base class of errors about models. */
 export class ModelError extends DeviceError {}
 /** Tensors that are malformed, or not the ones expected. */
 export class TensorError extends ModelError {}
@@ -38,7 +38,7 @@ export class TensorError extends ModelError {}
 export class BundleError extends ModelError {}
 /** An engine that is missing, refuses a graph, or is given the wrong arrays. */
 export class EngineError extends ModelError {}
-/** The engine's program, or a part of it, does not come. Trying again later may help. */
+/** The engine's program, or a part of it, could not be loaded. Trying again later may help. */
 export class EngineUnloaded extends EngineError {}
 /** A graph that a bundle does not have, or a device cannot run. */
 export class MissingGraph extends ModelError {}
@@ -54,20 +54,16 @@ export class UnknownGenerator extends DeviceError {}
 
 /** Local data that is missing, unreadable, or not of the task. */
 export class DataError extends DeviceError {}
-/** Data that is not taken, and why. */
-export class Refused extends DeviceError {}
-/** Work that would exceed, or has exceeded, the memory this device may use. */
+/** Work would exceed the memory this device may use and was not started, or has exceeded it. */
 export class OutOfMemory extends DeviceError {}
-/** The base model, after its log was replayed, is not the aggregator's. It is fetched anew. */
+/** The base model made by replaying steps is not the aggregator's. It is fetched anew. */
 export class StaleBase extends DeviceError {}
-/** The base model of an offer cannot be made from what it names, from its checkpoint on. */
+/** The base model cannot be made from what the offer names, even from its checkpoint. */
 export class UnusableBase extends DeviceError {}
-/** What is wrong with one round, and does not concern the next. */
-export class LeftOut extends DeviceError {}
-/** The round closed while its work stood still. */
-export class RoundOver extends DeviceError {}
-/** The device was told to stop while it trained: what it was at is given up. */
-export class Stopped extends DeviceError {}
+/** One round cannot be worked on; the next one may. */
+export class RoundLeftOut extends DeviceError {}
+/** The device was told to stop while it trained: the work in progress is given up. */
+export class WorkStopped extends DeviceError {}
 
 /** The message of any error, without line breaks, at most `limit` characters. */
 export function oneLine(error, limit = 300) {

@@ -1,9 +1,9 @@
 /**
- * Types of what stands in a message. Each has `read(value, where)`, which takes what MessagePack gave, and
- * `write(value, where)`, which gives what MessagePack takes; both throw MessageError for anything else.
+ * Types of the fields of messages. `read(value, where)` takes a value that MessagePack has decoded, `write(value,
+ * where)` returns one for MessagePack to encode; both throw MessageError for a value of another type.
  *
  * Whole numbers that may be beyond 2**53 are bigint (`big`), all others are numbers. A float that has no
- * fraction is written as the whole number, which the other side reads as the same float.
+ * fraction is written as a whole number, which the other side reads as the same float.
  */
 import { MessageError } from "./errors.js";
 
@@ -21,7 +21,7 @@ const named = (value) => {
 
 const wrong = (value, where, expected) => new MessageError(`${where} is ${named(value)}, expected ${expected}`);
 
-/** What is of this type or not, and stands as it is. @returns {Type} */
+/** A type whose values are not converted; `is` tells whether a value is of it. @returns {Type} */
 function plain(expected, is) {
   const check = (value, where) => {
     if (!is(value)) throw wrong(value, where, expected);
@@ -30,13 +30,13 @@ function plain(expected, is) {
   return { read: check, write: check };
 }
 
-/** From `from` to `to`, both included; at most 2**53. @returns {Type} */
+/** A whole number from `from` to `to`, both included; at most 2**53. @returns {Type} */
 export function int(from = -(2 ** 53), to = 2 ** 53) {
   const whole = big(BigInt(from), BigInt(to));
   return { read: (value, where) => Number(whole.read(value, where)), write: whole.write };
 }
 
-/** A bigint of 64 bits; a number is taken, too, where it is written. @returns {Type} */
+/** A bigint of 64 bits; `write` also takes a number. @returns {Type} */
 export function big(from = -(2n ** 63n), to = 2n ** 64n - 1n) {
   const read = (value, where) => {
     if (typeof value !== "bigint" && !Number.isInteger(value)) throw wrong(value, where, "int");
@@ -61,10 +61,10 @@ export const float = {
 };
 
 export const bool = plain("bool", (value) => typeof value === "boolean");
-/** Settings of a kind: whatever they are, the kind says. */
+/** Settings of a kind: each kind checks its own. */
 export const anything = plain("a value", (value) => value !== undefined);
 
-/** Of at most `longest` characters. @returns {Type} */
+/** A text of at most `longest` characters. @returns {Type} */
 export function str(longest = Infinity) {
   const check = (value, where) => {
     if (typeof value !== "string") throw wrong(value, where, "str");
@@ -75,7 +75,7 @@ export function str(longest = Infinity) {
   return { read: check, write: check };
 }
 
-/** At most so many. @returns {Type} */
+/** At most `longest` bytes. @returns {Type} */
 export function bytes(longest = Infinity) {
   const check = (value, where) => {
     if (!(value instanceof Uint8Array)) throw wrong(value, where, "bytes");
@@ -107,22 +107,22 @@ export function listOf(type, most = Infinity) {
   return { read: each("read"), write: each("write") };
 }
 
-/** Or null. @param {Type} type @returns {Type} */
+/** A value of this type, or null. @param {Type} type @returns {Type} */
 export const orNull = (type) => ({
   read: (value, where) => (value === null ? null : type.read(value, where)),
   write: (value, where) => (value === null ? null : type.write(value, where)),
 });
 
-/** Bytes as they are, else the other type. @param {Type} type @returns {Type} */
+/** Bytes, or a value of this type. @param {Type} type @returns {Type} */
 export const orBytes = (type) => ({
   read: (value, where) => (value instanceof Uint8Array ? value : type.read(value, where)),
   write: (value, where) => (value instanceof Uint8Array ? value : type.write(value, where)),
 });
 
 /**
- * An object of these fields, in this order: [name, type], or [name, type, what it is where it is not given].
- * A shorter array lacks the last ones, of a longer one the rest is left aside. `whole` may complete what was
- * read, and throws MessageError for what does not fit together.
+ * An object with these fields, in this order: [name, type], or [name, type, default]. It is encoded as an array. A
+ * shorter array lacks the last fields; additional items of a longer one are ignored. `whole` may complete the object,
+ * and throws MessageError if its fields do not fit each other.
  * @param {[string, Type, any?][]} fields @returns {Type}
  */
 export function struct(fields, whole = (object, _where) => object) {

@@ -1,19 +1,19 @@
-/** The first connection: a device that is there before its broker, or its network, waits for it. */
+/** Makes a device's first connection. Part of client/connection/connecting.py. */
 
 import { BrokerUnreachable } from "./errors.js";
-import { Patience } from "./backoff.js";
+import { ReconnectDelay } from "./link_timing.js";
 
 /** Seconds before the first new attempt, and at most. */
 const BACK_OFF_S = /** @type {[number, number]} */ ([0.5, 30]);
 
 /**
- * Connect, however long that takes. Why it waits is said once in a row. Throws BrokerRefused: who is not let
- * in now will not be later.
+ * Connect, waiting as long as it takes: a device may start before its broker or its network. Logs the reason for
+ * waiting once in a row. Throws BrokerRefused: a device that is refused now would be refused later, too.
  * @param {{connect: () => Promise<void>}} link @param {(level: string, text: string) => void} log
- * @param {() => boolean} isStopped whether to give up; false is returned then
+ * @param {() => boolean} isStopped whether to give up and return false
  */
-export async function reach(link, log, isStopped = () => false) {
-  const patience = new Patience(BACK_OFF_S, Math.random);
+export async function firstConnection(link, log, isStopped = () => false) {
+  const delay = new ReconnectDelay(BACK_OFF_S, Math.random);
   let said = "";
   while (!isStopped()) {
     try {
@@ -23,8 +23,8 @@ export async function reach(link, log, isStopped = () => false) {
       if (!(error instanceof BrokerUnreachable)) throw error;
       if (error.message !== said) log("warning", `${error.message}; trying again until it does`);
       said = error.message;
-      patience.failed();
-      await new Promise((resolve) => setTimeout(resolve, 1000 * patience.wait()));
+      delay.failed();
+      await new Promise((resolve) => setTimeout(resolve, 1000 * delay.waitS()));
     }
   }
   return false;

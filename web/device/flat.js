@@ -1,8 +1,8 @@
 /**
- * Named float32 tensors in one buffer, and the check of tensors before they are believed (models/bundles/tensors.py).
+ * Named tensors: checks of names, shapes and values, and one flat buffer (models/bundles/tensors.py).
  *
  * @typedef {{name: string, shape: number[], dtype: string, variable?: boolean}} TensorSpec
- *   `variable`: with at most so many rows.
+ *   `variable`: it may have fewer rows than shape[0].
  * @typedef {{dtype: string, shape: number[], data: any}} Tensor data: a typed array, in C order
  * @typedef {Map<string, Tensor>} Tensors
  */
@@ -14,18 +14,18 @@ const NAMED = 4;
 /** Number of elements, at most. @param {number[]} shape */
 export const sizeOf = (shape) => shape.reduce((product, length) => product * length, 1);
 
-/** As Python writes it. @param {number[]} shape */
+/** A shape as Python writes it. @param {number[]} shape */
 export const shapeText = (shape) => (shape.length === 1 ? `(${shape[0]},)` : `(${shape.join(", ")})`);
 
 /** @param {number[]} shape @param {Float32Array} data @returns {Tensor} */
 export const float32 = (shape, data) => ({ dtype: "float32", shape, data });
 
-/** Whether no value is infinite or no number. @param {Tensors} tensors */
+/** Whether no value is infinite or NaN. @param {Tensors} tensors */
 export function finite(tensors) {
   return [...tensors.values()].every((tensor) => !strays(tensor));
 }
 
-/** How many values are infinite or no number; integers never are. @param {Tensor} tensor */
+/** How many values are infinite or NaN; integers never are. @param {Tensor} tensor */
 function strays({ dtype, data }) {
   let count = 0;
   if (dtype === "float16") for (const bits of data) count += (bits & 0x7c00) === 0x7c00 ? 1 : 0;
@@ -80,11 +80,11 @@ function listed(names) {
 }
 
 /**
- * float32 tensors in one vector, in the order of `specs`, without padding. `views` have the shapes of the
- * specs and share the memory of `vector`; neither is ever made anew.
+ * Named float32 tensors in one buffer, in the order of `specs`, without padding. `views` have the shapes of the
+ * specs and share the memory of `vector`; neither is ever reallocated.
  */
 export class Flat {
-  /** Zeros. Raises TensorError for another dtype or a name given twice. @param {TensorSpec[]} specs */
+  /** Starts with zeros. Raises TensorError for another dtype or a name given twice. @param {TensorSpec[]} specs */
   constructor(specs) {
     const other = specs.find((spec) => spec.dtype !== "float32");
     if (other) throw new TensorError(`${other.name} is ${other.dtype}, a flat buffer holds float32 only`);
@@ -103,7 +103,10 @@ export class Flat {
     }
   }
 
-  /** Copies the tensors in; others are left aside. Raises TensorError. @param {Tensors} tensors */
+  /**
+   * Copies the tensors in, ignoring names that are not in `specs`. Raises TensorError for a tensor that is missing or
+   * does not fit. @param {Tensors} tensors
+   */
   load(tensors) {
     const known = new Map([...tensors].filter(([name]) => this.views.has(name)));
     check(known, this.specs);
@@ -111,8 +114,8 @@ export class Flat {
   }
 
   /**
-   * Copies in elements `begin` to `begin` + `size` (at most to the end) alone, and gives that part. Of
-   * `tensors` nothing is checked but that they are there.
+   * Copies in only elements `begin` to `begin` + `size`, or to the end, and returns that slice. `tensors` must have
+   * the shapes of `specs`; that is not checked.
    * @param {Tensors} tensors
    * @param {number} begin
    * @param {number} size

@@ -1,4 +1,7 @@
-/** What is done to gradients before a step: a pull to an anchor, and a bound on their norm. */
+/**
+ * Changes gradients before a step: adds a proximal term, and clips their norm (strategies/terms/proximal.py and
+ * models/training/clipping.py).
+ */
 
 import { TensorError } from "./errors.js";
 import { shapeText } from "./flat.js";
@@ -6,13 +9,13 @@ import { shapeText } from "./flat.js";
 /** @typedef {import("./flat.js").Flat} Flat */
 
 /**
- * weight / 2 * sum over the anchor's tensors of ||w - anchor||^2 (models/training/proximal.py): FedProx's term (Li et
- * al. 2020, equation 2) on every trained tensor, FSCProx's with twice the weight on the classifier alone.
+ * A proximal term: weight / 2 * sum over the anchor's tensors of ||w - anchor||^2. FedProx (Li et al. 2020, equation
+ * 2) has it on every trained tensor, FSCProx with twice the weight on the classifier alone.
  * @typedef {{weight: number, anchor: import("./flat.js").Tensors}} Proximal
  */
 
 /**
- * Raises TensorError for an anchor that is none of the parameters.
+ * Raises TensorError for an anchor that is not among the parameters.
  * @param {Proximal} term
  * @param {Flat} params
  */
@@ -29,7 +32,7 @@ export function checkAnchor({ anchor }, params) {
 }
 
 /**
- * grads += weight * (params - anchor) in float32.
+ * Adds the term's gradient: grads += weight * (params - anchor) in float32.
  * @param {Proximal} term
  * @param {Flat} params
  * @param {Flat} grads
@@ -51,7 +54,7 @@ export function clip(grads, maxNorm) {
   let square = 0;
   for (const value of grads) square += value * value;
   const factor = maxNorm / (Math.sqrt(square) + 1e-6);
-  if (factor >= 1) return; // a norm that is no number makes every gradient none, as in torch
+  if (factor >= 1) return; // a norm that is NaN makes every gradient NaN, as in torch
   const scale = Math.fround(factor);
   for (let i = 0; i < grads.length; i += 1) grads[i] *= scale;
 }

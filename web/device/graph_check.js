@@ -1,6 +1,6 @@
 /**
- * Examines a graph before a session is made of it: nothing is in it but what the table allows
- * (models/bundles/graph_check.py, whose words these are).
+ * Checks a graph before a session is made: it may hold only what allowed_graphs.js lists
+ * (models/bundles/graph_check.py, which gives the same errors).
  */
 
 import { ALLOWED } from "./allowed_graphs.js";
@@ -10,14 +10,14 @@ import { DELIMITED, FIXED_32, VARINT, fields, numberOf } from "./protobuf.js";
 
 /** @type {Record<string, number>} */
 const WIRES = { varint: VARINT, fixed32: FIXED_32, delimited: DELIMITED };
-/** Where a file has "ORTM" after four bytes, ONNX Runtime may read it as its own format, not as protobuf. */
+/** A file with "ORTM" from byte 4 on may be read in ONNX Runtime's own format, not as protobuf. */
 const OTHER_FORMAT = "4f52544d";
 const LARGEST = 2 ** 53;
 
 /**
  * @typedef {{name: string, wire: string, needed?: boolean, times?: number, most?: number, message?: string,
  *   from?: number, to?: number, one_of?: number[]}} Rule
- * @typedef {Record<string, any[]>} Message values by field name; a field that is not there has none
+ * @typedef {Record<string, any[]>} Message the values of each field by its name; empty for a field that is absent
  */
 
 /** @type {Record<string, Record<string, Rule>>} */
@@ -26,8 +26,8 @@ const MESSAGES = /** @type {any} */ (ALLOWED.messages);
 const OPERATORS = new Map(Object.entries(ALLOWED.operators).map(([domain, names]) => [domain, new Set(names)]));
 
 /**
- * Names of the initialisers that the session must be given. Raises BundleError for a graph with anything that is
- * not allowed.
+ * Checks a graph, and returns the names of the initialisers that the session must be given in memory. Raises
+ * BundleError for a graph with anything that is not allowed.
  * @param {Uint8Array} onnx @returns {string[]}
  */
 export function checkGraph(onnx) {
@@ -46,7 +46,7 @@ export function checkGraph(onnx) {
   return graph.initializer.filter(liesOutside).map((/** @type {Message} */ tensor) => tensor.name[0]);
 }
 
-/** @param {Uint8Array} data @param {string} kind @param {{left: number}} budget fields to come @returns {Message} */
+/** @param {Uint8Array} data @param {string} kind @param {{left: number}} budget of fields @returns {Message} */
 function read(data, kind, budget) {
   const rules = MESSAGES[kind];
   /** @type {Message} */
@@ -82,7 +82,10 @@ function unknown(kind, field) {
 /** @param {string} kind */
 const a = (kind) => (/^[aeio]/.test(kind) ? `an ${kind}` : `a ${kind}`);
 
-/** Of data nothing is said here. @param {string} kind @param {Rule} rule @param {Uint8Array} content */
+/**
+ * The text of a field; empty for data, which is not read here.
+ * @param {string} kind @param {Rule} rule @param {Uint8Array} content
+ */
 function textOf(kind, rule, content) {
   if (rule.most === undefined) return "";
   if (content.length > rule.most) {
@@ -130,12 +133,12 @@ function checkOperator(node) {
   }
 }
 
-/** The ONNX domain has two names. @param {Message} message @returns {string} */
+/** The operator domain; ONNX's own has two names, "" and "ai.onnx". @param {Message} message @returns {string} */
 function domainOf({ domain: [domain = ""] }) {
   return domain === "ai.onnx" ? "" : domain;
 }
 
-/** Each is there once, and has the value of its type and no other. @param {Message} node */
+/** Checks that each attribute occurs once, with a value of its type and no other. @param {Message} node */
 function checkAttributes(node) {
   const seen = new Set();
   /** @type {Record<string, string>} */
@@ -149,7 +152,7 @@ function checkAttributes(node) {
   }
 }
 
-/** Every value is made once: by an input, an initialiser or a node. @param {Message} graph */
+/** Checks that every value is made only once: by an input, an initialiser or a node. @param {Message} graph */
 function checkNames(graph) {
   const made = new Set();
   const named = [...graph.input, ...graph.initializer].map((one) => one.name[0]);
@@ -159,7 +162,10 @@ function checkNames(graph) {
   }
 }
 
-/** Whether it has no data. Raises BundleError where it names anything but what is given. @param {Message} tensor */
+/**
+ * Whether an initialiser has no data in the graph. Raises BundleError for one that names a real file, or another length
+ * than its shape gives. @param {Message} tensor
+ */
 function liesOutside(tensor) {
   const name = shown(tensor.name[0]);
   if (!tensor.data_location[0]) {
@@ -187,7 +193,7 @@ function entries(said) {
   return sorted.map(([key, value]) => `${shown(key)} ${shown(value)}`).join(", ") || "no file";
 }
 
-/** As one printable line of some length. @param {string} words */
+/** The text as one printable line of at most 80 characters, more if escaped. @param {string} words */
 function shown(words) {
   const plain = words.slice(0, 80);
   return /^[^\p{C}\p{Zl}\p{Zp}]+$/u.test(plain) ? plain : `'${JSON.stringify(plain).slice(1, -1)}'`;

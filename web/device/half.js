@@ -1,11 +1,11 @@
-/** Numbers of 16 bits: IEEE 754 binary16, rounded to the nearest, ties to even. */
+/** 16-bit numbers: IEEE 754 binary16, rounded to the nearest, ties to even. */
 
 const DOUBLE = new Float64Array(1);
 const WORDS = new Uint32Array(DOUBLE.buffer); // the lower half first, as in every browser
-/** From here on a number is rounded to infinity. */
+/** The smallest number that is rounded to infinity. */
 const TOO_LARGE = 65520;
 
-/** The number of these bits. @param {number} bits */
+/** The number that these bits encode. @param {number} bits */
 export function fromHalf(bits) {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 0x1f;
@@ -14,7 +14,7 @@ export function fromHalf(bits) {
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -24 * fraction);
 }
 
-/** The bits of a number. @param {number} number @returns {number} */
+/** The bits of a number, rounded. @param {number} number @returns {number} */
 export function toHalf(number) {
   DOUBLE[0] = number;
   const sign = (WORDS[1] >>> 16) & 0x8000;
@@ -26,5 +26,5 @@ export function toHalf(number) {
   const below = Math.floor(steps);
   const rest = steps - below;
   const up = rest > 0.5 || (rest === 0.5 && below % 2 === 1) ? 1 : 0;
-  return sign | (((exponent + 14) << 10) + below + up); // one step too many is the next exponent
+  return sign | (((exponent + 14) << 10) + below + up); // a fraction that is rounded up to 1 carries into the exponent
 }

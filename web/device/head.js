@@ -1,4 +1,4 @@
-/** Training the last layer alone, on features computed once (models/training/head.py). */
+/** The last layer alone, trained on features computed once. Part of models/training/heads.py. */
 
 import { Flat, sizeOf } from "./flat.js";
 import { logSoftmax } from "./softmax.js";
@@ -50,7 +50,7 @@ export class SoftmaxHead {
   }
 
   /**
-   * Mean cross-entropy in nats of these rows; the gradients are left in `grads`.
+   * Mean cross-entropy in nats of these rows; leaves the gradients in `grads`.
    * @param {Float32Array} features (n, width)
    * @param {Int32Array} y (n,)
    * @param {Int32Array} batch rows of both
@@ -73,7 +73,7 @@ export class SoftmaxHead {
   }
 
   /**
-   * One step for each batch of rows; the mean loss over all samples seen.
+   * One step for each batch of rows; returns the mean loss of all samples used.
    * @param {Float32Array} features (n, width)
    * @param {Int32Array} y (n,)
    * @param {Iterable<Int32Array> | AsyncIterable<Int32Array>} batches

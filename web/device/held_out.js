@@ -1,4 +1,6 @@
-/** Samples that a device holds out, to compare the closed-form head with the trained one (strategies/statistics/held_out.py). */
+/**
+ * Held-out samples, which compare the closed-form head with the trained head (strategies/statistics/held_out.py).
+ */
 
 import { SoftmaxHead } from "./head.js";
 import { everyOne, gathered } from "./kinds/kind.js";
@@ -6,17 +8,17 @@ import { everyOne, gathered } from "./kinds/kind.js";
 /** @typedef {import("./flat.js").Tensors} Tensors */
 /** @typedef {import("./kinds/kind.js").LocalData} LocalData */
 
-/** Before the names of the closed-form head's tensors, among what is sent beside the base. */
+/** Prefix of the names of the closed-form head's tensors among those sent beside the base. */
 const CLOSED_FORM = "closed-form/";
 
 const GOLDEN = (Math.sqrt(5) - 1) / 2;
 
 /**
- * What the device holds out, and the rest: evenly, the same in every round, and never all. Which comes first goes by
- * the device's name.
+ * The samples that the device holds out, and the rest. Every 1 / share-th is held out, but never all; the same in every
+ * round. The first one depends on the device's name.
  * @param {LocalData} data @param {number} share @param {string} device @returns {[LocalData, LocalData]}
  */
-export function parted(data, share, device) {
+export function splitHeldOut(data, share, device) {
   const first = (new TextEncoder().encode(device).reduce((sum, byte) => sum + byte, 0) * GOLDEN) % 1;
   const count = (/** @type {number} */ i) => Math.floor(i * share + first);
   const isHeld = (/** @type {number} */ i) => data.y.length > 1 && count(i + 1) > count(i);
@@ -25,7 +27,7 @@ export function parted(data, share, device) {
 }
 
 /**
- * What is not held out, to one sample, where samples lie class by class.
+ * The workload without held-out samples, exact to one sample if samples are sorted by class.
  * @param {import("./cost.js").Workload} workload @param {number} share
  */
 export function rest(workload, share) {
@@ -39,11 +41,12 @@ export function rest(workload, share) {
 }
 
 /**
- * Held-out samples, how many of them the closed-form head classifies right, and how many the base's own; null where
- * none came beside the base that `model` holds. Raises TensorError for a head that does not fit.
+ * The counts of held-out samples: all, those that the closed-form head classifies right, and those that the base's own
+ * head does; null if no closed-form head came beside the base. `model` holds the base. Raises TensorError for a head
+ * that does not fit.
  * @param {import("./engine.js").DeviceModel} model @param {LocalData} held @param {Tensors | undefined} aside
  */
-export async function counted(model, held, aside) {
+export async function countRight(model, held, aside) {
   const named = [...(aside ?? [])].filter(([name]) => name.startsWith(CLOSED_FORM));
   if (!held.y.length || !named.length) return null;
   const closed = new Map(named.map(([name, tensor]) => [name.slice(CLOSED_FORM.length), tensor]));

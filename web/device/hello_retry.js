@@ -1,21 +1,22 @@
 /**
- * When to say hello again: one that is lost would leave the device waiting for an offer that nobody sends.
+ * Repeats a hello until an offer answers it (client/connection/hello_retry.py). If a hello were lost, the device would
+ * wait for an offer that nobody sends.
  */
 
-/** Seconds without answer, and with nothing on its way to the broker, after which something is said again. */
+/** Seconds without an answer, and with nothing on its way to the broker, after which a message is sent again. */
 export const RESEND_S = 10;
-/** The waits double up to this. */
+/** Seconds. The waits double up to this. */
 export const MAX_RESEND_S = 60;
 
-/** Hellos and their answers. Times in seconds. */
-export class Greeting {
+/** Tracks hellos and their answers. Times in seconds. */
+export class HelloRetry {
   #sinceS = Infinity;
   #waitS = RESEND_S;
-  #underWay;
+  #unacknowledged;
 
-  /** @param {() => number} underWay how many hellos have not reached the broker for sure yet */
-  constructor(underWay) {
-    this.#underWay = underWay;
+  /** @param {() => number} unacknowledged counts hellos that the broker has not acknowledged */
+  constructor(unacknowledged) {
+    this.#unacknowledged = unacknowledged;
   }
 
   /** Whether an answer is awaited. */
@@ -23,8 +24,8 @@ export class Greeting {
     return this.#sinceS < Infinity;
   }
 
-  /** A hello goes out. @param {number} now */
-  said(now) {
+  /** A hello is sent. @param {number} now */
+  sent(now) {
     this.#sinceS = now;
   }
 
@@ -34,10 +35,10 @@ export class Greeting {
     this.#waitS = RESEND_S;
   }
 
-  /** Whether it is to be said again: after waits that double, of silence on the link. @param {number} now */
+  /** Whether to repeat the hello: after silence on the link, with waits that double. @param {number} now */
   due(now) {
     if (!this.waiting) return false;
-    if (this.#underWay()) this.#sinceS = now;
+    if (this.#unacknowledged()) this.#sinceS = now;
     if (now - this.#sinceS < this.#waitS) return false;
     this.#waitS = Math.min(2 * this.#waitS, MAX_RESEND_S);
     return true;

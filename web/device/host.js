@@ -1,16 +1,16 @@
-/** The browser that a device is in, as far as it says; see Host in profile.js. Bytes. */
+/** The browser that runs a device, as far as it tells; see Host in profile.js. Bytes. */
 
-/** Memory of a browser that does not say how much there is. */
+/** Memory that is assumed if the browser does not tell. */
 const UNKNOWN_BYTES = 2 ** 31;
-/** What WASM of 32 bits can address. */
+/** Bytes that 32-bit WASM can address. */
 const WASM_BYTES = 2 ** 32;
-/** Of the device's memory, what one page may take without being thrown out. */
+/** Share of the device's memory that one page may take without being ended by the browser. */
 const SHARE = 0.25;
-/** What a worker with the runtime loaded holds, idle, where the browser does not say. */
+/** Bytes that an idle worker with ONNX Runtime holds; browsers do not tell. */
 const IDLE_BYTES = 80e6;
 
 /**
- * `battery` is asked each time: {percent, plugged}, or null where nobody says.
+ * `battery` gives the present charge, {percent, plugged}, or null if it is not known.
  * @param {string} name of the device @param {any} navigator
  * @param {() => {percent: number, plugged: boolean} | null} [battery] @returns {import("./profile.js").Host}
  */

@@ -1,4 +1,4 @@
-/** What has come over the link and was not taken yet, with the moment at which it came. */
+/** Queues the events of the link, each with its time of arrival. Part of client/agent.py. */
 
 /** @template E */
 export class Inbox {
@@ -23,18 +23,18 @@ export class Inbox {
     this.#wake();
   }
 
-  /** The oldest, or null. */
+  /** The oldest event with its time of arrival, or null. */
   next() {
     return this.#waiting.shift() ?? null;
   }
 
-  /** Whoever waits need not, or who waits next. */
+  /** End the current wait, or the next one. */
   wake() {
     this.#isWoken = true;
     this.#wake();
   }
 
-  /** Until something is here, `wake` is called, or so many seconds have passed. @param {number} seconds */
+  /** Wait until an event is here, `wake` is called, or so many seconds have passed. @param {number} seconds */
   async wait(seconds) {
     if (this.isEmpty && !this.#isWoken && seconds > 0) {
       await new Promise((resolve) => {

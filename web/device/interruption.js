@@ -1,40 +1,41 @@
 /**
- * Work as it goes on: what comes meanwhile is heard; it stands still while it may not be done, and may end.
+ * Handles messages during work, pauses it while the work gate is closed, and ends it at a stop request. Part of
+ * client/duty.py.
  */
 
-import { Stopped } from "./errors.js";
+import { WorkStopped } from "./errors.js";
 import { isSame } from "./offers.js";
 import { percent } from "./rounding.js";
-import { HeldUp } from "./work.js";
+import { ClosedWhilePaused } from "./work.js";
 
-/** Seconds between looks at whether work that stands still may go on. */
+/** Seconds between looks at whether paused work may go on. */
 const LOOK_S = 1;
-/** Seconds of work between looks at what waits to be sent. */
+/** Seconds of work between looks at the outbox. */
 const SEND_S = 1;
 
-/** Of what `duty` does, in its `hours`. `hear` takes what comes within so many seconds. */
-export class Going {
+/** Interrupts the work of `rounds`, by the work gate `gate`. `hear` handles messages, waiting for one so long. */
+export class Interruption {
   isStopped = false;
-  #hours;
-  #duty;
+  #gate;
+  #rounds;
   #hear;
   #share = 0;
   #sentS = 0;
-  /** What others want of the model, between two steps. @type {(() => Promise<void>)[]} */
+  /** Calls of `between` that wait for the next step. @type {(() => Promise<void>)[]} */
   #others = [];
 
   /**
-   * @param {import("./work_gate.js").Hours} hours @param {import("./duty.js").Duty} duty
+   * @param {import("./work_gate.js").WorkGate} gate @param {import("./duty.js").DeviceRounds} rounds
    * @param {(seconds: number) => Promise<void>} hear
    */
-  constructor(hours, duty, hear) {
-    this.#hours = hours;
-    this.#duty = duty;
+  constructor(gate, rounds, hear) {
+    this.#gate = gate;
+    this.#rounds = rounds;
     this.#hear = hear;
   }
 
   /**
-   * Done between two steps of the work, in turn. @template T @param {() => Promise<T>} work
+   * Do `work` between two steps of the round's work, in turn. @template T @param {() => Promise<T>} work
    * @returns {Promise<T>}
    */
   between(work) {
@@ -43,59 +44,59 @@ export class Going {
     });
   }
 
-  /** What others asked for. */
+  /** Do what `between` was asked for. */
   async others() {
     for (let next = this.#others.shift(); next; next = this.#others.shift()) await next();
   }
 
   /**
-   * Called between steps of the work, so much of which is done, from 0 to 1. Throws Stopped when the device
-   * is to stop, the task is done, or work that stood still is not wanted any more; HeldUp when its round
-   * closed while it stood still. @param {number} done
+   * Called between steps of the work, of which the share `done` (0 to 1) is done: handles messages, sends, and waits
+   * while the gate is closed. Throws WorkStopped when the device is to stop, when the task is done, or when paused work
+   * is not wanted any more; ClosedWhilePaused when the round closed during the pause. @param {number} done
    */
   async progress(done) {
     this.#share = done;
-    this.#duty.telling.progressed(done);
+    this.#rounds.reporter.progressed(done);
     await this.#hear(0);
     await this.others();
-    this.#heedStop();
+    this.#checkStop();
     await this.#send();
-    if (this.#hours.open || !this.#duty.working) return;
-    await this.#hours.held(async () => {
-      while (!this.#hours.open) {
-        await this.#duty.standBy();
+    if (this.#gate.open || !this.#rounds.working) return;
+    await this.#gate.held(async () => {
+      while (!this.#gate.open) {
+        await this.#rounds.standBy();
         await this.#hear(LOOK_S);
         await this.others();
-        this.#heedStop();
+        this.#checkStop();
         this.#stillWanted();
       }
     });
-    this.#duty.resume();
+    this.#rounds.resume();
   }
 
   async #send() {
-    const now = this.#hours.clock();
+    const now = this.#gate.clock();
     if (now - this.#sentS < SEND_S) return;
     this.#sentS = now;
-    if (!this.#hours.quiet) await this.#duty.sending.due(now);
+    if (!this.#gate.quiet) await this.#rounds.sending.due(now);
   }
 
-  #heedStop() {
-    const { working, over } = this.#duty;
+  #checkStop() {
+    const { working, finishedRun } = this.#rounds;
     const done = percent(this.#share);
-    if (this.isStopped) throw new Stopped(`stopped with ${done} of an update done: it is not sent`);
-    if (working?.offer.run === over) throw new Stopped(`the task is over, with ${done} of an update`);
+    if (this.isStopped) throw new WorkStopped(`stopped with ${done} of an update done: it is not sent`);
+    if (working?.offer.run === finishedRun) throw new WorkStopped(`the task is over, with ${done} of an update`);
   }
 
-  /** Whether work that stands still is to go on one day. */
+  /** Check that the paused work may go on later. Throws as `progress` does. */
   #stillWanted() {
-    const { open, working } = this.#duty;
+    const { open, working } = this.#rounds;
     const { offer: mine } = working;
     if (!open || !isSame(open.offer, mine)) {
-      throw new Stopped(`round ${mine.round} given up, ${percent(this.#share)} done: ${this.#hours.reason}`);
+      throw new WorkStopped(`round ${mine.round} given up, ${percent(this.#share)} done: ${this.#gate.reason}`);
     }
-    if (this.#hours.clock() >= open.closes) {
-      throw new HeldUp(`${percent(this.#share)} done when the round closed; ${this.#hours.reason}`);
+    if (this.#gate.clock() >= open.closes) {
+      throw new ClosedWhilePaused(`${percent(this.#share)} done when the round closed; ${this.#gate.reason}`);
     }
   }
 }

@@ -1,12 +1,12 @@
-/** How well a model does on labelled samples. */
+/** Judges a model on labelled samples. */
 
 import { logSoftmax } from "./softmax.js";
 
-/** Samples that are looked at, at most: it is done between rounds. */
+/** The most samples that are used, because it is done between rounds. */
 export const MOST = 500;
 
 /**
- * How many of the samples that were looked at get the right answer, and the mean cross-entropy in nats.
+ * How many of `count` samples the model classifies right, and the mean cross-entropy in nats.
  * @param {import("./engine.js").DeviceModel} model @param {any} data LocalData, not empty
  */
 export async function judged(model, data) {

@@ -1,22 +1,22 @@
-// One word out of what a microphone hears: when it was said, and the stretch of sound with it in the middle. So
-// it matters little when somebody speaks. Speech Commands was cut alike, to the loudest second (Warden 2018).
+// Finds one spoken word in the sound of a microphone, and cuts out the seconds with the word in the middle, so that it
+// matters little when somebody speaks. Speech Commands was cut in the same way, to the loudest second (Warden 2018).
 
-const SETTLE_S = 0.15; // after the microphone was opened: its first samples are of nothing
+const SETTLE_S = 0.15; // skipped after the microphone is opened, because its first samples are empty
 const FRAME_S = 0.02;
-const ONSET = 3; // frames one after the other that are loud: what is shorter is a click
-const ABOVE = 4; // times the quietest frame: 12 dB
-const LEAST = 0.002; // of full scale, -54 dB: what is quieter is nothing said
-const PATIENCE_S = 4; // until somebody speaks
-const FULL = 0.999; // of full scale: what reaches it was cut off
-const CUT = 0.001; // the share of samples that may be
-const DARK_DB = -60; // shown as no level at all
+const ONSET = 3; // consecutive loud frames that begin a word: a shorter sound is a click
+const ABOVE = 4; // a frame is loud if it is this many times louder than the quietest: 12 dB
+const LEAST = 0.002; // of full scale, -54 dB: no frame that is quieter is loud
+const PATIENCE_S = 4; // to wait for somebody to speak
+const FULL = 0.999; // of full scale: a sample that reaches it was clipped
+const CUT = 0.001; // the share of samples that may be clipped
+const DARK_DB = -60; // the level that is shown as 0
 
 /**
  * @typedef {{samples: Float32Array, fault: "" | "nothing" | "quiet" | "loud"}} Heard samples of -32768 to 32767;
- *   nothing: not even noise; quiet: nothing stood out from the noise; loud: some of it was cut off
+ *   nothing: not even noise; quiet: nothing stood out from the noise; loud: too much of it was clipped
  */
-export class Hearing {
-  /** @param {number} seconds of the stretch that is wanted @param {number} rate Hz */
+export class KeywordCapture {
+  /** @param {number} seconds to cut out @param {number} rate Hz */
   constructor(seconds, rate) {
     this._rate = rate;
     this._wanted = Math.round(seconds * rate);
@@ -25,12 +25,12 @@ export class Hearing {
     this._end = Math.round(PATIENCE_S * rate) + this._wanted;
     this._kept = new Float32Array(this._end);
     this._count = 0;
-    /** How loud each frame was. @type {number[]} */
+    /** The loudness of each frame. @type {number[]} */
     this._loudness = [];
     this._onset = -1;
   }
 
-  /** Whether it has all that it waits for. */
+  /** Whether it has heard enough. */
   get done() {
     return this._count >= this._end;
   }
@@ -40,17 +40,17 @@ export class Hearing {
     return this._onset >= 0;
   }
 
-  /** How loud it is now, 0 to 1. */
+  /** The present level of the sound, 0 to 1. */
   get level() {
     return Math.max(0, 1 - decibels(this._loudness.at(-1) ?? 0) / DARK_DB);
   }
 
-  /** The share of its patience that is used up, 0 to 1. */
+  /** The part of PATIENCE_S that has passed, 0 to 1. */
   get waited() {
     return Math.min(1, this._count / (PATIENCE_S * this._rate));
   }
 
-  /** What comes next. @param {Float32Array} block of -1 to 1 */
+  /** Take the next samples. @param {Float32Array} block from -1 to 1 */
   hear(block) {
     const skipped = Math.min(this._skip, block.length);
     this._skip -= skipped;
@@ -70,7 +70,7 @@ export class Hearing {
     this._end = Math.max(this._end, this._wanted);
   }
 
-  /** The loudest stretch, and what is loud in its middle. @returns {Heard} */
+  /** The loudest seconds, with the loud part in the middle. @returns {Heard} */
   cut() {
     const frames = Math.ceil(this._wanted / this._frame);
     const quietest = Math.min(...this._loudness);
@@ -92,13 +92,13 @@ export class Hearing {
 
 const decibels = (value) => 20 * Math.log10(Math.max(value, 1e-6));
 
-/** The standard deviation: microphones may have an offset. @param {Float32Array} samples */
+/** The standard deviation, because microphones may have an offset. @param {Float32Array} samples */
 function loudness(samples) {
   const mean = samples.reduce((sum, one) => sum + one, 0) / samples.length;
   return Math.sqrt(samples.reduce((sum, one) => sum + (one - mean) ** 2, 0) / samples.length);
 }
 
-/** Where the stretch of so many values begins whose sum is the largest. @param {number[]} values */
+/** The first of the `width` consecutive values that have the largest sum. @param {number[]} values */
 function loudest(values, width) {
   let sum = values.slice(0, width).reduce((all, one) => all + one, 0);
   let [best, first] = [sum, 0];
@@ -109,7 +109,7 @@ function loudest(values, width) {
   return first;
 }
 
-/** Where the values have their centre of gravity. @param {number[]} values */
+/** The centre of gravity of the values. @param {number[]} values */
 function balance(values) {
   const all = values.reduce((sum, one) => sum + one, 0);
   return all > 0 ? values.reduce((sum, one, place) => sum + one * (place + 0.5), 0) / all : values.length / 2;

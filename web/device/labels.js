@@ -1,10 +1,10 @@
-// From the names of classes on this device to the class numbers of the task, as models/data/labels.py.
+// Maps the names of classes on this device to class numbers of the task (models/data/labels.py).
 
 import { DataError } from "./errors.js";
 
 /**
- * The class number of a label: upper and lower case are alike where that is unambiguous, and a whole number is a class
- * number unless the task has labels that are numbers.
+ * The class number of a label. Case and the encoding of accents are ignored if that is unambiguous. A whole number is a
+ * class number of the task, unless the task has labels that are numbers.
  * @param {string | number} label @param {string[]} labels of the task, in order @throws DataError
  */
 export function numberOf(label, labels) {

@@ -1,19 +1,20 @@
 /**
- * A device's connection to its broker, kept alive: MQTT.js over WebSockets in a browser, over TCP as well in
- * Node. A session is clean each time; a PUBACK is never taken for more than it is.
+ * A device's MQTT connection, which reconnects by itself and reports its events in order (broker/wire/link.py). It uses
+ * MQTT.js, over WebSockets in a browser, also over TCP in Node. Every session is clean. A PUBACK only says that the
+ * broker has a message.
  *
- * What has no PUBACK yet is kept here, and sent again, in order, on the next connection.
+ * Messages without a PUBACK are kept here, and sent again, in order, on the next connection.
  */
 import { inBrowser, open } from "./connection.js";
-import { ended, refusal, unreachable, unreadable } from "./diagnosis.js";
+import { disconnectReason, refusalReason, unreachableReason, unreadableReason } from "./diagnosis.js";
 import { BrokerRefused, BrokerUnreachable, MessageError, oneLine } from "./errors.js";
 import { DEFAULTS } from "./link_options.js";
+import { ReconnectDelay } from "./link_timing.js";
 import { MESSAGE_LIMIT } from "./messages.js";
 import { packetBytes, qosOf } from "./packets.js";
-import { Patience } from "./backoff.js";
 import { matches } from "./topics.js";
 
-/** Seconds that `close` waits for its last messages to leave, and for the broker to see it go. */
+/** Seconds that `close` waits for its last messages to leave, and for the connection to end. */
 const FAREWELL_S = 2;
 
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
@@ -21,30 +22,30 @@ const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * s
 /** @typedef {import("./link_options.js").Will} Will */
 
 export class Link {
-  /** PUBLISH packets as they are on the wire, each message once. */
+  /** Bytes of PUBLISH packets as they are on the wire, each message once. */
   bytesUp = 0;
   bytesDown = 0;
   #clientId;
   #options;
   #tell;
   #transport;
-  #patience;
+  #delay;
   #connection = null;
-  /** The attempt that is the link's own; null while it is closed. @type {object | null} */
+  /** Identifies the present attempt to connect; null while the link is closed. @type {object | null} */
   #attempt = null;
   #ready = false;
   #wasReady = false;
   #since = 0;
   #next = null;
   #answer = null;
-  /** What the broker has not acknowledged, in order. */
+  /** Messages that the broker has not acknowledged, in order. */
   #pending = new Set();
 
   /**
    * @param {import("./url.js").BrokerUrl} url @param {string} clientId
-   * @param {(event: import("./link_options.js").Event) => void} tell is told of everything, in order
+   * @param {(event: import("./link_options.js").Event) => void} tell called with each event, in order
    * @param {Partial<import("./link_options.js").Options>} options
-   * @param {() => Promise<(url: string, options: object) => any>} transport gives `connect` of MQTT.js
+   * @param {() => Promise<(url: string, options: object) => any>} transport loads `connect` of MQTT.js
    */
   constructor(url, clientId, tell, options = {}, transport = inBrowser) {
     this.url = url;
@@ -52,24 +53,24 @@ export class Link {
     this.#tell = tell;
     this.#options = { ...DEFAULTS, ...options };
     this.#transport = transport;
-    this.#patience = new Patience(this.#options.reconnectS, this.#options.draw);
+    this.#delay = new ReconnectDelay(this.#options.reconnectS, this.#options.draw);
   }
 
-  /** Whether the broker has us now, as far as we know. */
+  /** Whether the link is connected and subscribed, as far as it knows. */
   get connected() {
     return this.#ready;
   }
 
   /**
-   * Connect for the first time; from then on the link reconnects by itself. Rejects with BrokerUnreachable when
-   * no broker answers in time, BrokerRefused when it says no. Either may be followed by another `connect`.
+   * Connect for the first time; from then on the link reconnects by itself. Rejects with BrokerUnreachable when no
+   * broker answers in time, BrokerRefused when it refuses. After either, `connect` may be called again.
    */
   async connect() {
     const { timeoutS } = this.#options;
     const answer = new Promise((resolve, reject) => {
       this.#answer = { resolve, reject };
     });
-    const tooLate = new BrokerUnreachable(unreachable(this.url, "timed out"));
+    const tooLate = new BrokerUnreachable(unreachableReason(this.url, "timed out"));
     const silence = setTimeout(() => this.#fail(tooLate), 1000 * timeoutS);
     this.#open();
     try {
@@ -84,10 +85,10 @@ export class Link {
   }
 
   /**
-   * Send, now or when the link is back; never waits. Resolves to whether the broker has acknowledged it, which
-   * says nothing about who has it: only a receipt does. To false at once when too much waits already, and for
-   * what is said in few bytes (`qosOf`) while the link is away: that is never sent later. Throws MessageError for
-   * more than MESSAGE_LIMIT bytes, which brokers drop without a word, and for wildcards.
+   * Send, now or when the link is back; never waits. Resolves to whether the broker has acknowledged the message, which
+   * does not mean that a receiver has it: only a receipt does. Resolves to false at once when the queue is full, and
+   * for a compact message (`qosOf`) while the link is down: it is never sent later. Throws MessageError for more than
+   * MESSAGE_LIMIT bytes, which brokers drop silently, and for a topic with wildcards.
    * @returns {Promise<boolean>}
    */
   publish(topic, payload, retain = false) {
@@ -109,13 +110,13 @@ export class Link {
     });
   }
 
-  /** Messages that the broker has not acknowledged yet: on this topic, or on any. */
-  underWay(topic = "") {
+  /** How many messages the broker has not acknowledged: on this topic, or on any. */
+  unacknowledged(topic = "") {
     if (!topic) return this.#pending.size;
     return [...this.#pending].filter((message) => message.topic === topic).length;
   }
 
-  /** Say goodbye and leave; a link that is closed has no last will. Waits FAREWELL_S at most. */
+  /** Publish `farewell`, if any, and disconnect; the broker then sends no last will. Waits FAREWELL_S at most. */
   async close(/** @type {Will | null} */ farewell = null) {
     if (farewell && this.#ready) this.publish(farewell.topic, farewell.payload, farewell.retain ?? true);
     const connection = this.#connection;
@@ -127,7 +128,7 @@ export class Link {
     for (; connection && !connection.gone && waited < FAREWELL_S; waited += 0.02) await pause(0.02);
   }
 
-  /** Never rejects: what cannot be opened is lost, unless it is not wanted any more. */
+  /** Open a connection. Never rejects: a failure counts as a lost connection, unless the link was closed meanwhile. */
   async #open() {
     const { will, keepaliveS, timeoutS } = this.#options;
     const mine = {};
@@ -147,7 +148,7 @@ export class Link {
     }
   }
 
-  /** What waits goes up while the broker answers to the subscriptions; who comes back is greeted before that. */
+  /** Send waiting messages while the broker answers the subscriptions; after a reconnection, greet before that. */
   #accepted() {
     const { subscriptions } = this.#options;
     const waiting = [...this.#pending];
@@ -160,7 +161,7 @@ export class Link {
   /** @param {string[]} refused */
   #subscribed(refused) {
     if (refused.length) {
-      const text = unreadable(this.url, refused);
+      const text = unreadableReason(this.url, refused);
       if (!this.#wasReady) return this.#fail(new BrokerRefused(text));
       this.#options.log("warning", text);
     }
@@ -196,7 +197,7 @@ export class Link {
   }
 
   #refused(error) {
-    const text = refusal(this.url, error);
+    const text = refusalReason(this.url, error);
     if (!this.#wasReady) return this.#fail(new BrokerRefused(text));
     this.#options.log("warning", text);
     return this.#lost("");
@@ -204,14 +205,14 @@ export class Link {
 
   /** @param {string} why */
   #lost(why) {
-    if (!this.#wasReady) return this.#fail(new BrokerUnreachable(unreachable(this.url, why)));
+    if (!this.#wasReady) return this.#fail(new BrokerUnreachable(unreachableReason(this.url, why)));
     const wasReady = this.#ready;
     this.#ready = false;
-    if (wasReady) this.#patience.lost(this.#options.clock() - this.#since);
-    this.#next = setTimeout(() => this.#open(), 1000 * this.#patience.wait());
-    this.#patience.failed();
-    const rival = this.#patience.crowded ? this.#clientId : "";
-    if (wasReady) this.#tell({ kind: "disconnected", reason: ended(why, rival) });
+    if (wasReady) this.#delay.lost(this.#options.clock() - this.#since);
+    this.#next = setTimeout(() => this.#open(), 1000 * this.#delay.waitS());
+    this.#delay.failed();
+    const rival = this.#delay.crowded ? this.#clientId : "";
+    if (wasReady) this.#tell({ kind: "disconnected", reason: disconnectReason(why, rival) });
     return undefined;
   }
 

@@ -1,15 +1,18 @@
 /**
- * What a Link is told, and tells.
+ * Options and events of a Link.
  *
  * @typedef {{ topic: string, payload: Uint8Array, retain?: boolean }} Will
- *   A message for later: what the broker sends when we vanish, or what we send as we come or leave. Retained.
+ *   A retained message for later: the last will, which the broker sends if we vanish, or a greeting or farewell.
  * @typedef {{ kind: "connected", first: boolean } | { kind: "disconnected", reason: string }
  *   | { kind: "received", topic: string, payload: Uint8Array, retain: boolean }} Event
- *   What is retained for us may come just before "connected".
+ *   Retained messages may come just before "connected".
  * @typedef {typeof DEFAULTS} Options
  */
 
-/** In seconds; `greeting` goes before all else at each connection; `queueLimit`: messages that wait for their PUBACK. */
+/**
+ * Defaults; times in seconds. `greeting` is published at each connection before any other message. `queueLimit` bounds
+ * the messages that wait for their PUBACK.
+ */
 export const DEFAULTS = {
   subscriptions: /** @type {string[]} */ ([]),
   keepaliveS: 30,

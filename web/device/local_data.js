@@ -1,18 +1,18 @@
-// Samples as they are trained on and judged by: each is prepared once, however often that is asked for.
+// Prepares samples for training and judging: each sample is prepared only once (models/data/local_data.py).
 
 import { prepare, sizeOf } from "./preparing.js";
 
 /**
  * @typedef {{x: Float32Array, y: Int32Array, shape: number[]}} LocalData x (n, *shape), prepared
  * @typedef {{key: string, label: string, raw: Uint8Array | Float32Array, held: boolean[],
- *   prepared: Float32Array[] | null}} Group samples of one label that came together, raw (n, *shape). `prepared`, once
- *   that was asked for: those that are trained on, and those that are held
+ *   prepared: Float32Array[] | null}} Group samples of one label that were added together, raw (n, *shape). `held`:
+ *   which of them are held out. `prepared`: the training samples, then the held-out ones; null until first used
  * @typedef {{spec: import("./preparing.js").InputSpec, labels: string[]}} Task
  */
 
 /**
- * What is trained on, and what is kept out of it, in the order of the groups; what they have prepared are views of it
- * from here on. @param {Group[]} groups @param {Task} task @returns {LocalData[]}
+ * The training samples and the held-out samples, each in the order of the groups. Afterwards `prepared` of each group
+ * holds views of these. @param {Group[]} groups @param {Task} task @returns {LocalData[]}
  */
 export function together(groups, task) {
   const parts = groups.map((group) => (group.prepared ??= prepared(group, task.spec)));

@@ -1,19 +1,21 @@
 /**
- * Local epochs of mini-batches on a tunable set: what all kinds that train a device's model share
+ * Local training: mini-batch epochs on a tunable set, for all kinds that train a device's model
  * (strategies/training/local_training.py).
  *
  * @typedef {import("./kinds/kind.js").Run} Run
  * @typedef {import("./kinds/kind.js").LocalData} LocalData
  *
- * E epochs over `indices`, shuffled anew in each, in batches of `batch` samples. `clipNorm`: of a step's
- * whole gradient, proximal terms included; 0 for none. `least`: where 1 or more, training ends after the last
- * whole epoch when the clock says that not all can be done in time, if so many are.
+ * `epochs` epochs over `indices`, reshuffled in each, in batches of `batch` samples. `clipNorm`: largest norm of a
+ * step's whole gradient, proximal terms included; 0: no limit. `least`: the fewest epochs that may be sent. If 1 or
+ * more, and the clock shows that not all `epochs` fit before the deadline, training ends after the last whole epoch
+ * that does; 0: all epochs or none.
  * @typedef {{sgd: import("./optimizer.js").Sgd, epochs: number, batch: number, indices: Int32Array, tunable:
  *   string, objective?: string, extras?: (batch: Int32Array) => import("./trainer.js").Extras, proximal?:
- *   import("./gradients.js").Proximal[], clipNorm?: number, least?: number}} Epochs
+ *   import("./gradients.js").Proximal[], clipNorm?: number, least?: number}} TrainingPlan
  *
- * The tunable set after training with the statistics it moved, the last epoch's mean loss, epochs done.
- * @typedef {{tensors: import("./flat.js").Tensors, loss: number, epochs: number}} Trained
+ * The tunable set and its normalisation statistics after training, the mean loss over the last whole epoch, and how
+ * many epochs were done.
+ * @typedef {{tensors: import("./flat.js").Tensors, loss: number, epochs: number}} TrainingResult
  */
 
 import { OutOfTime } from "./errors.js";
@@ -22,13 +24,13 @@ import { gathered, pace } from "./kinds/kind.js";
 import { rngOf } from "./randomness.js";
 
 /**
- * Train from the distributed weights. Raises OutOfTime by the device's own clock, TensorError for a proximal
- * term that does not fit. The tensors given back are the trainer's own.
+ * Train from the weights that the model holds. The returned tensors are the trainer's own buffers. Raises OutOfTime by
+ * the device's own clock, and TensorError for a proximal term that does not fit.
  * @param {import("./engine.js").DeviceModel} model
  * @param {LocalData} data
- * @param {Epochs} plan
+ * @param {TrainingPlan} plan
  * @param {Run} run
- * @returns {Promise<Trained>}
+ * @returns {Promise<TrainingResult>}
  */
 export async function train(model, data, plan, run) {
   const trainer = await model.trainer(plan.tunable, plan.objective);
@@ -36,7 +38,7 @@ export async function train(model, data, plan, run) {
   const { proximal = [], clipNorm = 0, extras } = plan;
   for (const term of proximal) checkAnchor(term, params);
   const steps = plan.sgd.start(params.vector);
-  const goal = new Goal(plan, run, [params.vector, statistics.vector]);
+  const budget = new EpochBudget(plan, run, [params.vector, statistics.vector]);
   const trained = new Map([...params.views, ...statistics.views]);
   const rng = await rngOf(run);
   let loss = 0;
@@ -49,22 +51,22 @@ export async function train(model, data, plan, run) {
       for (const term of proximal) pull(term, params, grads);
       if (clipNorm) clip(grads.vector, clipNorm);
       steps.step(params.vector, grads.vector);
-      if ((await goal.reached(epoch + done)) && done < 1) {
-        goal.restore();
+      if ((await budget.reached(epoch + done)) && done < 1) {
+        budget.restore();
         return { tensors: trained, loss, epochs: epoch };
       }
     }
     loss = total / Math.max(seen, 1);
-    if (goal.epochs === epoch + 1) break;
-    goal.keep(epoch + 1);
+    if (budget.epochs === epoch + 1) break;
+    budget.keep(epoch + 1);
   }
-  return { tensors: trained, loss, epochs: goal.epochs };
+  return { tensors: trained, loss, epochs: budget.epochs };
 }
 
 /**
- * How many epochs one run has time for, and its parameters after the last whole one, while they may be sent.
+ * How many epochs there is time for; keeps the parameters of the last whole epoch that may be sent.
  */
-class Goal {
+class EpochBudget {
   #planned;
   #least;
   #run;
@@ -73,7 +75,7 @@ class Goal {
   /** @type {Float32Array[] | null} */
   #kept = null;
 
-  /** @param {Epochs} plan @param {Run} run @param {Float32Array[]} held */
+  /** @param {TrainingPlan} plan @param {Run} run @param {Float32Array[]} held */
   constructor({ epochs, least = 0 }, run, held) {
     this.epochs = epochs;
     this.#planned = epochs;
@@ -84,7 +86,7 @@ class Goal {
   }
 
   /**
-   * Whether training ends here, `done` epochs after its start. Raises OutOfTime for too few.
+   * Whether training ends here, `done` epochs after its start. Raises OutOfTime if too few are done.
    * @param {number} done
    */
   async reached(done) {
@@ -103,12 +105,12 @@ class Goal {
     return pace(this.#run, { began: this.#began, done: done / this.epochs, of: this.epochs / this.#planned });
   }
 
-  /** The parameters after `done` whole epochs, if they could be the last. @param {number} done */
+  /** Copy the parameters after `done` whole epochs, if they could be the last. @param {number} done */
   keep(done) {
     if (this.#least <= done && done < this.epochs) this.#kept = this.#held.map((vector) => vector.slice());
   }
 
-  /** Back to what was kept. */
+  /** Put the kept parameters back. */
   restore() {
     this.#kept?.forEach((copy, i) => this.#held[i].set(copy));
   }
@@ -116,7 +118,7 @@ class Goal {
 
 /**
  * The batches of one epoch, each with the share of the epoch that is done after it.
- * @param {Pick<Epochs, "indices" | "batch">} plan @param {import("./randomness.js").Generator} rng
+ * @param {Pick<TrainingPlan, "indices" | "batch">} plan @param {import("./randomness.js").Generator} rng
  */
 function* batches({ indices, batch: size }, rng) {
   const order = rng.permutation(indices);
@@ -128,9 +130,9 @@ function* batches({ indices, batch: size }, rng) {
 
 /**
  * The batches of all epochs, and how many come before the last epoch.
- * @param {Epochs} plan @param {Run} run @returns {Promise<{batches: Int32Array[], before: number}>}
+ * @param {TrainingPlan} plan @param {Run} run @returns {Promise<{batches: Int32Array[], before: number}>}
  */
-export async function stepsOf(plan, run) {
+export async function planBatches(plan, run) {
   const rng = await rngOf(run);
   const epochs = Array.from({ length: plan.epochs }, () => [...batches(plan, rng)].map(({ batch }) => batch));
   const every = epochs.flat();

@@ -1,4 +1,4 @@
-/** What a bundle says about itself: manifest.json, as models/bundles/manifest.py reads and checks it. */
+/** Reads and checks manifest.json, the description of a bundle (models/bundles/manifest.py). */
 
 import { hex, sha256, text as textOf, utf8 } from "./bytes.js";
 import { BundleError, TensorError } from "./errors.js";
@@ -7,9 +7,9 @@ import { FORMAT, MANIFEST, checkInput } from "./manifest_schema.js";
 
 /** @typedef {import("./flat.js").TensorSpec} TensorSpec */
 
-/** The fields of manifest.json by their names there, and what follows from them. */
+/** The fields of manifest.json under their names there, and values derived from them. */
 export class Manifest {
-  /** @param {any} fields as `readManifest` checked them */
+  /** @param {any} fields checked by `readManifest` */
   constructor(fields) {
     /** @type {string} */
     this.name = fields.name;
@@ -31,13 +31,13 @@ export class Manifest {
     this.format = fields.format;
   }
 
-  /** Names of the parameters trained in a tunable set, in the order of the table. @returns {string[]} */
+  /** Names of the parameters trained in a tunable set, in the order of `parameters`. @returns {string[]} */
   names(tunable = "all") {
     return this.specs(tunable).map((spec) => spec.name);
   }
 
   /**
-   * The parameters trained in a tunable set. Raises BundleError for a set that is not there.
+   * The parameters trained in a tunable set. Raises BundleError for an unknown set.
    * @returns {TensorSpec[]}
    */
   specs(tunable = "all") {
@@ -49,7 +49,7 @@ export class Manifest {
   }
 
   /**
-   * Running statistics that training a set moves; they belong to an update beside `specs`.
+   * Running statistics that change while a set is trained; an update holds them beside `specs`.
    * @returns {TensorSpec[]}
    */
   statistics(/** @type {string} */ tunable) {
@@ -57,13 +57,13 @@ export class Manifest {
     return this.parameters.filter((/** @type {any} */ one) => moved.includes(one.name)).map(specOf);
   }
 
-  /** Every tensor of the weights file, those that are never trained too. @returns {TensorSpec[]} */
+  /** Every tensor of the weights file, including those that are never trained. @returns {TensorSpec[]} */
   stored() {
     return this.parameters.map(specOf);
   }
 
   /**
-   * All tensors, those together that stand at one level and belong to the same sets.
+   * All tensors, grouped by level and tunable sets.
    * @returns {TensorSpec[][]}
    */
   parts() {
@@ -86,7 +86,8 @@ export class Manifest {
 const specOf = ({ name, shape, dtype }) => ({ name, shape, dtype });
 
 /**
- * Raises BundleError for what is not a manifest of a format this version reads, or does not fit its seal.
+ * Reads `manifest.json`; a manifest without a seal is accepted. Raises BundleError for another format, wrong fields,
+ * or bytes that do not fit the seal.
  * @param {Uint8Array} data @returns {Promise<Manifest>}
  */
 export async function readManifest(data) {
@@ -114,7 +115,7 @@ function otherFormat(format) {
 }
 
 /**
- * Raises TensorError for an id that the vocabulary does not have.
+ * Raises TensorError for an id outside the vocabulary; without a vocabulary, anything passes.
  * @param {any} input
  * @param {ArrayLike<number>} ids
  */

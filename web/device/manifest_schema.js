@@ -1,4 +1,4 @@
-/** What manifest.json may say, part by part, as the structs of models/bundles/manifest.py and models/bundles/inputs.py. */
+/** The allowed content of manifest.json (structs of models/bundles/manifest.py and models/bundles/inputs.py). */
 
 import { dictOf, listOf, nullable, number, oneOf, record, text, truth, whole } from "./records.js";
 
@@ -112,7 +112,7 @@ export const MANIFEST = record({
   seal: [text, ""],
 });
 
-/** Raises RangeError for preparation that is none. @param {any} input */
+/** Raises RangeError for an input whose scale, mean, std, vocabulary or text do not fit. @param {any} input */
 export function checkInput(input) {
   for (const name of ["mean", "std"]) {
     if (![1, input.shape[0]].includes(input[name].length)) {
@@ -131,7 +131,7 @@ export function checkInput(input) {
   if (input.text) checkText(input);
 }
 
-/** Raises RangeError for fixed tokens that do not fit. @param {any} input */
+/** Raises RangeError for fixed tokens outside the vocabulary, or that leave no room for a text. @param {any} input */
 function checkText({ text: said, vocabulary, shape: [length, ...more] }) {
   const fixed = [...said.before, ...said.after, said.padding];
   if (vocabulary === null || fixed.some((id) => id < 0 || id >= vocabulary)) {

@@ -1,4 +1,4 @@
-/** How fast a bundle is on this device, as client/selection/profiling.py. In seconds. */
+/** Measures this device's speed for one bundle, in seconds (client/selection/profiling.py). */
 
 import { SoftmaxHead } from "./head.js";
 import { SgdSteps } from "./optimizer.js";
@@ -6,20 +6,20 @@ import { drawn } from "./providers.js";
 import { completed, measureSpeed } from "./timing.js";
 
 /** @typedef {import("./cost.js").Speed} Speed */
-/** @typedef {import("./timing.js").Trial} Trial */
+/** @typedef {import("./timing.js").SpeedTrial} SpeedTrial */
 
-/** What measuring may take in all; an update is not put off for longer. */
+/** The most that measuring may take in all, so that it delays an update little. */
 const BUDGET_S = 2.5;
-/** What of it is left at least, when all is warm; and how long forward passes are run before. */
+/** The least part of it for timing after the warm-up; and how long the warm-up runs forward passes. */
 const LEAST_S = 1.5;
 const WARM_S = 0.3;
-/** As most kinds train. */
+/** The optimizer of most kinds. */
 const STEP = { lr: 1e-3, momentum: 0.5, weightDecay: 1e-5 };
-/** How many steps of the classifier alone are timed together: one takes some microseconds. */
+/** How many steps of the classifier alone are timed together: one takes only microseconds. */
 const HEAD_STEPS = 50;
 
 /**
- * Time forward passes, training steps and losses of this bundle. One graph is held at a time.
+ * Time forward passes, training steps and losses of this bundle. One graph is open at a time.
  * @param {any} model see engine.js @param {() => number} clock @returns {Promise<Speed>}
  */
 export async function measured(model, clock) {
@@ -27,7 +27,7 @@ export async function measured(model, clock) {
   const tuned = Object.keys(sets).map((tunable) => `train.${tunable}`);
   const wanted = ["forward", "train.all", "loss.all", ...tuned];
   const names = [...new Set(wanted)].filter((name) => Object.hasOwn(graphs, name));
-  /** @type {Map<string, Trial>} */
+  /** @type {Map<string, SpeedTrial>} */
   const trials = new Map();
   for (const name of names) {
     const samples = model.rows(graphs[name]);
@@ -36,15 +36,15 @@ export async function measured(model, clock) {
   }
   trials.set("head", headSteps(model));
   const began = clock();
-  await warmUp(names.map((name) => /** @type {Trial} */ (trials.get(name))), clock);
+  await warmUp(names.map((name) => /** @type {SpeedTrial} */ (trials.get(name))), clock);
   const budgetS = Math.max(LEAST_S, BUDGET_S - (clock() - began));
   return completed(await measureSpeed(trials, clock, budgetS), graphs);
 }
 
 /**
- * The browser compiles what is run for the first time, and again what is hot: most of it is common to all
+ * Let the browser compile: it compiles code at its first run, and frequent code again, most of which is common to all
  * graphs.
- * @param {Trial[]} trials forward, and then the whole step of training, where there is one
+ * @param {SpeedTrial[]} trials forward, and then the training step of the whole model, if there is one
  * @param {() => number} clock
  */
 async function warmUp([forward, step], clock) {
@@ -56,7 +56,7 @@ async function warmUp([forward, step], clock) {
 }
 
 /**
- * `run` puts samples through a graph, `close` gives back what that takes. @param {any} model
+ * `run` runs samples through a graph, `close` frees its memory. @param {any} model
  * @param {string} name
  */
 function opened(model, name, /** @type {any} */ x, /** @type {Int32Array} */ y) {
@@ -77,13 +77,13 @@ function opened(model, name, /** @type {any} */ x, /** @type {Int32Array} */ y) 
   return { run, close };
 }
 
-/** With the optimiser's step. @param {any} model @param {string} tunable */
+/** A trainer and the optimiser's steps for it. @param {any} model @param {string} tunable */
 async function trainerOf(model, tunable) {
   const trainer = await model.trainer(tunable);
   return { trainer, steps: new SgdSteps(STEP, trainer.params.vector.length) };
 }
 
-/** Steps of the linear classifier on few samples, which are hardly any arithmetic. @param {any} model */
+/** Steps of the linear classifier on few samples, with hardly any arithmetic. @param {any} model */
 function headSteps(model) {
   const head = new SoftmaxHead(model.manifest, model.weights);
   const features = new Float32Array(4 * model.manifest.head.features);

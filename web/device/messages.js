@@ -1,9 +1,10 @@
 /**
- * What crosses the wire: MessagePack arrays, as broker/wire/messages.py has them. Fields keep their names there.
+ * The message types of the protocol, encoded as MessagePack arrays, without field names (broker/wire/messages.py, which
+ * explains the fields).
  *
- * Every message begins with the protocol version, which is not among the fields of the object here. Tensors
- * never stand in a message's own encoding: `body` is safetensors, and more than INLINE_LIMIT is named by its
- * Blob and pulled in blocks.
+ * Every message begins with the protocol version, which is not a field of the object here. Tensors are not part of a
+ * message's own encoding: `body` is safetensors, and a body over INLINE_LIMIT is named by its Blob and pulled in
+ * blocks.
  */
 import { Decoder, encode as pack } from "../vendor/msgpack/index.mjs";
 import { hex, text } from "./bytes.js";
@@ -15,14 +16,14 @@ export const VERSION = 4;
 export const INLINE_LIMIT = 64 * 1024;
 /** Bytes. No control message is larger; a larger payload is refused before it is parsed. */
 export const MESSAGE_LIMIT = 256 * 1024;
-/** Of a sha256: what a base is checked by at least, and what a line of steps is named by. */
+/** Bytes of a sha256: the fewest that check a base, and those that name a line of steps. */
 export const CHECK_BYTES = 4;
 export const LINE_BYTES = 8;
 
 const NOTHING = new Uint8Array();
 const BOOT = big(0n, 2n ** 63n - 1n);
 
-/** Content by its hash: `sha` is the sha256 in 32 bytes, `size` is in bytes. */
+/** The name of some bytes: `sha` is their sha256 in 32 raw bytes, `size` is in bytes. */
 export const Blob = struct([["sha", bytes()], ["size", int()]], (blob, where) => {
   if (blob.sha?.length !== 32) throw new MessageError(`${where}: a sha256 has 32 bytes, not ${blob.sha?.length}`);
   if (!(blob.size >= 0 && blob.size < 2 ** 40)) {
@@ -31,10 +32,10 @@ export const Blob = struct([["sha", bytes()], ["size", int()]], (blob, where) =>
   return blob;
 });
 
-/** A kind of update that the round accepts. `settings`: what MessagePack reads them as. */
+/** A kind of update that the round accepts: its name, and its hyperparameters as MessagePack decodes them. */
 export const Kind = struct([["name", str()], ["settings", anything]]);
 
-/** Steps of rounds that follow on each other, see step_log.js. `seeds`: a bigint, or 8 bytes for each step. */
+/** Steps of consecutive rounds, see step_log.js. `seeds`: the task's seed as bigint, or 8 bytes for each step. */
 export const Stretch = struct([
   ["round", int()],
   ["generator", str()],
@@ -47,7 +48,7 @@ export const Stretch = struct([
   ["shares", bytes(), NOTHING],
 ]);
 
-/** The base model of a round. Where `line` is left empty, it begins here. */
+/** The base model of a round: a checkpoint, and the steps taken since. If `line` is empty, it begins at this base. */
 export const Base = struct(
   [
     ["checkpoint", listOf(Blob)],
@@ -64,7 +65,7 @@ export const Base = struct(
 /** A smaller model of the task's family, which some kinds of update train. */
 export const Member = struct([["name", str()], ["bundle", Blob], ["base", Base]]);
 
-/** Whole numbers, but `train_loss`: what one update cost and gave. */
+/** The loss and the cost of one update; all but `train_loss` are whole numbers. */
 export const Metrics = struct([
   ["train_loss", float],
   ["train_time_ms", int()],
@@ -75,7 +76,7 @@ export const Metrics = struct([
   ["energy_off_percent", int(0, 100), 0],
 ]);
 
-/** One that begins with the version, and its name for people. */
+/** A message, which begins with the protocol version; `name` is for errors. */
 const message = (name, fields, whole) => ({ name, ...struct([["v", int()], ...fields], whole) });
 
 export const State = message("State", [
@@ -114,7 +115,7 @@ export const Offer = message("Offer", [
   }
   return offer;
 });
-/** That an aggregator's key is followed by another, signed by the old one; `made` in seconds since 1970. */
+/** An aggregator's change of key, signed by the old key; `made` in seconds since 1970. */
 export const Succession = struct([
   ["old", bytes()],
   ["new", bytes()],
@@ -122,8 +123,8 @@ export const Succession = struct([
   ["signature", bytes()],
 ]);
 /**
- * `issued` is in seconds since 1970; `offer` are the bytes of an Offer; `successions` lead from the keys of before to
- * the one that signed this, the oldest first.
+ * An encoded Offer with the aggregator's signature. `issued` is in seconds since 1970; `successions` lead from earlier
+ * keys to the one that signed this, the oldest first.
  */
 export const Signed = message("Signed", [
   ["issued", int(0, 2 ** 40 - 1)],
@@ -131,7 +132,7 @@ export const Signed = message("Signed", [
   ["offer", bytes()],
   ["successions", listOf(Succession, 16), Object.freeze([])],
 ]);
-/** Of a device that has a key: `message` are the bytes of a Hello, a Plan or a Contribution. */
+/** A message of a device that has a key, with its signature: an encoded Hello, Plan or Contribution. */
 export const FromDevice = message("FromDevice", [["signature", bytes()], ["message", bytes()]]);
 export const Plan = message("Plan", [
   ["task", str()],
@@ -165,7 +166,7 @@ export const Receipt = message("Receipt", [
 ]);
 export const Get = message("Get", [["blob", Blob], ["blocks", listOf(int())]]);
 
-/** The payload of a message. Throws MessageError for an object that is none. @returns {Uint8Array} */
+/** The payload of a message. Throws MessageError for an object that is no such message. @returns {Uint8Array} */
 export function encode(kind, object) {
   return packed(kind, { v: VERSION, ...object }, kind.name);
 }
@@ -183,8 +184,8 @@ export function decode(kind, payload) {
 }
 
 /**
- * MessagePack's text is UTF-8, and whatever is told to be there takes a byte at least; the library takes anything,
- * and makes room for arrays before it has seen what is in them.
+ * Also checks that texts are UTF-8, and that arrays claim no more items than there are bytes: the library accepts any
+ * bytes as text, and allocates arrays before it has read their items.
  */
 class Strict extends Decoder {
   #left;
@@ -213,16 +214,16 @@ class Strict extends Decoder {
 
   #take(items) {
     this.#left -= items;
-    if (this.#left < 0) throw new RangeError("it says to have more items than it has bytes");
+    if (this.#left < 0) throw new RangeError("it claims to have more items than it has bytes");
   }
 }
 
-/** The bytes of any type of these; `name` is for errors. */
+/** A value of one of these types in bytes; `name` is for errors. */
 export function packed(type, value, name) {
   return pack(type.write(value, name), { useBigInt64: true });
 }
 
-/** What the bytes are, as a type of these. Throws MessageError. */
+/** Reads bytes as a value of one of these types. Throws MessageError. */
 export function unpacked(type, data, name) {
   let value;
   try {
@@ -237,13 +238,13 @@ export function unpacked(type, data, name) {
   }
 }
 
-/** The offer in a payload, whoever signed it, if anybody. Throws MessageError. */
+/** The offer in a payload, signed or not; a signature is not checked. Throws MessageError. */
 export function offerIn(payload) {
   let inside = payload;
   try {
     inside = decode(Signed, payload).offer;
   } catch (error) {
-    if (!(error instanceof MessageError)) throw error; // a bare one, or rubbish: that is said below
+    if (!(error instanceof MessageError)) throw error; // an unsigned offer, or an invalid payload: `decode` tells
   }
   return decode(Offer, inside);
 }
@@ -252,5 +253,5 @@ export function offerIn(payload) {
 export const hexOf = (blob) => hex(blob.sha);
 /** Whether two blobs are the same. */
 export const same = (one, other) => one.size === other.size && hexOf(one) === hexOf(other);
-/** Whether all that leads to a base is named; not where it was followed in few bytes (see compact_round.js). */
+/** Whether all that leads to a base is named; not after compact offers (see compact_round.js). */
 export const isWhole = (base) => base.sha.length === 32;

@@ -1,24 +1,28 @@
-/** What the device holds of a task: the bundle and the base model, fetched once and named by their hashes. */
+/**
+ * Caches a task's bundle and base model on the device, fetched once and named by their hashes
+ * (client/cache/model_cache.py).
+ */
 
-import { equal, sha256 } from "./bytes.js";
+import { findRoute, stepsOf } from "./base_route.js";
 import { Bundle } from "./bundle.js";
+import { equal, sha256 } from "./bytes.js";
 import { StaleBase, TensorError, UnusableBase } from "./errors.js";
 import { check } from "./flat.js";
 import { CHECK_BYTES, LINE_BYTES, hexOf } from "./messages.js";
 import { replay } from "./replaying.js";
 import { read, write } from "./safetensors.js";
-import { stepsOf, way } from "./base_route.js";
 
 /** @typedef {import("./flat.js").Tensors} Tensors */
 /** @typedef {import("./manifest.js").Manifest} Manifest */
 
-/** Blobs of one device, and the weights of its last base model with the steps already taken on it. */
-export class Holdings {
+/** Blobs of one device, and the weights of its last base model with the steps replayed on it. */
+export class ModelCache {
   /**
-   * Where it stands: so many steps on a line. @type {{line: Uint8Array, at: number, weights: Tensors} | null}
+   * The replay state: weights after `at` steps of a line.
+   * @type {{line: Uint8Array, at: number, weights: Tensors} | null}
    */
-  #stand = null;
-  /** The one that was opened last. @type {Bundle | null} */
+  #state = null;
+  /** The bundle that was opened last. @type {Bundle | null} */
   #bundle = null;
   /** @type {{bundle: Bundle, line: Uint8Array, names: string[]} | null} */
   #shipped = null;
@@ -28,18 +32,19 @@ export class Holdings {
     this.blobs = blobs;
   }
 
-  /** What must be fetched before it can be decided how to work on this offer. @param {any} offer */
+  /** The bundle to fetch, if any, before the work on this offer can be planned. @param {any} offer */
   async missingBundle(offer) {
     const isHere = this.#bundle?.sha256 === hexOf(offer.bundle) || (await this.blobs.has(offer.bundle));
     return isHere ? [] : [offer.bundle];
   }
 
   /**
-   * What must be fetched before this base can be worked on, and what comes beside it. Raises UnusableBase,
-   * StaleBase for a base that nothing which is here or named leads to. @param {any} base @param {any} aside
+   * Blobs to fetch before this base can be made, and the blob of the tensors beside it. Raises StaleBase if neither
+   * this device's state nor the named blobs lead to the base, UnusableBase if its log is damaged.
+   * @param {any} base @param {any} aside
    */
   async missing(base, aside) {
-    const { needed } = await this.#way(base);
+    const { needed } = await this.#route(base);
     const blobs = new Map([...(aside ? [aside] : []), ...needed].map((blob) => [hexOf(blob), blob]));
     const lacking = [];
     for (const blob of blobs.values()) if (!(await this.blobs.has(blob))) lacking.push(blob);
@@ -47,15 +52,16 @@ export class Holdings {
   }
 
   /**
-   * What of a base is as it is in the bundle need not be fetched, and steps from there on can be taken.
+   * Store the parts of a base that are as in the bundle, so that they need not be fetched. Steps from the bundle's
+   * weights can then be replayed.
    * @param {Bundle} bundle @param {any} base
    */
   async takeParts(bundle, base) {
-    const stand = this.#stand;
-    if (stand && equal(stand.line, base.line) && stand.at <= base.at) return;
+    const state = this.#state;
+    if (state && equal(state.line, base.line) && state.at <= base.at) return;
     if (!base.at && !base.steps && !(await this.missing(base, null)).length) return;
     const { line, names } = await this.#own(bundle);
-    if (base.at && equal(line, base.line)) this.#stand = { line: base.line, at: 0, weights: bundle.weights() };
+    if (base.at && equal(line, base.line)) this.#state = { line: base.line, at: 0, weights: bundle.weights() };
     const wanted = names.map((name) => base.checkpoint.some((/** @type {any} */ part) => hexOf(part) === name));
     if (!wanted.includes(true)) return;
     for (const [i, part] of encodedParts(bundle.weights(), bundle.manifest).entries()) {
@@ -64,7 +70,7 @@ export class Holdings {
   }
 
   /**
-   * What came beside the base. Raises BlobError, TensorError. @param {any} blob or null
+   * The tensors sent beside the base. Raises BlobError, TensorError. @param {any} blob or null
    * @returns {Promise<Tensors>}
    */
   async aside(blob) {
@@ -72,7 +78,7 @@ export class Holdings {
   }
 
   /**
-   * The bundle of this hash, opened once. Raises BundleError for what is not a bundle, BlobError when it must
+   * The bundle of this hash, opened once. Raises BundleError for a blob that is not a bundle, BlobError when it must
    * be fetched (again). @param {any} blob @returns {Promise<Bundle>}
    */
   async bundle(blob) {
@@ -81,31 +87,31 @@ export class Holdings {
   }
 
   /**
-   * The base model: what this device stands on or the checkpoint, and the steps since. When the result is not
-   * the model that the aggregator has: raises StaleBase where beginning anew may mend it, UnusableBase where
-   * that was done. Raises TensorError, UnknownGenerator. @param {any} base @param {Manifest} manifest
+   * The base model: this device's state or the checkpoint, with the steps since replayed. If the result is not the
+   * aggregator's model, raises StaleBase where starting from the checkpoint may help, UnusableBase where that was done.
+   * Raises TensorError, UnknownGenerator. @param {any} base @param {Manifest} manifest
    */
   async base(base, manifest) {
-    const found = await this.#way(base);
+    const found = await this.#route(base);
     let weights;
     try {
-      weights = await this.#gone(found, base, manifest);
+      weights = await this.#replayed(found, base, manifest);
     } catch (error) {
       const isWrong = error instanceof UnusableBase || error instanceof TensorError;
       if (!found.start || !isWrong) throw error;
-      this.#stand = null;
+      this.#state = null;
       throw new StaleBase(`${error.message}: beginning anew`);
     }
     if (found.start && base.at && !base.steps) {
-      // the checkpoint, for a life of this device that stands nowhere
+      // the base is now its own checkpoint: store it for the next process, which has no replay state
       for (const part of encodedParts(weights, manifest)) await this.blobs.put(part);
     }
-    this.#stand = { line: base.line, at: base.at, weights };
+    this.#state = { line: base.line, at: base.at, weights };
     return weights;
   }
 
   /**
-   * Where the bundle's own weights stand, and what their parts are called: found once, for each round asks.
+   * The line that begins with the bundle's weights, and the hashes of their parts; computed once, as each round asks.
    * @param {Bundle} bundle
    */
   async #own(bundle) {
@@ -118,11 +124,11 @@ export class Holdings {
     return this.#shipped;
   }
 
-  /** What the way leads to. Raises as `base` does. */
-  async #gone(/** @type {any} */ found, /** @type {any} */ base, /** @type {Manifest} */ manifest) {
+  /** The weights at the end of the route. Raises as `base` does. */
+  async #replayed(/** @type {any} */ found, /** @type {any} */ base, /** @type {Manifest} */ manifest) {
     let weights = found.start?.weights;
     if (!weights) {
-      weights = await this.#joined(base);
+      weights = await this.#checkpoint(base);
       check(weights, manifest.stored());
     }
     weights = await replay(weights, await stepsOf(found, base, this.blobs), manifest);
@@ -133,9 +139,9 @@ export class Holdings {
     return weights;
   }
 
-  /** How to get there. Raises as `missing` does. @param {any} base */
-  async #way(base) {
-    const found = await way(base, this.#stand, (/** @type {any} */ blob) => this.blobs.has(blob));
+  /** The route to this base. Raises as `missing` does. @param {any} base */
+  async #route(base) {
+    const found = await findRoute(base, this.#state, (/** @type {any} */ blob) => this.blobs.has(blob));
     if (!found) throw new StaleBase(`base model after ${base.at} steps: no replay state and no blob of the offer leads there`);
     return found;
   }
@@ -143,7 +149,7 @@ export class Holdings {
   /**
    * All parts of the checkpoint. Raises BlobError, TensorError. @param {any} base @returns {Promise<Tensors>}
    */
-  async #joined(base) {
+  async #checkpoint(base) {
     const weights = new Map();
     for (const part of base.checkpoint) {
       for (const [name, tensor] of read(await this.blobs.get(part))) weights.set(name, tensor);

@@ -1,4 +1,4 @@
-/** Arrays as numpy stores them (.npy, its format versions 1 to 3). What holds objects is not read. */
+/** Reads arrays as numpy stores them (.npy, format versions 1 to 3), except arrays of objects. */
 
 import { text, utf8, view } from "./bytes.js";
 import { DataError, oneLine } from "./errors.js";
@@ -10,10 +10,10 @@ const TYPES = {
   u4: [4, "getUint32"], i4: [4, "getInt32"], u8: [8, "getBigUint64"], i8: [8, "getBigInt64"],
   f4: [4, "getFloat32"], f8: [8, "getFloat64"],
 };
-/** Bytes of a letter, UCS-4. */
+/** Bytes of a letter (UCS-4). */
 const LETTER = 4;
 
-/** @typedef {{shape: number[], dtype: string, data: ArrayLike<number> | string[]}} Stored dtype as numpy writes it */
+/** @typedef {{shape: number[], dtype: string, data: ArrayLike<number> | string[]}} Stored dtype as in the file: "f4" */
 
 /** @param {Uint8Array} bytes of a .npy file @returns {Stored} @throws DataError */
 export function readNpy(bytes) {
@@ -34,7 +34,7 @@ export function readNpy(bytes) {
   return { shape, dtype: kind, data: kind[0] === "U" ? names(content, width, order) : values(content, kind, order) };
 }
 
-/** What it says of itself, and where its content begins. */
+/** The header, and the place where the content begins. */
 function headOf(bytes) {
   const wide = bytes[6] > 1;
   const first = wide ? 12 : 10;
@@ -49,7 +49,7 @@ function headOf(bytes) {
   }
 }
 
-/** @param {string} lengths as in "2, 3" or "2,"; none for one value */
+/** @param {string} lengths as in "2, 3" or "2,"; empty for a single value */
 function shapeOf(lengths) {
   const parts = lengths.split(",").map((one) => one.trim()).filter(Boolean);
   if (parts.every((one) => /^\d+$/.test(one))) return parts.map(Number);

@@ -1,17 +1,17 @@
-/** Arrays of .npz files: zips of .npy files, stored or deflated. */
+/** Reads arrays from .npz files: zips of .npy files, stored or deflated. */
 
 import { concat } from "./bytes.js";
 import { DataError, oneLine } from "./errors.js";
 import { readNpy } from "./npy.js";
 import { entries } from "./zip.js";
 
-/** Bytes that all arrays of a file may take unpacked. */
+/** Most bytes of all arrays of a file, unpacked. */
 const LARGEST = 2 ** 30;
 const AS_IT_IS = 0;
 const DEFLATED = 8;
 
 /**
- * Those of the wanted that are there. @throws DataError
+ * The wanted arrays that the file has. @throws DataError
  * @param {Uint8Array} bytes of the file
  * @param {string[]} wanted
  * @returns {Promise<Map<string, import("./npy.js").Stored>>}
@@ -49,7 +49,7 @@ async function arrayOf(entry) {
   }
 }
 
-/** Exactly as many bytes as it says. @param {import("./zip.js").Entry} entry */
+/** The content, which must have exactly the size that the entry states. @param {import("./zip.js").Entry} entry */
 async function unpacked({ name, method, content, size }) {
   if (method !== AS_IT_IS && method !== DEFLATED) {
     throw new DataError(`${name} is packed in a way (${method}) that is not read: expected deflate, or none`);
@@ -59,7 +59,7 @@ async function unpacked({ name, method, content, size }) {
   return plain;
 }
 
-/** At most `size` bytes: what would be more is not waited for. */
+/** The inflated content; stops with DataError as soon as it has more than `size` bytes. */
 async function inflated(name, content, size) {
   const stream = new Blob([content]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   const reader = stream.getReader();
@@ -73,7 +73,7 @@ async function inflated(name, content, size) {
     parts.push(value);
     left -= value.length;
     if (left >= 0) continue;
-    reader.cancel().catch(() => {}); // what is left of it is nobody's
+    reader.cancel().catch(() => {}); // the rest is not needed
     throw new DataError(`${name} unpacks to more than the ${size} bytes that it says`);
   }
 }

@@ -1,26 +1,27 @@
-/** From what comes on the topics of offers to the offers that it stands for, as client/connection/offer_stream.py. */
-import { UnknownRoundBefore, MessageError } from "./errors.js";
-import { following, isNext } from "./compact_round.js";
+/** Turns messages on offer topics into whole offers. Part of client/connection/offers.py. */
+import { fullOffer, isCompactOffer } from "./compact_round.js";
+import { MessageError, UnknownRoundBefore } from "./errors.js";
 import { isOffer, offer as offerTopic } from "./topics.js";
 
-/** Of which the latest offer is remembered. */
+/** Tasks whose latest offer is remembered. */
 const TASKS = 64;
 
-/** The latest offer of each task, and what leads on from it. */
-export class Following {
-  /** Whether what is unreceipted of earlier rounds has nothing to wait for, as the last word was. */
+/** Remembers the latest offer of each task, as a compact offer only says what is new. */
+export class OfferStream {
+  /** Whether the last message ends the wait for receipts of earlier rounds. */
   over = false;
   #trust;
   #latest = new Map();
 
-  /** @param {import("./trust.js").Trust} trust says whose offers count */
+  /** @param {import("./trust.js").Trust} trust decides whose offers count */
   constructor(trust) {
     this.#trust = trust;
   }
 
   /**
-   * The offer that came, or that follows from the one before: of `task`, where the topic does not say. Rejects with
-   * MessageError for what is not to be acted on, UnknownRoundBefore where the whole offer is to be asked for.
+   * The offer that came, or that a compact message derives from the one before. `task` is used where the topic does not
+   * name one. Rejects with MessageError for a message that must not be acted on, UnknownRoundBefore if the whole offer
+   * must be asked for.
    * @param {string} topic @param {Uint8Array} payload
    */
   async offer(topic, payload, retained = false, task = "") {
@@ -28,7 +29,7 @@ export class Following {
     if (retained && !isOffer(topic)) {
       throw new MessageError(`offer on ${topic} is marked as kept, which none there is`);
     }
-    if (isNext(payload)) {
+    if (isCompactOffer(payload)) {
       const of = isOffer(topic) ? topic.slice(offerTopic("").length) : task;
       return this.#next(of, topic, payload);
     }
@@ -43,8 +44,8 @@ export class Following {
     if (!before) throw new UnknownRoundBefore(`a round of '${task}' is open that follows one which is not known here`);
     const made = await this.#trust.next(topic, before.run, payload);
     if (made.round <= before.round) throw new MessageError(`round ${made.round} of '${task}' was heard of before`);
-    this.#latest.delete(task); // it is asked for anew, if this does not lead on
-    const offer = await following(before, made);
+    this.#latest.delete(task); // if the compact offer does not follow it, a whole offer must be asked for
+    const offer = await fullOffer(before, made);
     this.#keep(offer);
     this.over = made.over;
     return offer;

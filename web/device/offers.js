@@ -1,16 +1,16 @@
-/** Offers on the device: which are to be believed, and when an open round closes. */
+/** Checks the offers that a device receives, and notes when each round closes (client/connection/offers.py). */
 
 import { MessageError } from "./errors.js";
 import { isName } from "./topics.js";
 
 /**
- * A round that is open, and when it closes on the device's own clock, in seconds.
- * @typedef {{offer: any, closes: number}} Open
+ * An open round, and when it closes on the device's own clock, in seconds.
+ * @typedef {{offer: any, closes: number}} OpenRound
  */
 
 /**
- * The round of an offer that came at this moment. Raises MessageError for one that makes no sense.
- * @param {any} offer @param {number} came in seconds @returns {Open}
+ * The round of an offer that came at the time `came`. Raises MessageError for an invalid offer.
+ * @param {any} offer @param {number} came in seconds @returns {OpenRound}
  */
 export function opened(offer, came) {
   const where = `offer of round ${offer.round} of '${offer.task}'`;

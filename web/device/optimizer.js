@@ -1,6 +1,6 @@
-/** SGD on one flat vector, in place and in float32: what torch's does, to rounding (models/training/optimizer.py). */
+/** SGD on one flat vector, in place, as in torch up to rounding (models/training/optimizer.py). */
 
-/** v = momentum * v + g + weightDecay * w;  w -= lr * v: torch's convention, without dampening. */
+/** SGD by torch's convention, without dampening: v = momentum * v + g + weightDecay * w;  w -= lr * v. */
 export class Sgd {
   /** @param {number} lr @param {number} [momentum] @param {number} [weightDecay] */
   constructor(lr, momentum = 0, weightDecay = 0) {
@@ -10,7 +10,7 @@ export class Sgd {
   }
 
   /**
-   * A run over vectors as long as `params`, which is not kept.
+   * Starts a run over vectors as long as `params`; does not keep `params`.
    * @param {Float32Array} params
    * @returns {SgdSteps}
    */
@@ -19,7 +19,7 @@ export class Sgd {
   }
 }
 
-/** One run of it: its momenta, and nothing of the parameters. */
+/** A run of `Sgd`; holds its momenta, but not the parameters. */
 export class SgdSteps {
   /** @param {Sgd} sgd @param {number} length */
   constructor({ lr, momentum, weightDecay }, length) {
@@ -30,7 +30,7 @@ export class SgdSteps {
   }
 
   /**
-   * One step: `params` is changed in place, `grads` is left as it is.
+   * One step: changes `params` in place, leaves `grads` unchanged.
    * @param {Float32Array} params
    * @param {Float32Array} grads
    */

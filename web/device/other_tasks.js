@@ -1,13 +1,13 @@
-/** Other tasks that are not over, where a device may go when its own is, as client/connection/task_directory.py. */
+/** Notes other open tasks, which a device may join when its own is done (client/connection/other_tasks.py). */
 
-/** Of which so many are remembered, those heard of last: any of them will do. */
+/** Most tasks that are remembered, those heard of last: any of them will do. */
 const TASKS = 64;
 
-export class Elsewhere {
+export class OtherTasks {
   /** @type {Set<string>} */
   #tasks = new Set();
 
-  /** A task that is open. @param {string} task */
+  /** Note a task that is open. @param {string} task */
   add(task) {
     this.#tasks.delete(task);
     this.#tasks.add(task);
@@ -15,12 +15,12 @@ export class Elsewhere {
     if (this.#tasks.size > TASKS) this.#tasks.delete(oldest);
   }
 
-  /** A task that is over. @param {string} task */
-  delete(task) {
+  /** Forget a task that is done. @param {string} task */
+  discard(task) {
     this.#tasks.delete(task);
   }
 
-  /** The first by its name, which is elsewhere no longer; empty where there is none. @returns {string} */
+  /** Remove and return the first task by name; empty if there is none. @returns {string} */
   take() {
     const [first = ""] = [...this.#tasks].sort();
     this.#tasks.delete(first);

@@ -1,4 +1,4 @@
-/** Contributions that the aggregator has not receipted yet, on the disk, as client/delivery/outbox.py. */
+/** Contributions without a receipt, on disk so that they survive the process (client/delivery/outbox.py). */
 import { MessageError } from "./errors.js";
 import { Contribution, decode, encode } from "./messages.js";
 
@@ -7,8 +7,8 @@ const SETTLED = `${FOLDER}settled`;
 const keyOf = (seq) => `${FOLDER}${String(seq).padStart(8, "0")}`;
 
 /**
- * One key for each contribution. A body too large for a message lies among the blobs, by its hash. The last one
- * that was receipted stays, as `settled`, so that a later life does not do that round's work again. Every method
+ * One file for each contribution. A body too large for a message lies in the blob store, by its hash. The last
+ * contribution with a receipt stays as `settled`, so that a restarted process does not repeat its round. Every method
  * that changes something throws DiskError.
  */
 export class Outbox {
@@ -19,7 +19,7 @@ export class Outbox {
   #lastSeq = 0;
 
   /**
-   * What an earlier life left is waiting again. @param {import("./disk.js").Disk} disk
+   * Opens the outbox; contributions of an earlier process wait again. @param {import("./disk.js").Disk} disk
    * @param {(level: string, line: string) => void} log
    */
   static async open(disk, log = () => {}) {
@@ -41,36 +41,36 @@ export class Outbox {
     return this.#waiting.size;
   }
 
-  /** In the order of their numbers. @returns {IterableIterator<any>} */
+  /** Contributions that wait, in the order of their numbers. @returns {IterableIterator<any>} */
   [Symbol.iterator]() {
     return this.#waiting.values();
   }
 
-  /** Never one that was used in this life: a second receipt of an earlier one may still come. */
+  /** A number never used by this process: a second receipt of an earlier one may still come. */
   get nextSeq() {
     return this.#lastSeq + 1;
   }
 
-  /** Whether a contribution to this round waits, or is the last that was receipted. */
+  /** Whether a contribution to this round waits, or is the last with a receipt. */
   answered(run, number) {
     const known = [...this.#waiting.values(), ...(this.#settled ? [this.#settled] : [])];
     return known.some((message) => message.run === run && message.round === number);
   }
 
-  /** Keep it until it is receipted; on the disk when this resolves. */
+  /** Keep a contribution until it is receipted; durable when this resolves. */
   async add(message) {
     await this.#disk.put(keyOf(message.seq), encode(Contribution, message));
     this.#keep(message);
   }
 
-  /** The contribution that this receipt ends; null when there is none such, or it is to come again. */
+  /** The contribution that this receipt settles; null if there is none, or it must be sent again. */
   answering(receipt) {
     return receipt.retry_after_s ? null : this.named(receipt);
   }
 
   /**
-   * The contribution that this receipt is for; null when there is none such. That of a short one (see compact_round.js)
-   * has no number, and names the round alone.
+   * The contribution that this receipt is for; null if there is none. The receipt of a compact contribution (see
+   * compact_round.js) has no number, and names only the round.
    */
   named(receipt) {
     const message = this.#waiting.get(receipt.seq || this.#seqOf(receipt.round));
@@ -78,14 +78,14 @@ export class Outbox {
     return fits ? message : null;
   }
 
-  /** Forget the contribution that this receipt answers, and give it; else null. */
+  /** Remove the contribution that this receipt settles, and return it; null if there is none. */
   async settle(receipt) {
     const message = this.answering(receipt);
     if (message) await this.end(message);
     return message;
   }
 
-  /** This one waits no longer, and its round is answered. */
+  /** Remove this contribution from those that wait: its round is answered. */
   async end(message) {
     const last = this.#settled;
     if (last?.run !== message.run || last.round <= message.round) {
@@ -95,7 +95,7 @@ export class Outbox {
     await this.drop(message.seq);
   }
 
-  /** Forget a contribution that nobody waits for any more. */
+  /** Remove a contribution that nobody waits for any more. */
   async drop(seq) {
     await this.#disk.delete(keyOf(seq));
     this.#waiting.delete(seq);
@@ -106,14 +106,14 @@ export class Outbox {
     this.#lastSeq = Math.max(this.#lastSeq, message.seq);
   }
 
-  /** Of the latest: an older one may be of another task. */
+  /** Number of the latest contribution to a round: an older one may be of another task. */
   #seqOf(number) {
     const seqs = [...this.#waiting.values()].filter((message) => message.round === number).map((one) => one.seq);
     return Math.max(0, ...seqs);
   }
 }
 
-/** The message under a key; null, and it is dropped, when it is none. */
+/** The message in a file; if it is not one, the file is removed and null returned. */
 async function readFrom(disk, key, log) {
   const payload = await disk.get(key);
   try {

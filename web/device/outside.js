@@ -1,7 +1,7 @@
 /**
- * A graph whose weights are given to a session by name. The graphs of a bundle say of each such initialiser
- * that it stands at byte 0 of a file "weights" (models/export/writer.py); here each says that it is a file of
- * its own. Field numbers are those of onnx.proto.
+ * Rewrites a graph so that a session can be given its weights by name. In the graphs of a bundle, each such initialiser
+ * is at byte 0 of a file "weights" (models/export/writer.py); here each becomes a file of its own. Field numbers are
+ * those of onnx.proto.
  */
 
 import { concat, text, utf8 } from "./bytes.js";
@@ -17,7 +17,7 @@ const ENTRY_VALUE = 2;
 const LOCATION = "location";
 
 /**
- * The model, and the names of the initialisers that are to be given, each as the file of its name. Raises
+ * The model, and the names of the initialisers that the session must be given, each as the file of its name. Raises
  * BundleError for a graph with anything that is not allowed.
  * @param {Uint8Array} onnx @returns {{model: Uint8Array, names: string[]}}
  */

@@ -1,17 +1,17 @@
-/** What a packet weighs on the wire, and whether it is to be acknowledged. */
+/** The QoS and size of MQTT packets. Part of broker/wire/link_timing.py. */
 import { utf8 } from "./bytes.js";
-import { IN_FEW_BYTES, isOffer } from "./topics.js";
+import { COMPACT_TOPICS, isOffer } from "./topics.js";
 
-/** Whether a payload on a topic of offers is a next round in few bytes (see compact_round.js): no MessagePack array. */
-export const isNext = (payload) => payload.length > 0 && payload[0] < 0x80;
+/** Whether a payload on an offer topic is a compact offer (see compact_round.js), not a MessagePack array. */
+export const isCompactOffer = (payload) => payload.length > 0 && payload[0] < 0x80;
 
 /**
- * 0 for what is said in few bytes: who misses it finds out, and nothing that a broker acknowledges spares it
- * that. 1 for all else.
+ * The QoS of a message: 0 for a compact one, 1 for all others. A receiver must notice by itself that it missed a
+ * compact message: a PUBACK of the broker does not say that the receiver has it.
  */
 export function qosOf(topic, payload) {
-  const few = isOffer(topic) && isNext(payload);
-  return few || IN_FEW_BYTES.some((end) => topic.endsWith(end)) ? 0 : 1;
+  const compact = isOffer(topic) && isCompactOffer(payload);
+  return compact || COMPACT_TOPICS.some((end) => topic.endsWith(end)) ? 0 : 1;
 }
 
 /** Bytes of one PUBLISH packet without properties: fixed header, topic, packet id, payload. */

@@ -1,6 +1,6 @@
 /**
- * A blob on its way: blocks in any order, until their hash is right. Each lies on the disk by itself, so that
- * what is missing is known in a later life; after a power cut a block is there or it is not.
+ * A blob that is being fetched: takes blocks in any order and checks the hash (broker/wire/partial_blob.py). Each block
+ * is a file of its own, so that a later process knows which are missing; after a power cut a block is whole or absent.
  */
 import { equal, hex, sha256 } from "./bytes.js";
 import { BlobError, BlockError, DiskError } from "./errors.js";
@@ -19,10 +19,10 @@ export function blockLength(blob, index) {
   return Math.min(BLOCK, blob.size - index * BLOCK);
 }
 
-/** Of its name, for people. */
+/** The beginning of a blob's name, for people. */
 export const short = (blob) => hex(blob.sha).slice(0, 12);
 
-/** `work`, whose DiskError is thrown as BlobError. */
+/** Does `work`, and throws its DiskError as BlobError. */
 export async function onDisk(work) {
   try {
     return await work();
@@ -31,7 +31,7 @@ export async function onDisk(work) {
   }
 }
 
-/** `add` in any order, any number of times; `finish` when nothing is `missing`. Made by Blobs. */
+/** `add` blocks in any order, and `finish` when none is `missing`. Made by Blobs. */
 export class Partial {
   #disk;
   #folder;
@@ -42,7 +42,7 @@ export class Partial {
    * @param {{ sha: Uint8Array, size: number }} blob
    * @param {{ disk: import("./disk.js").Disk, folder: string, missing: Set<number>,
    *   admit: (bytes: Uint8Array | null) => Promise<void> }} place
-   *   `folder`: where its blocks lie; `admit` takes the whole; null: it is here already
+   *   `folder`: where its blocks lie; `admit` stores the whole blob; it is given null if the blob is stored already
    */
   constructor(blob, { disk, folder, missing, admit }) {
     this.blob = blob;
@@ -58,8 +58,8 @@ export class Partial {
   }
 
   /**
-   * Keep one block. Returns whether it was new; one that is already here is left as it is. Throws BlockError on
-   * a wrong length or number, BlobError when the disk is full.
+   * Store one block. Returns whether it was new; a block that is already here is not changed. Throws BlockError on a
+   * wrong length or number, BlobError when the disk is full.
    */
   async add(index, data) {
     const length = blockLength(this.blob, index);
@@ -78,8 +78,8 @@ export class Partial {
   }
 
   /**
-   * Verify the whole and let it into the store. Throws BlobError when blocks are missing, and when the hash is
-   * wrong: then all of it is discarded, and every block is missing again.
+   * Verify the blob and put it into the store. Throws BlobError when blocks are missing, and when the hash is wrong:
+   * then all of it is discarded, and every block is missing again.
    */
   async finish() {
     const { blob } = this;
@@ -95,7 +95,7 @@ export class Partial {
     });
   }
 
-  /** null where its blocks are not here: then the blob is. */
+  /** The whole blob; null if its blocks are gone because the blob is in the store already. */
   async #joined() {
     const present = new Set(await this.#disk.keys(this.#folder));
     const count = blockCount(this.blob);
@@ -105,7 +105,7 @@ export class Partial {
       const block = await this.#disk.get(`${this.#folder}${index}`);
       if (block?.length === blockLength(this.blob, index)) whole.set(block, index * BLOCK);
     }
-    return whole; // with a block that the disk has lost, the hash is wrong
+    return whole; // if the disk has lost a block, the hash is wrong
   }
 
   async #discard() {
@@ -114,7 +114,7 @@ export class Partial {
   }
 }
 
-/** Everything in a folder. @param {import("./disk.js").Disk} disk */
+/** Remove everything in a folder. @param {import("./disk.js").Disk} disk */
 export async function drop(disk, folder) {
   for (const key of await disk.keys(folder)) await disk.delete(key);
 }

@@ -1,68 +1,71 @@
-/** Telling the aggregator that this device may not work for now, so that no round waits for it. */
+/**
+ * Tells the aggregator, once, whether this device is paused, so that no round waits for it. Part of
+ * client/connection/presence.py.
+ */
 
-/** @typedef {import("./work_gate.js").Hours} Hours */
-/** @typedef {import("./presence.js").Voice} Voice */
+/** @typedef {import("./work_gate.js").WorkGate} WorkGate */
+/** @typedef {import("./presence.js").DeviceMessages} DeviceMessages */
 
-/** What was told of `hours` by `voice`, and is not told twice. */
-export class Standing {
-  #hours;
-  #voice;
+/** Sends pauses of the work gate `gate` by `messages`, each only once. */
+export class PauseNotice {
+  #gate;
+  #messages;
   #paused = false;
   /** @type {{task: string, round: number} | null} */
   #satOut = null;
   /** @type {{plan: any, roomBytes: number} | null} */
   #plan = null;
 
-  /** @param {Hours} hours @param {Voice} voice */
-  constructor(hours, voice) {
-    this.#hours = hours;
-    this.#voice = voice;
+  /** @param {WorkGate} gate @param {DeviceMessages} messages */
+  constructor(gate, messages) {
+    this.#gate = gate;
+    this.#messages = messages;
   }
 
   /**
-   * What is tried now; it is told again when that goes on after a pause. @param {any} plan
+   * Send the current plan; it is sent again when its work goes on after a pause. @param {any} plan
    * @param {number} roomBytes
    */
   plan(plan, roomBytes) {
     this.#plan = { plan, roomBytes };
-    this.#voice.plan(plan, roomBytes);
+    this.#messages.plan(plan, roomBytes);
   }
 
-  /** No work may be done. @param {any} offer of the round that is open and has no answer yet, or null */
+  /** No work is allowed. @param {any} offer that of the open round, if it has no answer yet; else null */
   pause(offer) {
     if (!this.#paused) {
       this.#paused = true;
-      this.#voice.paused(true);
+      this.#messages.paused(true);
     }
     if (offer && offer.round > 0 && !this.#isSatOut(offer)) {
       const { task, round } = offer;
       this.#satOut = { task, round };
       const nothing = { task, round, kind: "", seconds: 0, memory_bytes: 0, energy_j: 0 };
-      this.#voice.plan({ ...nothing, reasons: [this.#hours.reason] }, 0);
+      this.#messages.plan({ ...nothing, reasons: [this.#gate.reason] }, 0);
     }
   }
 
   /**
-   * Work may be done again. Returns whether it could not be until now: say hello, for nobody waits for us.
+   * Work is allowed. Returns whether it was not until now: the device must then say hello, as no round waits for it.
    */
   resume() {
     if (!this.#paused) return false;
     this.#paused = false;
-    this.#voice.paused(false);
+    this.#messages.paused(false);
     return true;
   }
 
   /**
-   * A hello says that the device is ready: where it is not, that is said after it. Whoever was told that the
-   * device sits a round out is told what it does after all.
+   * A hello says that the device is ready: if it is paused, say so after the hello. If the device has told that it sits
+   * the round out, tell its plan after all.
    */
-  greeted() {
+  helloSent() {
     if (this.#paused) {
-      this.#voice.paused(true);
+      this.#messages.paused(true);
       return;
     }
     const told = this.#plan;
-    if (told && this.#isSatOut(told.plan)) this.#voice.plan(told.plan, told.roomBytes);
+    if (told && this.#isSatOut(told.plan)) this.#messages.plan(told.plan, told.roomBytes);
     this.#satOut = null;
   }
 

@@ -1,8 +1,8 @@
 /**
- * Philox4x64-10 (Salmon et al. 2011, Random123) in halves of 32 bits: quick where BigInt is not.
+ * Philox4x64-10 (Salmon et al. 2011, Random123), computed in halves of 32 bits because BigInt is slow.
  *
- * The upper half of a product of two halves a * b comes of the product in float64, which is at most 2**11
- * off: less the exact lower half it is a multiple of 2**32, to far less than a half of that.
+ * The upper half of a product a * b of two halves is computed from the product in float64, which is off by at most
+ * 2**11. The product minus its exact lower half is a multiple of 2**32, so that rounding gives the exact upper half.
  */
 
 const M0_HIGH = 0xd2e7470e;
@@ -18,7 +18,7 @@ const LARGEST = 0xffffffff;
 const DOWN = 2 ** -32;
 
 /**
- * Of a * b, given its lower 32 bits; all unsigned.
+ * The upper 32 bits of a * b, given its lower 32 bits; all unsigned.
  * @param {number} a
  * @param {number} b
  * @param {number} low
@@ -28,7 +28,8 @@ function upper(a, b, low) {
 }
 
 /**
- * The words of the counters from `counter` on, as halves, the lower first: `halves` is filled, 8 a counter.
+ * Fills `halves` with the words of the counters from `counter` on, the lower half of each word first; 8 halves a
+ * counter.
  * @param {[bigint, bigint]} key 64 bits each
  * @param {number} counter 0 to 2**53, the first word of the counter
  * @param {Int32Array} halves
@@ -52,7 +53,7 @@ export function fill([first, second], counter, halves) {
       k1 = low1,
       l1 = high1;
     for (let round = 0; round < ROUNDS; round += 1) {
-      // p = M0 * (c0, d0) and q = M1 * (c2, d2), of four halves each; x, y and z are lower halves of parts.
+      // p = M0 * (c0, d0) and q = M1 * (c2, d2), each in four halves; x, y and z are lower halves of partial products
       const p0 = Math.imul(c0, M0_LOW) >>> 0;
       let x = Math.imul(d0, M0_LOW) >>> 0;
       let y = Math.imul(c0, M0_HIGH) >>> 0;

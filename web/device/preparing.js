@@ -1,5 +1,5 @@
-// What a bundle's input wants (manifest.json, `input`), and pictures and raw values made into it, as
-// models/bundles/inputs.py and models/data/picture.py do. "Raw" is before scale, mean and std.
+// Prepares pictures and raw values for a bundle's input (`input` in manifest.json), as models/bundles/inputs.py and
+// models/data/picture.py do. "Raw" values are those before scale, mean and std.
 
 import { DataError } from "./errors.js";
 import { sizeOf } from "./flat.js";
@@ -19,38 +19,38 @@ const GREY = [0.299, 0.587, 0.114].map(Math.fround); // ITU-R 601
  *   pixels (height, width, channels), black 0, white 255; 1 or 3 channels
  */
 
-/** Frames of 40 bands, with or without an axis of one channel. @param {InputSpec} spec */
+/** Whether the input is log-mel features: frames of 40 bands, perhaps with one channel. @param {InputSpec} spec */
 export function isSound(spec) {
   const shape = spec.shape.length === 3 ? spec.shape : [1, ...spec.shape];
   return isNumbers(spec) && shape.length === 3 && shape[0] === 1 && shape[2] === BANDS;
 }
 
-/** One or three channels of two axes. @param {InputSpec} spec */
+/** Whether the input is a picture: one or three channels, and two more axes. @param {InputSpec} spec */
 export function isPicture(spec) {
   return isNumbers(spec) && spec.shape.length === 3 && [1, 3].includes(spec.shape[0]);
 }
 
 const isNumbers = (spec) => spec.vocabulary === null || spec.vocabulary === undefined;
 
-/** What samples of a task are made of. @param {InputSpec} spec @returns {"sound" | "picture" | "numbers" | "text"} */
+/** The sort of a task's samples. @param {InputSpec} spec @returns {"sound" | "picture" | "numbers" | "text"} */
 export function whatOf(spec) {
   if (!isNumbers(spec)) return "text";
   if (isSound(spec)) return "sound";
   return isPicture(spec) ? "picture" : "numbers";
 }
 
-/** The raw value of white: the whole number that `scale` brings to 1; else 255. @param {InputSpec} spec */
+/** The raw value of white: the whole number that `scale` maps to 1; 255 if there is none. @param {InputSpec} spec */
 export function white(spec) {
   if (!(spec.scale > 0 && spec.scale < 1) || Math.max(...spec.mean) >= 1) return BYTE;
   const steps = 1 / spec.scale;
   return Math.abs(steps - whole(steps)) < 1e-3 * steps ? whole(steps) : BYTE;
 }
 
-/** Whether what is seen lies light on a dark ground in the task's pictures. @param {InputSpec} spec */
+/** Whether the task's pictures have light objects on a dark ground. @param {InputSpec} spec */
 export const isLightOnDark = (spec) => spec.mean[0] / (spec.scale * white(spec)) < 0.5;
 
 /**
- * One picture, raw.
+ * The raw values of one picture.
  * @param {InputSpec} spec
  * @param {Picture} picture
  * @returns {Uint8Array | Float32Array} shape (channels, height, width); Uint8Array where white is 255

@@ -1,45 +1,43 @@
-/**
- * What a device says, and through what: its topics, its presence, and of its plans what there is time for.
- */
+/** Sends a device's messages on its topics, its presence and pauses included (client/connection/presence.py). */
 
+import { withMac } from "./compact_round.js";
 import { Contribution, FromDevice, Get, Hello, Plan, State, encode } from "./messages.js";
 import { packetBytes } from "./packets.js";
-import { withWord } from "./compact_round.js";
 import * as topics from "./topics.js";
 
 /**
- * The part of link.js that is used here. `publish` sends now or when the link is back, and never waits;
- * `underWay`: messages that the broker has not acknowledged yet, on this topic or on any.
+ * The part of Link (link.js) that is used here. `publish` sends now or when the link is back, and never waits;
+ * `unacknowledged`: how many messages the broker has not acknowledged yet, on this topic or on any.
  * @typedef {{publish: (topic: string, payload: Uint8Array, retain?: boolean) => unknown,
- *   underWay: (topic?: string) => number, bytesUp: number, bytesDown: number}} Wire
+ *   unacknowledged: (topic?: string) => number, bytesUp: number, bytesDown: number}} DeviceLink
  *
- * That this device says a payload on a topic, in a run (see session_mac.js).
- * @typedef {(topic: string, run: string, payload: Uint8Array) => Promise<Uint8Array>} Word
+ * The MAC of a payload on a topic in a run (see session_mac.js).
+ * @typedef {(topic: string, run: string, payload: Uint8Array) => Promise<Uint8Array>} Mac
  */
 
-/** Ends of topics whose messages a device with a key signs. */
+/** Last parts of the topics whose messages a device with a key signs. */
 const SIGNED = new Set(["hello", "plan", "contribution"]);
 const SIGNATURE_BYTES = 64;
 
-/** In place of reasons that are left out. */
+/** Stands for reasons that are left out. */
 export const AND_MORE = "...";
 
-/** One life (`boot`) of the device `name`; it can speak once it has a `link`. */
-export class Voice {
-  /** The task that it is in, or asks for; empty: whichever there is. */
+/** Sends the messages of the device `name`, once it has a `link`. `boot` tells one process of it from another. */
+export class DeviceMessages {
+  /** The task that it is in, or asks for; empty: any. */
   task = "";
-  /** By which an aggregator may agree with it (see session_mac.js). */
+  /** Public key for a session key with the aggregator (see session_mac.js). */
   key = new Uint8Array();
-  /** @type {Wire} */
-  link = { publish: () => false, underWay: () => 0, bytesUp: 0, bytesDown: 0 };
+  /** @type {DeviceLink} */
+  link = { publish: () => false, unacknowledged: () => 0, bytesUp: 0, bytesDown: 0 };
   #name;
   /** @type {string | null} */
-  #planSaid = null;
+  #sentPlan = null;
   /** @type {import("./signing.js").Seal | null} */
   #seal = null;
-  /** @type {Word | null} */
-  #word = null;
-  /** What is being signed: its topics, and the end of it all. @type {string[]} */
+  /** @type {Mac | null} */
+  #mac = null;
+  /** Topics of messages that are being signed; `#signed` resolves when the last is sent. @type {string[]} */
   #signing = [];
   #signed = Promise.resolve();
 
@@ -50,21 +48,21 @@ export class Voice {
   }
 
   /**
-   * Sign hellos, plans and contributions from now on, and put a word on those in few bytes; without `word` there
-   * are none of those. @param {import("./signing.js").Seal} seal @param {Word | null} word
+   * From now on sign hellos, plans and contributions, and add a MAC to compact contributions. Without `mac`, which
+   * makes the MAC, no compact ones are sent. @param {import("./signing.js").Seal} seal @param {Mac | null} mac
    */
-  sign(seal, word) {
+  sign(seal, mac) {
     this.#seal = seal;
-    this.#word = word;
+    this.#mac = mac;
   }
 
-  /** Whether contributions may be sent in few bytes. */
-  get isBrief() {
-    return !this.#seal || this.#word !== null;
+  /** Whether contributions may be sent in compact form. */
+  get isCompact() {
+    return !this.#seal || this.#mac !== null;
   }
 
   /**
-   * What the link says for us: when it has the broker, and when we leave; and the broker when it has lost us.
+   * The presence message: the link sends it at each connection and on leaving, the broker when it has lost the device.
    * @param {boolean} online @param {boolean} [leaving]
    */
   presence(online, leaving = false) {
@@ -72,39 +70,40 @@ export class Voice {
     return { topic: this.#topic("state"), payload: encode(State, state), retain: true };
   }
 
-  /** That no work may be done here for now, or that it may again. @param {boolean} yes */
+  /** Tell that this device is paused, or that it may work again. @param {boolean} yes */
   paused(yes) {
     this.#publish("state", State, { boot: this.boot, online: true, leaving: false, paused: yes }, true);
   }
 
-  /** Messages that have not yet reached the broker for sure. @param {string} [leaf] */
-  underWay(leaf = "") {
+  /** Number of messages that the broker has not acknowledged yet. @param {string} [leaf] */
+  unacknowledged(leaf = "") {
     const topic = leaf ? this.#topic(leaf) : "";
     const signing = this.#signing.filter((one) => !topic || one === topic).length;
-    return signing + this.link.underWay(topic);
+    return signing + this.link.unacknowledged(topic);
   }
 
-  /** The one who hears it may not have heard the last plan. @param {any} hello */
+  /** Send a hello, and forget the last plan, which the receiver of the hello may not have. @param {any} hello */
   hello(hello) {
-    this.#planSaid = null;
+    this.#sentPlan = null;
     this.#publish("hello", Hello, { ...hello, task: this.task, key: this.key });
   }
 
   /**
-   * Tell of a plan that is another than the last, before the update that it is for. That one must not be late
-   * for it: what does not fit into `roomBytes` of reasons is left out, and the plan where it does not fit at
-   * all. Where nothing is trained there is all the room. @param {any} plan @param {number} roomBytes
+   * Send a plan that differs from the last, before the update that it is for. The plan must not make the update late:
+   * reasons that do not fit into `roomBytes` are left out, and the whole plan if it does not fit at all. A plan to
+   * train nothing is not limited. @param {any} plan @param {number} roomBytes
    */
   plan(plan, roomBytes) {
     const passed = plan.reasons.map((/** @type {string} */ reason) => reason.split(" needs")[0]);
-    const said = JSON.stringify([plan.kind, ...passed]);
-    if (plan.kind && said === this.#planSaid) return;
-    const fits = (/** @type {any} */ one) => packetBytes(this.#topic("plan"), this.#sized(encode(Plan, one))) <= roomBytes;
-    let told = plan;
-    while (plan.kind && told && !fits(told)) told = shorter(told);
-    if (!told) return;
-    this.#publish("plan", Plan, told);
-    this.#planSaid = said;
+    const content = JSON.stringify([plan.kind, ...passed]);
+    if (plan.kind && content === this.#sentPlan) return;
+    const topic = this.#topic("plan");
+    const fits = (/** @type {any} */ one) => packetBytes(topic, this.#sized(encode(Plan, one))) <= roomBytes;
+    let shortened = plan;
+    while (plan.kind && shortened && !fits(shortened)) shortened = shorter(shortened);
+    if (!shortened) return;
+    this.#publish("plan", Plan, shortened);
+    this.#sentPlan = content;
   }
 
   /** @param {any} message */
@@ -112,11 +111,11 @@ export class Voice {
     this.#publish("contribution", Contribution, message);
   }
 
-  /** A contribution in few bytes, of this run. @param {Uint8Array} payload @param {string} run */
+  /** Send a compact contribution to this run. @param {Uint8Array} payload @param {string} run */
   short(payload, run) {
     const topic = this.#topic("c");
-    const word = this.#word;
-    if (word) this.#inTurn(topic, async () => withWord(payload, await word(topic, run, payload)));
+    const mac = this.#mac;
+    if (mac) this.#inTurn(topic, async () => withMac(payload, await mac(topic, run, payload)));
     else this.link.publish(topic, payload);
   }
 
@@ -126,12 +125,12 @@ export class Voice {
   }
 
   /**
-   * One that is still on its way is not sent twice. @param {Uint8Array} sha @param {number} index
+   * Send a block; one that is still on its way is not sent twice. @param {Uint8Array} sha @param {number} index
    * @param {Uint8Array} data
    */
   block(sha, index, data) {
     const topic = this.#topic(topics.block(sha, index));
-    if (!this.link.underWay(topic)) this.link.publish(topic, data);
+    if (!this.link.unacknowledged(topic)) this.link.publish(topic, data);
   }
 
   /** @param {string} leaf @param {any} kind @param {any} message @param {boolean} [retain] */
@@ -144,8 +143,8 @@ export class Voice {
   }
 
   /**
-   * Publish what takes a moment to sign, after what came before it. Where that fails nothing is sent, and what
-   * has no answer is said again. @param {string} topic @param {() => Promise<Uint8Array>} make
+   * Publish a message that takes a moment to sign, in order. If signing fails nothing is sent: messages without an
+   * answer are repeated later. @param {string} topic @param {() => Promise<Uint8Array>} make
    */
   #inTurn(topic, make) {
     this.#signing.push(topic);
@@ -154,10 +153,10 @@ export class Voice {
       this.#signing.shift();
       if (payload) this.link.publish(topic, payload);
     });
-    this.#signed = said.catch(() => {}); // or nothing would ever be said again
+    this.#signed = said.catch(() => {}); // a rejection would keep back all later messages
   }
 
-  /** As many bytes as the payload has on the wire. @param {Uint8Array} payload */
+  /** A payload of the size that this one has on the wire. @param {Uint8Array} payload */
   #sized(payload) {
     const signature = new Uint8Array(SIGNATURE_BYTES);
     return this.#seal ? encode(FromDevice, { signature, message: payload }) : payload;
@@ -169,7 +168,7 @@ export class Voice {
   }
 }
 
-/** With one reason less; null when there is none left. @param {any} plan */
+/** The plan with one reason less; null if it has none. @param {any} plan */
 function shorter(plan) {
   const reasons = plan.reasons.filter((/** @type {string} */ reason) => reason !== AND_MORE);
   return reasons.length ? { ...plan, reasons: [...reasons.slice(0, -1), AND_MORE] } : null;

@@ -1,13 +1,10 @@
-/**
- * The loss as a function of parameters that are changed in place, for zeroth-order work
- * (models/engines/onnx_probe.py).
- */
+/** The loss as a function of changing parameters, for zeroth-order training (models/engines/onnx_probe.py). */
 
-import { Bound } from "./bound.js";
+import { BoundSession } from "./bound_session.js";
 
-export class LossProbe extends Bound {
+export class LossProbe extends BoundSession {
   /**
-   * Mean cross-entropy in nats: of each sample in float32, summed in float64. Raises EngineError.
+   * Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order. Raises EngineError.
    * @param {import("./engine.js").Inputs} x @param {Int32Array} y @returns {Promise<number>}
    */
   async loss(x, y) {

@@ -1,19 +1,19 @@
-/** A fixed random projection of features, as strategies/statistics/projection.py defines it: the same bits everywhere. */
+/** A random projection of features, the same on every device. Part of strategies/statistics/class_sums.py. */
 
 import { RADEMACHER, direction } from "./directions.js";
 import { fill } from "./philox.js";
 
 /** @typedef {{features: number, projection_seed: number}} Settings */
 
-/** How many numbers stand for so many features. @param {number} width @param {Settings} settings */
+/** How many features there are after projecting. @param {number} width @param {Settings} settings */
 export const projectedWidth = (width, { features }) => Math.min(width, features);
 
 /**
- * Each feature is added, with a random sign, to one of fewer sums; nothing is changed where there are no more
- * than that. @param {Float32Array} x (n, width) @param {number} width @param {Settings} settings
+ * Projects features: each is added, with a random sign, to one of `size` sums. `settings.features` features or fewer
+ * are left as they are. @param {Float32Array} x (n, width) @param {number} width @param {Settings} settings
  * @returns {Float32Array} (n, size)
  */
-export function projected(x, width, settings) {
+export function project(x, width, settings) {
   const size = projectedWidth(width, settings);
   if (size === width) return x;
   const { order, signs } = drawn(width, BigInt(settings.projection_seed));
@@ -24,7 +24,10 @@ export function projected(x, width, settings) {
   return sums;
 }
 
-/** Features in the order in which they go to sums 0, 1, and so on, and their signs. @param {number} width @param {bigint} seed */
+/**
+ * The features in the order in which they go to sums 0, 1, and so on, and their signs.
+ * @param {number} width @param {bigint} seed
+ */
 function drawn(width, seed) {
   const halves = new Int32Array(8 * Math.ceil(width / 4));
   fill([seed, 0n], 1, halves);

@@ -1,5 +1,5 @@
 /**
- * The fields of a protobuf message, read and written, as models/bundles/protobuf.py: no more than ONNX files need.
+ * Reads and writes the fields of protocol buffers, as much as ONNX files need. Part of models/bundles/graph_check.py.
  */
 
 import { concat } from "./bytes.js";
@@ -13,12 +13,12 @@ export const FIXED_32 = 5;
 const MOST_KEY = 2 ** 32;
 
 /**
- * @typedef {{number: number, wire: number, content: Uint8Array, encoded: Uint8Array}} Field content: of delimited
- *   ones, else empty
+ * @typedef {{number: number, wire: number, content: Uint8Array, encoded: Uint8Array}} Field content: the bytes of a
+ *   DELIMITED field, else empty; encoded: all of it, with its tag
  */
 
 /**
- * Views of `data`. Raises BundleError for what is no message.
+ * The fields of a message, in order, as views of `data`. Raises BundleError if it is no protocol buffer.
  * @param {Uint8Array} data
  * @returns {Generator<Field>}
  */
@@ -43,7 +43,7 @@ export function* fields(data) {
   }
 }
 
-/** What a field of kind VARINT holds; beyond 2**53 it is near. @param {Field} field @returns {number} */
+/** The value of a VARINT field; beyond 2**53 it is not exact. @param {Field} field @returns {number} */
 export function numberOf({ encoded }) {
   return varint(encoded, varint(encoded, 0).end).value;
 }

@@ -1,4 +1,4 @@
-/** WebGPU where a browser has it, computes what WASM does, and is quicker; else WASM. Said why, in words. */
+/** Chooses how ONNX Runtime runs a bundle: on WebGPU if it gives the results of WASM and is faster, else on WASM. */
 
 import { DeviceModel } from "./engine.js";
 import { ModelError } from "./errors.js";
@@ -6,16 +6,16 @@ import { Runtime, wasmRuntime, webgpuRuntime } from "./runtime.js";
 
 /** @typedef {import("./bundle.js").Bundle} Bundle */
 
-/** How far results may be apart, over the largest of them: rounding differs, and sums go in another order. */
+/** The largest difference of results, over the largest of them: rounding and the order of sums differ. */
 const AGREEMENT = 1e-3;
 const RUNS = 3;
 const SETS = ["all", "mid", "up", "head"];
 
 /**
- * How this bundle is run here. Both are tried once on the same samples where there is WebGPU. Raises
- * EngineError where the library cannot be loaded at all.
+ * The runtime for this bundle. If there is WebGPU, both are tried on the same samples. Raises EngineError if the
+ * library cannot be loaded at all.
  * @param {Bundle} bundle
- * @param {{threads?: number, gpu?: boolean}} [wish] threads: see wasmRuntime; gpu: whether WebGPU is tried
+ * @param {{threads?: number, gpu?: boolean}} [wish] threads: see wasmRuntime; gpu: whether to try WebGPU
  * @returns {Promise<Runtime>}
  */
 export async function runtimeFor(bundle, { threads = 0, gpu = true } = {}) {
@@ -35,8 +35,7 @@ export async function runtimeFor(bundle, { threads = 0, gpu = true } = {}) {
 }
 
 /**
- * @typedef {{results: Float32Array[], seconds: number}} Tried results: of the first run; seconds: of the
- *   quickest
+ * @typedef {{results: Float32Array[], seconds: number}} Tried results: of the first run; seconds: of the fastest
  */
 
 /**
@@ -54,10 +53,10 @@ export function judged(wasm, gpu) {
 }
 
 /**
- * Logits, and the gradients of a set, of a run of samples.
+ * Times a runtime, and returns its logits and the gradients of a set for some samples.
  * @param {Bundle} bundle
  * @param {Runtime} runtime
- * @param {string | undefined} tunable none where the bundle has no training graph
+ * @param {string | undefined} tunable undefined if the bundle has no training graph
  * @returns {Promise<Tried>}
  */
 async function tried(bundle, runtime, tunable) {
@@ -84,7 +83,7 @@ async function tried(bundle, runtime, tunable) {
 }
 
 /**
- * Samples as a bundle takes them: any numbers of about the right size, or any ids.
+ * Samples for a bundle, always the same: any numbers of about the right size, or any ids; labels of any class.
  * @param {import("./manifest.js").Manifest} manifest
  * @param {number} samples
  */
@@ -100,12 +99,12 @@ export function drawn({ input, labels }, samples) {
   return { x: Float32Array.from({ length: size }, (_, i) => ((i * 7919) % 4001) / 1000 - 2), y };
 }
 
-/** The largest difference over the largest value; NaN where one is no number. */
+/** The largest difference over the largest value; NaN if any value is NaN. */
 function distance(/** @type {Float32Array} */ values, /** @type {Float32Array} */ others) {
   let [most, apart] = [0, 0];
   for (let i = 0; i < values.length; i += 1) {
     most = Math.max(most, Math.abs(values[i]));
-    apart = Math.max(apart, Math.abs(values[i] - others[i])); // stays no number, once it is none
+    apart = Math.max(apart, Math.abs(values[i] - others[i])); // once NaN, it stays NaN
   }
   return apart / Math.max(most, Number.MIN_VALUE);
 }
@@ -114,7 +113,7 @@ function distance(/** @type {Float32Array} */ values, /** @type {Float32Array} *
 const ms = (seconds) => `${(1000 * seconds).toPrecision(3)} ms`;
 
 /**
- * The same, with this said besides.
+ * The runtime, with another reason added to `why`.
  * @param {Runtime} runtime
  * @param {string} why
  */

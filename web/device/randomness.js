@@ -1,13 +1,13 @@
-/** numpy's Generator(PCG64(seed)), bit for bit, as far as devices draw from it (numpy 1.26 to 2.4). */
+/** The draws of numpy's Generator(PCG64(seed)) that devices use, bit for bit (numpy 1.26 to 2.4). */
 
 import { sha256, utf8 } from "./bytes.js";
 
 const MASK_64 = (1n << 64n) - 1n;
 const MASK_128 = (1n << 128n) - 1n;
-/** PCG's (O'Neill 2014), of 128 bits. */
+/** The multiplier of PCG with 128 bits of state (O'Neill 2014). */
 const MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
 
-/** Of numpy.random.SeedSequence, after Melissa O'Neill's seed_seq_fe. */
+/** Constants of numpy.random.SeedSequence, after Melissa O'Neill's seed_seq_fe. */
 const INIT_A = 0x43b0d7e5;
 const MULT_A = 0x931e8875;
 const INIT_B = 0x8b51f9dd;
@@ -16,7 +16,7 @@ const MIX_LEFT = 0xca01f9dd;
 const MIX_RIGHT = 0x4973f715;
 const POOL = 4;
 
-/** The words of 32 bits that a seed has, the least significant first; at least one. @param {bigint} seed */
+/** The 32-bit words of a seed, the least significant first; at least one. @param {bigint} seed */
 function wordsOf(seed) {
   const words = [];
   for (let rest = seed; rest > 0n; rest >>= 32n) words.push(Number(rest & 0xffffffffn));
@@ -53,11 +53,11 @@ function seedState(seed, words) {
   });
 }
 
-/** numpy.random.Generator(numpy.random.PCG64(seed)). */
+/** A generator that draws as numpy.random.Generator(numpy.random.PCG64(seed)). */
 export class Generator {
   #state = 0n;
   #increment;
-  /** The upper half of a word whose lower half was given. @type {number | null} */
+  /** The upper half of a word of which the lower half was used. @type {number | null} */
   #half = null;
 
   /** @param {bigint} seed 0 or more */
@@ -74,7 +74,7 @@ export class Generator {
     this.#state = (this.#state * MULTIPLIER + this.#increment) & MASK_128;
   }
 
-  /** 64 bits. @returns {bigint} */
+  /** 64 random bits. @returns {bigint} */
   uint64() {
     this.#step();
     const folded = (this.#state >> 64n) ^ (this.#state & MASK_64);
@@ -82,7 +82,7 @@ export class Generator {
     return ((folded >> turn) | (folded << (64n - turn))) & MASK_64;
   }
 
-  /** 32 bits: halves of words, the lower one first. @returns {number} */
+  /** 32 random bits: the halves of a word in turn, the lower one first. @returns {number} */
   uint32() {
     if (this.#half !== null) {
       const kept = this.#half;
@@ -95,7 +95,7 @@ export class Generator {
   }
 
   /**
-   * As `integers(most)`: from 0 to below it, 2**32 < most <= 2**63.
+   * A whole number from 0 to below `most`, as numpy's `integers(most)`, for 2**32 < most <= 2**63.
    * @param {bigint} most
    * @returns {bigint}
    */
@@ -108,13 +108,13 @@ export class Generator {
     return product >> 64n;
   }
 
-  /** float64 in [0, 1). @param {number} count @returns {Float64Array} */
+  /** Random float64 in [0, 1). @param {number} count @returns {Float64Array} */
   random(count) {
     return Float64Array.from({ length: count }, () => Number(this.uint64() >> 11n) / 2 ** 53);
   }
 
   /**
-   * A new array of the same items in another order; of a number, of 0 to below it.
+   * A new array of the same items in random order; of a number n, the items are 0 to n - 1.
    * @param {number | Int32Array} items fewer than 2**32 @returns {Int32Array}
    */
   permutation(items) {
@@ -126,7 +126,7 @@ export class Generator {
     return mixed;
   }
 
-  /** From 0 to `most`, by throwing away what is above it. @param {number} most 1 to 2**32 - 1 */
+  /** A whole number from 0 to `most`, by rejecting larger ones. @param {number} most 1 to 2**32 - 1 */
   #upTo(most) {
     const mask = 2 ** (32 - Math.clz32(most)) - 1;
     let value = (this.uint32() & mask) >>> 0;

@@ -1,6 +1,6 @@
 /**
- * What a piece of JSON or MessagePack may say, checked strictly: an unknown field is an error. A reader takes
- * a value and where it stands, and gives what it means; it throws RangeError for anything else.
+ * Strict types for values from JSON or MessagePack: an unknown field is an error. A reader takes a value and its place,
+ * for errors, and returns it checked; it throws RangeError for a value of another type.
  *
  * @typedef {(value: any, where: string) => any} Reader
  */
@@ -54,7 +54,7 @@ export const listOf =
 /** @param {Reader} reader @returns {Reader} */
 export const nullable = (reader) => (value, where) => (value === null ? null : reader(value, where));
 
-/** By names. @param {Reader} item @param {Reader} [name] @returns {Reader} */
+/** An object with any names. @param {Reader} item @param {Reader} [name] @returns {Reader} */
 export const dictOf =
   (item, name = text) =>
   (value, where) => {
@@ -70,7 +70,7 @@ export const dictOf =
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 /**
- * Exactly these fields; one with a default, given behind its reader, may be left out.
+ * An object with exactly these fields; a field that is given as [reader, default] may be left out.
  * @param {Record<string, Reader | [Reader, any]>} fields @returns {Reader}
  */
 export const record = (fields) => (value, where) => {

@@ -1,24 +1,26 @@
 /**
- * What is applied along directions, as strategies/directions/replaying.py: in float64, one rounding to float32 a weight
- * and step, so that all who replay hold the same bits.
+ * Perturbs weights along directions, and replays the steps of a step log (strategies/directions/replaying.py). Steps
+ * are computed in float64, with one rounding to float32 for each weight and step, so that all devices get the same
+ * bits.
  *
  * @typedef {import("./flat.js").Tensors} Tensors
- * @typedef {{seed: bigint, index: bigint, scale: number, generator: string}} Along scale times that direction
+ * @typedef {{seed: bigint, index: bigint, scale: number, generator: string}} ScaledDirection `scale` times direction
+ *   `index`
  * @typedef {{round: number, generator: string, seed: bigint, tunable: string, lr: number, share: number,
- *   scalars: number[]}} Step as broker/wire/messages.py has it
+ *   scalars: number[]}} Step one zeroth-order step, as in broker/wire/messages.py
  */
 
-import { breathe } from "./cooperative.js";
+import { yieldToTasks } from "./cooperative.js";
 import { BLOCK, checkGenerator, direction } from "./directions.js";
 import { TensorError } from "./errors.js";
 import { Flat } from "./flat.js";
 
 /**
- * params <- base + scale * z in float32, straight from the base: nothing is ever undone. Raises
+ * params <- base + scale * z in float32, always from the base, so that no perturbation is undone. Raises
  * UnknownGenerator.
  * @param {Flat} params
  * @param {Tensors} base has every tensor of `params`
- * @param {Along} along
+ * @param {ScaledDirection} along
  */
 export async function perturb(params, base, along) {
   const scale = Math.fround(along.scale);
@@ -26,14 +28,14 @@ export async function perturb(params, base, along) {
     const part = params.loadPart(base, begin, BLOCK);
     const z = direction(along, begin, part.length);
     for (let i = 0; i < part.length; i += 1) part[i] += Math.fround(z[i] * scale);
-    await breathe();
+    await yieldToTasks();
   }
 }
 
 /**
- * The weights after these steps: what the aggregator does, and every device that catches up. The tensors that
- * moved are views of a new buffer. Raises UnknownGenerator, BundleError for an unknown tunable set,
- * TensorError for a step that is none.
+ * The weights after these steps, as the aggregator takes them and every device that catches up. The tensors that moved
+ * are views of a new buffer. Raises UnknownGenerator, BundleError for an unknown tunable set, and TensorError for an
+ * invalid step.
  * @param {Tensors} weights
  * @param {Step[]} steps
  * @param {import("./manifest.js").Manifest} manifest
@@ -48,7 +50,7 @@ export async function replay(weights, steps, manifest) {
     const moves = steps.slice(begin, end).map(alongStep);
     const flat = new Flat(manifest.specs(tunable));
     flat.load(current);
-    await take(flat.vector, moves);
+    await applyMoves(flat.vector, moves);
     for (const [name, view] of flat.views) current.set(name, view);
     begin = end;
   }
@@ -56,9 +58,9 @@ export async function replay(weights, steps, manifest) {
 }
 
 /**
- * What a step moves the weights along. Raises UnknownGenerator, TensorError.
+ * The scaled directions of a step. Raises UnknownGenerator, and TensorError for an invalid step.
  * @param {Step} step
- * @returns {Along[]}
+ * @returns {ScaledDirection[]}
  */
 export function alongStep(step) {
   const { seed, scalars, generator } = step;
@@ -71,10 +73,10 @@ export function alongStep(step) {
 }
 
 /**
- * Every move in turn, each rounded once: a block through all of them, then the next block.
- * @param {Float32Array} vector @param {Along[][]} moves
+ * Apply every move in turn, each rounded once: all moves to one block, then the next block.
+ * @param {Float32Array} vector @param {ScaledDirection[][]} moves
  */
-export async function take(vector, moves) {
+export async function applyMoves(vector, moves) {
   const moved = new Float64Array(Math.min(BLOCK, vector.length));
   for (let begin = 0; begin < vector.length; begin += BLOCK) {
     const part = vector.subarray(begin, begin + BLOCK);
@@ -82,7 +84,7 @@ export async function take(vector, moves) {
       moved.set(part);
       for (const along of move) add(moved, direction(along, begin, part.length), along.scale);
       for (let i = 0; i < part.length; i += 1) part[i] = moved[i];
-      await breathe();
+      await yieldToTasks();
     }
   }
 }

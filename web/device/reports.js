@@ -1,16 +1,16 @@
-/** From what came of a round's work to the messages that say it. */
+/** Makes the messages that report a device's plan and its contribution (client/delivery/reports.py). */
 
 import { whole } from "./rounding.js";
 
 /**
- * Before the task is known here: `num_examples` 0 says that the device is not ready yet. @param {bigint} boot
+ * The hello before the task is known here: `num_examples` 0 says that the device is not ready. @param {bigint} boot
  */
 export function bareHello(boot) {
   return { boot, num_examples: 0, profile: "", memory_bytes: 0, engine: "", battery_percent: -1, task: "" };
 }
 
 /**
- * What was decided and why; kind "" when the device sits out. @param {any} offer
+ * The decision and its reasons; kind "" when the device sits out. @param {any} offer
  * @param {any} decision see work.js
  */
 export function planMessage(offer, { plan, reasons }) {
@@ -27,7 +27,7 @@ export function planMessage(offer, { plan, reasons }) {
 }
 
 /**
- * The contribution with its tensors inline, or their blob; boot and seq are the sender's to fill in.
+ * The contribution with its tensors inline, or their blob; the sender fills in boot and seq.
  * @param {any} offer @param {any} outcome see work.js; with a contribution @param {Uint8Array | any} body
  */
 export function contributionMessage(offer, outcome, body) {

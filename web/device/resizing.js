@@ -1,7 +1,8 @@
-// Pictures of another size, as models/data/resizing.py makes them: the largest part in the middle of the
-// wanted proportions, bilinear; reduced, each value is the mean of all that it covers, with falling weights.
+// Resizes pictures. Part of models/data/picture.py.
 
 /**
+ * Resizes the largest central part of the wanted proportions. Enlarging interpolates linearly between neighbours.
+ * Reducing takes the mean of all pixels that are covered, with weights that fall linearly.
  * @param {ArrayLike<number>} pixels shape (height, width, channels)
  * @param {{height: number, width: number, channels: number}} from
  * @param {number} height
@@ -19,7 +20,7 @@ export function resized(pixels, from, height, width) {
   return transposed(across, width, height, channels);
 }
 
-/** lines (count, size): the `length` of them in the middle as (wanted, size). */
+/** Resizes the central `length` of lines (count, size) to `wanted` lines. */
 function along(lines, { count, size }, length, wanted) {
   const step = length / wanted;
   const begin = (count - length) / 2;

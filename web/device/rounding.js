@@ -1,4 +1,4 @@
-/** Numbers rounded and written as Python does: ties go to the even digit. */
+/** Rounds numbers and writes them as Python does: ties go to the even digit. */
 
 /** The nearest whole number. @param {number} value @returns {number} */
 export function whole(value) {
@@ -9,10 +9,11 @@ export function whole(value) {
 }
 
 /**
- * As f"{value:.{digits}f}". @param {number} value @param {number} digits at most 3 @returns {string}
+ * A number with so many decimals, as f"{value:.{digits}f}".
+ * @param {number} value @param {number} digits at most 3 @returns {string}
  *
- * toFixed looks at the exact value, but takes the larger of two that are as near: only where 10 to the
- * `digits` times the value ends in exactly one half, which that product then says without an error.
+ * toFixed rounds the exact value, but ties away from zero. There is a tie only if value * 10**digits ends in exactly
+ * one half, and then this product has no rounding error.
  */
 export function fixed(value, digits) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
@@ -22,12 +23,12 @@ export function fixed(value, digits) {
   return (isTie ? whole(scale * value) / scale : value).toFixed(digits);
 }
 
-/** As f"{share:.0%}". @param {number} share @returns {string} */
+/** A share in percent, as f"{share:.0%}". @param {number} share @returns {string} */
 export function percent(share) {
   return `${fixed(100 * share, 0)}%`;
 }
 
-/** As f"{value:g}": six digits that say something. @param {number} value @returns {string} */
+/** A number with six significant digits, as f"{value:g}". @param {number} value @returns {string} */
 export function general(value) {
   if (value === 0 || !Number.isFinite(value)) return value === 0 ? "0" : fixed(value, 0);
   const [digits, exponent] = value.toExponential(5).split("e");

@@ -1,17 +1,17 @@
 /**
- * ONNX Runtime as it runs here: WASM on one thread or several, or WebGPU, and why.
+ * Loads ONNX Runtime: its WASM build on one thread or several, or its WebGPU build.
  *
- * The build with WebGPU is another 27 MB; it is loaded only where a browser has an adapter.
+ * The WebGPU build is another 27 MB; it is loaded only if the browser has an adapter.
  */
 
 import { fromHex } from "./bytes.js";
 import { EngineError, EngineUnloaded } from "./errors.js";
 
 const MOST_THREADS = 4;
-/** An ONNX model of one node, y = Identity(x): for it all of the library has to be there. */
+/** An ONNX model of one node, y = Identity(x): its session needs all files of the library. */
 const LEAST = "08083a2f0a100a017812017922084964656e746974791201675a0b0a017812060a0408011200620b0a017912060a04080112004202100d";
 
-/** How graphs are run. `provider` is "wasm" or "webgpu"; `why` is for people. */
+/** Runs graphs. `provider` is "wasm" or "webgpu"; `why` tells people why it was chosen. */
 export class Runtime {
   #making = Promise.resolve();
 
@@ -23,14 +23,14 @@ export class Runtime {
     this.why = why;
   }
 
-  /** As a profile names an engine. @returns {string} */
+  /** The engine's name in a profile. @returns {string} */
   get name() {
     return `onnxruntime-web ${this.ort.env.versions.web ?? this.ort.env.versions.common} ${this.provider}`;
   }
 
   /**
-   * A session; `given` has the content of each file that the model names. One is made at a time: the library
-   * keeps the files of one. Raises EngineError.
+   * A session; `given` has the content of each file that the model names. Sessions are made one at a time, because the
+   * library holds the files of only one. Raises EngineError.
    * @param {Uint8Array} model @param {Map<string, Uint8Array>} given @param {string} what for the error
    * @returns {Promise<any>}
    */
@@ -41,7 +41,7 @@ export class Runtime {
           executionProviders: [this.provider],
           externalData: [...given].map(([path, data]) => ({ path, data })),
           enableMemPattern: false, // a third less peak memory at the same speed
-          enableCpuMemArena: false, // as quick, and what one session frees is there for the next
+          enableCpuMemArena: false, // as fast, and memory that one session frees serves the next
           logSeverityLevel: 3,
         }),
       );
@@ -55,7 +55,7 @@ export class Runtime {
 }
 
 /**
- * What the library throws, as an EngineError of one line. @template T
+ * Turns whatever the library throws into an EngineError of one line. @template T
  * @param {string} what @param {() => Promise<T>} work @returns {Promise<T>}
  */
 export async function engineErrors(what, work) {
@@ -69,9 +69,9 @@ export async function engineErrors(what, work) {
 }
 
 /**
- * WASM, on several threads where the page is isolated from others and memory can be shared (WebKitGTK isolates,
- * and shares none), else on one. `threads`: 0 for a choice. Raises EngineUnloaded where the library cannot be
- * loaded: in this thread it cannot be from then on, for the library remembers, and some browsers do.
+ * The WASM build, on several threads if the page is isolated from others and memory can be shared (WebKitGTK isolates
+ * pages, but shares no memory), else on one. `threads`: 0 for an automatic choice. Raises EngineUnloaded if the library
+ * cannot be loaded; trying again in this thread fails too, because the library and some browsers remember the failure.
  * @param {{threads?: number}} [wish]
  * @returns {Promise<Runtime>}
  */
@@ -101,7 +101,7 @@ async function loaded(work) {
   }
 }
 
-/** WebGPU, or why there is none. @returns {Promise<Runtime | string>} */
+/** The WebGPU build, or the reason why it cannot be used. @returns {Promise<Runtime | string>} */
 export async function webgpuRuntime(gpu = /** @type {any} */ (globalThis.navigator)?.gpu) {
   if (!gpu) return "no WebGPU here";
   try {
@@ -117,7 +117,7 @@ export async function webgpuRuntime(gpu = /** @type {any} */ (globalThis.navigat
   }
 }
 
-/** Whether it is the processor itself, at which a trial alone would take a minute. */
+/** Whether an adapter is emulated by the processor: a trial alone would then take a minute. */
 function isEmulated(/** @type {any} */ { isFallbackAdapter, info = {} }) {
   const says = [info.vendor, info.architecture, info.device, info.description].join(" ");
   return Boolean(

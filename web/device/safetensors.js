@@ -1,14 +1,14 @@
 /**
- * Tensors as safetensors: the same bytes as Python's for the same tensors, in whatever order they come.
+ * Encodes and decodes tensors as safetensors: the same bytes as Python's for the same tensors, whatever their order.
  *
- * A tensor is {dtype, shape, data}, dtype as numpy names it; float16 are their bits in a Uint16Array, bool a
- * Uint8Array, 64-bit integers a BigInt array. Typed arrays are little-endian, as every browser's are.
+ * A tensor is {dtype, shape, data}, with numpy's name of the dtype. float16 values are bits in a Uint16Array, bools are
+ * in a Uint8Array, 64-bit integers in a BigInt array. Typed arrays are little-endian, as in every browser.
  */
 import { concat, text, utf8, view } from "./bytes.js";
 import { TensorError, oneLine } from "./errors.js";
 import { sizeOf } from "./flat.js";
 
-/** In the order in which they lie in the file, the last first. @type {[string, string, any][]} */
+/** Dtypes in the reverse order of their place in a file. @type {[string, string, any][]} */
 const NAMED = [
   ["bool", "BOOL", Uint8Array],
   ["uint8", "U8", Uint8Array],
@@ -28,7 +28,7 @@ const BY_NAME = new Map(TYPES.map((type) => [type.dtype, type]));
 const BY_CODE = new Map(TYPES.map((type) => [type.code, type]));
 const ALIGNMENT = 8;
 
-/** By code points, as Python and Rust compare. */
+/** Compares texts by code points, as Python and Rust do. */
 function compared(one, other) {
   const [left, right] = [[...one], [...other]];
   const at = left.findIndex((letter, place) => letter !== right[place]);
@@ -37,7 +37,7 @@ function compared(one, other) {
 }
 
 /**
- * The bytes of named tensors. Throws TensorError for a dtype without a name there, or of another size.
+ * The tensors as safetensors. Throws TensorError for a dtype that safetensors has no name for, or a wrong size.
  * @param {import("./flat.js").Tensors} tensors @returns {Uint8Array<ArrayBuffer>}
  */
 export function write(tensors) {
@@ -50,7 +50,7 @@ export function write(tensors) {
     const info = { dtype: type.code, shape: [...tensor.shape], data_offsets: [begin, end] };
     return `${JSON.stringify(name)}:${JSON.stringify(info)}`;
   });
-  const words = utf8(`{${header.join(",")}}`); // an object would put names of digits first
+  const words = utf8(`{${header.join(",")}}`); // JSON of an object would put names of digits first
   const head = new Uint8Array(8 + Math.ceil(words.length / ALIGNMENT) * ALIGNMENT).fill(0x20);
   view(head).setBigUint64(0, BigInt(head.length - 8), true);
   head.set(words, 8);
@@ -68,7 +68,7 @@ function typeOf(name, { dtype, shape, data }) {
 }
 
 /**
- * The tensors in `bytes`, by name in order; their arrays are the caller's own. Throws TensorError, and nothing
+ * The tensors in `bytes`, in the order of their names; the caller owns the arrays. Throws TensorError, and nothing
  * else, for bytes that are not safetensors of numpy's dtypes.
  * @param {Uint8Array} bytes @returns {import("./flat.js").Tensors}
  */
@@ -96,7 +96,7 @@ function headerOf(bytes) {
   return { header, begin: 8 + size };
 }
 
-/** {begin, end} of a tensor among the values, in bytes. */
+/** The place of a tensor among the values, in bytes. */
 function rangeOf(name, info) {
   const type = BY_CODE.get(info?.dtype);
   if (!type) throw new TensorError(`${name} is ${JSON.stringify(info?.dtype)}`);
@@ -109,7 +109,7 @@ function rangeOf(name, info) {
   return { begin, end };
 }
 
-/** They follow on each other, from the first byte to the last. */
+/** Checks that the tensors follow each other without gaps, from the first byte to the last. */
 function checkRanges(ranges, size) {
   let at = 0;
   for (const { begin, end } of [...ranges].sort((one, other) => one.begin - other.begin || one.end - other.end)) {

@@ -1,16 +1,16 @@
-// The files that samples are kept in, and which samples are kept out of training.
+// The encoding of the files that hold samples, and the choice of samples that are held out of training.
 
 import { sha256 } from "./bytes.js";
 
 const HELD_SHARE = 0.2;
 
-/** By its content alone: the same sample always is or never is, whatever comes or goes beside it. */
+/** Whether a sample is held out of training; it depends only on the sample's content, so that it never changes. */
 export async function isHeld(raw) {
   const digest = await sha256(new Uint8Array(raw.buffer, raw.byteOffset, raw.byteLength));
   return new DataView(digest.buffer, digest.byteOffset).getUint32(0) < HELD_SHARE * 2 ** 32;
 }
 
-/** One byte, 0 for uint8 and 1 for float32, three of padding, and the values, little-endian. */
+/** The file of samples: one byte, 0 for uint8 or 1 for float32, three of padding, and the values, little-endian. */
 export function written(raw) {
   const bytes = new Uint8Array(4 + raw.byteLength);
   bytes[0] = raw instanceof Float32Array ? 1 : 0;
@@ -18,7 +18,7 @@ export function written(raw) {
   return bytes;
 }
 
-/** The values of such a file. */
+/** The values of a file that `written` made. */
 export function read(bytes) {
   return bytes[0] === 1 ? new Float32Array(bytes.slice(4).buffer) : bytes.slice(4);
 }

@@ -1,5 +1,5 @@
-// Labelled samples on a Disk, raw, for one shape of input: what a device trains on, and what it keeps out of
-// training to see how well the model does. They never leave the disk in any message.
+// Stores labelled raw samples of one input shape on a Disk: those for training, and those held out to judge the model.
+// No message contains them.
 
 import { hex, sha256 } from "./bytes.js";
 import { DataError } from "./errors.js";
@@ -32,15 +32,15 @@ export class Samples {
     this._folder = `${FOLDER}${spec.shape.join("x")}/`;
     /** @type {Map<string, Group>} */
     this._groups = new Map();
-    /** Both LocalData, while nothing has changed. @type {LocalData[] | null} */
+    /** The training and the held-out data; null after a change. @type {LocalData[] | null} */
     this._ready = null;
-    /** Keys that were changed here, and those that were changed elsewhere and are to be read. @type {Set<string>[]} */
+    /** Keys that were changed here, and keys that were changed elsewhere and must be read. @type {Set<string>[]} */
     [this._touched, this._stale] = [new Set(), new Set()];
-    /** One reading after the other: the last one stands. */
+    /** Resolves when the last reading ends: readings wait for each other. */
     this._opening = Promise.resolve();
   }
 
-  /** Reads all that is there. */
+  /** Reads all samples. */
   async open() {
     await this._next(async () => {
       const keys = (await this._disk.keys(this._folder)).sort();
@@ -50,13 +50,13 @@ export class Samples {
     return this;
   }
 
-  /** Reads what somebody else has changed, by what `touched` gave them. @param {string[]} keys */
+  /** Reads samples that were changed elsewhere, by the keys that `touched` returned there. @param {string[]} keys */
   async refresh(keys) {
     for (const key of keys) this._stale.add(key);
     await this._next(() => this._read([...this._stale]));
   }
 
-  /** The keys that were changed since this was asked before. @returns {string[]} */
+  /** The keys that were changed since the last call. @returns {string[]} */
   touched() {
     const keys = [...this._touched];
     this._touched.clear();
@@ -68,7 +68,7 @@ export class Samples {
     await this._opening;
   }
 
-  /** What cannot be read now is read the next time. @param {string[]} keys */
+  /** Reads these keys; those that cannot be read now are read the next time. @param {string[]} keys */
   async _read(keys) {
     for (const key of keys) this._stale.add(key);
     const found = await Promise.all(keys.map((key) => this._disk.get(key)));
@@ -80,8 +80,8 @@ export class Samples {
   }
 
   /**
-   * Keep samples of one label; `at` orders them, in ms.
-   * @param {string | number} label a label of the task, or a class number where no label is one
+   * Store samples of one label; `at` is their time in ms, by which they are ordered.
+   * @param {string | number} label a label of the task, or a class number if no label is a number
    * @param {Uint8Array | Float32Array} raw (n, *shape)
    * @param {number} at
    */
@@ -104,7 +104,7 @@ export class Samples {
     return numberOf(label, this.labels);
   }
 
-  /** Delete one; those behind it in its group have other ids from then on. @param {string} id */
+  /** Delete a sample; the later ones of its group then have other ids. @param {string} id */
   async remove(id) {
     const [key, place] = split(id);
     const group = this._groups.get(key);
@@ -118,7 +118,7 @@ export class Samples {
     if (raw.length) this._groups.set(key, { ...group, raw, held, prepared: null });
   }
 
-  /** Delete all of a label, or all of all. @param {string | null} label */
+  /** Delete all samples of a label, or of all labels. @param {string | null} label */
   async clear(label = null) {
     for (const group of [...this._groups.values()]) {
       if (label !== null && group.label !== label) continue;
@@ -128,14 +128,14 @@ export class Samples {
     }
   }
 
-  /** The newest of a label first. @param {string} label @returns {Sample[]} */
+  /** The samples of a label, the newest first. @param {string} label @returns {Sample[]} */
   list(label) {
     const groups = [...this._groups.values()].filter((group) => group.label === label);
     const all = groups.flatMap((group) => group.held.map((held, i) => ({ id: `${group.key}#${i}`, label, held })));
     return all.sort((a, b) => (a.id < b.id ? 1 : -1));
   }
 
-  /** What is stored of one, (*shape). @param {string} id */
+  /** The raw values of a sample, (*shape); null if there is none. @param {string} id */
   raw(id) {
     const [key, place] = split(id);
     return this._groups.get(key)?.raw.slice(place * this._size, (place + 1) * this._size) ?? null;
@@ -149,17 +149,17 @@ export class Samples {
     });
   }
 
-  /** How many are trained on. Prepares nothing. */
+  /** The number of training samples. Prepares nothing. */
   count() {
     return [...this._groups.values()].reduce((sum, { held }) => sum + held.filter((one) => !one).length, 0);
   }
 
-  /** What is trained on; nobody writes to it. @returns {LocalData} */
+  /** The training samples; read-only. @returns {LocalData} */
   training() {
     return this._data()[0];
   }
 
-  /** What is kept out of it. @returns {LocalData} */
+  /** The held-out samples. @returns {LocalData} */
   held() {
     return this._data()[1];
   }

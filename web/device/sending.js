@@ -1,39 +1,45 @@
-/** Sending contributions until they are receipted, across lost links and lives of the process. */
+/**
+ * Sends contributions until they are receipted, across lost links and restarts of the process
+ * (client/delivery/sending.py).
+ */
 
-import { Brief } from "./compact_sender.js";
+import { CompactSender } from "./compact_sender.js";
 import { MAX_RESEND_S, RESEND_S } from "./hello_retry.js";
 
 /**
- * When, on this link and to this life of the aggregator; `waitS`: until it is sent again.
+ * When a contribution was sent on this link to this aggregator; `waitS`: until it is sent again.
  * @typedef {{firstS: number, lastS: number, waitS: number}} Sent
  */
 
 /**
- * What waits in the outbox, sent by `voice` in the name of its life; `log` takes a level and a line. A slow
- * link is not filled with copies: while it has anything to carry, no silence is counted. Times in seconds.
+ * Sends what waits in the outbox by `messages`; `log` takes a level and a line. A slow link is not filled with copies:
+ * while it has anything to carry, the wait for a receipt does not begin. Times in seconds.
  */
-export class Sending {
-  #voice;
+export class ContributionSender {
+  #messages;
   #log;
-  /** By seq; the latest is the last. @type {Map<number, Sent>} */
+  /** By seq, in the order of sending. @type {Map<number, Sent>} */
   #sent = new Map();
-  #brief = new Brief();
+  #compact = new CompactSender();
   #short = new Set();
   #busyS = -Infinity;
 
   /**
-   * @param {any} outbox @param {import("./presence.js").Voice} voice
+   * @param {any} outbox @param {import("./presence.js").DeviceMessages} messages
    * @param {(level: string, text: string) => void} log
    */
-  constructor(outbox, voice, log) {
+  constructor(outbox, messages, log) {
     this.outbox = outbox;
-    this.#voice = voice;
+    this.#messages = messages;
     this.#log = log;
   }
 
-  /** On the disk, with its name in the receipt; `due` sends it. Raises DiskError. @param {any} message */
+  /**
+   * Save a contribution, with the boot and number that its receipt will name; `due` sends it. Raises DiskError.
+   * @param {any} message
+   */
   async keep(message) {
-    const named = { ...message, boot: this.#voice.boot, seq: this.outbox.nextSeq };
+    const named = { ...message, boot: this.#messages.boot, seq: this.outbox.nextSeq };
     await this.outbox.add(named);
     return named;
   }
@@ -42,14 +48,14 @@ export class Sending {
    * Send what was not sent yet, and again what has waited for its receipt for too long. @param {number} now
    */
   async due(now) {
-    if (this.#voice.underWay()) this.#busyS = now;
+    if (this.#messages.unacknowledged()) this.#busyS = now;
     for (const message of [...this.outbox]) {
       const sent = this.#sent.get(message.seq);
       if (!sent || now - Math.max(sent.lastS, this.#busyS) >= sent.waitS) await this.#send(message, now);
     }
   }
 
-  /** The run is over: nobody waits for what it has not receipted. @param {string} run */
+  /** The run is over: drop its contributions without a receipt. @param {string} run */
   async drop(run) {
     for (const message of [...this.outbox].filter((one) => one.run === run)) {
       const { round, kind } = message;
@@ -59,19 +65,19 @@ export class Sending {
   }
 
   /**
-   * The link was down, or the aggregator: what the broker had may be lost, and is due at once. What it has
-   * not acknowledged, the link brings by itself, but for what went in few bytes.
+   * The link or the aggregator was down: the broker may have lost messages, so all are due at once. The link itself
+   * resends messages without acknowledgement, except compact ones.
    */
   restart() {
-    this.#brief.forget();
+    this.#compact.forget();
     const latest = [...this.#sent].filter(([seq]) => !this.#short.has(seq));
-    const coming = latest.slice(Math.max(0, latest.length - this.#voice.underWay("contribution")));
+    const coming = latest.slice(Math.max(0, latest.length - this.#messages.unacknowledged("contribution")));
     this.#sent = new Map(coming.map(([seq, sent]) => [seq, { ...sent, waitS: RESEND_S }]));
   }
 
   /**
-   * The aggregator has decided; a receipt of anything that does not wait is ignored. Returns what was fetched
-   * from here in bytes, and the seconds from sending to the receipt; null where it ends nothing.
+   * Take a receipt; one of a contribution that does not wait is ignored. Returns the bytes that were fetched from here,
+   * and the seconds from sending to the receipt; null if it settles nothing.
    * @param {any} receipt @param {number} now
    * @returns {Promise<{bytes: number, seconds: number, message: any} | null>}
    */
@@ -83,15 +89,15 @@ export class Sending {
     }
     const sent = this.#forget(message);
     const counts = receipt.status === "accepted" || receipt.status === "duplicate";
-    if (counts) this.#brief.received(message);
+    if (counts) this.#compact.received(message);
     const text = [message.kind, receipt.status, receipt.reason].filter(Boolean).join(" ");
     this.#log(counts ? "info" : "warning", `round ${receipt.round}: ${text}`);
     return { bytes: message.blob?.size ?? 0, seconds: sent ? now - sent.firstS : 0, message };
   }
 
   /**
-   * Round `number` of a run is open, and what was sent in few bytes for those before has either been counted,
-   * or cannot be any more. @param {string} run @param {number} number
+   * Round `number` of a run is open: compact contributions to earlier rounds need not wait any longer. They have been
+   * counted, or cannot be any more. @param {string} run @param {number} number
    */
   async over(run, number) {
     for (const message of [...this.outbox]) {
@@ -111,7 +117,7 @@ export class Sending {
   }
 
   /**
-   * If the aggregator has no room for it now, it is sent again when that says. @param {any} receipt
+   * If the aggregator has no room now, send the contribution again when the receipt says. @param {any} receipt
    * @param {number} now
    */
   #putOff(receipt, now) {
@@ -123,22 +129,22 @@ export class Sending {
     this.#log("warning", `round ${receipt.round}: ${message.kind} again in ${waitS} s: ${receipt.reason}`);
   }
 
-  /** One of an earlier life is sent in this one's name. @param {any} message @param {number} now */
+  /** Send a contribution; one of an earlier process gets this one's boot. @param {any} message @param {number} now */
   async #send(message, now) {
-    if (message.boot !== this.#voice.boot) {
-      message = { ...message, boot: this.#voice.boot };
+    if (message.boot !== this.#messages.boot) {
+      message = { ...message, boot: this.#messages.boot };
       await this.outbox.add(message);
     }
     const before = this.#sent.get(message.seq);
     this.#sent.delete(message.seq);
-    const short = before || !this.#voice.isBrief ? null : this.#brief.of(message);
+    const short = before || !this.#messages.isCompact ? null : this.#compact.of(message);
     if (short) {
       this.#short.add(message.seq);
-      this.#voice.short(short, message.run);
+      this.#messages.short(short, message.run);
     } else {
       this.#short.delete(message.seq);
-      this.#brief.sends(message);
-      this.#voice.contribution(message);
+      this.#compact.sends(message);
+      this.#messages.contribution(message);
     }
     const waitS = before ? Math.min(2 * before.waitS, MAX_RESEND_S) : RESEND_S;
     this.#sent.set(message.seq, { firstS: before?.firstS ?? now, lastS: now, waitS });

@@ -1,22 +1,22 @@
-/** One graph with its weights, ready to run; and those of a model, made when they are first needed. */
+/** Sessions of ONNX Runtime, each made from a checked graph and its weights (models/engines/onnx_session.py). */
 
 import { BundleError, EngineError } from "./errors.js";
 import { outside } from "./outside.js";
 import { engineErrors } from "./runtime.js";
 
 /**
- * Told of what an engine does: before a session of a graph is made, and after each run of a batch.
+ * Callbacks of an engine: `willLoad` before a session of a graph is made, `ran` after each run of a batch.
  * @typedef {{willLoad?: (name: string, graph: any) => void,
- *   ran?: (name: string, graph: any, samples: number, seconds: number) => void}} Watch
+ *   ran?: (name: string, graph: any, samples: number, seconds: number) => void}} EngineWatch
  * @typedef {import("./flat.js").Tensors} Tensors
  */
 
-/** A session and what it was made of. */
-export class Loaded {
+/** A session and the graph that it was made from. */
+export class LoadedGraph {
   #session;
   #watch;
 
-  /** @param {string} name @param {any} graph of the manifest @param {any} session @param {Watch} watch */
+  /** @param {string} name @param {any} graph of the manifest @param {any} session @param {EngineWatch} watch */
   constructor(name, graph, session, watch) {
     this.name = name;
     this.graph = graph;
@@ -25,7 +25,7 @@ export class Loaded {
   }
 
   /**
-   * Outputs by name, or those wanted. Raises EngineError.
+   * The outputs by name, all or those wanted. Raises EngineError.
    * @param {Record<string, any>} feeds the library's tensors
    * @param {number} samples
    * @param {string[]} [wanted]
@@ -41,20 +41,20 @@ export class Loaded {
     return given;
   }
 
-  /** Gives its memory back. @returns {Promise<void>} */
+  /** Frees its memory. @returns {Promise<void>} */
   async release() {
     await this.#session.release();
   }
 }
 
-/** The sessions of one model. */
+/** The open sessions of one model. */
 export class Sessions {
-  /** @type {Map<string, Promise<Loaded>>} */
+  /** @type {Map<string, Promise<LoadedGraph>>} */
   #open = new Map();
 
   /**
    * @param {import("./bundle.js").Bundle} bundle @param {import("./runtime.js").Runtime} runtime
-   * @param {Watch} watch
+   * @param {EngineWatch} watch
    */
   constructor(bundle, runtime, watch) {
     this.bundle = bundle;
@@ -64,7 +64,7 @@ export class Sessions {
 
   /**
    * The session of a graph at these weights. Raises BundleError, EngineError, and what the watch throws.
-   * @param {string} name @param {Tensors} weights @returns {Promise<Loaded>}
+   * @param {string} name @param {Tensors} weights @returns {Promise<LoadedGraph>}
    */
   get(name, weights) {
     const there = this.#open.get(name);
@@ -90,10 +90,10 @@ export class Sessions {
     this.watch.willLoad?.(name, graph);
     const given = new Map(names.map((one) => [one, bytesOf(/** @type {any} */ (weights.get(one)))]));
     const session = await this.runtime.session(model, given, `graph ${name}`);
-    return new Loaded(name, graph, session, this.watch);
+    return new LoadedGraph(name, graph, session, this.watch);
   }
 
-  /** The graph, once it is found to hold nothing that is not allowed. @param {string} name */
+  /** The graph, checked. Raises BundleError for anything that is not allowed. @param {string} name */
   #examined(name) {
     try {
       return outside(this.bundle.graph(name));
@@ -103,7 +103,7 @@ export class Sessions {
     }
   }
 
-  /** Those that hold one of these parameters are given back. @param {Set<string>} changed */
+  /** Closes the sessions that hold any of these parameters. @param {Set<string>} changed */
   async drop(changed) {
     for (const name of [...this.#open.keys()]) {
       const held = this.bundle.entry(name).frozen;
@@ -111,7 +111,7 @@ export class Sessions {
     }
   }
 
-  /** All are given back; the next use makes them again. */
+  /** Closes all sessions; the next use makes them again. */
   async clear() {
     for (const name of [...this.#open.keys()]) await this.#release(name);
   }

@@ -1,22 +1,22 @@
-/** Verifies the aggregator's offers, and signs what an enrolled device says (Ed25519), as broker/security/signing.py. */
+/** Verifies round offers, and signs the messages of enrolled devices (Ed25519; broker/security/signing.py). */
 import { concat, equal, hex, utf8, view } from "./bytes.js";
 import { MessageError, NotTrusted } from "./errors.js";
 import { FromDevice, Offer, Signed, decode, encode } from "./messages.js";
 
 export const KEY_BYTES = 32;
-const PURPOSE = utf8("device-runtime offer/1\0");
-const SUCCESSION = utf8("device-runtime succession/1\0");
-const OF_DEVICE = utf8("device-runtime device/1\0");
-/** What stands before the 32 bytes of a private key in PKCS #8. */
+const OFFER_PURPOSE = utf8("device-runtime offer/1\0");
+const SUCCESSION_PURPOSE = utf8("device-runtime succession/1\0");
+const DEVICE_PURPOSE = utf8("device-runtime device/1\0");
+/** The bytes before the 32 bytes of a private key in PKCS #8. */
 const PKCS8 = Uint8Array.of(0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20);
 
-/** @typedef {(signature: Uint8Array, said: Uint8Array) => Promise<boolean>} Holds whether it is the key's */
+/** @typedef {(signature: Uint8Array, said: Uint8Array) => Promise<boolean>} Holds whether the signature is the key's */
 
 /** The key of one aggregator, as a device knows it. */
 export class Verifier {
   #holds;
 
-  /** Rejects with NotTrusted when `key` is none, or nothing verifies here. @param {Uint8Array} key */
+  /** Rejects with NotTrusted when `key` is no key, or nothing here can verify. @param {Uint8Array} key */
   static async open(key) {
     if (key.length !== KEY_BYTES) {
       throw new NotTrusted(`the aggregator's key has ${key.length} bytes, expected ${KEY_BYTES}`);
@@ -26,14 +26,14 @@ export class Verifier {
 
   /** @private */
   constructor(key, holds) {
-    /** It changes when an offer is signed by a successor that this key, or its successor, has signed. */
+    /** Changes when an offer is signed by a successor of this key; each key has signed the next one. */
     this.key = key;
     this.#holds = holds;
   }
 
   /**
-   * The offer in a payload that came on this topic, and when it was issued. Rejects with NotTrusted for one that is
-   * unsigned or another's, MessageError for what is no offer at all.
+   * The offer in a payload that came on this topic, and when it was issued; both verified. Rejects with NotTrusted for
+   * one that is unsigned or another's, MessageError for a payload that is no offer at all.
    * @param {string} topic @param {Uint8Array} payload @returns {Promise<{ offer: any, issued: number }>}
    */
   async open(topic, payload) {
@@ -48,7 +48,7 @@ export class Verifier {
     return { offer: decode(Offer, sealed.offer), issued: sealed.issued };
   }
 
-  /** Whether a key signed it to which a chain leads from ours, each link signed by the one before; then it is ours. */
+  /** Whether a successor of our key signed it: each key has signed the next one. If so, take that key as ours. */
   async #isSucceeded({ signature, successions }, said) {
     let [key, holds] = [this.key, this.#holds];
     for (const link of successions) {
@@ -62,28 +62,31 @@ export class Verifier {
   }
 }
 
-/** What tells whether a signature is this key's. Rejects with NotTrusted. @param {Uint8Array} key */
+/** A function that verifies signatures of this key. Rejects with NotTrusted. @param {Uint8Array} key */
 const holder = async (key) => (await byBrowser(key)) ?? (await byLibrary(key));
 
-/** Null where it has no Ed25519: Chrome before 137, Firefox before 129, Safari before 17. @returns {Promise<Holds | null>} */
+/** Null without Ed25519: Chrome before 137, Firefox before 129, Safari before 17. @returns {Promise<Holds | null>} */
 async function byBrowser(bytes) {
   const key = await crypto.subtle.importKey("raw", bytes, "Ed25519", false, ["verify"]).catch(() => null);
   return key && ((signature, said) => crypto.subtle.verify("Ed25519", key, signature, said));
 }
 
-/** Strictly by RFC 8032, as browsers do. Rejects with NotTrusted. @returns {Promise<Holds>} */
+/** Verifies strictly by RFC 8032, as browsers do. Rejects with NotTrusted. @returns {Promise<Holds>} */
 async function byLibrary(bytes) {
   const { verifyAsync } = await library("offers cannot be verified here");
-  return (signature, said) => verifyAsync(signature, said, bytes, { zip215: false }).catch(() => false); // no signature at all
+  return (signature, said) => verifyAsync(signature, said, bytes, { zip215: false }).catch(() => false); // malformed
 }
 
-/** @typedef {(topic: string, payload: Uint8Array) => Promise<Uint8Array>} Seal the payload to publish there, signed */
+/** @typedef {(topic: string, payload: Uint8Array) => Promise<Uint8Array>} Seal signs a message for a topic */
 
-/** By a device's own key. Rejects with NotTrusted where nothing signs here. @param {Uint8Array} secret @returns {Promise<Seal>} */
+/**
+ * A function that signs with a device's own key. Rejects with NotTrusted if nothing here can sign.
+ * @param {Uint8Array} secret @returns {Promise<Seal>}
+ */
 export async function sealer(secret) {
   const sign = (await signsByBrowser(secret)) ?? (await signsByLibrary(secret));
   return async (topic, payload) => {
-    const signature = await sign(concat([OF_DEVICE, utf8(topic), Uint8Array.of(0), payload]));
+    const signature = await sign(concat([DEVICE_PURPOSE, utf8(topic), Uint8Array.of(0), payload]));
     return encode(FromDevice, { signature, message: payload });
   };
 }
@@ -98,10 +101,10 @@ async function signsByLibrary(secret) {
   return (said) => signAsync(said, secret);
 }
 
-/** Of a key, for people: its first 8 bytes. @param {Uint8Array} key */
+/** The first 8 bytes of a key in hex digits, for people. @param {Uint8Array} key */
 export const fingerprint = (key) => hex(key.subarray(0, 8));
 
-/** Ed25519 where the browser has none. Rejects with NotTrusted. @param {string} trouble */
+/** The Ed25519 library, for browsers without it. Rejects with NotTrusted. @param {string} trouble */
 function library(trouble) {
   return import("../vendor/ed25519.mjs").catch((error) => {
     throw new NotTrusted(`${trouble}: this browser has no Ed25519, and none could be loaded (${error})`);
@@ -118,10 +121,10 @@ function sealedIn(topic, payload) {
 }
 
 function signed(topic, { issued, offer }) {
-  return concat([PURPOSE, utf8(topic), Uint8Array.of(0), moment(issued), offer]);
+  return concat([OFFER_PURPOSE, utf8(topic), Uint8Array.of(0), moment(issued), offer]);
 }
 
-const succession = (link) => concat([SUCCESSION, link.old, link.new, moment(link.made)]);
+const succession = (link) => concat([SUCCESSION_PURPOSE, link.old, link.new, moment(link.made)]);
 
 /** @param {number} seconds since 1970 */
 function moment(seconds) {

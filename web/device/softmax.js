@@ -1,7 +1,7 @@
-/** Softmax of rows, and what is read off it: entropies (models/training/softmax.py). */
+/** Log-softmax and entropy of rows. Part of models/training/heads.py. */
 
 /**
- * Row by row, float32; logits (n, classes).
+ * The log-softmax of each row in float32; logits (n, classes).
  * @param {Float32Array} logits
  * @param {number} classes
  * @returns {Float32Array}
@@ -23,7 +23,7 @@ export function logSoftmax(logits, classes) {
 }
 
 /**
- * Of each row's softmax, in nats; logits (n, classes).
+ * Entropy of each row's softmax in nats; logits (n, classes), result (n,).
  * @param {Float32Array} logits
  * @param {number} classes
  */

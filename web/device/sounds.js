@@ -1,5 +1,5 @@
-// Sounds as a bundle of speech wants them: RIFF WAVE read, brought to 16 kHz, log-mel features; as
-// models/data/{wav,resampling}.py and models/data/log_mel.py. Samples are in the unit of 16 bits.
+// Sound: decodes RIFF WAVE, resamples it to 16 kHz, and computes log-mel features (models/data/sound.py). Samples are
+// in units of 16-bit PCM: -32768 to 32767.
 
 import { DataError } from "./errors.js";
 import { isSound } from "./preparing.js";
@@ -12,17 +12,17 @@ const BANDS = 40;
 const LOWEST_HZ = 20;
 const HIGHEST_HZ = 7600;
 const FLOOR = 1e-8;
-const ZEROS = 16; // crossings of the sinc on each side
-const SHARE = 0.95; // of the lower one of two bands that is kept
+const ZEROS = 16; // zero crossings of the sinc on each side
+const SHARE = 0.95; // the share of the lower of the two bands that is kept
 const KINDS = new Set(["1 8", "1 16", "1 24", "1 32", "3 32", "3 64"]);
 const EXTENSIBLE = 0xfffe;
 
-/** The samples at 16 kHz that so many frames take. */
+/** The number of samples at 16 kHz that so many frames take. */
 export const samplesOf = (frames) => FRAME + (frames - 1) * HOP;
 
 /**
- * Log-mel features of the beginning of a sound, filled up with silence.
- * @param {import("./preparing.js").InputSpec} spec of an input (1, frames, 40) or (frames, 40)
+ * Log-mel features of the beginning of a sound, resampled to 16 kHz and padded with silence.
+ * @param {import("./preparing.js").InputSpec} spec an input (1, frames, 40) or (frames, 40)
  * @param {Float32Array} samples of one channel, -32768 to 32767
  * @param {number} rate Hz
  * @returns {Uint8Array} (frames, 40)
@@ -35,7 +35,7 @@ export function soundRaw(spec, samples, rate) {
   return logMel(clip);
 }
 
-/** samples (n,) at 16 kHz -> (frames, 40). @param {Float32Array} samples @returns {Uint8Array} */
+/** Log-mel features (frames, 40) of samples (n,) at 16 kHz. @param {Float32Array} samples @returns {Uint8Array} */
 export function logMel(samples) {
   const frames = Math.floor((samples.length - FRAME) / HOP) + 1;
   const bands = filters();
@@ -60,7 +60,7 @@ export function logMel(samples) {
   return made;
 }
 
-/** The weight of each of the 257 frequencies in each band. */
+/** The weight of each of the 257 frequencies of the transform in each band. */
 function filters() {
   const mel = (hertz) => 2595 * Math.log10(1 + hertz / 700);
   const hertz = (value) => 700 * (10 ** (value / 2595) - 1);
@@ -75,7 +75,7 @@ function filters() {
   });
 }
 
-/** The Fourier transform in place, of a power of two (Cooley and Tukey, radix 2). */
+/** The Fourier transform in place; the length is a power of two (Cooley and Tukey, radix 2). */
 export function fourier(real, imaginary) {
   const n = real.length;
   for (let i = 1, j = 0; i < n; i++) {
@@ -101,7 +101,8 @@ export function fourier(real, imaginary) {
 }
 
 /**
- * The first `count` samples at rate `wanted`, or as many as there are: a windowed sinc; zeros lie around them.
+ * Resamples from `rate` to `wanted` by a windowed sinc: the first `count` samples, or fewer if the sound is shorter.
+ * The sound is taken to be zero before and after.
  * @param {Float32Array} samples (n,) at `rate`
  * @returns {Float32Array}
  */
@@ -133,7 +134,7 @@ function sinc(phase, width, reach) {
 }
 
 /**
- * A RIFF WAVE file: PCM of 8, 16, 24 and 32 bits, float of 32 and 64, the mean of its channels.
+ * Decodes a RIFF WAVE file: PCM of 8, 16, 24 and 32 bits, float of 32 and 64; gives the mean of its channels.
  * @param {Uint8Array} data
  * @returns {{samples: Float32Array, rate: number}} @throws DataError
  */
@@ -178,7 +179,7 @@ function mixed(view, at, size, form) {
   return made;
 }
 
-/** One value, in the unit of 16 bits. */
+/** One value in units of 16-bit PCM. */
 function valueOf(view, at, { kind, bits }) {
   if (kind === 3) return 32768 * (bits === 32 ? view.getFloat32(at, true) : view.getFloat64(at, true));
   if (bits === 8) return (view.getUint8(at) - 128) * 256;

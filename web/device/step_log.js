@@ -1,8 +1,9 @@
 /**
- * The log of zeroth-order steps in few bytes, as broker/wire/step_log.py: what steps have in common is written once.
+ * Compact encoding of the log of zeroth-order steps: fields that steps share are written once
+ * (broker/wire/step_log.py).
  *
  * A step is {round, generator, seed, tunable, lr, share, scalars}: `w <- w - lr * share * mean of scalars[p] * z_p`.
- * `seed` is a bigint; `scalars` are numbers, each as exact as it was written.
+ * `seed` is a bigint; `scalars` are numbers, encoded without loss.
  */
 import { littleEndian, sha256, toLittleEndian, utf8, view } from "./bytes.js";
 import { MessageError } from "./errors.js";
@@ -10,7 +11,7 @@ import { listOf } from "./fields.js";
 import { fromHalf, toHalf } from "./half.js";
 import { Stretch, unpacked } from "./messages.js";
 
-/** Steps in one blob of the log; a new checkpoint is made as often. */
+/** Steps in one blob of the log, and between two checkpoints. */
 export const SEGMENT = 512;
 const MOST_STEPS = SEGMENT;
 const MOST_NUMBERS = 2 ** 20;
@@ -31,7 +32,7 @@ const WRITE = {
 const Stretches = listOf(Stretch);
 
 /**
- * The seed of a round of a task with this one; below 2**53. @param {bigint} seed @param {number} number
+ * The seed of a round, from the task's seed; below 2**53. @param {bigint} seed @param {number} number
  * @returns {Promise<bigint>}
  */
 export async function roundSeed(seed, number) {
@@ -39,10 +40,10 @@ export async function roundSeed(seed, number) {
 }
 
 /**
- * One step, as a stretch; `seed` is the task's, if the step's is made from it.
+ * One step as a stretch; `seed` is the task's, from which the step's seed may be derived; null if it is not known.
  * @param {any} step @param {bigint | null} seed @returns {Promise<any>}
  */
-export async function packed({ round, generator, tunable, lr, share, scalars, ...step }, seed) {
+export async function packStep({ round, generator, tunable, lr, share, scalars, ...step }, seed) {
   const form = formOf(scalars);
   const isMade = seed !== null && (await roundSeed(seed, round)) === step.seed;
   return {
@@ -58,7 +59,7 @@ export async function packed({ round, generator, tunable, lr, share, scalars, ..
   };
 }
 
-/** The steps that stretches stand for. Rejects with MessageError for what is no log, and for more than one is. */
+/** The steps of stretches. Rejects with MessageError for invalid ones, and for more than a log may hold. */
 export async function unpack(stretches) {
   const steps = count(stretches);
   const numbers = stretches.reduce((sum, stretch) => sum + countOf(stretch) * stretch.width, 0);
@@ -70,36 +71,36 @@ export async function unpack(stretches) {
   return (await Promise.all(stretches.map(stepsOf))).flat();
 }
 
-/** The last so many steps of both; a stretch that goes on is one. Throws MessageError as `unpack`. */
-export function joined(before, added, most) {
+/** The last `most` steps of both; stretches that continue each other become one. Throws MessageError as `unpack`. */
+export function lastOfBoth(before, added, most) {
   const made = [...before];
   for (const stretch of added) {
     const last = made.at(-1);
-    if (last && goesOn(last, stretch)) made[made.length - 1] = { ...last, scalars: appended(last, stretch) };
+    if (last && continues(last, stretch)) made[made.length - 1] = { ...last, scalars: appended(last, stretch) };
     else made.push(stretch);
   }
   for (let over = count(made) - most; over > 0; ) {
     const first = made.shift();
     const steps = countOf(first);
-    if (over < steps) made.unshift(without(first, over, steps));
+    if (over < steps) made.unshift(dropFirst(first, over, steps));
     over -= steps;
   }
   return made;
 }
 
-/** How many steps there are. Throws MessageError as `unpack`. */
+/** The number of steps. Throws MessageError as `unpack`. */
 export const count = (stretches) => stretches.reduce((sum, stretch) => sum + countOf(stretch), 0);
 
-/** The stretches in a blob of the log, or behind a next round. Throws MessageError for what are none. */
+/** The stretches in a blob of the log, or in a compact offer. Throws MessageError for invalid ones. */
 export const decodeStretches = (data, name = "log of steps") => unpacked(Stretches, data, name);
 
-/** The steps in a blob of the log. Rejects with MessageError for one that is none. @param {Uint8Array} data */
+/** The steps in a blob of the log. Rejects with MessageError for an invalid one. @param {Uint8Array} data */
 export async function decode(data) {
   return unpack(decodeStretches(data));
 }
 
 /** The position on its line at which the log of a base begins. */
-export function logBegins(base) {
+export function logStart(base) {
   if (!base.log.length) return base.at;
   return Math.max(0, Math.floor((base.at - 1) / SEGMENT) - base.log.length + 1) * SEGMENT;
 }
@@ -108,20 +109,22 @@ function countOf(stretch) {
   const size = stretch.width * SIZES[stretch.form];
   const { length } = stretch.scalars;
   if (stretch.width < 1 || !length || length % size) {
-    throw wrong(stretch, `${length} bytes are no steps of ${stretch.width} scalars`);
+    throw invalid(stretch, `${length} bytes are no steps of ${stretch.width} scalars`);
   }
   return length / size;
 }
 
 async function stepsOf(stretch) {
   const steps = countOf(stretch);
-  if (!Number.isSafeInteger(stretch.round + steps)) throw wrong(stretch, "whole numbers beyond 2**53 are not counted");
+  if (!Number.isSafeInteger(stretch.round + steps)) {
+    throw invalid(stretch, "whole numbers beyond 2**53 are not counted");
+  }
   const { width } = stretch;
   const scalars = numbersOf(stretch.form, stretch.scalars);
   const shares = stretch.shares.length ? each(stretch.shares, steps, (from, at) => from.getFloat64(at, true)) : null;
   const seeds = await seedsOf(stretch, steps);
   if ((shares && shares.length !== steps) || seeds.length !== steps) {
-    throw wrong(stretch, `${steps} steps, ${shares?.length ?? steps} shares, ${seeds.length} seeds`);
+    throw invalid(stretch, `${steps} steps, ${shares?.length ?? steps} shares, ${seeds.length} seeds`);
   }
   return Array.from({ length: steps }, (_, place) => ({
     round: stretch.round + place,
@@ -139,7 +142,7 @@ async function seedsOf({ seeds, round }, steps) {
   return Promise.all(Array.from({ length: steps }, (_, place) => roundSeed(seeds, round + place)));
 }
 
-/** 8 bytes for each step; none where there are others. */
+/** A value from each 8 bytes, one for each step; none if there are more or fewer bytes. */
 function each(data, steps, read) {
   const from = view(data);
   return data.length === 8 * steps ? Array.from({ length: steps }, (_, at) => read(from, 8 * at)) : [];
@@ -158,14 +161,14 @@ function written(form, numbers) {
   return data;
 }
 
-/** The one of the fewest bytes that holds every bit of these. */
+/** The format of the fewest bytes that holds these scalars exactly. */
 function formOf(numbers) {
   const holds = (form) => numbersOf(form, written(form, numbers)).every((read, at) => Object.is(read, numbers[at]));
   return Object.keys(SIZES).find(holds);
 }
 
-/** Whether the steps of one follow on those of the other, and no numbers but scalars are written. */
-function goesOn(stretch, next) {
+/** Whether `next` continues `stretch`, and both write no numbers but scalars. */
+function continues(stretch, next) {
   const plain = !(stretch.seeds instanceof Uint8Array) && !stretch.shares.length;
   const names = ["generator", "tunable", "lr", "width", "form", "seeds"];
   const alike = names.every((name) => stretch[name] === next[name]);
@@ -179,12 +182,12 @@ function appended(stretch, next) {
   return scalars;
 }
 
-/** All but the first so many of its steps. */
-function without(stretch, first, steps) {
+/** A stretch of `steps` steps without the first ones. */
+function dropFirst(stretch, first, steps) {
   const rest = (data) => (data instanceof Uint8Array ? data.slice((data.length / steps) * first) : data);
   const { scalars, seeds, shares } = stretch;
   const kept = { scalars: rest(scalars), seeds: rest(seeds), shares: rest(shares) };
   return { ...stretch, round: stretch.round + first, ...kept };
 }
 
-const wrong = (stretch, why) => new MessageError(`steps from round ${stretch.round} on: ${why}`);
+const invalid = (stretch, why) => new MessageError(`steps from round ${stretch.round} on: ${why}`);

@@ -1,11 +1,11 @@
-/** How far a zeroth-order step goes: the unit of length of its settings (strategies/directions/step_size.py). */
+/** The unit of length of zeroth-order steps (strategies/directions/step_size.py). */
 
-/** The unit of weights that are all 0, or nearly. */
+/** The smallest unit, for weights that are nearly 0. */
 const SMALLEST = 2 ** -10;
 
 /**
- * What `eps` and `lr` are counted in: 1, or the root mean square of these tensors as a power of two, so that
- * those who differ in a last bit have the same.
+ * The unit of `eps` and `lr`: 1, or the root mean square of these tensors, rounded to a power of two, which is the same
+ * for devices that differ in a last bit.
  * @param {import("./flat.js").Tensors} weights
  * @param {import("./flat.js").TensorSpec[]} specs
  * @param {"absolute" | "relative"} sizing

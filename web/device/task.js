@@ -1,42 +1,43 @@
-/** One task as this device has it: the model on its engine, the local samples, what both cost here. */
+/** One task on this device: model, samples, costs, and the work on its rounds (client/training/local_task.py). */
 
+import { Measurements, grown } from "./calibration.js";
 import { choose } from "./choose.js";
 import { DataError } from "./errors.js";
-import { known } from "./kinds/registry.js";
 import { MOST, judged } from "./judging.js";
-import { Measurements, grown } from "./calibration.js";
+import { supportedKinds } from "./kinds/registry.js";
 import { measured } from "./measuring.js";
 import { profileOf } from "./profile.js";
+import { RealWorker } from "./real_worker.js";
 import { quicker } from "./timing.js";
-import { Bench } from "./bench.js";
 import { corrected, perform } from "./work.js";
 import { workload } from "./workload.js";
 
 /** @typedef {import("./cost.js").Workload} Workload */
 /**
- * What a round gives a device: the offer, its base, and what came beside it.
- * @typedef {{offer: any, base: import("./flat.js").Tensors, aside: import("./flat.js").Tensors}} Given
+ * What a device gets for a round: the offer, the base model, and the tensors sent beside it (`aside`).
+ * @typedef {{offer: any, base: import("./flat.js").Tensors, aside: import("./flat.js").Tensors}} RoundInputs
  *
- * Who is told of the work, and asked: `progress`, from 0 to 1, may throw Stopped; `lost`: seconds that the
- * work has stood still; `decided` is told before anything is tried.
+ * Callbacks of the work: `progress`, from 0 to 1, may throw WorkStopped; `lost` gives the seconds that the work has
+ * been paused; `decided` is called before anything is tried.
  * @typedef {{progress: (done: number) => Promise<void>, lost: () => number,
  *   decided: (decision: any) => void}} Listener
  */
 
-/** See `make`. */
+/** A device's task; see `make`. */
 export class DeviceTask {
   #environment;
   #samples;
   #measurements;
   #link;
   #key;
-  /** Rounds in which nothing was thought to fit. */
+  /** Rounds in which nothing fitted by the measured speed. */
   #unfit = 0;
-  /** @type {import("./calibration.js").Learnt} */
-  #learnt = /** @type {any} */ (null);
+  /** @type {import("./calibration.js").Corrections} */
+  #calibration = /** @type {any} */ (null);
 
   /**
-   * Loads the samples, opens the engine, measures or remembers its speed. Throws DataError, ModelError.
+   * Loads the samples, opens the engine, and measures its speed, or reuses it if it was measured before. Throws
+   * DataError, ModelError.
    * @param {any} environment see agent.js @param {import("./bundle.js").Bundle} bundle
    * @param {import("./link_speed.js").LinkSpeed} link
    */
@@ -47,7 +48,7 @@ export class DeviceTask {
     try {
       await task.#measure();
     } catch (error) {
-      await model.unload(); // another is opened at the next offer
+      await model.unload(); // the next offer opens another one
       throw error;
     }
     task.#say();
@@ -65,7 +66,7 @@ export class DeviceTask {
     this.#key = `${bundle.sha256}@${model.runtime.name} ${model.runtime.threads}`;
   }
 
-  /** Who joins, now that it is known. @param {bigint} boot */
+  /** The device's hello, now that its samples and profile are known. @param {bigint} boot */
   hello(boot) {
     const { memory, name, battery, engine } = this.profile;
     return {
@@ -79,38 +80,38 @@ export class DeviceTask {
     };
   }
 
-  /** As this device is now, with what was learnt in earlier rounds. */
+  /** The profile now, with the corrections of earlier rounds. */
   get profile() {
-    return profileOf(this.#environment.host, this.#learnt, this.model.runtime.name, this.#link);
+    return profileOf(this.#environment.host, this.#calibration, this.model.runtime.name, this.#link);
   }
 
   /**
-   * The round's work from this base model; see `perform` in work.js. Learns from how long it took. Throws
-   * KindError when no kind of the offer can be done here, TensorError for a base that does not fit, Stopped.
-   * @param {Given} given @param {number} deadline on the device's clock @param {Listener} listener
+   * Do the round's work from this base model and learn from how long it took; see `perform` in work.js. Throws
+   * KindError when no kind of the offer can be done here, TensorError for a base that does not fit, WorkStopped.
+   * @param {RoundInputs} given @param {number} deadline on the device's clock @param {Listener} listener
    */
   async perform(given, deadline, listener) {
     const { offer, base } = given;
     const { name, clock, log, host } = this.#environment;
-    const kinds = known(offer.kinds, (text) => log("warning", text));
+    const kinds = supportedKinds(offer.kinds, (text) => log("warning", text));
     const data = this.#samples.training();
     await this.model.load(base);
     const counts = classCounts(data.y, this.manifest.labels.length);
     const load = workload(this.manifest, counts).with({ downloadBytes: 0 });
-    const bench = new Bench({ name, model: this.model, data, workload: load, clock, host, given, listener });
+    const worker = new RealWorker({ name, model: this.model, data, workload: load, clock, host, given, listener });
     const { lost, decided } = listener;
     try {
-      await this.#lookAgain(kinds, load, deadline - lost() - clock());
+      await this.#remeasure(kinds, load, deadline - lost() - clock());
       const { profile } = this;
-      const outcome = await perform(bench, profile, { kinds, seed: offer.seed, deadline, lost, decided });
+      const outcome = await perform(worker, profile, { kinds, seed: offer.seed, deadline, lost, decided });
       await this.#learn(profile, outcome);
       return outcome;
     } finally {
-      await this.model.unload(); // also where a pause ends it
+      await this.model.unload(); // also if a pause ended the work
     }
   }
 
-  /** Accuracy and loss of this base on held-out samples; null where there are none. @param {Given} given */
+  /** Accuracy and loss of this base on held-out samples; null if there are none. @param {RoundInputs} given */
   async judge({ base }) {
     const held = this.#samples.held();
     if (!held.y.length) return null;
@@ -125,10 +126,10 @@ export class DeviceTask {
   /** About how long `judge` takes, in seconds. */
   get judgingS() {
     const { flops } = this.manifest.graphs.forward;
-    return Math.min(MOST, this.#samples.held().y.length) * this.#learnt.speed.of("forward", flops);
+    return Math.min(MOST, this.#samples.held().y.length) * this.#calibration.speed.of("forward", flops);
   }
 
-  /** Gives back what the engine holds. */
+  /** Frees the memory of the engine. */
   async close() {
     await this.model.unload();
   }
@@ -137,31 +138,31 @@ export class DeviceTask {
     const { clock, log } = this.#environment;
     const kept = await this.#measurements.get(this.#key);
     if (kept) {
-      this.#learnt = kept;
+      this.#calibration = kept;
       return;
     }
     const speed = await measured(this.model, clock);
-    this.#learnt = { speed, corrections: new Map(), growth: new Map() };
-    await this.#measurements.put(this.#key, this.#learnt);
+    this.#calibration = { speed, corrections: new Map(), growth: new Map() };
+    await this.#measurements.put(this.#key, this.#calibration);
     const forward = 1e3 * speed.of("forward", this.manifest.graphs.forward.flops);
     log("info", `${forward.toFixed(2)} ms a forward pass (${speed.source})`);
   }
 
   /**
-   * Who was busy when it measured itself would sit out for good. Rounds in which nothing fits make it look
-   * again: the first of them, the second, the fourth, and so on.
+   * Measure the speed again if nothing fits: in the first such round, the second, the fourth, and so on. Otherwise a
+   * device that was busy when it measured itself would sit out for good.
    */
-  async #lookAgain(/** @type {any[]} */ kinds, /** @type {Workload} */ load, /** @type {number} */ leftS) {
+  async #remeasure(/** @type {any[]} */ kinds, /** @type {Workload} */ load, /** @type {number} */ leftS) {
     if (!load.samples || choose(this.profile, kinds, load, leftS).chosen) return;
     this.#unfit += 1;
     if (!Number.isInteger(Math.log2(this.#unfit))) return;
     const { clock, log } = this.#environment;
-    log("info", "nothing fits as it was measured: measuring again");
-    const speed = quicker(this.#learnt.speed, await measured(this.model, clock));
-    this.#learnt = { ...this.#learnt, speed };
+    log("info", "nothing fits by the measured speed: measuring again");
+    const speed = quicker(this.#calibration.speed, await measured(this.model, clock));
+    this.#calibration = { ...this.#calibration, speed };
   }
 
-  /** That it is known here. */
+  /** Tell that the task is known here. */
   #say() {
     const { tell } = this.#environment;
     const { engine, cores, memory, speed } = this.profile;
@@ -181,14 +182,14 @@ export class DeviceTask {
   }
 
   async #learn(/** @type {any} */ profile, /** @type {any} */ outcome) {
-    const { speed } = this.#learnt;
-    this.#learnt = { speed, corrections: corrected(profile, outcome), growth: grown(profile, outcome) };
-    await this.#measurements.put(this.#key, this.#learnt);
+    const { speed } = this.#calibration;
+    this.#calibration = { speed, corrections: corrected(profile, outcome), growth: grown(profile, outcome) };
+    await this.#measurements.put(this.#key, this.#calibration);
   }
 }
 
 /**
- * Samples of each class. Throws DataError for a label that is none. @param {Int32Array} y
+ * The number of samples of each class. Throws DataError for a label that the task does not have. @param {Int32Array} y
  * @param {number} labels
  */
 export function classCounts(y, labels) {

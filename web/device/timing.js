@@ -1,28 +1,28 @@
 /**
- * Timing runs of graphs, and what follows for those that were not timed, as profiles/measure.py. In seconds.
+ * Times runs of graphs, in seconds, and predicts the graphs that were not timed (profiles/measure.py and
+ * client/selection/profiling.py).
  */
 
 import { Speed } from "./cost.js";
 import { OutOfMemory } from "./errors.js";
 import { TRAINING } from "./manifest_schema.js";
 
-/** Times that a graph is run, at most, after the first. */
+/** The most runs of a graph after the first. */
 const REPEATS = 15;
 
 /**
- * A graph to time: `run` puts `samples` samples through it, at `flops` operations each; the first run opens
- * it. `close` is called when it has been timed, whatever came of it.
+ * A graph to time: `run` puts `samples` samples through it, at `flops` operations each. The first run opens the graph.
+ * `close` is called after the timing, also if it failed.
  * @typedef {{run: () => Promise<unknown>, samples: number, flops: number,
- *   close?: () => void | Promise<void>}} Trial
+ *   close?: () => void | Promise<void>}} SpeedTrial
  */
 
 /**
- * Time each graph, the first in order first, within `budgetS` in all. Every trial is run once to open it and
- * then again and again, in its share of the time that is left. The quickest run counts: WASM gets quicker as
- * the browser compiles what is hot, and others on the machine only ever slow a run down. A graph for which no
- * time is left is left out, and so is one for which the memory is too small. The first is always measured, or
- * its error thrown.
- * @param {Map<string, Trial>} trials @param {() => number} clock @param {number} budgetS
+ * Times each graph, in the order of `trials`, within `budgetS` seconds in all. Each trial runs once to open the graph
+ * and then again, within its share of the time left. The fastest run counts: WASM gets faster as the browser compiles
+ * frequent code, and other processes only slow a run down. A graph is not measured if no time is left for it, or if the
+ * memory is too small. The first graph is always measured, or its error thrown.
+ * @param {Map<string, SpeedTrial>} trials @param {() => number} clock @param {number} budgetS
  * @returns {Promise<Speed>}
  */
 export async function measureSpeed(trials, clock, budgetS) {
@@ -51,7 +51,7 @@ export async function measureSpeed(trials, clock, budgetS) {
   return speedOf(trials, took);
 }
 
-/** @param {Map<string, Trial>} trials @param {Map<string, {run: number, opening: number}>} took */
+/** @param {Map<string, SpeedTrial>} trials @param {Map<string, {run: number, opening: number}>} took */
 function speedOf(trials, took) {
   const seconds = new Map();
   const opening = new Map();
@@ -64,7 +64,7 @@ function speedOf(trials, took) {
   return new Speed(rate, { seconds, opening, source: "measured on this bundle" });
 }
 
-/** @param {Trial} trial @param {() => number} clock @param {number} end */
+/** @param {SpeedTrial} trial @param {() => number} clock @param {number} end */
 async function timed(trial, clock, end) {
   const runs = [await once(trial, clock)];
   while (runs.length <= REPEATS && (runs.length === 1 || clock() + runs[runs.length - 1] < end)) {
@@ -74,7 +74,7 @@ async function timed(trial, clock, end) {
   return { run, opening: Math.max(0, runs[0] - run) };
 }
 
-/** @param {Trial} trial @param {() => number} clock */
+/** @param {SpeedTrial} trial @param {() => number} clock */
 async function once(trial, clock) {
   const began = clock();
   await trial.run();
@@ -82,8 +82,8 @@ async function once(trial, clock) {
 }
 
 /**
- * With the graphs that were not measured: as fast, operation for operation, as those measured of their sort,
- * and as slow to open as these are for their size. @param {Speed} speed
+ * The speed with the graphs that were not measured. They are taken to be as fast, operation for operation, as measured
+ * ones of their sort, and as slow to open for their size. @param {Speed} speed
  * @param {Record<string, any>} graphs of the
  * manifest @returns {Speed}
  */
@@ -110,7 +110,7 @@ export function completed(speed, graphs) {
 const trains = (graph) => TRAINING.includes(graph.split(".")[0]);
 
 /**
- * Those that do the same on another set; or that train, if it does, or do not; or all.
+ * Measured graphs that do the same on another set; else those that train, or do not, alike; else all.
  * @param {string} name @param {string[]} measured
  */
 function alikeOf(name, measured) {
@@ -122,7 +122,7 @@ function alikeOf(name, measured) {
 }
 
 /**
- * Of two measurements of the same bundle, for each graph the quicker. @param {Speed} one @param {Speed} other
+ * The faster of two measurements of the same bundle, graph by graph. @param {Speed} one @param {Speed} other
  */
 export function quicker(one, other) {
   const least = (/** @type {Map<string, number>} */ known, /** @type {Map<string, number>} */ seen) =>

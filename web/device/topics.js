@@ -1,23 +1,23 @@
-/** The topic tree, as broker/wire/topics.py: each device has its own branch. */
+/** The tree of MQTT topics, in which each device has its own branch (broker/wire/topics.py). */
 import { fromHex, hex } from "./bytes.js";
 import { TopicError } from "./errors.js";
 
 export const ROOT = "fl/v1";
-/** Of every task. */
+/** The offers of every task. */
 export const OFFERS = `${ROOT}/all/round/+`;
-/** Ends of topics for what is said in few bytes. */
-export const IN_FEW_BYTES = ["up/c", "dn/n"];
+/** The ends of topics of compact messages. */
+export const COMPACT_TOPICS = ["up/c", "dn/n"];
 
 const NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 const SHA = /^[0-9a-f]{64}$/;
 const INDEX = /^(-1|[0-9]{1,8})$/;
 
-/** The name itself. Throws TopicError unless it is 1 to 64 letters, digits, dots, dashes, underscores. */
+/** Returns the name. Throws TopicError unless it is 1 to 64 letters, digits, dots, dashes, underscores. */
 export const checkDevice = (name) => checked("device", name);
-/** The same for a task. */
+/** Returns the name of a task. Throws TopicError as `checkDevice`. */
 export const checkTask = (name) => checked("task", name);
 
-/** Whether a device or a task may be called so. @param {string} name */
+/** Whether this is a valid name of a device or a task. @param {string} name */
 export const isName = (name) => NAME.test(name);
 
 function checked(of, name) {
@@ -29,7 +29,7 @@ function checked(of, name) {
   return name;
 }
 
-/** Where the retained offer of a task is. @param {string} task */
+/** The topic of a task's retained offer. @param {string} task */
 export const offer = (task) => `${ROOT}/all/round/${task}`;
 /** @param {string} topic */
 export const isOffer = (topic) => topic.startsWith(offer(""));
@@ -37,11 +37,11 @@ export const isOffer = (topic) => topic.startsWith(offer(""));
 export const up = (device, leaf) => `${ROOT}/d/${device}/up/${leaf}`;
 /** @param {string} device @param {string} leaf */
 export const down = (device, leaf) => `${ROOT}/d/${device}/dn/${leaf}`;
-/** Leaf of one block; -1 says that the sender does not have the blob. @param {Uint8Array} sha */
+/** The leaf of one block; index -1 says that the sender does not have the blob. @param {Uint8Array} sha */
 export const block = (sha, index) => `block/${hex(sha)}/${index}`;
 
 /**
- * The address of a topic below `fl/v1/d/`; a block also has `sha` and `index`. Throws TopicError for another.
+ * The address of a topic below `fl/v1/d/`; a block also has `sha` and `index`. Throws TopicError for anything else.
  * @param {string} topic @returns {{ device: string, leaf: string, sha: Uint8Array, index: number }}
  */
 export function parse(topic) {
@@ -57,7 +57,7 @@ export function parse(topic) {
   throw other();
 }
 
-/** Whether a topic is one of those that a subscription, with `+` and `#`, is for. */
+/** Whether a subscription, with `+` and `#`, includes this topic. */
 export function matches(subscription, topic) {
   const wanted = subscription.split("/");
   const parts = topic.split("/");

@@ -1,6 +1,6 @@
-/** Back-propagation; the optimiser is the caller's, on the two flat vectors (models/engines/onnx_engine.py). */
+/** Back-propagation; the caller runs the optimiser, on two flat vectors (models/engines/onnx_engine.py). */
 
-import { Bound } from "./bound.js";
+import { BoundSession } from "./bound_session.js";
 import { EngineError } from "./errors.js";
 import { Flat, shapeText, sizeOf } from "./flat.js";
 
@@ -10,28 +10,29 @@ import { Flat, shapeText, sizeOf } from "./flat.js";
  */
 
 /**
- * More samples than one run's are micro-batches with summed gradients; batch statistics are of a micro-batch.
+ * Gradients of a tunable set. More samples than one run takes are cut into micro-batches, whose gradients are summed;
+ * batch statistics are those of a micro-batch.
  */
-export class Gradients extends Bound {
+export class Gradients extends BoundSession {
   #sum = new Float32Array(0);
 
   /**
-   * @param {DeviceModel} model @param {import("./sessions.js").Loaded} loaded
+   * @param {DeviceModel} model @param {import("./sessions.js").LoadedGraph} loaded
    * @param {import("./flat.js").Flat} params
    */
   constructor(model, loaded, params) {
     super(model, loaded, params);
-    /** Of the mean loss at the last call, laid out as `params`; overwritten by the next. */
+    /** Gradient of the mean loss of the last call, laid out as `params`; the next call overwrites it. */
     this.grads = new Flat(params.specs);
     const moved = loaded.graph.statistics;
-    /** Running statistics, where training moves any; each call does. */
+    /** Running statistics that training changes, if any; each call updates them. */
     this.statistics = new Flat(model.manifest.stored().filter((spec) => moved.includes(spec.name)));
     this.statistics.load(model.weights);
     this.fed = { ...this.fed, ...this.tensors(this.statistics) };
   }
 
   /**
-   * The objective's mean loss; its gradient is left in `grads`. Raises EngineError.
+   * The mean loss of the objective; leaves its gradient in `grads`. Raises EngineError.
    * @param {import("./engine.js").Inputs} x @param {Int32Array} y @param {Extras} [extras]
    * @returns {Promise<number>}
    */
@@ -54,7 +55,7 @@ export class Gradients extends Bound {
     return total;
   }
 
-  /** @param {Record<string, any>} given what one run gave */
+  /** @param {Record<string, any>} given the outputs of one run */
   #take(given) {
     for (const [name, view] of this.grads.views) view.data.set(given[`grad.${name}`].data);
     for (const [name, view] of this.statistics.views) view.data.set(given[`next.${name}`].data);
@@ -93,7 +94,7 @@ export class Gradients extends Bound {
 }
 
 /**
- * sum += share * vector, product and sum rounded to float32.
+ * sum += share * vector; product and sum are rounded to float32.
  * @param {Float32Array} sum
  * @param {Float32Array} vector
  * @param {number} share

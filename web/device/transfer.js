@@ -1,16 +1,16 @@
 /**
- * Pulling a blob block by block, in either direction, as broker/wire/transfer.py: no clock, no link.
+ * Transfers a blob block by block, at the receiver's request; no clock, no link (broker/wire/transfer.py).
  *
- * The receiver asks (`Pull.wanted`), the sender answers each Get with `answer` and keeps no state. Patience
- * adapts: a block that takes long to arrive is not asked for again sooner, or a slow link would be filled with
- * copies. Silence doubles the wait and halves the window; blocks that arrive widen it again.
+ * The receiver asks (`Pull.wanted`), the sender answers each Get with `answerGet` and keeps no state. The wait before
+ * asking again adapts: it grows with the time that blocks take, or a slow link would be filled with copies. Silence
+ * doubles the wait and halves the window; blocks that arrive widen the window again.
  */
 import { blockCount } from "./blobs.js";
 import { BlobError, BlockError } from "./errors.js";
 
-/** Blocks asked for and not yet here, at most. */
+/** The most blocks that are asked for and not yet here. */
 export const WINDOW = 8;
-/** Blocks that one Get is answered with, at most. */
+/** The most blocks that answer one Get. */
 export const MAX_WINDOW = 32;
 /** Seconds. The wait before asking again doubles up to this. */
 export const MAX_WAIT_S = 60;
@@ -18,8 +18,8 @@ export const MAX_WAIT_S = 60;
 export const UNKNOWN = -1;
 
 /**
- * One blob being fetched. `now` is in seconds, from any clock that only goes forward. `refused` turns true when
- * the sender does not have the blob; `unanswered` counts the silences since the last good block.
+ * The receiver's side of one transfer. `now` is in seconds, from any clock that only goes forward. `refused` turns true
+ * when the sender does not have the blob; `unanswered` counts the silences since the last good block.
  */
 export class Pull {
   refused = false;
@@ -43,12 +43,12 @@ export class Pull {
     this.#retryAfterS = this.#waitS = retryAfterS;
   }
 
-  /** Whether every block is here. The hash is not looked at before `finish`. */
+  /** Whether every block is here. `finish` checks the hash. */
   get done() {
     return this.#partial.missing().length === 0;
   }
 
-  /** Block numbers to ask for now; empty while enough are on the way. Call it again at every tick. */
+  /** The block numbers to ask for now; empty while enough are on the way. Call it at every tick. */
   wanted(now, share = MAX_WINDOW) {
     if (this.refused) return [];
     const missing = this.#partial.missing();
@@ -58,14 +58,14 @@ export class Pull {
     if (this.#outstanding.size && now - this.#lastS >= this.#waitS) this.#fellSilent();
     const window = Math.max(1, Math.min(this.#window, share));
     const free = window - this.#outstanding.size;
-    if (this.#outstanding.size && 2 * free < window) return []; // a Get for each block would be mostly envelopes
+    if (this.#outstanding.size && 2 * free < window) return []; // a Get for each single block would waste bytes
     const asked = missing.filter((index) => !this.#outstanding.has(index)).slice(0, Math.max(0, free));
     for (const index of asked) this.#outstanding.add(index);
     if (asked.length) this.#lastS = now;
     return asked;
   }
 
-  /** The sender has begun unasked, with the first WINDOW blocks: ask for what does not come. */
+  /** Expect the first WINDOW blocks, which the sender sends unasked; those that do not come are asked for. */
   expect(now) {
     for (const index of this.#partial.missing().slice(0, this.#limit)) this.#outstanding.add(index);
     this.#lastS = this.#sinceS = now;
@@ -100,7 +100,7 @@ export class Pull {
     return isNew;
   }
 
-  /** The link was down: whatever was asked for is not coming. Ask again at once. */
+  /** Ask again at once, because the link was down and the blocks asked for will not come. */
   restart() {
     this.#outstanding.clear();
     this.#waitS = this.#retryAfterS;
@@ -109,14 +109,14 @@ export class Pull {
     this.refused = false;
   }
 
-  /** Verify and store what has arrived. Throws BlobError, see Partial.finish. */
+  /** Verify and store the blob. Throws BlobError, see Partial.finish. */
   async finish() {
     await this.#partial.finish();
   }
 
   #fellSilent() {
     this.unanswered += 1;
-    this.#silent = true; // what comes next may answer the first request: it counts from that one
+    this.#silent = true; // the next block may answer the first request: its time counts from that one
     this.#outstanding.clear();
     this.#waitS = Math.min(2 * this.#waitS, MAX_WAIT_S);
     this.#window = Math.max(1, Math.floor(this.#window / 2));
@@ -124,11 +124,11 @@ export class Pull {
 }
 
 /**
- * The {index, data} to send for a Get: what was asked and exists, each once, at most `limit` blocks. A blob that
- * is not here is answered by UNKNOWN, so that the other side need not wait in vain.
+ * The {index, data} of the blocks that answer a Get: each once, at most `limit`. A blob that is not here is answered by
+ * UNKNOWN, so that the receiver does not wait in vain.
  * @param {import("./blobs.js").Blobs} blobs
  */
-export async function* answer(blobs, get, limit = MAX_WINDOW) {
+export async function* answerGet(blobs, get, limit = MAX_WINDOW) {
   const count = blockCount(get.blob);
   const asked = [...new Set(get.blocks)].filter((index) => index >= 0 && index < count);
   for (const index of asked.slice(0, limit)) {

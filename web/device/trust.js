@@ -1,44 +1,44 @@
-/** Whose offers this device acts on, as client/connection/trust.py. */
+/** Decides which offers, rounds and receipts a device acts on (client/connection/trust.py). */
 import { fromHex, hex, text, utf8 } from "./bytes.js";
+import { MAC_BYTES, decodeOffer, splitMac } from "./compact_round.js";
 import { MessageError, NotTrusted } from "./errors.js";
 import { Receipt, decode, offerIn } from "./messages.js";
-import { Pact, mapped, publicOf } from "./session_mac.js";
+import { SessionKey, mapped, publicKey } from "./session_mac.js";
 import { KEY_BYTES, Verifier } from "./signing.js";
-import { WORD_BYTES, decodeNext, parted } from "./compact_round.js";
 
-/** Runs of which the latest round is remembered. */
+/** Runs whose latest round is remembered. */
 const RUNS = 64;
 
-/** Tasks of which the latest offer's time is remembered. */
+/** Tasks whose latest offer's time of issue is remembered. */
 const TASKS = 64;
-/** On the disk: when the latest offer of each task was issued. */
+/** The file of the times at which the latest offer of each task was issued. */
 const ISSUED = "issued";
 
-/** And the aggregator's key, where another has followed on the one that the device was enrolled with. */
+/** The file of the aggregator's present key, if it is not the one that the device was enrolled with. */
 const SUCCESSOR = "successor";
 
-/** So many random bytes. @param {number} size */
+/** `size` random bytes. @param {number} size */
 const drawn = (size) => crypto.getRandomValues(new Uint8Array(size));
 
-/** When the latest offer of each task was issued, by one aggregator's key; kept on a disk, if there is one. */
-class Issued {
+/** When the latest offer of each task was issued, by one aggregator's key; kept on a disk, if given. */
+class IssueTimes {
   #key;
   #disk;
   /** @type {Map<string, number>} */
   #known = new Map();
 
-  /** With what an earlier life kept. Of another key, or damaged, it counts for nothing. */
+  /** Reads what an earlier process kept, unless it is of another key or damaged. */
   static async open(/** @type {Uint8Array} */ key, /** @type {import("./disk.js").Disk | null} */ disk) {
-    const issued = new Issued(key, disk);
+    const issued = new IssueTimes(key, disk);
     const kept = await disk?.get(ISSUED);
     try {
       const { key: of, issued: known } = kept ? JSON.parse(text(kept)) : { key: "", issued: {} };
       if (of === issued.#key) issued.#known = new Map(Object.entries(known).filter((one) => Number.isInteger(one[1])));
-    } catch {} // then old offers cannot be told from new ones
+    } catch {} // a damaged file: old offers cannot be told from new ones
     return issued;
   }
 
-  /** They are by this key from now on. @param {Uint8Array} key */
+  /** The times are of this key's offers from now on. @param {Uint8Array} key */
   async succeed(key) {
     this.#key = hex(key);
     await this.#write();
@@ -50,12 +50,12 @@ class Issued {
     this.#disk = disk;
   }
 
-  /** Seconds since 1970; 0 where no offer of the task is known. @param {string} task */
+  /** Seconds since 1970; 0 if no offer of the task is known. @param {string} task */
   latest(task) {
     return this.#known.get(task) ?? 0;
   }
 
-  /** An offer of this time is taken. Rejects with DiskError. @param {string} task @param {number} issued */
+  /** Note the time of an accepted offer. Rejects with DiskError. @param {string} task @param {number} issued */
   async note(task, issued) {
     if (issued <= this.latest(task)) return;
     this.#known.delete(task);
@@ -71,86 +71,86 @@ class Issued {
 }
 
 /**
- * Reads offers. With the key of an aggregator (32 bytes) only that one's, and none older than one taken. Without a
- * key any offer is taken, signed or not.
+ * Checks offers. With an aggregator's key (32 bytes) only its offers count, and none older than the last. Without a key
+ * any offer counts, signed or not.
  */
 export class Trust {
-  /** To say in a hello, so that the aggregator need not sign what it says in few bytes. */
+  /** Sent in a hello, so that the aggregator can send compact messages with a MAC, unsigned. */
   key = new Uint8Array();
   #verifier;
-  #pact;
+  #sessionKey;
   #issued;
   #signs = false;
-  /** The disk, the key that it was enrolled with, and its own half of the pact. */
+  /** The key that the device was enrolled with, the disk, and the device's own secret key for the session key. */
   #enrolled;
   #disk;
   #own;
   #rounds = new Map();
 
   /**
-   * `disk` keeps which offer was the latest, for other lives; `signs`: the device signs its hellos, so that its
-   * aggregator puts a word on its receipts. Rejects with NotTrusted for a key that is none.
+   * `disk` keeps the time of the latest offers across restarts; `signs`: the device signs its hellos, so its aggregator
+   * adds a MAC to its receipts. Rejects with NotTrusted for an invalid key.
    * @param {Uint8Array} key empty: without @param {(size: number) => Uint8Array} [draw]
    * @param {import("./disk.js").Disk | null} [disk] @param {boolean} [signs]
    */
   static async open(key, draw = drawn, disk = null, signs = false) {
     if (!key.length) return new Trust(null, null, null);
     const now = await successor(key, disk);
-    const trust = new Trust(await Verifier.open(now), null, await Issued.open(now, disk));
+    const trust = new Trust(await Verifier.open(now), null, await IssueTimes.open(now, disk));
     const own = draw(KEY_BYTES);
     [trust.#signs, trust.#enrolled, trust.#disk, trust.#own] = [signs, key, disk, own];
     try {
-      trust.key = await publicOf(own);
+      trust.key = await publicKey(own);
     } catch {
-      return trust; // no X25519 in this browser: it is told whole offers
+      return trust; // without X25519 in this browser, the aggregator sends whole offers
     }
-    trust.#pact = await Pact.agreed(own, mapped(now));
+    trust.#sessionKey = await SessionKey.agreed(own, mapped(now));
     return trust;
   }
 
   /** @private */
-  constructor(verifier, pact, issued) {
+  constructor(verifier, sessionKey, issued) {
     this.#verifier = verifier;
-    this.#pact = pact;
+    this.#sessionKey = sessionKey;
     this.#issued = issued;
   }
 
-  /** That this device says this there, in this run. Only where it has said a `key`. @returns {Promise<Uint8Array>} */
-  word(topic, run, payload) {
-    return this.#pact.word(topic, run, payload);
+  /** The MAC of a payload of this device on this topic, in this run; needs a `key`. @returns {Promise<Uint8Array>} */
+  mac(topic, run, payload) {
+    return this.#sessionKey.mac(topic, run, payload);
   }
 
   /** The receipt that came on this topic. Rejects with MessageError as `offer`. */
   async receipt(topic, payload) {
-    if (!(this.#signs && this.#pact)) return decode(Receipt, payload);
-    const said = payload.slice(0, -WORD_BYTES);
-    if (!(await this.#pact.holds(payload.slice(-WORD_BYTES), topic, "", said))) {
+    if (!(this.#signs && this.#sessionKey)) return decode(Receipt, payload);
+    const content = payload.slice(0, -MAC_BYTES);
+    if (!(await this.#sessionKey.verifies(payload.slice(-MAC_BYTES), topic, "", content))) {
       throw new NotTrusted(
         `receipt on ${topic} refused: it is not said to this device by the aggregator that it is enrolled with`,
       );
     }
-    return decode(Receipt, said);
+    return decode(Receipt, content);
   }
 
   /** The next round of this run that came on this topic. Rejects with MessageError as `offer`. */
   async next(topic, run, payload) {
-    const { said, word } = parted(payload);
-    if (!this.#verifier) return decodeNext(said);
-    if (!(await this.#pact?.holds(word, topic, run, said))) {
+    const { content, mac } = splitMac(payload);
+    if (!this.#verifier) return decodeOffer(content);
+    if (!(await this.#sessionKey?.verifies(mac, topic, run, content))) {
       throw new NotTrusted(
         `next round on ${topic} refused: it is not said to this device, for run '${run}', by the aggregator ` +
           "that it is enrolled with",
       );
     }
-    const made = decodeNext(said);
+    const made = decodeOffer(content);
     this.#rounds.set(run, Math.max(this.#rounds.get(run) ?? 0, made.round));
     return made;
   }
 
   /**
-   * The offer that came on this topic. Rejects with MessageError, which says why it is not to be acted on. Rounds
-   * of a run only go up, and so does the time of issue: an earlier one is what somebody has kept, and sends again. A
-   * round that is `retained` says no more than that there is a task.
+   * The offer that came on this topic. Rejects with MessageError with the reason why it is refused. Rounds of a run
+   * only go up, and so do times of issue: an earlier one was recorded by somebody and is sent again. A round that is
+   * `retained` only says that there is a task.
    */
   async offer(topic, payload, retained = false) {
     if (!this.#verifier) return offerIn(payload);
@@ -176,15 +176,15 @@ export class Trust {
     return offer;
   }
 
-  /** The aggregator has another key, which the one before has signed: that alone counts from now on. */
+  /** The aggregator has a new key, which the old one has signed. Only the new key counts from now on. */
   async #succeed(/** @type {Uint8Array} */ key) {
-    if (this.#pact) this.#pact = await Pact.agreed(this.#own, mapped(key));
+    if (this.#sessionKey) this.#sessionKey = await SessionKey.agreed(this.#own, mapped(key));
     await this.#disk?.put(SUCCESSOR, utf8(JSON.stringify({ of: hex(this.#enrolled), key: hex(key) })));
-    await this.#issued.succeed(key); // the next life begins with the key that is kept, and reads its times
+    await this.#issued.succeed(key); // the next process begins with the new key, and reads the times of its offers
   }
 }
 
-/** The key that followed on this one, as an earlier life has kept it; else this one. */
+/** The successor of this key that an earlier process kept; without one, this key. */
 async function successor(/** @type {Uint8Array} */ enrolled, /** @type {import("./disk.js").Disk | null} */ disk) {
   const kept = await disk?.get(SUCCESSOR);
   try {
@@ -192,6 +192,6 @@ async function successor(/** @type {Uint8Array} */ enrolled, /** @type {import("
     const now = of === hex(enrolled) ? fromHex(key) : enrolled;
     return now.length === KEY_BYTES ? now : enrolled;
   } catch {
-    return enrolled; // it is told again with the next offer
+    return enrolled; // a damaged file: the next offer has the succession again
   }
 }

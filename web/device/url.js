@@ -1,15 +1,15 @@
-/** Where a broker is: `wss://user:password@host:8443/mqtt`, or `mqtts://host:8883` where there is no page. */
+/** Broker URLs: `wss://user:password@host:8443/mqtt`, or `mqtts://host:8883` outside a browser (broker/wire/url.py). */
 import { UrlError } from "./errors.js";
 
-/** Scheme -> port, where a URL names none. */
+/** Scheme -> port, for a URL that names none. */
 const PORTS = { mqtt: 1883, mqtts: 8883, ws: 80, wss: 443 };
-/** Of a WebSocket, where a URL names none. */
+/** The path of a WebSocket, for a URL that names none. */
 const PATH = "/mqtt";
 const MALFORMED =
   "not a broker URL: use wss://host:port/path, with user:password@ before the host and " +
   "'/', '#', '?', '@', ':' in a password written as %2F, %23, %3F, %40, %3A";
 
-/** A name or address that is this machine; names are not looked up, only `localhost` is known. */
+/** Whether a name or address is this machine; of names, only `localhost` is, none is looked up. */
 export const isLoopback = (host) => /^(localhost|127(\.\d{1,3}){3}|\[?::1\]?)$/i.test(host);
 
 /**
@@ -25,14 +25,13 @@ export const isLoopback = (host) => /^(localhost|127(\.\d{1,3}){3}|\[?::1\]?)$/i
  */
 
 /**
- * A checked address. Throws UrlError, also for one that would send passwords and updates to another machine in
- * the clear, unless `insecure`.
+ * Reads and checks a URL. Throws UrlError, also for plain `mqtt://` or `ws://` to another machine, unless `insecure`.
  * @param {string} written @param {{ insecure?: boolean }} [options] @returns {Readonly<BrokerUrl>}
  */
 export function parseUrl(written, { insecure = false } = {}) {
   const { scheme, host, url } = parts(written);
   const secure = scheme === "mqtts" || scheme === "wss";
-  const named = /^\w+:\/\/[^/?#]+\//.test(written.trim()); // `URL` has a "/" also where none was written
+  const named = /^\w+:\/\/[^/?#]+\//.test(written.trim()); // `URL` adds a "/" if there is none
   const path = scheme.startsWith("ws") ? (named ? url.pathname : PATH) : "";
   const port = url.port === "" ? PORTS[scheme] : Number(url.port);
   const text = `${scheme}://${host}:${port}${path}`;
@@ -56,7 +55,7 @@ function parts(written) {
   return { scheme, host: url.hostname, url };
 }
 
-/** Who says so, if anybody. */
+/** The user and the password, if given. */
 function said({ username, password }) {
   try {
     const user = username === "" ? null : decodeURIComponent(username);

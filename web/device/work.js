@@ -1,49 +1,53 @@
-/** One round's work on the device: choose, train, step down rather than miss the deadline. In seconds. */
+/**
+ * One round's work on a device: choose a form of update, train it, and step down if it does not fit
+ * (client/training/work.py). Times in seconds.
+ */
 
 import { Candidate, MARGIN, choose, priced } from "./choose.js";
 import { ModelError, OutOfMemory, OutOfTime, oneLine } from "./errors.js";
 
 /** @typedef {import("./cost.js").Profile} Profile */
-/** @typedef {import("./choose.js").Plan} Plan */
+/** @typedef {import("./choose.js").UpdateChoice} UpdateChoice */
 
-/** The part of what made a kind seem slower that is forgotten in each round in which it is not tried. */
+/** Share of a correction of time that is forgotten in each round in which the kind is not tried. */
 export const FADE = 0.1;
 
-/** The round closed while the work stood still. How long it takes was not seen. */
-export class HeldUp extends OutOfTime {
+/** The round closed while the work was paused, so its duration is not known. */
+export class ClosedWhilePaused extends OutOfTime {
   wholeS = NaN;
 }
 
 /**
- * What is tried now. `roomBytes`: what fits on the way up before the update, within the plan's time;
- * `reasons`: why this and nothing richer, what was given up on the way included.
- * @typedef {{plan: Plan, roomBytes: number, reasons: string[]}} Decision
+ * What is tried now. `roomBytes`: bytes that can be sent before the update, within the plan's time; `reasons`: why this
+ * and nothing richer, including what was given up before.
+ * @typedef {{plan: UpdateChoice, roomBytes: number, reasons: string[]}} Decision
  *
- * What the offer asks. `deadline` is on the device's own clock, uploads included; `lost` says how long the
- * work has stood still.
+ * What the offer asks. `deadline` is on the device's own clock and includes the upload; `lost` gives the seconds that
+ * the work has been paused.
  * @typedef {{kinds: any[], seed: bigint, deadline: number, lost: () => number,
  *   decided: (decision: Decision) => void}} Assignment
  *
- * Who does it. `train` gives the form that it was in the end, and what came of it; it throws OutOfTime,
+ * Does an assignment. `train` returns the form that it was in the end, and the update; it throws OutOfTime,
  * OutOfMemory, ModelError.
  * @typedef {{workload: import("./cost.js").Workload, clock: () => number, peakBytes: number,
- *   begin: () => void, train: Train}} Worker
+ *   begin: () => void, train: Train}} AssignmentWorker
  * @typedef {(chosen: Candidate, seed: bigint, deadline: number) => Promise<Trained>} Train
  * @typedef {{form: any, contribution: any}} Trained
  *
- * Seconds of computing that one attempt at a kind was predicted to take, and took.
+ * Seconds of computing of one attempt at a kind of update, as predicted and as measured.
  * @typedef {{kind: string, predictedS: number, seconds: number}} Timing
  *
- * What came of it. `contribution` is null when the device sat out. `trainTimeS` covers what was given up on
- * the way; so does `energyJ`, which is modelled. `outgrew`: kinds given up for want of memory.
- * @typedef {{plan: Plan, contribution: any, trainTimeS: number, energyJ: number, uncertainty: number,
+ * The result of a round's work. `contribution` is null when the device sat out. `trainTimeS` includes attempts that
+ * were given up; so does `energyJ`, which is modelled. `outOfMemoryKinds`: kinds given up for lack of memory.
+ * @typedef {{plan: UpdateChoice, contribution: any, trainTimeS: number, energyJ: number, uncertainty: number,
  *   peakMemoryBytes: number, gaveUp: string[], reasons: string[], timings: Timing[],
- *   outgrew: string[]}} Outcome
+ *   outOfMemoryKinds: string[]}} WorkOutcome
  */
 
 /**
- * Train the richest update that fits; when the clock, the memory or the engine says no, the next.
- * @param {Worker} worker @param {Profile} profile @param {Assignment} assignment @returns {Promise<Outcome>}
+ * Train the richest update that fits; if time, memory or the engine fails, try the next.
+ * @param {AssignmentWorker} worker @param {Profile} profile @param {Assignment} assignment
+ * @returns {Promise<WorkOutcome>}
  */
 export async function perform(worker, profile, assignment) {
   const tried = new Tried(assignment.kinds);
@@ -75,9 +79,9 @@ export async function perform(worker, profile, assignment) {
   }
 }
 
-/** @returns {Outcome} */
+/** @returns {WorkOutcome} */
 function outcomeOf(worker, { power }, { plan, contribution, seconds, tried }) {
-  const { gaveUp, timings, outgrew } = tried;
+  const { gaveUp, timings, outOfMemoryKinds } = tried;
   return {
     plan,
     contribution,
@@ -88,18 +92,18 @@ function outcomeOf(worker, { power }, { plan, contribution, seconds, tried }) {
     gaveUp,
     reasons: [...plan.reasons, ...gaveUp],
     timings,
-    outgrew,
+    outOfMemoryKinds,
   };
 }
 
-/** What is left to be tried, what was given up and why, and what each attempt took. */
+/** The kinds left to try, what was given up and why, and the time that each attempt took. */
 class Tried {
   /** @type {string[]} */
   gaveUp = [];
   /** @type {Timing[]} */
   timings = [];
   /** @type {string[]} */
-  outgrew = [];
+  outOfMemoryKinds = [];
 
   /** @param {any[]} kinds */
   constructor(kinds) {
@@ -112,13 +116,13 @@ class Tried {
     if (predictedS > 0 && Number.isFinite(seconds)) this.timings.push({ kind, predictedS, seconds });
   }
 
-  /** The forms after this one are left; any other error than those of `train` goes on. */
+  /** Give up a form: the forms after it are left to try. Errors that `train` does not declare are thrown again. */
   giveUp(/** @type {Candidate} */ chosen, /** @type {any} */ error) {
     const expected = [OutOfTime, OutOfMemory, ModelError].some((one) => error instanceof one);
     if (!expected) throw error;
     this.gaveUp = [...this.gaveUp, `${chosen.label} given up: ${oneLine(error)}`];
     if (error instanceof OutOfTime) this.took(chosen, /** @type {any} */ (error).wholeS ?? NaN);
-    if (error instanceof OutOfMemory) this.outgrew.push(chosen.kind);
+    if (error instanceof OutOfMemory) this.outOfMemoryKinds.push(chosen.kind);
     const forms = this.kinds.flatMap((kind) => kind.variants());
     const labels = forms.map((form) => new Candidate(form, null, []).label);
     this.kinds = forms.slice(labels.indexOf(chosen.label) + 1);
@@ -126,9 +130,9 @@ class Tried {
 }
 
 /**
- * The profile's corrections after this round: a moving average of measured over predicted seconds, held
- * between 0.1 and 10. What was given up for want of time counts too. What a device was too slow for and did
- * not try is forgotten by a `FADE` each round. @param {Profile} profile @param {Outcome} outcome
+ * The profile's corrections after this round: a moving average of measured over predicted seconds, between 0.1 and 10.
+ * An attempt that ran out of time counts too. A correction of a kind that was too slow to be tried fades by `FADE` each
+ * round. @param {Profile} profile @param {WorkOutcome} outcome
  * @returns {Map<string, number>}
  */
 export function corrected(profile, outcome, rate = 0.3) {

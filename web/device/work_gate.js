@@ -1,10 +1,13 @@
-/** When a device may work, as it goes: its owner's word, and how long it held work up. Times in seconds. */
+/**
+ * The work gate: whether the owner's rules allow work now, and how long they have paused it
+ * (client/policy/work_gate.py). Times in seconds.
+ */
 
 /**
- * `clock` is the device's own. Whoever speaks for the owner calls `pause` and `resume` with a reason, as "the
- * page is hidden": work may be done while there is none.
+ * The work gate. `clock` is the device's own. The program calls `pause` and `resume` with a reason, such as "the page
+ * is hidden"; work is allowed while there is no reason to pause.
  */
-export class Hours {
+export class WorkGate {
   #reasons = new Map();
   #lostS = 0;
   /** @type {number | null} */
@@ -15,32 +18,32 @@ export class Hours {
     this.clock = clock;
   }
 
-  /** Whether work may be done. */
+  /** Whether work is allowed. */
   get open() {
     return this.#reasons.size === 0;
   }
 
-  /** Whether the link is to be spared, so that nothing large is sent either. */
+  /** Whether the link must be spared, so that nothing large is sent either. */
   get quiet() {
     return [...this.#reasons.values()].includes(true);
   }
 
-  /** Why no work may be done; empty where it may. */
+  /** Why work is not allowed; empty if it is. */
   get reason() {
     return this.open ? "" : `paused: ${[...this.#reasons.keys()].join("; ")}`;
   }
 
-  /** @param {string} reason @param {{quiet?: boolean}} [more] quiet: it is about the link */
+  /** @param {string} reason @param {{quiet?: boolean}} [more] quiet: the reason concerns the link */
   pause(reason, { quiet = false } = {}) {
     this.#reasons.set(reason, quiet);
   }
 
-  /** @param {string} reason that was given to `pause`; another is ignored */
+  /** @param {string} reason one that was given to `pause`; others are ignored */
   resume(reason) {
     this.#reasons.delete(reason);
   }
 
-  /** Work that has begun stands still while `wait` goes on. @param {() => Promise<void>} wait */
+  /** Work that has begun is paused until `wait` ends. @param {() => Promise<void>} wait */
   async held(wait) {
     this.#sinceS = this.clock();
     try {
@@ -51,12 +54,12 @@ export class Hours {
     }
   }
 
-  /** Seconds that begun work has stood still, so far. */
+  /** Seconds that work in progress has been paused so far. */
   lost() {
     return this.#lostS + (this.#sinceS === null ? 0 : this.clock() - this.#sinceS);
   }
 
-  /** The clock of the work itself: it stands still when the work does. */
+  /** The clock of the work itself: it stops while work is paused. */
   worked() {
     return this.clock() - this.lost();
   }

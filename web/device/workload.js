@@ -1,18 +1,18 @@
-/** From a bundle and the local data to what the cost model understands, as strategies/training/workload.py. */
+/** The workload and work of training, for the cost model (strategies/training/workload.py). */
 
-import { named } from "./codecs.js";
+import { codecNamed } from "./codecs.js";
 import { GraphWork, Workload, activationBytes } from "./cost.js";
 
 /** @typedef {import("./cost.js").Work} Work */
-/** @typedef {import("./cost.js").Pass} Pass */
+/** @typedef {import("./cost.js").GraphPass} GraphPass */
 
-/** A contribution's message and topic around its tensors. */
+/** Bytes of a contribution's message and topic around its tensors. */
 export const ENVELOPE_BYTES = 120;
-/** A sample alone over its share of a batch of 32, in seconds. */
-export const SINGLY = 5;
-/** Values that the optimiser works on at once (models/engines/blocks.py). */
+/** How many times longer a sample takes alone than in a batch of 32. */
+export const SINGLE_SAMPLE_SLOWDOWN = 5;
+/** Values that the optimiser processes at once (models/engines/blocks.py). */
 export const BLOCK = 1 << 15;
-/** Samples of one run, where the memory allows it. */
+/** Samples of one run, if memory allows. */
 export const BATCH = 32;
 
 /** Bytes of one value. @type {Record<string, number>} */
@@ -22,7 +22,7 @@ const ITEM_BYTES = { float32: 4, int64: 8, float16: 2, int32: 4 };
 const sizeOf = (shape) => shape.reduce((product, length) => product * length, 1);
 
 /**
- * What training this bundle on data with these class counts takes.
+ * The workload of this bundle on data with these class counts, in batches of up to `batch` samples.
  * @param {any} manifest see manifest.js @param {number[]} classCounts @param {number} [batch]
  */
 export function workload(manifest, classCounts, batch = BATCH) {
@@ -66,14 +66,14 @@ function graphWork(graph, batch) {
   });
 }
 
-/** The most live activations of one run, in bytes. */
+/** Bytes of live activations of one run, about; a batch with more is cut into several runs. */
 export const RUN_BYTES = 64 << 20;
-/** The runtime's arena over live activations. */
+/** Memory of ONNX Runtime's arena over live activations. */
 export const ARENA_FACTOR = 2;
 
 /**
- * Samples of one run of a graph: `most`, or as few as keep live activations within `runBytes`. Where the
- * graph computes statistics of the batch, all of `most`.
+ * Samples of one run of a graph: `most`, or fewer (at least 1) to keep live activations within `runBytes`. A graph that
+ * computes statistics of the batch always runs `most`.
  * @param {any} graph of the manifest @param {number} most @param {number} [runBytes]
  */
 export function rowsOf(graph, most, runBytes = RUN_BYTES) {
@@ -94,8 +94,8 @@ export function headSpecs(manifest) {
 }
 
 /**
- * Samples through each graph: `passes(load, {forward: 100, "train.mid": 250})`.
- * @param {Workload} load @param {Record<string, number>} samples @returns {Pass[]}
+ * Passes of samples through graphs: `passes(load, {forward: 100, "train.mid": 250})`.
+ * @param {Workload} load @param {Record<string, number>} samples @returns {GraphPass[]}
  */
 export function passes(load, samples) {
   return Object.entries(samples).map(([graph, count]) => ({
@@ -106,28 +106,28 @@ export function passes(load, samples) {
 }
 
 /**
- * On the wire: float32 parameters in this many named tensors by this codec, with header and envelope.
- * `exact`: values of 32 bits besides, which a codec leaves as they are.
+ * Bytes on the wire of `values` float32 parameters in `tensors` tensors by this codec, with header and envelope.
+ * `exact`: how many other 32-bit values the tensors hold, which a codec leaves as they are.
  * @param {number} values @param {number} tensors @param {string} [codec] @param {number} [exact]
  */
 export function uploadBytes(values, tensors, codec = "", exact = 0) {
-  return named(codec).payloadBytes(values, tensors, exact) + ENVELOPE_BYTES;
+  return codecNamed(codec).payloadBytes(values, tensors, exact) + ENVELOPE_BYTES;
 }
 
 /**
- * SGD on a tunable set over `trained` samples in all, after a forward pass over `scored` samples. `kept`:
- * vectors of the set that are held beside those of any training. `singly`: samples are run one by one.
+ * SGD on a tunable set over `trained` samples in all, after a forward pass over `scored` samples. `kept`: extra vectors
+ * of the set's size in memory. `singly`: samples are run one by one. `codec`: the codec that the update is sent by.
  * @typedef {{tunable: string, trained: number, scored?: number, batch?: number, objective?: string,
  *   kept?: number, singly?: boolean, codec?: string}} Training
  */
 
 /**
- * Memory: weights, gradients and momentum of the set, and summed gradients where a batch takes several runs;
- * the optimiser's block; the model itself; a run's activations, and one's that scored; the data, and a batch
- * of it.
+ * The work of training. Memory: weights, gradients and momentum of the set, and summed gradients if a batch takes
+ * several runs; the optimiser's block; the model itself; a run's activations, and those of the forward pass that
+ * scored; the data, and a batch drawn from it.
  * @param {Workload} load @param {Training} training @returns {Work}
  */
-export function workOf(load, training) {
+export function workOfTraining(load, training) {
   const { tunable, trained, scored = 0, batch = BATCH, objective = "train", kept = 0, codec = "" } = training;
   const name = `${objective}.${tunable}`;
   const values = load.values(tunable);
@@ -138,7 +138,7 @@ export function workOf(load, training) {
   const setBytes = 4 * (vectors * values + BLOCK);
   const dataBytes = (load.samples + Math.min(batch, load.samples)) * load.sampleBytes;
   const held = setBytes + 2 * load.weightsBytes + dataBytes + (scored ? activationBytes(load, "forward") : 0);
-  const slowdown = training.singly ? SINGLY : 1;
+  const slowdown = training.singly ? SINGLE_SAMPLE_SLOWDOWN : 1;
   return {
     passes: [...forward, { graph: name, samples: trained, flops: graph.flops, slowdown }],
     peakBytes: held + activationBytes(load, name, rows),
@@ -148,7 +148,7 @@ export function workOf(load, training) {
 }
 
 /**
- * Features of `samples` samples, kept; `valuesUp` float32 values sent by this codec.
+ * The work of computing and keeping features of `samples` samples, and sending `valuesUp` float32 values by this codec.
  * @param {Workload} load @param {number} samples @param {number} valuesUp @param {string} [codec]
  * @returns {Work}
  */

@@ -1,26 +1,26 @@
-/** The list of a zip, and what lies where, as the format says (PKWARE's APPNOTE, 4.3): nothing is unpacked here. */
+/** Lists the files of a zip and finds their content, without unpacking it (PKWARE's APPNOTE, 4.3). */
 
 import { text, view } from "./bytes.js";
 
-/** All numbers are little-endian; sizes in bytes. */
+/** Records of a zip; all numbers are little-endian, sizes in bytes. */
 const END = { signature: 0x06054b50, size: 22 };
 const ENTRY = { signature: 0x02014b50, size: 46 };
 const LOCAL = { signature: 0x04034b50, size: 30 };
 
 /**
- * One file. `method`: 0 where it lies there as it is, 8 where it is deflated; `size`: what it says it is unpacked.
+ * One file. `method`: 0 if it is stored, 8 if it is deflated; `size`: the unpacked size that the zip states.
  * @typedef {{name: string, method: number, content: Uint8Array, size: number}} Entry content: a view
  */
 
-/** How many files are said to be in it. Throws RangeError. @param {Uint8Array} data */
+/** The number of files that the zip states. Throws RangeError. @param {Uint8Array} data */
 export function countOf(data) {
   const bytes = view(data);
   return bytes.getUint16(endOf(bytes) + 10, true);
 }
 
 /**
- * Its files, in the order of the list. Throws RangeError for what is no zip or ends too early, TypeError for names
- * that are no text. @param {Uint8Array} data @returns {Generator<Entry>}
+ * The files in the order of the list. Throws RangeError for bytes that are no zip or end too early, TypeError for names
+ * that are not UTF-8. @param {Uint8Array} data @returns {Generator<Entry>}
  */
 export function* entries(data) {
   const bytes = view(data);
@@ -38,7 +38,7 @@ export function* entries(data) {
   }
 }
 
-/** Where the record at the end is, behind which only a note may stand. @param {DataView} bytes */
+/** The place of the end record, after which only a comment may follow. @param {DataView} bytes */
 function endOf(bytes) {
   const least = Math.max(0, bytes.byteLength - END.size - 0xffff);
   for (let at = bytes.byteLength - END.size; at >= least; at -= 1) {
@@ -52,7 +52,7 @@ function expect(bytes, at, signature) {
   if (bytes.getUint32(at, true) !== signature) throw new RangeError(`no entry at byte ${at}`);
 }
 
-/** @param {Uint8Array} data @param {number} at where its own header is @param {number} size */
+/** @param {Uint8Array} data @param {number} at the place of the file's own header @param {number} size */
 function contentOf(data, at, size) {
   const bytes = view(data);
   expect(bytes, at, LOCAL.signature);

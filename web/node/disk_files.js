@@ -1,4 +1,4 @@
-/** A disk of files in a folder, for Node: each key is a file, written beside and put in place, synced. */
+/** A disk of files in a folder, for Node. A file is written beside its place, synced, and renamed. */
 import { randomBytes } from "node:crypto";
 import { mkdir, open, readFile, readdir, rename, unlink } from "node:fs/promises";
 import { dirname, join, relative, sep } from "node:path";

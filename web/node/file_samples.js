@@ -1,4 +1,4 @@
-/** Labelled samples of a file, in memory: .npz with x and y, .npy or .csv as in ../device/arrays.js. */
+/** Labelled samples from a file, in memory: .npz with x and y, .npy or .csv as in ../device/arrays.js. */
 import { readFile } from "node:fs/promises";
 import { basename } from "node:path";
 
@@ -7,18 +7,18 @@ import { DataError } from "../device/errors.js";
 import { numberOf } from "../device/labels.js";
 import { prepare, sizeOf } from "../device/preparing.js";
 
-/** Every so many-th sample is kept out of training, for a share of them. */
+/** Samples of a file, of which every n-th one is held out of training, so that they are a given share. */
 export class FileSamples {
   #spec;
   #raw;
   #y;
   #every;
-  /** Prepared, once that was asked for. */
+  /** Prepared samples; undefined until first used. */
   #training;
   #held;
 
   /**
-   * Throws DataError for what cannot be read, or is not of the task.
+   * Throws DataError for a file that cannot be read or is not of the task.
    * @param {string} path @param {any} manifest @param {number} [heldOut] a share of the samples
    */
   static async open(path, manifest, heldOut = 0) {
@@ -45,17 +45,17 @@ export class FileSamples {
     this.#every = heldOut > 0 ? Math.round(1 / heldOut) : Infinity;
   }
 
-  /** How many are trained on. */
+  /** The number of training samples. */
   count() {
     return this.#y.length - Math.floor(this.#y.length / this.#every);
   }
 
-  /** What is trained on. */
+  /** The training samples. */
   training() {
     return (this.#training ??= this.#some((i) => (i + 1) % this.#every !== 0));
   }
 
-  /** What is kept out of it. */
+  /** The held-out samples. */
   held() {
     return (this.#held ??= this.#some((i) => (i + 1) % this.#every === 0));
   }
@@ -73,7 +73,10 @@ export class FileSamples {
   }
 }
 
-/** A number is a class number, a name is looked up. @param {string | number} label @param {string[]} labels of the task */
+/**
+ * The class number of a label: a number is one already, a name is looked up.
+ * @param {string | number} label @param {string[]} labels of the task
+ */
 function classOf(label, labels) {
   if (typeof label === "string") return numberOf(label, labels);
   if (Number.isInteger(label) && label >= 0 && label < labels.length) return label;

@@ -1,7 +1,7 @@
-/** The machine that a JavaScript device in Node is on; see Host in ../device/profile.js. Bytes. */
+/** The machine that runs a device in Node; see Host in ../device/profile.js. Bytes. */
 import os from "node:os";
 
-/** What WASM of 32 bits can address. */
+/** Bytes that 32-bit WASM can address. */
 const WASM_BYTES = 2 ** 32;
 
 /** @param {string} name of the device @returns {import("../device/profile.js").Host} */

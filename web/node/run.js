@@ -1,7 +1,7 @@
 /**
- * A device in Node, of the same modules as in a browser: `node web/node/run.js --broker ws://127.0.0.1:9001
- * --name pi --data x.npz --state folder`. What happens is told in lines on the standard error or, with
- * `--events`, as a JSON object a line on the standard output.
+ * Runs a device in Node, with the same modules as in a browser: `node web/node/run.js --broker ws://127.0.0.1:9001
+ * --name pi --data x.npz --state folder`. It logs to the standard error; with `--events` it also writes each event to
+ * the standard output, as one line of JSON.
  */
 import { parseArgs } from "node:util";
 
@@ -9,8 +9,8 @@ import { Agent } from "../device/agent.js";
 import { DeviceModel } from "../device/engine.js";
 import { enrolmentOf } from "../device/enrolment.js";
 import { DeviceError, oneLine } from "../device/errors.js";
+import { firstConnection } from "../device/first_connection.js";
 import { Link } from "../device/link.js";
-import { reach } from "../device/first_connection.js";
 import { wasmRuntime } from "../device/runtime.js";
 import { checkDevice } from "../device/topics.js";
 import { parseUrl } from "../device/url.js";
@@ -33,17 +33,17 @@ const OPTIONS = /** @type {const} */ ({
   events: { type: "boolean", default: false },
 });
 
-/** Of the process: all is well; refused, as the command line of Python says it. */
+/** The exit status of a refused command, as on the command line of Python. */
 const REFUSED = 2;
 
-/** @param {import("../device/telling.js").Happening} event as a line of JSON; a manifest by its name */
+/** Writes an event as JSON, a manifest by its name. @param {import("../device/event_reporter.js").DeviceEvent} event */
 function printed(event) {
   /** @param {string} key @param {any} value */
   const plain = (key, value) => (key === "manifest" ? value.name : value);
   process.stdout.write(`${JSON.stringify({ at: performance.now() / 1000, ...event }, plain)}\n`);
 }
 
-/** Where the broker is, and who we are there. @param {any} given */
+/** The broker's URL, and the device's name and keys. @param {any} given */
 async function connectionOf({ broker, enrol, name, insecure }) {
   if (enrol) return enrolmentOf(enrol);
   if (!broker) throw new DeviceError("where is the broker? Give its URL with --broker, or --enrol TOKEN");
@@ -84,7 +84,7 @@ async function main() {
     });
   }
   agent.begin(link);
-  if (await reach(link, log, () => isStopped)) await agent.run({ untilDone: given["until-done"] });
+  if (await firstConnection(link, log, () => isStopped)) await agent.run({ untilDone: given["until-done"] });
   await link.close(agent.farewell);
 }
 

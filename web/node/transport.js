@@ -1,8 +1,8 @@
-/** MQTT.js as Node has it: over TCP as well, and with certificates of one's own. */
+/** The Node build of MQTT.js, which also connects over TCP and accepts an authority of its own. */
 import { connect } from "mqtt";
 
 /**
- * For a Link. `authority`: certificates to trust, PEM; else those that Node knows.
+ * A transport for a Link. `authority`: certificates to trust (PEM); by default those that Node trusts.
  * @param {{ authority?: string }} [options]
  */
 export function inNode({ authority } = {}) {

@@ -1,9 +1,9 @@
-/** What the page asks its owner: whether to join, and before something is deleted. */
+/** Asks the owner: for the device's name when it joins, and for confirmation before something is deleted. */
 
 import { byId, say } from "./dom.js";
 import { configuration, fetchAhead, join, suggestedName } from "./joining.js";
 
-/** Asks before something is deleted. @param {string} text @returns {Promise<boolean>} */
+/** Asks for confirmation before something is deleted. @param {string} text @returns {Promise<boolean>} */
 export function sure(text) {
   const dialog = byId("sure");
   byId("sure-text").textContent = text;
@@ -13,14 +13,14 @@ export function sure(text) {
 }
 
 /**
- * Shows the form, and gives what came of it. Throws Error in plain words where nobody may join.
- * @param {import("./link.js").Link | null} link @param {(text: string) => void} trouble empty: all is well again
+ * Shows the form until the device has joined. Throws Error in plain words if nobody may join.
+ * @param {import("./link.js").Link | null} link @param {(text: string) => void} trouble shows an error; empty: none
  * @returns {Promise<import("./joining.js").Joined>}
  */
 export async function joinedBy(link, trouble) {
   const config = await configuration();
   if (config.enrolment === "link" && !link) {
-    throw new Error("Open the link, or scan the code, that the organisers gave you: without it this address lets nobody in.");
+    throw new Error("Open the link, or scan the code, that the organisers gave you: nobody can join without it.");
   }
   const form = byId("join");
   form.hidden = false;

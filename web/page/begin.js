@@ -1,4 +1,4 @@
-/** Begins the page, or says what this browser lacks for it. A classic script of 2009, so that an old one reads it. */
+/** Starts the page, or shows what this browser lacks. In the JavaScript of 2009, so that old browsers can run it. */
 (function () {
   "use strict";
 
@@ -14,7 +14,7 @@
     }
   }
 
-  /** Only HTTPS gives the last two; main.js says so of a page without. */
+  /** The features that this browser lacks. Only HTTPS gives the last two; main.js tells if the page has no HTTPS. */
   function lacks() {
     var secure = window.isSecureContext === true;
     var known = {

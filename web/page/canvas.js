@@ -1,4 +1,4 @@
-/** The pad to draw on: by finger, pen, mouse, or keys. */
+/** The pad to draw on, by finger, pen, mouse or keys. */
 
 import { drawn } from "../device/drawing.js";
 import { isLightOnDark, pictureRaw } from "../device/preparing.js";
@@ -6,14 +6,15 @@ import { h } from "./dom.js";
 
 const SIDE = 280; // units of the canvas
 const PEN = 20;
-const STEP = 14; // of a key
+const STEP = 14; // that an arrow key moves the pen
 const ARROWS = { ArrowLeft: [-STEP, 0], ArrowRight: [STEP, 0], ArrowUp: [0, -STEP], ArrowDown: [0, STEP] };
 const HOW = "Drawing area. Arrow keys move the pen, the space bar puts it down or lifts it, Backspace takes the last line away.";
 
 /**
- * @typedef {{element: HTMLElement, how: string, clear: () => void, close?: () => void}} Pad close: it is needed no more
+ * @typedef {{element: HTMLElement, how: string, clear: () => void, close?: () => void}} Pad close: it is not needed
+ *   any more
  * @param {import("../device/preparing.js").InputSpec} spec
- * @param {(raw: Uint8Array | Float32Array | null) => void} changed told after each line; null where all is clear
+ * @param {(raw: Uint8Array | Float32Array | null) => void} changed called after each line; null: the pad is empty
  * @returns {Pad}
  */
 export function drawingPad(spec, changed) {
@@ -41,7 +42,7 @@ export function drawingPad(spec, changed) {
   dark.addEventListener("change", show);
   requestAnimationFrame(show);
   const element = h("div", { class: "pad" }, canvas, pen, h("div", { class: "row" }, undoing, clearing));
-  return { element, how: "Draw it, as large as you like, and say what it is.", clear, close: () => dark.removeEventListener("change", show) };
+  return { element, how: "Draw it as large as you like, and choose its label.", clear, close: () => dark.removeEventListener("change", show) };
 }
 
 function byPointer(canvas, state, { show, tell }) {

@@ -1,13 +1,13 @@
-/** The camera or the microphone, on only while it is needed: not while the page is hidden, nor after it was left. */
+/** Uses the camera or the microphone, and switches it off when the page is hidden or left. */
 
 const WANTED = {
   camera: { video: { facingMode: "environment" }, audio: false },
-  // as it sounds: what makes calls smooth changes features that were learnt of plain recordings
+  // unprocessed: filters for calls would change the features, which were learnt from plain recordings
   microphone: { audio: { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false }, video: false },
 };
 
 export class Capture {
-  /** @param {"camera" | "microphone"} what @param {(why: string) => void} ended told when it goes off; why: in plain words, or empty */
+  /** @param {"camera" | "microphone"} what @param {(why: string) => void} ended called when it goes off by itself */
   constructor(what, ended) {
     this._what = what;
     this._ended = ended;
@@ -18,7 +18,10 @@ export class Capture {
     this._left = () => this.close();
   }
 
-  /** Asks for it, and switches it on. @returns {Promise<MediaStream | null>} null: it was closed meanwhile. Rejects with CaptureError. */
+  /**
+   * Asks the user for permission, and switches it on. Rejects with CaptureError.
+   * @returns {Promise<MediaStream | null>} null: it was closed meanwhile
+   */
   async open() {
     this.close();
     const turn = this._turn;
@@ -29,12 +32,12 @@ export class Capture {
       throw error;
     });
     if (turn !== this._turn) return stop(stream);
-    for (const track of stream.getTracks()) track.addEventListener("ended", () => this._end(`The ${this._what} has gone.`));
+    for (const track of stream.getTracks()) track.addEventListener("ended", () => this._end(`The ${this._what} is off: the browser ended it.`));
     this._stream = stream;
     return stream;
   }
 
-  /** Off at once, and also where it was asked for and is not there yet. */
+  /** Switches it off at once, also if it was asked for and is not on yet. */
   close() {
     this._turn += 1;
     document.removeEventListener("visibilitychange", this._seen);
@@ -49,7 +52,7 @@ export class Capture {
   }
 }
 
-/** What the browser says no to, in plain words. */
+/** Why the camera or the microphone cannot be used, in plain words. */
 export class CaptureError extends Error {}
 
 /** @param {"camera" | "microphone"} what */
@@ -65,7 +68,7 @@ async function asked(what) {
 function whyNot(what, error) {
   if (error.name === "NotAllowedError") return `This page may not use the ${what}: allow it in the browser's settings of this site. Files can be chosen without it.`;
   if (error.name === "NotFoundError") return `This device has no ${what}. Files can be chosen without it.`;
-  if (["NotReadableError", "AbortError"].includes(error.name)) return `The ${what} is there but gives nothing: perhaps another program has it.`;
+  if (["NotReadableError", "AbortError"].includes(error.name)) return `The ${what} gives no data: perhaps another program uses it.`;
   return `The ${what} cannot be used: ${error.message}`;
 }
 

@@ -1,4 +1,4 @@
-/** How right the model was, over rounds: a line, and the same as a table. */
+/** Shows the model's accuracy over rounds: a line chart, and the same figures as a table. */
 
 import { h, s } from "./dom.js";
 import { percent } from "./format.js";
@@ -12,7 +12,7 @@ const BOTTOM = 24;
 
 /**
  * @param {{round: number, share: number}[]} points in the order of rounds
- * @param {number} chance share that guessing would have
+ * @param {number} chance the accuracy of guessing
  */
 export function chart(points, chance) {
   const [first, last] = [points[0].round, points.at(-1).round];
@@ -29,7 +29,7 @@ export function chart(points, chance) {
   return h(
     "figure",
     {},
-    h("figcaption", {}, "Right on samples kept out of training, by round"),
+    h("figcaption", {}, "Share of right answers on samples kept out of training, by round"),
     s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" }, ...grid, guessing, s("path", { d: path, class: "line" }), ...dots, ...ends),
     h("p", { class: "quiet" }, s("svg", { viewBox: "0 0 24 8", class: "key", "aria-hidden": "true" }, s("line", { x1: 0, x2: 24, y1: 4, y2: 4, class: "chance" })), ` guessing: ${percent(chance)}`),
     h("details", {}, h("summary", {}, "Figures"), figures(points)),

@@ -1,24 +1,26 @@
-/** The worker that is the device, as the page sees it; another, where a part of its program does not come. */
+/** The page's side of the worker that runs the device; starts another one if the program could not be loaded. */
 
-import { backoff } from "../device/backoff.js";
+import { backoff } from "../device/link_timing.js";
 
 const LEAVE_MS = 3000;
-/** Seconds before its program is loaded again for the first time, and at most. */
+/** Seconds before the program is loaded again for the first time, and at most. */
 const AGAIN_S = /** @type {[number, number]} */ ([2, 60]);
 
 /**
- * @typedef {import("../rpc.js").Told} Told
- * @typedef {import("../rpc.js").Ask} Ask
+ * @typedef {import("../rpc.js").WorkerMessage} WorkerMessage
+ * @typedef {import("../rpc.js").PageRequest} PageRequest
  * @typedef {import("../rpc.js").Settings} Settings
  */
 
 export class Device {
-  /** @param {Settings} settings @param {(told: any) => void} heard each message of the worker, guesses apart;
-   *   `unloaded` with `wait`, the seconds before it is tried again */
+  /**
+   * @param {Settings} settings @param {(told: any) => void} heard called with each message of the worker but guesses;
+   *   `unloaded` gets `wait`, the seconds before the program is loaded again
+   */
   constructor(settings, heard) {
     this._heard = heard;
-    /** What another worker is told, too. @type {Map<string, Ask>} */
-    this._standing = new Map([["start", { do: "start", settings }]]);
+    /** Messages that another worker must be sent, too. @type {Map<string, PageRequest>} */
+    this._resent = new Map([["start", { do: "start", settings }]]);
     this._guesses = new Map();
     this._number = 0;
     this._failures = 0;
@@ -27,15 +29,15 @@ export class Device {
     this._begin();
   }
 
-  /** @param {Ask} message */
+  /** @param {PageRequest} message */
   ask(message) {
-    if (message.do === "pause") this._standing.set(`pause ${message.why}`, message);
-    if (message.do === "resume") this._standing.delete(`pause ${message.why}`);
-    if (message.do === "battery") this._standing.set("battery", message);
+    if (message.do === "pause") this._resent.set(`pause ${message.why}`, message);
+    if (message.do === "resume") this._resent.delete(`pause ${message.why}`);
+    if (message.do === "battery") this._resent.set("battery", message);
     this._worker?.postMessage(message);
   }
 
-  /** What the model takes one prepared sample for, a share for each label; null while there is no model. */
+  /** The model's guess for one prepared sample: a share for each label; null while there is no model. */
   guess(x) {
     if (!this._worker) return Promise.resolve(null);
     const number = this._number++;
@@ -45,7 +47,7 @@ export class Device {
     });
   }
 
-  /** Says farewell and ends. */
+  /** Ends the worker after its farewell. */
   async leave() {
     this._ended = true;
     if (!this._worker) return;
@@ -65,10 +67,10 @@ export class Device {
     this._worker = new Worker(new URL("../worker.js", import.meta.url), { type: "module" });
     this._worker.onmessage = ({ data }) => this._hear(data);
     this._worker.onerror = ({ message }) => {
-      if (!message) this._again(""); // of what it imports, something did not come
+      if (!message) this._again(""); // one of its imports could not be loaded
       else this._heard({ type: "stopped", text: message });
     };
-    for (const message of this._standing.values()) this._worker.postMessage(message);
+    for (const message of this._resent.values()) this._worker.postMessage(message);
   }
 
   _hear(told) {
@@ -83,7 +85,7 @@ export class Device {
     }
   }
 
-  /** Another worker, after a while. @param {string} why */
+  /** Starts another worker after a while. @param {string} why */
   _again(why) {
     this._worker?.terminate();
     this._worker = null;

@@ -1,4 +1,4 @@
-/** A Disk (device/disk.js) in IndexedDB, of the page and its worker alike. */
+/** A Disk (device/disk.js) in IndexedDB, for the page and its worker. */
 
 import { DiskError } from "../device/errors.js";
 
@@ -9,11 +9,11 @@ export async function openDisk(name) {
   const asked = indexedDB.open(name, 1);
   asked.onupgradeneeded = () => asked.result.createObjectStore(STORE);
   const database = await answer(asked);
-  database.onversionchange = () => database.close(); // somebody deletes all
+  database.onversionchange = () => database.close(); // otherwise the database could not be deleted
   return new IndexedDbDisk(database);
 }
 
-/** Everything that was ever stored. @param {string} name */
+/** Deletes everything that was ever stored. @param {string} name */
 export async function deleteDisk(name) {
   await answer(indexedDB.deleteDatabase(name));
 }
@@ -29,7 +29,7 @@ export class IndexedDbDisk {
     return (await answer(this._files("readonly").get(key))) ?? null;
   }
 
-  /** All or nothing. @param {string} key @param {Uint8Array} bytes */
+  /** Stores bytes atomically. @param {string} key @param {Uint8Array} bytes */
   async put(key, bytes) {
     const whole = bytes.byteLength === bytes.buffer.byteLength ? bytes : bytes.slice();
     await this._write((files) => files.put(whole, key));

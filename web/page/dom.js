@@ -1,4 +1,4 @@
-/** Making elements. Text is always text: nothing here ever parses HTML. */
+/** Makes elements of the page. Nothing here parses text as HTML. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -12,21 +12,21 @@ function fill(node, attributes, children) {
   return node;
 }
 
-/** An HTML element; an attribute that is a function hears the event of its name; children are nodes or texts. */
+/** An HTML element. An attribute that is a function listens to the event of its name; children are nodes or texts. */
 export const h = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
 
-/** The same of SVG. */
+/** An SVG element, made as by `h`. */
 export const s = (name, attributes = {}, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 
 /** @returns {any} the element of the page */
 export const byId = (id) => document.getElementById(id);
 
-/** Say something to whoever sees or hears the page: only where it is new. */
+/** Sets the text of a node, if it is new: otherwise screen readers would repeat it. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** A list of what is called what, as tiles. @param {[string, string][]} pairs */
+/** Shows names and values as tiles; empty values are left out. @param {[string, string][]} pairs */
 export function tiles(node, pairs) {
   node.replaceChildren(...pairs.filter(([, value]) => value).map(([name, value]) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value))));
 }

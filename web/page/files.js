@@ -1,4 +1,4 @@
-/** Samples from files: arrays and tables with their labels, pictures and sounds with one label for all. */
+/** Reads samples from files: arrays and tables with their labels, pictures and sounds with one label for all. */
 
 import { readArrays } from "../device/arrays.js";
 import { DataError } from "../device/errors.js";
@@ -16,7 +16,7 @@ const ACCEPT = { picture: "image/*,.npz,.npy,.csv", sound: "audio/*,.npz,.npy", 
 /**
  * @param {import("../device/samples.js").Samples} samples
  * @param {import("../device/preparing.js").InputSpec} spec
- * @param {() => void} changed told after something was kept
+ * @param {() => void} changed called after samples were stored
  */
 export function filesForm(samples, spec, changed) {
   const what = whatOf(spec);
@@ -33,7 +33,7 @@ export function filesForm(samples, spec, changed) {
   };
   input.addEventListener("change", () => read(input, label.value));
   folder.addEventListener("change", () => read(folder, FOLDER));
-  const several = what === "numbers" ? "Tables and arrays say their labels themselves." : "Arrays (.npz with x and y) say their labels themselves; for others it is:";
+  const several = what === "numbers" ? "Tables and arrays contain their labels." : "Arrays (.npz with x and y) contain their labels. For other files, choose one:";
   return h(
     "div",
     { class: "form" },
@@ -48,7 +48,7 @@ export function filesForm(samples, spec, changed) {
   );
 }
 
-/** @returns {Promise<{kept: number, wrong: string[]}>} how many samples, and what is wrong with which files */
+/** @returns {Promise<{kept: number, wrong: string[]}>} how many samples were stored, and an error for each bad file */
 async function keepAll(files, { samples, spec, label }) {
   let kept = 0;
   const wrong = [];

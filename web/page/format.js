@@ -1,4 +1,4 @@
-/** Numbers for people. */
+/** Writes numbers for people. */
 
 export const count = (value) => value.toLocaleString("en");
 export const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
@@ -20,7 +20,7 @@ export function seconds(value) {
   return value < 0.1 ? "less than 0.1 s" : `${value.toFixed(1)} s`;
 }
 
-/** Joules, and beside it what a phone's battery has of it (about 12 Wh). */
+/** Joules, and the share of a phone's battery (about 12 Wh) that they are. */
 export function joules(value) {
   const share = value / 43_200;
   const told = value >= 10 ? `${count(Math.round(value))} J` : value < 0.1 ? "less than 0.1 J" : `${value.toFixed(1)} J`;

@@ -1,4 +1,4 @@
-/** How this browser becomes a device, what is remembered of it, and a name. */
+/** Makes this browser a device, and remembers that it is one. */
 
 import { hex, text, utf8 } from "../device/bytes.js";
 import { enrolmentOf } from "../device/enrolment.js";
@@ -10,14 +10,14 @@ const ENROL = new URL("../enrol", import.meta.url);
 
 /**
  * @typedef {import("../rpc.js").Settings} Settings
- * @typedef {{name: string, input: import("../device/preparing.js").InputSpec, labels: string[]}} Task as told
- *   before the model is here
+ * @typedef {{name: string, input: import("../device/preparing.js").InputSpec, labels: string[]}} Task what the page
+ *   knows of a task before the model is here
  * @typedef {{enrolment: "link" | "open", broker: {url: string, user: string, password: string},
- *   gateway: string, key: string, tasks: Task[]}} Config `gateway`: where, beside this, the broker is reached
+ *   gateway: string, key: string, tasks: Task[]}} Config `gateway`: the broker's address relative to config.json
  * @typedef {{settings: Settings, tasks: Task[]}} Joined
  */
 
-/** What an earlier visit has left. @returns {Promise<Joined | null>} */
+/** The settings that an earlier visit has stored. @returns {Promise<Joined | null>} */
 export async function remembered(disk) {
   const kept = await disk.get(KEY);
   return kept && JSON.parse(text(kept));
@@ -33,9 +33,9 @@ export async function forget(disk) {
   await dropLink(disk);
 }
 
-/** The 14 MB that will be needed come while the form is read. */
+/** Loads the 14 MB that will be needed while the user reads the form. */
 export function fetchAhead() {
-  fetch(new URL("../vendor/ort/ort-wasm-simd-threaded.wasm", import.meta.url)).catch(() => {}); // later, then
+  fetch(new URL("../vendor/ort/ort-wasm-simd-threaded.wasm", import.meta.url)).catch(() => {}); // loaded later
 }
 
 /** @returns {Promise<Config>} Throws Error in plain words. */
@@ -43,16 +43,16 @@ export async function configuration() {
   return answered(CONFIG, {});
 }
 
-/** With the broker where it is now: one that was started anew may be elsewhere. @param {Joined} joined */
+/** The stored settings with the present address of the broker, which may change at a restart. @param {Joined} joined */
 export async function refreshed(joined) {
-  if (joined.settings.token) return joined; // it says where
+  if (joined.settings.token) return joined; // the token has the address
   const config = await configuration().catch(() => null);
   if (config?.enrolment !== "open") return joined;
   return { ...joined, settings: { ...joined.settings, broker: brokerOf(config), key: config.key } };
 }
 
 /**
- * Become a device: by the link where one is needed.
+ * Become a device, by the link if one is needed.
  * @param {Config} config
  * @param {{name: string, link: import("./link.js").Link | null}} who
  * @returns {Promise<Joined>} Throws Error in plain words.
@@ -64,12 +64,12 @@ export async function join(config, { name, link }) {
   const token = link.token || (await exchanged(link));
   const enrolment = await enrolmentOf(token);
   if (config.key && hex(enrolment.key) !== config.key) {
-    throw new Error("This link is of another aggregator than this page: ask who gave it to you.");
+    throw new Error("This link is of another aggregator than this page: ask the person who gave it to you.");
   }
   return { tasks, settings: { ...settings, token, name: enrolment.name } };
 }
 
-/** The token that a one-time link is good for. @param {import("./link.js").Link} link @returns {Promise<string>} */
+/** Exchanges a one-time link for a token. @param {import("./link.js").Link} link @returns {Promise<string>} */
 async function exchanged({ secret, claim }) {
   const headers = { "Content-Type": "application/json" };
   const { token } = await answered(ENROL, { method: "POST", headers, body: JSON.stringify({ secret, claim }) });
@@ -91,7 +91,7 @@ async function answered(url, options) {
   return said;
 }
 
-/** A name that says nothing of who owns the device. @param {string} agent navigator.userAgent */
+/** A name that tells nothing about the owner. @param {string} agent navigator.userAgent */
 export function suggestedName(agent) {
   const kind = /iPad|Tablet/.test(agent) ? "tablet" : /Mobi|iPhone|Android/.test(agent) ? "phone" : "browser";
   return `${kind}-${drawn(4)}`;

@@ -1,17 +1,17 @@
-/** The section that shows how well the model does on what was kept out of training here. */
+/** The section that shows how well the model does on samples held out of training here. */
 
 import { chart } from "./chart.js";
 import { byId, say } from "./dom.js";
 import { percent, plural } from "./format.js";
 
-const MOST = 200; // rounds that are shown
+const MOST = 200; // rounds in the chart
 
 export class Learning {
   constructor() {
     this._points = [];
   }
 
-  /** @param {{round: number, right: number, count: number}} told @param {number} labels how many there are */
+  /** @param {{round: number, right: number, count: number}} told @param {number} labels the number of labels */
   evaluated({ round, right, count }, labels) {
     byId("learning").hidden = false;
     this._points = [...this._points.filter((point) => point.round < round), { round, share: right / count }].slice(-MOST);

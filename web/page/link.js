@@ -1,4 +1,4 @@
-/** The link that this page was opened by: a one-time link, or a token itself. */
+/** The link by which the page was opened: a one-time link, or a token. */
 
 import { text, utf8 } from "../device/bytes.js";
 import { PREFIX } from "../device/enrolment.js";
@@ -7,13 +7,15 @@ const KEY = "link";
 const CLAIM_BYTES = 32;
 
 /**
- * @typedef {{secret: string, claim: string, token: string, used: boolean}} Link `claim`: what makes it this browser's,
- *   whoever else reads the secret; `token`: in place of both; `used`: it has made this browser a device
+ * @typedef {{secret: string, claim: string, token: string, used: boolean}} Link `claim`: a secret of this browser;
+ *   after its first use the link is valid for this claim only. `token`: in place of both. `used`: this browser has
+ *   joined by it
  */
 
 /**
- * Of the address bar, which does not keep it, or of an earlier visit. It is kept before it is used, so that whatever
- * ends the page on the way, the same claim asks again. `anew`: it was opened just now, and was not used here before.
+ * The link in the address bar, from which it is removed, or that of an earlier visit. It is stored before it is used,
+ * so that the same claim asks again if the page ends meanwhile. `anew`: it was opened just now, and not used here
+ * before.
  * @param {import("../device/disk.js").Disk} disk @returns {Promise<{link: Link | null, anew: boolean}>}
  */
 export async function linkOfAddress(disk) {
@@ -31,7 +33,7 @@ export async function linkOfAddress(disk) {
   return { link, anew: !link.used };
 }
 
-/** It has made this browser a device. @param {import("../device/disk.js").Disk} disk @param {Link | null} link */
+/** Note that this browser joined by the link. @param {import("../device/disk.js").Disk} disk @param {Link | null} link */
 export async function linkUsed(disk, link) {
   if (link) await keep(disk, { ...link, used: true });
 }
@@ -42,7 +44,7 @@ export const dropLink = (disk) => disk.delete(KEY);
 /** @param {import("../device/disk.js").Disk} disk @param {Link} link */
 const keep = (disk, link) => disk.put(KEY, utf8(JSON.stringify(link)));
 
-/** Random hex digits. @param {number} count bytes */
+/** `count` random bytes in hex digits. @param {number} count */
 export function drawn(count) {
   return Array.from(crypto.getRandomValues(new Uint8Array(count)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -1,7 +1,7 @@
-/** The page: joins, starts the device, and hands what it tells to the sections. */
+/** The page: joins, starts the device, and passes its events to the sections. */
 
-import { DEVICE, SAMPLES } from "../rpc.js";
 import { Samples } from "../device/samples.js";
+import { DEVICE, SAMPLES } from "../rpc.js";
 import { joinedBy, sure } from "./asking.js";
 import { Device } from "./device.js";
 import { deleteDisk, openDisk } from "./disk_indexeddb.js";
@@ -9,16 +9,16 @@ import { byId, say } from "./dom.js";
 import { forget, refreshed, remember, remembered } from "./joining.js";
 import { Learning } from "./learning.js";
 import { linkOfAddress, linkUsed } from "./link.js";
-import { Manners, OWNER, persist } from "./work_rules.js";
 import { Now, showDevice } from "./now.js";
 import { showStored } from "./stored.js";
 import { Teaching } from "./teaching.js";
 import { Waiting } from "./waiting.js";
+import { OWNER, PageWorkRules, persist } from "./work_rules.js";
 
-/** Milliseconds between looks at how long it has waited. */
+/** Milliseconds between looks at how long the device has waited. */
 const LOOK_MS = 1000;
 
-/** @param {string} text empty: all is well again */
+/** Shows an error. @param {string} text empty: removes the last one */
 function trouble(text) {
   byId("trouble").hidden = !text;
   say(byId("trouble"), text);
@@ -38,7 +38,7 @@ class Page {
     /** @type {{input: any, labels: string[]} | null} */
     this._model = null;
     this._device = new Device(settings, (told) => this._hear(told).catch((error) => trouble(error.message)));
-    this._manners = new Manners({
+    this._workRules = new PageWorkRules({
       pause: (why) => this._pause(why),
       resume: (why) => this._resume(why),
       battery: (percent, plugged) => this._device.ask({ do: "battery", percent, plugged }),
@@ -79,7 +79,7 @@ class Page {
     if (["task", "evaluated"].includes(told.type)) await this._teaching?.again();
   }
 
-  /** Its input and labels are known: from here on there can be samples. */
+  /** The task's input and labels are known: samples can be made from here on. */
   async _begin({ input, labels }) {
     if (JSON.stringify([input.shape, labels]) === JSON.stringify([this._model?.input.shape, this._model?.labels])) return;
     this._model = { input, labels };
@@ -130,7 +130,7 @@ class Page {
 
   /** The screen stays on while something is computed. */
   _keepAwake() {
-    this._manners.training(this._now.training && this._paused.size === 0);
+    this._workRules.training(this._now.training && this._paused.size === 0);
   }
 
   _showPaused() {
@@ -146,7 +146,7 @@ class Page {
     try {
       await this._samples.clear();
     } finally {
-      this._changed(this._samples); // also what went before it failed
+      this._changed(this._samples); // also if only some were deleted
     }
   }
 
@@ -167,7 +167,7 @@ class Page {
   }
 }
 
-/** @param {boolean | null} on null: not yet */
+/** Shows whether the device is connected. @param {boolean | null} on null: not yet */
 function connection(on) {
   const pill = byId("connection");
   pill.hidden = false;
@@ -185,13 +185,13 @@ async function start() {
   new Page(disk, joined);
 }
 
-/** One tab of a browser is the device; in another it could only be it twice. */
+/** Starts the page if no other tab of this browser is the device. */
 function alone() {
-  if (!globalThis.isSecureContext) return trouble("Open this page by https: otherwise the browser keeps back what a device needs.");
+  if (!globalThis.isSecureContext) return trouble("Open this page by https: otherwise the browser denies functions that a device needs.");
   return navigator.locks.request("device-runtime", { ifAvailable: true }, (lock) => {
     if (!lock) return trouble("This device is open in another tab: close that one, or this one.");
     start().catch((error) => trouble(error.message));
-    return new Promise(() => {}); // held as long as the page is there
+    return new Promise(() => {}); // holds the lock as long as the page is open
   });
 }
 

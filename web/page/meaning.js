@@ -1,4 +1,4 @@
-/** Kinds of update in plain words: what is trained here, and what the bytes that are sent mean. */
+/** Describes kinds of update in plain words: what is trained here, and what the bytes that are sent mean. */
 
 import { bytes, count, plural } from "./format.js";
 
@@ -37,13 +37,13 @@ const KINDS = {
 
 const PARTS = { bias: "the biases of the model", head: "the last layer of the model" };
 
-/** What is done in a round. @param {string} label of a kind, with its form: "entropy-subset 25%" */
+/** What this device does in a round. @param {string} label of a kind, with its form: "entropy-subset 25%" */
 export function does(label) {
   const kind = label.split(" ")[0];
   return KINDS[kind] ? `This device ${KINDS[kind].does}.` : `This device sends an update of kind ${label}.`;
 }
 
-/** In a word or two. @param {string} label of a kind, with its form */
+/** A short name for a kind. @param {string} label of a kind, with its form */
 export const called = (label) => KINDS[label.split(" ")[0]]?.called ?? label;
 
 /**
@@ -57,12 +57,12 @@ export function verdict({ label, straggler, rows }) {
   return `The whole model is too much for this device this time${why ? ` (${why})` : ""}, so it does what fits.`;
 }
 
-/** What was sent. @param {{kind: string, form: string, bytesUp: number, values: number}} made */
+/** Describes what was sent. @param {{kind: string, form: string, bytesUp: number, values: number}} made */
 export function sends({ kind, form, bytesUp, values }) {
   return `${bytes(bytesUp)}, ${KINDS[kind]?.sends(values, form) ?? plural(values, "number")}`;
 }
 
-/** What became of it. @param {{status: string, reason: string}} receipt */
+/** What became of a contribution. @param {{status: string, reason: string}} receipt */
 export function became({ status, reason }) {
   const known = {
     accepted: "received, and counted",

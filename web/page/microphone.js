@@ -1,4 +1,4 @@
-/** In the audio thread: hands on what the microphone hears. */
+/** Passes the samples of the microphone on; runs in the audio thread. */
 
 class Microphone extends AudioWorkletProcessor {
   process([[samples]]) {

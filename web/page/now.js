@@ -1,4 +1,4 @@
-/** The section that says what happens: the round, what is done in it, what was sent, and why. */
+/** The section "Now": the round, what is done in it, what was sent, and why. */
 
 import { byId, h, say, tiles } from "./dom.js";
 import { bytes, joules, plural, seconds } from "./format.js";
@@ -8,7 +8,7 @@ const ROUND = "Waiting for the next round …";
 
 export class Now {
   constructor() {
-    /** Whether the task is. */
+    /** Whether the task is over. */
     this.over = false;
     this._said = "Connecting …";
     this._round = { task: "", run: "", number: 0 };
@@ -30,13 +30,13 @@ export class Now {
     return !this.over && !this._ended && Boolean(this._plan?.label) && this._made?.round !== this._plan.round;
   }
 
-  /** @param {string[]} reasons empty: it works */
+  /** @param {string[]} reasons empty: the device is not paused */
   paused(reasons) {
     this._paused = reasons;
     this._show();
   }
 
-  /** One message of the worker; what concerns other sections changes nothing here. */
+  /** Take a message of the worker; those that concern other sections change nothing here. */
   hear(told) {
     if (told.type === "offer") this._begin(told);
     if (told.type === "plan") [this._plan, this._progress, this._ended] = [told, null, false];
@@ -51,7 +51,7 @@ export class Now {
     this._show();
   }
 
-  /** Of all rounds. @returns {[string, string][]} */
+  /** Figures of all rounds. @returns {[string, string][]} */
   get totals() {
     return [
       ["Contributions counted", this._counted ? String(this._counted) : ""],
@@ -61,7 +61,7 @@ export class Now {
 
   _begin({ task, run, round, done }) {
     this.over = done;
-    const isAnother = run !== this._round.run; // whose rounds have the same numbers
+    const isAnother = run !== this._round.run; // rounds of another run have the same numbers
     if (isAnother) this._made = null;
     if (isAnother || this._plan?.round !== round) this._plan = this._progress = null;
     this._round = { task, run, number: round };
@@ -88,7 +88,7 @@ export class Now {
   }
 }
 
-/** What goes on now, in one line; null where a message says nothing of it. @param {any} told @param {Now} now */
+/** What happens now, in one line; null if a message does not change it. @param {any} told @param {Now} now */
 function line(told, now) {
   const lines = {
     link: () => (now.over ? null : told.connected ? "Connected. Asking for the task …" : `Not connected: ${told.reason}. Trying again …`),
@@ -108,7 +108,7 @@ function offered({ done, round }) {
   return round ? `Round ${round} is open. Getting the model ready …` : "The next round begins when enough devices have samples.";
 }
 
-/** The table of kinds: what each would cost here, and why it is or is not taken. */
+/** Shows the table of kinds: what each would cost here, and why it is chosen or not. */
 function explain(plan) {
   say(byId("verdict"), verdict(plan));
   const shown = JSON.stringify(plan.rows);
@@ -133,8 +133,8 @@ function cells({ cost, why }) {
 }
 
 /**
- * What is known of this device, as tiles and a line.
- * @param {any} told what the worker told of it, null while it has not
+ * Shows what is known of this device, as tiles and a line.
+ * @param {any} told the worker's message "task"; null before it has come
  * @param {{name: string, persisted: boolean, totals: [string, string][]}} own
  */
 export function showDevice(told, { name, persisted, totals }) {

@@ -23,5 +23,5 @@ export function numbersPad(spec, changed) {
     changed(whole ? Float32Array.from(values) : null);
   });
   const element = h("div", { class: "pad" }, h("label", { for: "numbers" }, `${size} numbers, with spaces or commas between them`), field, said);
-  return { element, how: "Type the numbers of one sample, and say which class it is.", clear };
+  return { element, how: "Type the numbers of one sample, and choose its label.", clear };
 }

@@ -1,11 +1,11 @@
-/** Pictures from the camera or from files, as pixels. */
+/** Gets pictures from the camera or from files, as pixels. */
 
 import { DataError } from "../device/errors.js";
 import { pictureRaw } from "../device/preparing.js";
 import { Capture } from "./capture.js";
 import { h } from "./dom.js";
 
-const MOST = 1024; // pixels of a side: what is larger is made smaller by the browser first
+const MOST = 1024; // pixels of a side: the browser first shrinks a larger picture
 
 /**
  * The pad that takes pictures.
@@ -41,12 +41,12 @@ export function cameraPad(spec, changed, trouble) {
     }
   });
   const element = h("div", { class: "pad" }, video, still, h("div", { class: "row" }, take, button), h("label", { class: "file" }, "or choose one ", pick));
-  return { element, how: "Take a picture of it, and say what it is.", clear, close: off };
+  return { element, how: "Take a picture of it, and choose its label.", clear, close: off };
 }
 
 /**
- * What the camera sees, and the button that switches it on and off.
- * @param {(on: boolean) => void} switched told once something is to be seen, and nothing more @param {(text: string) => void} trouble
+ * The camera's video, and the button that switches the camera on and off.
+ * @param {(on: boolean) => void} switched called when the video begins or ends @param {(text: string) => void} trouble
  */
 function viewfinder(switched, trouble) {
   const video = h("video", { class: "paper", playsinline: true, muted: true, hidden: true, "aria-label": "What the camera sees" });
@@ -72,8 +72,8 @@ function viewfinder(switched, trouble) {
     button.disabled = true;
     try {
       see(await camera.open());
-      if (video.srcObject) await video.play().catch(() => {}); // closed meanwhile; with no stream it waits for one for ever
-      switched(video.srcObject !== null); // now there is a picture to take
+      if (video.srcObject) await video.play().catch(() => {}); // closed meanwhile; without a stream it would wait for ever
+      switched(video.srcObject !== null); // only now a picture can be taken
     } catch (error) {
       trouble(error.message);
     }
@@ -106,7 +106,7 @@ function fitting(width, height) {
 
 const context = (canvas) => canvas.getContext("2d", { willReadFrequently: true });
 
-/** Without transparency: what is clear is white. */
+/** The pixels without transparency, on a white ground. */
 function pixelsOf(canvas) {
   const { width, height } = canvas;
   const { data } = context(canvas).getImageData(0, 0, width, height);

@@ -1,17 +1,17 @@
-/** The pad that records a word or another sound, and shows it as the model sees it. */
+/** The pad that records a word or another sound, and shows the features that the model gets. */
 
-import { Hearing } from "../device/keyword_capture.js";
+import { KeywordCapture } from "../device/keyword_capture.js";
 import { isSound } from "../device/preparing.js";
 import { RATE, readWav, samplesOf, soundRaw } from "../device/sounds.js";
 import { Capture, CaptureError } from "./capture.js";
 import { h } from "./dom.js";
 import { paintSample } from "./thumbnail.js";
 
-const SILENT_MS = 5000; // without a word from the audio thread: it does not run
+const SILENT_MS = 5000; // after so long without a message, the audio thread does not run
 const SAID = {
   "": "Recorded.",
   nothing: "Nothing at all was heard: is the microphone switched off?",
-  quiet: "It was quiet. Keep it if that is what it is; else record again, nearer.",
+  quiet: "It was quiet. Keep it if you meant to record silence; otherwise record again, from nearer.",
   loud: "It was too loud for the microphone: record again, from farther away.",
 };
 
@@ -30,11 +30,11 @@ export function recordingPad(spec, changed, trouble) {
   const level = h("meter", { class: "level", max: 1, value: 0, "aria-hidden": "true" });
   const left = h("progress", { class: "level", max: 1, value: 0, "aria-hidden": "true" });
   const meters = h("div", { hidden: true }, level, left);
-  const recorder = new Recorder(seconds, (hearing) => {
+  const recorder = new Recorder(seconds, (keyword) => {
     meters.hidden = false;
-    level.value = hearing.level;
-    left.value = hearing.begun ? 0 : 1 - hearing.waited;
-    said.textContent = hearing.begun ? "Listening …" : "Speak now …";
+    level.value = keyword.level;
+    left.value = keyword.begun ? 0 : 1 - keyword.waited;
+    said.textContent = keyword.begun ? "Listening …" : "Speak now …";
   });
   const clear = () => {
     canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
@@ -59,15 +59,15 @@ export function recordingPad(spec, changed, trouble) {
     button.disabled = false;
   });
   const element = h("div", { class: "pad" }, canvas, h("div", { class: "row" }, button, said), meters);
-  const how = `Press, and say it: the ${seconds.toFixed(0)} second around the word is kept. Then say what it is.`;
+  const how = `Press Record, and say the word: the ${seconds.toFixed(0)} second around it is kept. Then choose its label.`;
   return { element, how, clear, close: () => recorder.stop() };
 }
 
 /** @typedef {import("../device/keyword_capture.js").Heard & {rate: number}} Recorded rate in Hz */
 
-/** Listens until a word was said. */
+/** Records until a word was said. */
 class Recorder {
-  /** @param {number} seconds to keep @param {(hearing: Hearing) => void} listening told as it goes */
+  /** @param {number} seconds to keep @param {(keyword: KeywordCapture) => void} listening called while it listens */
   constructor(seconds, listening) {
     this._seconds = seconds;
     this._listening = listening;
@@ -77,7 +77,7 @@ class Recorder {
 
   /** @returns {Promise<Recorded | null>} null: stopped. Rejects with CaptureError. */
   async record() {
-    const context = new AudioContext(); // before anything is waited for: some browsers ask for a touch of the page
+    const context = new AudioContext(); // before any `await`: some browsers allow it only during the user's click
     const stopped = new Promise((resolve, reject) => {
       this._stopped = (why) => (why ? reject(new CaptureError(why)) : resolve(null));
     });
@@ -99,22 +99,22 @@ class Recorder {
     if (!stream) return null;
     await context.audioWorklet.addModule(new URL("microphone.js", import.meta.url));
     await context.resume();
-    const hearing = new Hearing(this._seconds, context.sampleRate);
-    await this._heard(context, stream, hearing);
-    return { ...hearing.cut(), rate: context.sampleRate };
+    const keyword = new KeywordCapture(this._seconds, context.sampleRate);
+    await this._heard(context, stream, keyword);
+    return { ...keyword.cut(), rate: context.sampleRate };
   }
 
-  /** Until it heard to the end. @param {AudioContext} context @param {MediaStream} stream @param {Hearing} hearing */
-  _heard(context, stream, hearing) {
+  /** Listens until done. @param {AudioContext} context @param {MediaStream} stream @param {KeywordCapture} keyword */
+  _heard(context, stream, keyword) {
     const node = new AudioWorkletNode(context, "microphone", { numberOfOutputs: 0 });
     return new Promise((resolve, reject) => {
       const none = () => reject(new CaptureError("The microphone gives no sound: try again, or choose files."));
       let waiting = setTimeout(none, SILENT_MS);
       node.port.onmessage = ({ data }) => {
         clearTimeout(waiting);
-        hearing.hear(data);
-        this._listening(hearing);
-        if (!hearing.done) {
+        keyword.hear(data);
+        this._listening(keyword);
+        if (!keyword.done) {
           waiting = setTimeout(none, SILENT_MS);
           return;
         }
@@ -126,7 +126,7 @@ class Recorder {
   }
 }
 
-/** The samples of a file: WAVE is read here, anything else by the browser. @param {File} file */
+/** The samples of a sound file: WAVE is decoded here, other formats by the browser. @param {File} file */
 export async function soundOf(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   if (file.name.toLowerCase().endsWith(".wav")) return readWav(bytes);

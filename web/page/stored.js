@@ -1,4 +1,4 @@
-/** The section that shows what is stored here, and deletes it. */
+/** The section that shows the samples that are stored here, and deletes them. */
 
 import { byId, h, say } from "./dom.js";
 import { plural } from "./format.js";
@@ -9,9 +9,9 @@ const SHOWN = 8;
 /**
  * @param {import("../device/samples.js").Samples} samples
  * @param {import("../device/preparing.js").InputSpec} spec
- * @param {{removed: () => void, sure: (text: string) => Promise<boolean>, trouble: (text: string) => void}} ears
+ * @param {{removed: () => void, sure: (text: string) => Promise<boolean>, trouble: (text: string) => void}} listener
  */
-export function showStored(samples, spec, ears) {
+export function showStored(samples, spec, listener) {
   const counts = samples.counts();
   const total = counts.reduce((all, { training, held }) => all + training + held, 0);
   const held = counts.reduce((all, one) => all + one.held, 0);
@@ -19,18 +19,18 @@ export function showStored(samples, spec, ears) {
   byId("clear").hidden = total === 0;
   say(byId("totals"), total ? `${plural(total, "sample")}, ${held} of them kept out of training. They never leave this browser.` : "Nothing is stored yet.");
   const filled = counts.filter((one) => one.training + one.held);
-  byId("folders").replaceChildren(...filled.map((count) => folder(samples, spec, count, ears)));
+  byId("folders").replaceChildren(...filled.map((count) => folder(samples, spec, count, listener)));
 }
 
-function folder(samples, spec, { label, training, held }, ears) {
+function folder(samples, spec, { label, training, held }, listener) {
   const all = samples.list(label);
   const drop = async (id, place) => {
-    if (await deleting(() => samples.remove(id), ears)) focusOn(`.drop[data-label="${CSS.escape(label)}"]`, place);
+    if (await deleting(() => samples.remove(id), listener)) focusOn(`.drop[data-label="${CSS.escape(label)}"]`, place);
   };
   const clear = async (event) => {
     const place = [...byId("folders").children].indexOf(event.target.closest("#folders > li"));
-    if (!(await ears.sure(`Delete all ${plural(all.length, "sample")} of “${label}”?`))) return;
-    if (await deleting(() => samples.clear(label), ears)) focusOn(".folder button", place);
+    if (!(await listener.sure(`Delete all ${plural(all.length, "sample")} of “${label}”?`))) return;
+    if (await deleting(() => samples.clear(label), listener)) focusOn(".folder button", place);
   };
   const shown = all.slice(0, SHOWN).map(({ id, held: out }, i) => {
     const name = `${label}, ${i + 1} of ${all.length}${out ? ", kept out of training" : ""}`;
@@ -46,18 +46,21 @@ function folder(samples, spec, { label, training, held }, ears) {
   );
 }
 
-/** The one that has come to this place, or the last, or the heading: whoever goes by keys is not thrown back to the top. */
+/** Focuses the element that took the place of a deleted one, so that keyboard users stay there; else the heading. */
 function focusOn(selector, place) {
   const all = byId("folders").querySelectorAll(selector);
   (all[Math.min(place, all.length - 1)] ?? byId("stored-head")).focus();
 }
 
-/** One deletion at a time: after each, samples have other ids, and are shown anew. @returns {Promise<boolean>} whether it was done */
+/**
+ * Deletes samples, one deletion at a time: after each, samples have other ids, and are shown anew.
+ * @returns {Promise<boolean>} whether it succeeded
+ */
 async function deleting(deed, { removed, trouble }) {
   byId("folders").inert = true;
   let wrong = "";
   await deed().catch((error) => (wrong = error.message));
-  removed(); // also what went before it failed
+  removed(); // also if only some were deleted
   byId("folders").inert = false;
   if (wrong) trouble(wrong);
   return !wrong;

@@ -1,4 +1,4 @@
-/** The section in which samples are made: a pad, and a button for each label that shows the model's guess. */
+/** The section in which samples are made: a pad, and a button for each label, which shows the model's guess. */
 
 import { prepare, whatOf } from "../device/preparing.js";
 import { drawingPad } from "./canvas.js";
@@ -29,12 +29,12 @@ export class Teaching {
     this._taken(null);
   }
 
-  /** Nothing more is taken: camera and microphone are off. */
+  /** Switches camera and microphone off. */
   close() {
     this._pad?.close?.();
   }
 
-  /** Ask anew what the model takes it for: the model is another. */
+  /** Ask for a guess again, because the model has changed. */
   async again() {
     if (this._raw) await this._guess(this._raw);
   }
@@ -66,7 +66,7 @@ export class Teaching {
   async _keep(label) {
     const raw = this._raw;
     if (raw === null) return;
-    this._raw = null; // pressed twice, it is kept once
+    this._raw = null; // a second press must not store it again
     try {
       await this._lesson.samples.add(label, raw, Date.now());
       say(byId("kept"), `Kept as “${label}”, on this device only.`);

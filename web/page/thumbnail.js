@@ -1,11 +1,11 @@
-/** Samples as small pictures. */
+/** Draws samples as small pictures. */
 
 import { sizeOf, whatOf, white } from "../device/preparing.js";
 import { h } from "./dom.js";
 
-const LOUDEST = 200; // of log-mel features, shown as white
+const LOUDEST = 200; // the log-mel feature that is shown as white
 
-/** What is stored of one, as a picture that says what it is. */
+/** A picture of a raw sample; `name` describes it to screen readers. */
 export function thumbnail(spec, raw, name) {
   if (whatOf(spec) === "numbers") return h("span", { class: "thumb numbers", role: "img", "aria-label": name }, Array.from(raw.slice(0, 3), (value) => Number(value).toPrecision(2)).join(" "));
   const canvas = h("canvas", { class: "thumb", role: "img", "aria-label": name });
@@ -13,7 +13,7 @@ export function thumbnail(spec, raw, name) {
   return canvas;
 }
 
-/** One raw sample (*shape): a picture as it is, a sound with time from left to right. */
+/** Paints a raw sample (*shape): a picture as it is, a sound with time from left to right. */
 export function paintSample(canvas, spec, raw) {
   const sound = whatOf(spec) === "sound";
   const [rows, columns] = spec.shape.slice(-2);

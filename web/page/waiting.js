@@ -1,9 +1,9 @@
-/** What the device waits for, and since when: said once that has taken long. */
+/** Tells what the device waits for, and since when, if that takes long. */
 
-/** Milliseconds; what takes less needs no word. */
+/** Milliseconds; shorter waits are not shown. */
 export const LONG_MS = 20_000;
 
-/** By the last message of the worker; null where it says nothing of that, empty where nothing is awaited. */
+/** What is awaited after a message of the worker; empty: nothing. Other messages do not change it. */
 const AWAITED = {
   link: ({ connected }) => (connected ? "the task" : "a connection"),
   fetching: ({ have, size }) => (have < size ? "the rest of the model" : "the model to be ready"),
@@ -24,12 +24,12 @@ export class Waiting {
     this._over = false;
   }
 
-  /** One message of the worker. @param {any} told @param {Date} now */
+  /** Take a message of the worker. @param {any} told @param {Date} now */
   hear(told, now) {
     const what = AWAITED[told.type]?.(told) ?? null;
     if (told.type === "offer") this._over = told.done;
     if (told.type === "link") {
-      if (told.connected === this._connected && !told.connected) return; // still not
+      if (told.connected === this._connected && !told.connected) return; // still not connected
       this._connected = told.connected;
     } else if (!this._connected && told.type !== "stopped") return;
     if (what === null) return;
@@ -38,8 +38,8 @@ export class Waiting {
   }
 
   /**
-   * Empty while it has not been long. @param {Date} now @param {{paused: boolean, samples: () => number | null}}
-   *   here samples: how many are stored; null where that is not known
+   * The text for the user; empty if nothing has taken long. @param {Date} now
+   * @param {{paused: boolean, samples: () => number | null}} here samples: how many are stored; null if not known
    */
   text(now, { paused, samples }) {
     if (!this._what || paused || now.getTime() - this._since.getTime() < LONG_MS) return "";
@@ -49,5 +49,5 @@ export class Waiting {
   }
 }
 
-/** Hours, minutes and seconds here. @param {Date} moment */
+/** Hours, minutes and seconds in local time. @param {Date} moment */
 const clock = (moment) => moment.toLocaleTimeString("en-GB");

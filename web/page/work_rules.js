@@ -1,4 +1,4 @@
-/** When a browser's device works: not while its page is hidden, or the battery is low, or somebody said pause. */
+/** A browser's rules for work: pauses the device while its page is hidden, or the battery is low. */
 
 const LOW = 0.2;
 
@@ -8,12 +8,12 @@ export const OWNER = "you paused it";
 
 /**
  * @typedef {{pause: (why: string) => void, resume: (why: string) => void, said: (text: string) => void,
- *   battery: (percent: number, plugged: boolean) => void}} Ears said: what there is to know, in plain words
+ *   battery: (percent: number, plugged: boolean) => void}} RulesListener said: shows a text about the battery
  */
-export class Manners {
-  /** @param {Ears} ears */
-  constructor(ears) {
-    this._ears = ears;
+export class PageWorkRules {
+  /** @param {RulesListener} listener */
+  constructor(listener) {
+    this._listener = listener;
     this._lock = null;
     this._asking = false;
     this._training = false;
@@ -23,7 +23,7 @@ export class Manners {
     this._battery();
   }
 
-  /** While a round is worked on the screen stays on, where the browser lets it. @param {boolean} training */
+  /** Keep the screen on during a round's work, if the browser allows it. @param {boolean} training */
   async training(training) {
     this._training = training;
     if (!this._awake) return this._release();
@@ -33,7 +33,7 @@ export class Manners {
       this._lock = await navigator.wakeLock.request("screen");
       this._lock.addEventListener("release", () => (this._lock = null));
     } catch {
-      this._lock = null; // low battery, or a policy of the browser: the screen goes off as it always does
+      this._lock = null; // the browser refused, as for a low battery: the screen goes off as usual
     }
     this._asking = false;
     return this._awake ? undefined : this._release();
@@ -49,28 +49,28 @@ export class Manners {
   }
 
   _seen() {
-    if (document.hidden) this._ears.pause(HIDDEN);
-    else this._ears.resume(HIDDEN);
+    if (document.hidden) this._listener.pause(HIDDEN);
+    else this._listener.resume(HIDDEN);
     this.training(this._training);
   }
 
-  /** Only some browsers tell of the battery. */
+  /** Watch the battery, if the browser gives access to it. */
   async _battery() {
     const battery = await /** @type {any} */ (navigator).getBattery?.().catch(() => null);
-    if (!battery) return this._ears.said("This browser does not tell how full the battery is: plug in, or pause, when it runs low.");
+    if (!battery) return this._listener.said("This browser does not tell how full the battery is: plug in, or pause, when it runs low.");
     const look = () => {
       const low = !battery.charging && battery.level < LOW;
-      if (low) this._ears.pause(BATTERY);
-      else this._ears.resume(BATTERY);
-      this._ears.battery(100 * battery.level, battery.charging);
-      this._ears.said(`Battery ${Math.round(100 * battery.level)} %${battery.charging ? ", charging" : ""}. Below ${100 * LOW} % it pauses until it is plugged in.`);
+      if (low) this._listener.pause(BATTERY);
+      else this._listener.resume(BATTERY);
+      this._listener.battery(100 * battery.level, battery.charging);
+      this._listener.said(`Battery ${Math.round(100 * battery.level)} %${battery.charging ? ", charging" : ""}. Below ${100 * LOW} % it pauses until it is plugged in.`);
     };
     for (const change of ["levelchange", "chargingchange"]) battery.addEventListener(change, look);
     return look();
   }
 }
 
-/** Ask the browser to keep what is stored even when it runs short of room. @returns {Promise<boolean>} */
+/** Ask the browser not to delete what is stored when it runs short of room. @returns {Promise<boolean>} */
 export async function persist() {
   return (await navigator.storage?.persist?.().catch(() => false)) ?? false;
 }

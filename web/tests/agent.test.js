@@ -22,12 +22,12 @@ test("a device fetches, measures, says that it is ready, and sends one contribut
   assert.deepEqual([made.kind, made.round, made.num_examples, made.seq], ["class-means", 1, 40, 1]);
   assert.deepEqual(world.of("plan").map((one) => one.kind), ["class-means"]);
   world.tellAll(world.round(1));
-  await world.until(agent, () => world.of("hello").length >= 3); // whoever offers a round again is new
+  await world.until(agent, () => world.of("hello").length >= 3); // a repeated offer shows a restart
   for (let step = 0; step < 20; step += 1) await agent.step(0.001);
   assert.equal(world.of("contribution").length, 1);
 });
 
-test("a task that is over is judged by what was kept out of training, and nothing is left to do", async () => {
+test("the final model of a task is judged on held-out samples, and then nothing is left to do", async () => {
   const world = await World.made();
   world.offer = world.round(1);
   const agent = await world.device();
@@ -40,7 +40,7 @@ test("a task that is over is judged by what was kept out of training, and nothin
   assert.ok(judged.at(-1).right >= 0 && judged.at(-1).count === 10);
 });
 
-test("rubbish is said to be that, and changes nothing", async () => {
+test("invalid messages are logged, and change nothing", async () => {
   const world = await World.made();
   const agent = await world.device();
   const offer = topics.offer("t");
@@ -63,7 +63,7 @@ test("rubbish is said to be that, and changes nothing", async () => {
   await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
 });
 
-test("what is wrong with a round's bundle or base is said, and the next sound round is worked on", async () => {
+test("an error in a round's bundle or base is logged, and the next valid round is worked on", async () => {
   const world = await World.made();
   const agent = await world.device();
   const none = await world.hold(utf8("this is no zip at all, whatever its hash"));
@@ -92,21 +92,21 @@ test("what is wrong with a round's bundle or base is said, and the next sound ro
   assert.deepEqual(world.of("contribution").map((one) => one.round), [number + 1]);
 });
 
-test("while its owner says no it says so and why, works when it may again, and is then told what remains", async () => {
+test("a paused device tells that it is paused and why, and works when the pause ends", async () => {
   const world = await World.made();
   const agent = await world.device();
-  agent.hours.pause("the page is hidden");
+  agent.workGate.pause("the page is hidden");
   world.offer = world.round(1);
   await world.until(agent, () => world.of("plan").length > 0);
   assert.deepEqual([...world.of("plan")[0].reasons], ["paused: the page is hidden"]);
   assert.equal(world.of("state").at(-1).paused, true);
   assert.equal(world.of("contribution").length, 0);
-  agent.hours.resume("the page is hidden");
+  agent.workGate.resume("the page is hidden");
   await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
   assert.equal(world.of("state").at(-1).paused, false);
 });
 
-test("a later life sends what has no receipt, in its own name, and does not do its work again", async () => {
+test("a restarted process sends contributions without a receipt, with its own boot, and repeats no work", async () => {
   const disk = new MemoryDisk();
   const world = await World.made();
   world.offer = world.round(1);
@@ -123,7 +123,7 @@ test("a later life sends what has no receipt, in its own name, and does not do i
   assert.equal(world.told.filter((one) => one.type === "plan").length, 0);
 });
 
-test("a device that knows its aggregator's key hears nobody else's offers", async () => {
+test("a device that knows its aggregator's key ignores all other offers", async () => {
   const world = await World.made();
   const key = Uint8Array.from({ length: 32 }, (_, i) => [0x58, ...new Array(31).fill(0x66)][i]); // the base point
   const agent = await world.device({ key });
@@ -135,7 +135,7 @@ test("a device that knows its aggregator's key hears nobody else's offers", asyn
   assert.equal(world.of("get").length, 0);
 });
 
-test("without samples a device is there and not ready; it is when some have come", async () => {
+test("a device without samples is online but not ready, until samples come", async () => {
   const world = await World.made();
   const none = { x: new Float32Array(0), y: new Int32Array(0), shape: [1, 8, 8] };
   const some = { x: new Float32Array(128).fill(0.5), y: Int32Array.of(3, 4), shape: [1, 8, 8] };
@@ -154,7 +154,7 @@ test("without samples a device is there and not ready; it is when some have come
   assert.equal((await Promise.all([agent.predict(some.x), agent.step(0)]))[0].length, 20);
 });
 
-test("a device that was too busy to measure itself well looks again before it sits a round out", async () => {
+test("a device that was busy when it measured its speed measures again before it sits a round out", async () => {
   const world = await World.made();
   world.offer = world.round(0);
   world.busy = 3000;

@@ -1,4 +1,4 @@
-/** Files of arrays that are broken, or that claim more than there is. */
+/** Files of arrays that are damaged, or that claim to have more content than they have. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateRawSync } from "node:zlib";
@@ -10,7 +10,7 @@ import { readNpy } from "../device/npy.js";
 import { npz } from "../device/npz.js";
 import { packed } from "./shipped.js";
 
-/** A .npy file with this type, this shape as it is written, and this content. */
+/** A .npy file with this type, this shape (as text) and this content. */
 function npy(descr, shape, content = new Uint8Array()) {
   const head = utf8(`{'descr': '${descr}', 'fortran_order': False, 'shape': ${shape}, }\n`);
   return concat([Uint8Array.of(0x93, ...utf8("NUMPY"), 1, 0), toLittleEndian(BigInt(head.length), 2), head, content]);
@@ -20,7 +20,7 @@ const bytes = (typed) => new Uint8Array(typed.buffer);
 const X = npy("<f4", "(2, 3)", bytes(Float32Array.of(1, 2, 3, 4, 5, 6)));
 const Y = npy("<i8", "(2,)", bytes(BigInt64Array.of(1n, 0n)));
 
-/** A .npz file of these; `deflated`: x, whose size is said to be `claimed`. */
+/** A .npz file of these arrays; `deflated`: the deflated x, for which the file states the size `claimed`. */
 function archive(x, { deflated = false, claimed = x.length } = {}) {
   const content = deflated ? new Uint8Array(deflateRawSync(x)) : x;
   const zip = packed(new Map([["x.npy", content], ["y.npy", Y]]));
@@ -53,7 +53,7 @@ test("arrays of every width are read, in either order of bytes", () => {
   assert.deepEqual(readNpy(npy("<U3", "(2,)", two)).data, ["no", "yes"]);
 });
 
-test("an array is not larger than what is there of it", () => {
+test("an array that claims more values than the file has is refused", () => {
   const eight = new Uint8Array(8);
   const wrong = [
     [["<f4", "(3,)", eight], /\(3,\) of f4 takes 12 bytes, 8 are there/],
@@ -78,7 +78,7 @@ test("a .npy file that ends anywhere too early is refused", () => {
   assert.throws(() => readNpy(utf8("some text, and no array")), saying(/not a \.npy file/));
 });
 
-test("what is unpacked is as much as the file says, and no more is unpacked than that", async () => {
+test("unpacked content must have the size that the file states, and no more is unpacked", async () => {
   const read = (zip) => readArrays("a.npz", zip, [3]);
   const sound = await read(archive(X, { deflated: true }));
   assert.deepEqual([[...sound.raw], sound.labels], [[1, 2, 3, 4, 5, 6], [1, 0]]);
@@ -91,7 +91,7 @@ test("what is unpacked is as much as the file says, and no more is unpacked than
   await assert.rejects(read(archive(X, { claimed: X.length + 4 })), saying(/x\.npy is 94 bytes, it says 98/));
 });
 
-test("what is deflated and damaged is refused by its name", async () => {
+test("damaged deflated content is refused by its name", async () => {
   const zip = archive(X, { deflated: true });
   const at = 30 + "x.npy".length;
   zip.fill(0xff, at, at + 20);
@@ -109,12 +109,12 @@ test("an archive that ends anywhere too early, or points beyond itself, is refus
   await assert.rejects(npz(beyond, ["x"]), saying(/not a \.npz file/));
 });
 
-test("an array that is there twice is refused", async () => {
+test("an array that occurs twice is refused", async () => {
   const twice = packed(new Map([["x", X], ["x.npy", X]]));
   await assert.rejects(npz(twice, ["x"]), saying(/x is there twice/));
 });
 
-test("names of classes name whole numbers, and nothing else", async () => {
+test("class names are applied to whole numbers only", async () => {
   const yes = npy("<U3", "(1,)", bytes(Uint32Array.from("yes", (letter) => letter.codePointAt(0))));
   const read = (y, names) => readArrays("a.npz", packed(new Map([["x.npy", X], ["y.npy", y], ["class_names.npy", names]])), [3]);
   const zeros = npy("|u1", "(2,)", new Uint8Array(2));
@@ -123,7 +123,7 @@ test("names of classes name whole numbers, and nothing else", async () => {
   await assert.rejects(read(zeros, zeros), saying(/class_names is no list of names/));
 });
 
-test("a cell of a table that is no number is told by its row, and an empty one is none", async () => {
+test("a cell that is empty or no number is refused with its row", async () => {
   const read = (text) => readArrays("a.csv", new TextEncoder().encode(text), [2]);
   const wrong = [
     ["1,2,x\n1,,x", /row 2 has "", expected a number/],

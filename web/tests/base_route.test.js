@@ -1,17 +1,17 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Blobs, named } from "../device/blobs.js";
+import { findRoute, stepsOf } from "../device/base_route.js";
+import { Blobs, blobOf } from "../device/blobs.js";
 import { fromHex, hex } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
-import { stepsOf, way } from "../device/base_route.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("ways");
+const given = vectors("base_route");
 const LINE = new Uint8Array(8);
 const blobsOf = (list) => list.map(([sha, size]) => ({ sha: fromHex(sha), size }));
 
-/** As many steps of this width as one stretch. */
+/** A stretch of so many steps of this width. */
 const stretch = (first, count, width) => ({
   round: first,
   generator: "philox/1",
@@ -36,23 +36,23 @@ function baseOf({ checkpoint, whole, steps, at, width, tail, log }) {
   };
 }
 
-test("the way to a base is Python's, wherever a device stands and whatever it has", () => {
+test("the route to a base is Python's, from every replay state and with any blobs here", () => {
   for (const one of given.cases) {
-    const stand = one.stand && { line: fromHex(one.stand.line), at: one.stand.at, weights: new Map() };
+    const state = one.state && { line: fromHex(one.state.line), at: one.state.at, weights: new Map() };
     const here = new Set(one.here);
-    const found = way(baseOf(one.base), stand, (blob) => here.has(hex(blob.sha)));
+    const found = findRoute(baseOf(one.base), state, (blob) => here.has(hex(blob.sha)));
     const told = found && {
       anew: found.start === null,
       steps: found.steps,
       needed: found.needed.map(({ sha, size }) => [hex(sha), size]),
     };
-    assert.deepEqual(told, one.way, JSON.stringify(one));
+    assert.deepEqual(told, one.route, JSON.stringify(one));
   }
-  const kinds = new Set(given.cases.map(({ way: one }) => (one === null ? "none" : one.anew)));
+  const kinds = new Set(given.cases.map(({ route: one }) => (one === null ? "none" : one.anew)));
   assert.equal(kinds.size, 3, "every outcome is among the cases");
 });
 
-test("the steps to go are those of the offer, or of the log", async () => {
+test("the steps of a route come from the offer, or from the log", async () => {
   const [{ segments, tail, at, gone }] = given.logged;
   const blobs = await Blobs.open(new MemoryDisk());
   const log = [];
@@ -65,15 +65,15 @@ test("the steps to go are those of the offer, or of the log", async () => {
   }
 });
 
-test("a log or a tail that is damaged is no base, one that is not here is a blob to fetch", async () => {
+test("a damaged log or tail makes the base unusable, and a missing log is a BlobError", async () => {
   const blobs = await Blobs.open(new MemoryDisk());
   const rubbish = await blobs.put(Uint8Array.of(0xc1));
   const base = { checkpoint: [], sha: new Uint8Array(32), line: LINE, at: 600, steps: 600, tail: [], log: [rubbish] };
   const damaged = { ...base, tail: [{ ...stretch(1, 1, 2), width: 0 }] };
   const long = { start: null, steps: 600, needed: [rubbish] };
   await assert.rejects(stepsOf(long, base, blobs), { name: "UnusableBase", message: /log of the base is damaged/ });
-  assert.throws(() => way(damaged, null, () => true), { name: "UnusableBase", message: /last steps .* damaged/ });
-  const away = await named(Uint8Array.of(1));
-  const elsewhere = { ...base, log: [away] };
-  await assert.rejects(stepsOf({ ...long, needed: [away] }, elsewhere, blobs), { name: "BlobError" });
+  assert.throws(() => findRoute(damaged, null, () => true), { name: "UnusableBase", message: /last steps .* damaged/ });
+  const away = await blobOf(Uint8Array.of(1));
+  const missingLog = { ...base, log: [away] };
+  await assert.rejects(stepsOf({ ...long, needed: [away] }, missingLog, blobs), { name: "BlobError" });
 });

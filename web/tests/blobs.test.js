@@ -4,18 +4,18 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 
-import { BLOCK, Blobs, blockCount, blockLength, named } from "../device/blobs.js";
+import { BLOCK, Blobs, blobOf, blockCount, blockLength } from "../device/blobs.js";
 import { fromHex, hex } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
 import { BlobError, BlockError } from "../device/errors.js";
-import { answer } from "../device/transfer.js";
+import { answerGet } from "../device/transfer.js";
 import { FileDisk } from "../node/disk_files.js";
 import { content } from "./content.js";
 import { vectors } from "./vectors.js";
 
 const given = vectors("transfer");
 
-/** A disk that outlives the store on it, and that can be looked at. */
+/** A disk that outlives the store on it, and that a test can inspect. */
 function disks(test) {
   const folder = mkdtempSync(join(tmpdir(), "disk-"));
   test.after(() => rmSync(folder, { recursive: true, force: true }));
@@ -27,10 +27,10 @@ function disks(test) {
 
 const blockOf = (bytes, index) => bytes.slice(index * BLOCK, (index + 1) * BLOCK);
 
-test("blobs have the names and blocks that they have in Python", async () => {
+test("blobs have the same names and blocks as in Python", async () => {
   assert.equal(BLOCK, given.block);
   for (const { size, sha, lengths } of given.blobs) {
-    const blob = await named(content(size));
+    const blob = await blobOf(content(size));
     assert.deepEqual([hex(blob.sha), blob.size, blockCount(blob)], [sha, size, lengths.length]);
     assert.deepEqual(lengths.map((_, index) => blockLength(blob, index)), lengths);
     assert.throws(() => blockLength(blob, lengths.length), BlockError);
@@ -38,13 +38,13 @@ test("blobs have the names and blocks that they have in Python", async () => {
   }
 });
 
-test("a Get is answered with the blocks that Python answers it with", async () => {
+test("a Get is answered with the same blocks as in Python", async () => {
   const blobs = await Blobs.open(new MemoryDisk());
   const bytes = content(given.blobs.at(-1).size);
   await blobs.put(bytes);
   for (const { sha, size, blocks, answer: expected } of given.answers) {
     const said = [];
-    for await (const { index, data } of answer(blobs, { blob: { sha: fromHex(sha), size }, blocks })) {
+    for await (const { index, data } of answerGet(blobs, { blob: { sha: fromHex(sha), size }, blocks })) {
       said.push([index, data.length]);
       if (index >= 0) assert.deepEqual(data, blockOf(bytes, index));
     }
@@ -52,7 +52,7 @@ test("a Get is answered with the blocks that Python answers it with", async () =
   }
 });
 
-test("what is put is there, also for who opens the disk later", async (t) => {
+test("a blob that was put is there, also after the disk is opened again", async (t) => {
   for (const { of, disk } of disks(t)) {
     const blob = await (await Blobs.open(disk)).put(content(100_000));
     const later = await Blobs.open(disk);
@@ -64,31 +64,31 @@ test("what is put is there, also for who opens the disk later", async (t) => {
   }
 });
 
-test("a download that is ended in the middle goes on where it was", async (t) => {
+test("an interrupted download continues where it was", async (t) => {
   for (const { of, disk } of disks(t)) {
     const bytes = content(10 * BLOCK - 3);
-    const blob = await named(bytes);
+    const blob = await blobOf(bytes);
     const first = await (await Blobs.open(disk)).partial(blob);
     for (const index of [7, 0, 9, 3]) assert.ok(await first.add(index, blockOf(bytes, index)));
     const store = await Blobs.open(disk);
     const second = await store.partial(blob);
     assert.deepEqual(second.missing(), [1, 2, 4, 5, 6, 8], of);
     for (const index of second.missing()) await second.add(index, blockOf(bytes, index));
-    const last = await Blobs.open(disk); // ended again, with all here but not put together
+    const last = await Blobs.open(disk); // opened again, with all blocks here but not put together
     await (await last.partial(blob)).finish();
     assert.deepEqual(await (await Blobs.open(disk)).get(blob), bytes);
     assert.deepEqual(await disk.keys("partial/"), [], "nothing is left of its blocks");
   }
 });
 
-test("a download that is ended while it is finished is finished", async () => {
+test("a download that is interrupted while it is being finished is finished", async () => {
   const disk = new MemoryDisk();
   const bytes = content(2 * BLOCK);
-  const blob = await named(bytes);
+  const blob = await blobOf(bytes);
   const store = await Blobs.open(disk);
   const partial = await store.partial(blob);
   for (const index of [0, 1]) await partial.add(index, blockOf(bytes, index));
-  await disk.put(`blobs/${hex(blob.sha)}-${blob.size}`, bytes); // it came so far, and to the first of the blocks
+  await disk.put(`blobs/${hex(blob.sha)}-${blob.size}`, bytes); // it ended before it deleted all blocks
   await disk.delete(`partial/${hex(blob.sha)}-${blob.size}/0`);
   const later = await Blobs.open(disk);
   const again = await later.partial(blob);
@@ -98,11 +98,11 @@ test("a download that is ended while it is finished is finished", async () => {
   assert.deepEqual(await disk.keys("partial/"), []);
 });
 
-test("blocks that are another's give another hash: all of it is discarded", async () => {
+test("a blob with blocks of another one has a wrong hash, and all of it is discarded", async () => {
   const disk = new MemoryDisk();
   const store = await Blobs.open(disk);
   const bytes = content(3 * BLOCK);
-  const blob = await named(bytes);
+  const blob = await blobOf(bytes);
   const partial = await store.partial(blob);
   for (const index of [0, 1, 2]) await partial.add(index, blockOf(bytes, 0));
   await assert.rejects(partial.finish(), { name: "BlobError", message: /another hash/ });
@@ -113,11 +113,11 @@ test("blocks that are another's give another hash: all of it is discarded", asyn
   assert.ok(store.has(blob));
 });
 
-test("a block that the disk has lost is found out by the hash", async () => {
+test("the hash shows that the disk has lost a block", async () => {
   const disk = new MemoryDisk();
   const store = await Blobs.open(disk);
   const bytes = content(2 * BLOCK);
-  const blob = await named(bytes);
+  const blob = await blobOf(bytes);
   const partial = await store.partial(blob);
   for (const index of [0, 1]) await partial.add(index, blockOf(bytes, index));
   await disk.delete(`partial/${hex(blob.sha)}-${blob.size}/1`);
@@ -125,15 +125,15 @@ test("a block that the disk has lost is found out by the hash", async () => {
   assert.deepEqual(partial.missing(), [0, 1]);
 });
 
-test("blocks of a wrong length or number are refused, a second copy is left", async () => {
+test("blocks of a wrong length or number are refused, and a second copy changes nothing", async () => {
   const store = await Blobs.open(new MemoryDisk());
   const bytes = content(BLOCK + 10);
-  const partial = await store.partial(await named(bytes));
+  const partial = await store.partial(await blobOf(bytes));
   await assert.rejects(partial.add(1, bytes.slice(0, 11)), BlockError);
   await assert.rejects(partial.add(2, new Uint8Array(10)), BlockError);
   assert.ok(await partial.add(1, blockOf(bytes, 1)));
   assert.ok(!(await partial.add(1, new Uint8Array(10))));
-  assert.equal(await store.partial(await named(bytes)), partial, "one object for one blob");
+  assert.equal(await store.partial(await blobOf(bytes)), partial, "one object for one blob");
   await assert.rejects(partial.finish(), /lacks 1 block/);
 });
 
@@ -158,20 +158,20 @@ test("a blob that the browser has cleared away is fetched anew", async () => {
   assert.deepEqual((await store.partial(blob)).missing(), [0]);
 });
 
-test("a full disk and a blob that is too large are told as a BlobError", async () => {
+test("a full disk and a blob that is too large give a BlobError", async () => {
   const store = await Blobs.open(new MemoryDisk(1000), 5000);
   await assert.rejects(store.put(content(2000)), { name: "BlobError", message: /1000 are free/ });
   await assert.rejects(store.put(content(5001)), { name: "BlobError", message: /at most 5000/ });
-  const partial = await store.partial(await named(content(4000)));
+  const partial = await store.partial(await blobOf(content(4000)));
   await assert.rejects(partial.add(0, content(4000)), BlobError);
   assert.deepEqual(partial.missing(), [0]);
 });
 
-test("all but what is named is pruned, and what was on its way of others", async () => {
+test("all but the named blobs are pruned, also those that are being fetched", async () => {
   const disk = new MemoryDisk();
   const store = await Blobs.open(disk);
   const [kept, gone] = [await store.put(content(10)), await store.put(content(20))];
-  const [coming, left] = [await named(content(2 * BLOCK)), await named(content(3 * BLOCK))];
+  const [coming, left] = [await blobOf(content(2 * BLOCK)), await blobOf(content(3 * BLOCK))];
   for (const blob of [coming, left]) await (await store.partial(blob)).add(0, content(BLOCK));
   await store.prune([kept, coming]);
   assert.ok(store.has(kept) && !store.has(gone));
@@ -179,7 +179,7 @@ test("all but what is named is pruned, and what was on its way of others", async
   assert.deepEqual((await store.partial(left)).missing(), [0, 1, 2]);
 });
 
-test("a disk of files keeps nothing that is half written, and no key leads out of it", async (t) => {
+test("a disk of files keeps no half-written file, and no key leads out of its folder", async (t) => {
   const folder = mkdtempSync(join(tmpdir(), "disk-"));
   t.after(() => rmSync(folder, { recursive: true, force: true }));
   const disk = new FileDisk(`${folder}/`);

@@ -12,11 +12,11 @@ test("hashes and texts are as in Python", async () => {
   }
 });
 
-test("bytes that are no UTF-8 are no text", () => {
+test("bytes that are not UTF-8 are refused", () => {
   assert.throws(() => text(Uint8Array.of(0xff, 0xfe)), TypeError);
 });
 
-test("what is no hex or no base64url is refused", () => {
+test("words that are not hex or not base64url are refused", () => {
   assert.throws(() => fromHex("abc"), RangeError);
   assert.throws(() => fromHex("zz"), RangeError);
   assert.throws(() => fromBase64Url("§"), RangeError);

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { inflateSync } from "node:zlib";
 
 import { fromHex, hex } from "../device/bytes.js";
-import { named } from "../device/codecs.js";
+import { codecNamed } from "../device/codecs.js";
 import { read, write } from "../device/safetensors.js";
 import { vectors } from "./vectors.js";
 
@@ -14,7 +14,7 @@ const updates = given.updates.map((one) => read(fromHex(one)));
 async function written(word, rounds, unpacked) {
   let left = new Map();
   for (const [at, { plain, left: expected }] of rounds.entries()) {
-    const encoded = await named(word).encode(updates[at], base, left);
+    const encoded = await codecNamed(word).encode(updates[at], base, left);
     assert.equal(hex(unpacked(encoded.body)), plain);
     assert.equal(encoded.left && hex(write(encoded.left)), expected);
     left = encoded.left ?? new Map();
@@ -22,30 +22,30 @@ async function written(word, rounds, unpacked) {
 }
 
 for (const { word, lossy, rounds } of given.codecs) {
-  test(`an update is written in Python's bytes, and as much is left out, round after round: "${word}"`, async () => {
-    assert.equal(named(word).lossy, lossy);
+  test(`an update has Python's bytes, and as much is left out, round after round: "${word}"`, async () => {
+    assert.equal(codecNamed(word).lossy, lossy);
     await written(word, rounds, (body) => body);
   });
 
-  test(`and the same is unpacked, where it is packed: "${word}"`, async () => {
+  test(`a packed update unpacks to the same bytes as in Python: "${word}"`, async () => {
     await written(word ? `${word}+deflate` : "deflate", rounds, inflateSync);
   });
 }
 
-test("a word that names no codec says what was expected", () => {
+test("a word that names no codec is refused with what was expected", () => {
   for (const { word, python } of given.none) {
-    assert.throws(() => named(word), { name: "CodecError", message: python });
+    assert.throws(() => codecNamed(word), { name: "CodecError", message: python });
   }
 });
 
-test("the bytes that are predicted are Python's", () => {
+test("predicted bytes are Python's", () => {
   for (const { word, values, count, exact, bytes } of given.predicted) {
-    assert.equal(named(word).payloadBytes(values, count, exact), bytes, word);
+    assert.equal(codecNamed(word).payloadBytes(values, count, exact), bytes, word);
   }
 });
 
-test("what was given is not changed", async () => {
-  await named("delta+int8+deflate").encode(updates[0], base, new Map());
+test("encoding does not change its arguments", async () => {
+  await codecNamed("delta+int8+deflate").encode(updates[0], base, new Map());
   assert.equal(hex(write(updates[0])), given.updates[0]);
   assert.equal(hex(write(base)), given.base);
 });

@@ -1,4 +1,4 @@
-/** Contributions as a device keeps them until their receipt. */
+/** Makes contributions as a device keeps them until their receipt. */
 const METRICS = { train_loss: 0.5, train_time_ms: 1, energy_mj: 2, peak_memory_kib: 3 };
 export const contribution = (seq, round, more = {}) => ({
   task: "digits",

@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { breathe } from "../device/cooperative.js";
+import { yieldToTasks } from "../device/cooperative.js";
 
-/** Whether something that waits comes while this goes on. */
+/** Whether a waiting task of the thread runs during this work. */
 async function letsIn(work) {
   let came = false;
   const { port1, port2 } = new MessageChannel();
@@ -14,9 +14,9 @@ async function letsIn(work) {
   return came;
 }
 
-test("what waits is let in when there was long work, and short work is not held up", async () => {
+test("waiting tasks run during long work, and short work is not delayed", async () => {
   const began = performance.now();
-  const at = (ms) => () => breathe(() => began + ms);
+  const at = (ms) => () => yieldToTasks(() => began + ms);
   assert.equal(await letsIn(at(1000)), true);
   assert.equal(await letsIn(at(1049)), false);
   assert.equal(await letsIn(at(1050)), true);

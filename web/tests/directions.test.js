@@ -19,7 +19,7 @@ test("Philox gives the known answer of its authors", () => {
   assert.equal(words.map((half) => half.toString(16).padStart(8, "0")).join(""), expected);
 });
 
-test("Philox is what its definition gives in whole numbers of 64 bits", () => {
+test("Philox gives the same as its definition in 64-bit integers", () => {
   const MASK = (1n << 64n) - 1n;
   const byDefinition = (counter, key) => {
     let [c, k] = [[counter, 0n, 0n, 0n], key];
@@ -41,7 +41,7 @@ test("Philox is what its definition gives in whole numbers of 64 bits", () => {
   }
 });
 
-test("directions are those of Python, the golden ones too", () => {
+test("directions are those of Python, the golden vectors included", () => {
   for (const one of known.elements) assert.deepEqual([...made(one)], one.elements);
 });
 
@@ -52,7 +52,7 @@ test("long directions are those of Python, bit for bit", async () => {
   }
 });
 
-test("a direction can be entered at whole counters alone", () => {
+test("a direction can be entered only at whole counters", () => {
   for (const [generator, step] of [
     [GENERATOR, 4],
     [RADEMACHER, 256],

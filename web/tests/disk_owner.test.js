@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { MemoryDisk } from "../device/disk.js";
-import { Outbox } from "../device/outbox.js";
 import { own } from "../device/disk_owner.js";
+import { Outbox } from "../device/outbox.js";
 import { contribution } from "./contributions.js";
 
 async function leftBy(name) {
@@ -15,13 +15,13 @@ async function leftBy(name) {
   return disk;
 }
 
-test("what waits for its receipt waits on in a later life of the same name", async () => {
+test("contributions without a receipt still wait after a restart under the same name", async () => {
   const disk = await leftBy("phone-1");
   await own(disk, "phone-1", assert.fail);
   assert.deepEqual([...(await Outbox.open(disk))], [contribution(1, 4), contribution(2, 5)]);
 });
 
-test("under another name it is not sent, and its round not worked on: it could count twice", async () => {
+test("under another name they are not sent, and their round is not worked on: they could count twice", async () => {
   const disk = await leftBy("phone-1");
   const said = [];
   await own(disk, "phone-2", (_, line) => said.push(line));

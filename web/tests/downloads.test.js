@@ -8,7 +8,7 @@ import { BlobError } from "../device/errors.js";
 
 const blob = (number, size) => ({ sha: new Uint8Array(32).fill(number), size });
 
-test("of an offer of more than a device takes nothing is fetched, and the next one is", async () => {
+test("nothing is fetched of an offer that is too large, and the next offer is fetched", async () => {
   const asked = [];
   const blobs = await Blobs.open(new MemoryDisk());
   const downloads = new Downloads(blobs, { ask: (get) => asked.push(get), arrived: () => {} });

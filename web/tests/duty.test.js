@@ -1,4 +1,4 @@
-/** What a device does, and in which order: fetch, work, send, judge. */
+/** Tests the order of a device's work: fetch, train, send, judge. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
@@ -17,7 +17,7 @@ async function settled(agent, steps = 30) {
   for (let step = 0; step < steps; step += 1) await agent.step(0.001);
 }
 
-/** Weights that are another base than the bundle's, held by `world`. */
+/** A base that differs from the bundle's weights, held by `world`. */
 async function another(world) {
   const weights = (await Bundle.open(ZIP)).weights();
   for (const { data } of weights.values()) data[0] += 1;
@@ -25,7 +25,7 @@ async function another(world) {
   return { checkpoint: [blob], sha: blob.sha };
 }
 
-/** The bundle's own weights as a base, in the parts in which they are offered. */
+/** The bundle's own weights as a base, in parts as in an offer. */
 async function own(world) {
   const bundle = await Bundle.open(ZIP);
   const weights = bundle.weights();
@@ -33,7 +33,7 @@ async function own(world) {
   return { checkpoint: await Promise.all(parts.map((part) => world.hold(write(part)))), sha: world.base.sha };
 }
 
-/** A disk that keeps nothing of what is to be sent while it is `full`. */
+/** A disk that refuses contributions and blobs while it is `full`. */
 class FailingDisk extends MemoryDisk {
   full = false;
 
@@ -43,7 +43,7 @@ class FailingDisk extends MemoryDisk {
   }
 }
 
-/** A device that has told of its update, which has no receipt yet. */
+/** A device that has sent its update, which has no receipt yet. */
 async function contributed() {
   const world = await World.made();
   world.receipting = false;
@@ -53,7 +53,7 @@ async function contributed() {
   return { world, agent, made: world.of("contribution")[0] };
 }
 
-test("a model is judged when what the aggregator fetches from here has been fetched", async () => {
+test("a model is judged only after the aggregator has fetched the blob of the contribution", async () => {
   const { world, agent, made } = await contributed();
   assert.ok(made.blob, "it is too large for a message");
   await settled(agent);
@@ -72,7 +72,7 @@ test("a model is judged at once when nothing is to be fetched from here", async 
   assert.equal(world.of("contribution")[0].blob, null);
 });
 
-test("that a task is over is judged once, however often it is said", async () => {
+test("the final model is judged once, however often the task is said to be done", async () => {
   const world = await World.made();
   world.offer = world.round(1);
   const agent = await world.device();
@@ -87,13 +87,13 @@ test("that a task is over is judged once, however often it is said", async () =>
   assert.deepEqual(told(world, "evaluated").map((one) => one.round), [1]);
 });
 
-test("a last model that does not come in time is waited for no longer, and that is said", async () => {
+test("a final model that does not come in time is given up, and that is logged", async () => {
   const world = await World.made();
   world.offer = world.round(1);
   const agent = await world.device();
   await world.until(agent, () => told(world, "receipt").length > 0);
   const base = await another(world);
-  world.swap(base.checkpoint[0], new Uint8Array()); // no block of it ever fits
+  world.swap(base.checkpoint[0], new Uint8Array()); // none of its blocks has the right length
   world.tellAll(world.round(1, { ...OVER, base }));
   await settled(agent);
   assert.equal(agent.finished, false);
@@ -103,7 +103,7 @@ test("a last model that does not come in time is waited for no longer, and that 
   assert.equal(world.lines("the model of task 't' has not come in time").length, 1);
 });
 
-test("a run that begins anew with the bundle's own weights has them fetched from nowhere", async () => {
+test("a run that begins with the bundle's weights needs no download of them", async () => {
   const world = await World.made();
   const [first, other] = [await own(world), await another(world)];
   const asked = () => new Set(world.of("get").map((one) => hexOf(one.blob)));
@@ -138,8 +138,8 @@ test("a contribution that cannot be kept is not made again, and the next round i
   assert.deepEqual(world.of("contribution").map((one) => one.round), [2]);
 });
 
-test("a model is judged before the next round where that takes little of it, and not where it takes much", async () => {
-  const held = { x: new Float32Array(500 * 64), y: new Int32Array(500), shape: [1, 8, 8] }; // 0.3 s of this clock
+test("a model is judged before the next round only if that takes a small part of the round", async () => {
+  const held = { x: new Float32Array(500 * 64), y: new Int32Array(500), shape: [1, 8, 8] }; // 0.3 s by this clock
   for (const [seconds, rounds] of [[50, [0, 1]], [4, []]]) {
     const world = await World.made();
     const agent = await world.device({ samples: { ...SAMPLES_HERE, held: () => held } });
@@ -149,7 +149,7 @@ test("a model is judged before the next round where that takes little of it, and
     };
     const tell = world.told.push.bind(world.told);
     world.told.push = (event) => {
-      if (event.type === "made" && event.round < 3) offer(event.round + 1); // at once, as with one device
+      if (event.type === "made" && event.round < 3) offer(event.round + 1); // at once, as in a round of one device
       return tell(event);
     };
     offer(1);
@@ -158,28 +158,28 @@ test("a model is judged before the next round where that takes little of it, and
   }
 });
 
-test("a model that another round has taken the place of is not judged any more, nor fetched for that", async () => {
+test("a model that another round has replaced is neither judged nor fetched", async () => {
   const { world, agent, made } = await contributed();
   const base = await another(world);
   world.tellAll(world.round(2, { ...FULL, base }));
   const tell = world.told.push.bind(world.told);
   world.told.push = (event) => {
     if (event.type === "plan" && event.round === 2) {
-      agent.hours.pause("you paused it");
+      agent.workGate.pause("you paused it");
       world.offer = world.round(3, { base });
-      world.tellAll(world.offer); // so that the second is given up
+      world.tellAll(world.offer); // replaces the second round, which is given up
     }
     return tell(event);
   };
   await world.until(agent, () => world.lines("given up").length > 0);
   world.receipt(made);
-  agent.hours.resume("you paused it");
+  agent.workGate.resume("you paused it");
   await world.until(agent, () => told(world, "evaluated").length > 0);
   assert.deepEqual(world.lines("is not judged"), []);
   assert.deepEqual(told(world, "evaluated").map((one) => one.round), [2]);
 });
 
-test("samples that came after the hello are told of before an update is, which may not say more", async () => {
+test("samples that came after the hello are told before the update, which may not claim more", async () => {
   const world = await World.made();
   let count = SAMPLES_HERE.count() - 10;
   const some = ({ x, y, shape }) => ({ x: x.slice(0, 64 * count), y: y.slice(0, count), shape });

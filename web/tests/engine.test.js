@@ -24,11 +24,11 @@ test("batches of any size give the same logits", async () => {
   assert.equal((await model.logits(new Float32Array(0))).length, 0);
 });
 
-test("what waits in the thread is let in between the runs of many samples", async (t) => {
+test("waiting tasks of the thread run between the runs of many samples", async (t) => {
   const model = new DeviceModel(bundle, runtime, { batch: 1 });
   await model.features(x);
   let now = performance.now();
-  t.mock.method(performance, "now", () => (now += 100)); // each run takes long
+  t.mock.method(performance, "now", () => (now += 100)); // each run takes long by the clock
   let came = 0;
   const { port1, port2 } = new MessageChannel();
   port1.onmessage = () => port2.postMessage((came += 1));
@@ -55,14 +55,14 @@ test("a gradient is the slope of the loss", async () => {
   near((losses[0] - losses[1]) / (2 * eps), length, 1e-2 * length);
 });
 
-test("more samples than a run's are micro-batches with the same mean", async () => {
+test("more samples than one run takes are cut into micro-batches with the same mean", async () => {
   const whole = await new DeviceModel(bundle, runtime).trainer("all");
   const parts = await new DeviceModel(bundle, runtime, { batch: 2 }).trainer("all");
   near(await parts.lossAndGrads(x, y), await whole.lossAndGrads(x, y), 1e-6);
   whole.grads.vector.forEach((value, i) => near(parts.grads.vector[i], value, 2e-6));
 });
 
-test("new weights are seen by what is asked for after them", async () => {
+test("new weights are used by everything that is made after them", async () => {
   const model = new DeviceModel(bundle, runtime);
   const before = await model.logits(x);
   const held = await model.trainer("head");
@@ -74,7 +74,7 @@ test("new weights are seen by what is asked for after them", async () => {
   await assert.rejects(model.load(new Map([["head.bias", float32([9], new Float32Array(9))]])), TensorError);
 });
 
-test("a session is opened once, and again after what it held was given back", async () => {
+test("a session is opened once, and again after its memory was freed", async () => {
   const loads = [];
   const runs = [];
   const watch = {
@@ -92,7 +92,7 @@ test("a session is opened once, and again after what it held was given back", as
   ]);
 });
 
-test("a watch may refuse a graph, and it can be tried again", async () => {
+test("a watch may refuse a graph, and the graph can be tried again", async () => {
   let full = true;
   const refuse = () => {
     if (full) throw new EngineError("no room");
@@ -134,7 +134,7 @@ test("a graph that the library refuses is an error of one line", async () => {
   });
 });
 
-test("how graphs are run is said", () => {
+test("the runtime says how graphs are run", () => {
   assert.match(runtime.name, /^onnxruntime-web \d+\.\d+\.\d+ wasm$/);
   assert.match(runtime.why, /^WASM on one thread/);
 });

@@ -19,14 +19,14 @@ for (const { of, token, name, client_id: clientId, url, password, authority, key
   });
 }
 
-test("a token of an earlier version is read, and has no key of the device's own", async () => {
+test("a token of an earlier version is read, and has no secret key", async () => {
   const read = await enrolmentOf(given.earlier);
   assert.equal(read.secret.length, 0);
   assert.equal(read.name, given.tokens[0].name);
 });
 
 for (const { of, token } of given.refused) {
-  test(`what Python refuses is refused, and nothing of it said: ${of}`, async () => {
+  test(`a token that Python refuses is refused, and the error shows nothing of it: ${of}`, async () => {
     await assert.rejects(enrolmentOf(token), (error) => {
       return error instanceof EnrolmentError && !error.message.includes(given.secret);
     });

@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { MemoryDisk } from "../device/disk.js";
+import { ErrorFeedback } from "../device/error_feedback.js";
 import { float32 } from "../device/flat.js";
-import { Leftovers } from "../device/error_feedback.js";
 
 const filled = (value) => float32([3], new Float32Array(3).fill(value));
 const rest = (values) => new Map(Object.entries(values).map(([name, value]) => [name, filled(value)]));
@@ -13,7 +13,7 @@ const waiting = (...rounds) => new Set(rounds);
 function folder() {
   const disk = new MemoryDisk();
   const lines = [];
-  return { disk, lines, left: new Leftovers(disk, (_level, line) => lines.push(line)) };
+  return { disk, lines, left: new ErrorFeedback(disk, (_level, line) => lines.push(line)) };
 }
 
 const put = (left, round, values_, waits = waiting(), run = "r") =>
@@ -21,7 +21,7 @@ const put = (left, round, values_, waits = waiting(), run = "r") =>
 const get = async (left, ...rounds) => values(await left.get("r", "full", waiting(...rounds)));
 const settle = (left, round, counts) => left.settle({ run: "r", kind: "full", round }, counts);
 
-test("what is left comes with the next update of the kind", async () => {
+test("what is left out is added to the next update of the kind", async () => {
   const { left } = folder();
   assert.deepEqual(await get(left), {});
   await put(left, 1, { w: 5 });
@@ -38,13 +38,13 @@ test("an update that does not count, or was never sent, takes nothing along", as
   await put(left, 2, { w: 2, b: 1 });
   assert.deepEqual(await get(left, 2), { w: 2, b: 1 });
   await settle(left, 2, false);
-  await settle(left, 2, false); // the word may come twice
+  await settle(left, 2, false); // the receipt may come twice
   assert.deepEqual(await get(left), { w: 5 });
   await put(left, 3, { w: 4 });
   assert.deepEqual(await get(left), { w: 5 });
 });
 
-test("the first of a run ends those of another", async () => {
+test("the first save of a run removes what another run has left", async () => {
   const { left, disk } = folder();
   await put(left, 1, { w: 5 });
   await put(left, 1, { w: 7 }, waiting(), "s");
@@ -52,7 +52,7 @@ test("the first of a run ends those of another", async () => {
   assert.equal((await disk.keys()).length, 1);
 });
 
-test("what is damaged is nothing, and said", async () => {
+test("a damaged file counts as empty, and that is logged", async () => {
   const { left, disk, lines } = folder();
   await put(left, 1, { w: 5 });
   const [key] = await disk.keys();
@@ -61,7 +61,7 @@ test("what is damaged is nothing, and said", async () => {
   assert.match(lines[0], /not readable, and is lost/);
 });
 
-/** Whole numbers from a seed: the same in each run. */
+/** Whole numbers from a seed, the same in each test run. */
 function* drawn(state) {
   for (;;) {
     state = (state * 1103515245 + 12345) % 2 ** 31;
@@ -69,7 +69,7 @@ function* drawn(state) {
   }
 }
 
-test("what arrives and what is left make up what counts, in whatever order receipts come", async () => {
+test("what was sent and what is left add up to the updates that count, in any order of receipts", async () => {
   for (let seed = 1; seed <= 40; seed += 1) {
     const draw = drawn(seed);
     const next = (below) => draw.next().value % below;

@@ -10,7 +10,7 @@ import { packed as zip } from "./shipped.js";
 
 const INPUT = { shape: [2], scale: 1, mean: [0], std: [1], dtype: "float32" };
 
-/** What a device in Node reads of a table. */
+/** The samples that a device in Node reads from a table. */
 async function opened(t, table, labels) {
   const folder = mkdtempSync(join(tmpdir(), "samples-"));
   t.after(() => rmSync(folder, { recursive: true }));
@@ -18,7 +18,7 @@ async function opened(t, table, labels) {
   return FileSamples.open(join(folder, "a.csv"), { input: INPUT, labels });
 }
 
-test("a table names its classes, in any case, or gives their numbers", async (t) => {
+test("a table has class names, in any case, or class numbers", async (t) => {
   const labels = ["setosa", "versicolor", "virginica"];
   const named = await opened(t, "1,2,Setosa\n3,4,virginica\n", labels);
   const numbered = await opened(t, "1,2,0\n3,4,2\n", labels);

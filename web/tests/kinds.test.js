@@ -10,17 +10,17 @@ import { KindError, OutOfTime } from "../device/errors.js";
 import { check } from "../device/flat.js";
 import { fromHalf } from "../device/half.js";
 import { pace } from "../device/kinds/kind.js";
-import { known as usable, make } from "../device/kinds/registry.js";
+import { make, supportedKinds } from "../device/kinds/registry.js";
 import { prepare } from "../device/preparing.js";
 import { wasmRuntime } from "../device/runtime.js";
 import { files, packed } from "./shipped.js";
 import { vectors } from "./vectors.js";
 
 const known = vectors("kinds");
-const NEAR = 1e-5; // of what an engine computes, over 1 or the number
-const NEAR_HALF = 2 ** -11; // of numbers of 16 bits up to 1, the next one
+const NEAR = 1e-5; // of results of an engine: the difference over the number, or over 1 if that is larger
+const NEAR_HALF = 2 ** -11; // of 16-bit numbers up to 1: one step
 const WIDTH = 64; // features of the bundle
-const NEAR_SCALARS = 5e-3; // a difference of two losses over 2 eps
+const NEAR_SCALARS = 5e-3; // of scalars, each of which is a difference of two losses over 2 eps
 const bundle = await Bundle.open(packed(files(known.bundle.name)));
 const runtime = await wasmRuntime({ threads: 1 });
 const x = Float32Array.from(prepare(bundle.manifest.input, fromHex(known.data.raw)));
@@ -33,14 +33,14 @@ const aside = new Map(
 );
 const RUN = { seed: BigInt(known.data.seed), device: known.data.device, clock: () => 0, deadline: 1, aside };
 
-/** Evenly from the first to the last, as the writer of the vectors. */
+/** Numbers evenly from the first to the last, as in the writer of the vectors. */
 function few({ data: values }, count) {
   const last = values.length - 1;
   const places = Array.from({ length: count }, (_, i) => Math.trunc((i * last) / Math.max(1, count - 1)));
   return places.map((place) => values[place]);
 }
 
-/** Labels and counts to the bit, means to one step of their rounding. */
+/** Checks that labels and counts are equal, and means up to one step of their rounding. */
 function sameRows({ shape: [, bytes], data: rows }, wanted) {
   const view = new DataView(rows.buffer);
   const isShort = bytes === rowBytes(WIDTH, "int8");
@@ -96,7 +96,7 @@ for (const [at, made] of known.made.entries()) {
   });
 }
 
-test("kinds have the settings of Python, and its defaults", () => {
+test("kinds have the settings and defaults of Python", () => {
   for (const [kind, settings] of Object.entries(known.fields))
     assert.deepEqual({ ...make(kind).settings }, settings);
 });
@@ -107,34 +107,34 @@ test("settings that Python refuses are refused", () => {
   }
 });
 
-test("settings that are none, or have numbers of 64 bits where others are expected, are refused", () => {
+test("values that are no settings, or have 64-bit numbers where others are expected, are refused", () => {
   assert.throws(() => make("full", { lr: [2n ** 63n] }), KindError);
   assert.throws(() => make("full", { codec: { deep: [1n] } }), KindError);
   for (const none of [null, 3n, "lr", true, [1]]) assert.throws(() => make("full", none), KindError);
 });
 
-test("what a browser does not train is refused with the reason, never left out", () => {
+test("settings that a browser does not support are refused with the reason, never ignored", () => {
   const dp = { epsilon: 5, delta: 1e-3, max_norm: 1, rounds: 50 };
   assert.throws(() => make("full", { dp }), /dp is set: private training is not done in a browser/);
   assert.throws(() => make("peft", { moon: 0.1 }), /moon is set: MOON's term is not trained in a browser/);
   assert.throws(() => make("width-slice", { members: ["half"] }), /no kind of update called 'width-slice'/);
 });
 
-test("kinds that cannot be done here are passed over, and said", () => {
+test("kinds that cannot be done here are passed over, and that is logged", () => {
   const said = [];
   const kinds = [
     { name: "prototypes", settings: {} },
     { name: "full", settings: { moon: 1 } },
     { name: "few-shot", settings: { shots: 3n } },
   ];
-  const [only, ...others] = usable(kinds, (text) => said.push(text));
+  const [only, ...others] = supportedKinds(kinds, (text) => said.push(text));
   assert.deepEqual([only.name, only.settings.shots, others], ["few-shot", 3, []]);
   assert.equal(said.length, 2);
-  assert.throws(() => usable(kinds.slice(0, 2)), KindError);
-  assert.throws(() => usable([]), /no kind of update is offered/);
+  assert.throws(() => supportedKinds(kinds.slice(0, 2)), KindError);
+  assert.throws(() => supportedKinds([]), /no kind of update is offered/);
 });
 
-test("forms are the richest first", () => {
+test("the richest form comes first", () => {
   const forms = (kind, settings) =>
     make(kind, settings)
       .variants()
@@ -149,7 +149,7 @@ test("forms are the richest first", () => {
   assert.deepEqual(forms("peft", { tunables: ["bias", "head"] }), ["bias", "head"]);
 });
 
-test("what a clock stops after some epochs is the form of as many", () => {
+test("training that the clock stops after some epochs gives the form of so many epochs", () => {
   const [whole, reduced] = make("full", { epochs: 10, reduced_epochs: 2 }).variants();
   assert.equal(whole.stopped(0.1), null);
   assert.equal(whole.stopped(0.75).form, "epochs=7");
@@ -172,7 +172,7 @@ test("training ends after the last whole epoch that there is time for", async ()
   await assert.rejects(whole.train(model, data, { ...RUN, clock, progress, deadline: 1 }), OutOfTime);
 });
 
-test("work that would end late is given up as soon as that is seen", async () => {
+test("work that would end late is given up as soon as that is projected", async () => {
   const run = (now, deadline, lost = 0) => ({ ...RUN, clock: () => now, deadline, lost: () => lost });
   await pace(run(10, 100), { began: 0, done: 0.1 });
   await assert.rejects(pace(run(10, 99), { began: 0, done: 0.1 }), (error) => {
@@ -182,7 +182,7 @@ test("work that would end late is given up as soon as that is seen", async () =>
       error.message === "10% done, would end 1.0 s after the deadline"
     );
   });
-  await pace(run(10, 70), { began: 0, done: 0.05 }); // three times as long may be the start
+  await pace(run(10, 70), { began: 0, done: 0.05 }); // in the first tenth, the projection is divided by three
   await assert.rejects(
     pace(run(10, 100, 5), { began: 0, done: 0.1, of: 0.5 }),
     (error) => error.wholeS === 200,

@@ -1,4 +1,4 @@
-/** A program that is on the broker of its argument, says farewell, and ends at once. */
+/** A program that connects to the broker of its argument, sends its farewell, and ends at once. */
 import { utf8 } from "../device/bytes.js";
 import { Link } from "../device/link.js";
 import { parseUrl } from "../device/url.js";

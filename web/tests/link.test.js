@@ -17,7 +17,7 @@ const FAST = { reconnectS: [0.05, 0.2], keepaliveS: 5 };
 const OVER = ["mqtt", "ws"];
 const LEAVING = fileURLToPath(new URL("leaving.js", import.meta.url));
 
-/** A link that ends with the test, and what it told. */
+/** A link that is closed at the end of the test, and its events. */
 function linked(t, url, name, options = {}) {
   const events = [];
   const link = new Link(parseUrl(url), name, (event) => events.push(event), { ...FAST, ...options }, inNode());
@@ -35,7 +35,7 @@ async function connected(t, url, name, options) {
 }
 
 for (const over of OVER) {
-  test(`what is published arrives, over ${over}, and is counted as it is on the wire`, { skip }, async (t) => {
+  test(`messages arrive over ${over}, and their bytes on the wire are counted`, { skip }, async (t) => {
     const broker = await start(t);
     const url = over === "ws" ? broker.webUrl : broker.url;
     const reader = await connected(t, broker.url, "reader", { subscriptions: ["a/#"] });
@@ -46,19 +46,19 @@ for (const over of OVER) {
     assert.ok(await link.publish("a/b", block));
     await until(() => reader.told("received").length === 1);
     assert.deepEqual(reader.told("received")[0], { kind: "received", topic: "a/b", payload: block, retain: false });
-    assert.equal(link.underWay(), 0);
+    assert.equal(link.unacknowledged(), 0);
     assert.equal(link.bytesUp, 1 + 3 + 2 + 3 + 2 + block.length);
     assert.equal(reader.link.bytesDown, link.bytesUp);
   });
 
-  test(`a device that is lost leaves its will, one that leaves says so itself, over ${over}`, { skip }, async (t) => {
+  test(`a lost device leaves its will, and a leaving one sends its own farewell, over ${over}`, { skip }, async (t) => {
     const broker = await start(t);
     const url = over === "ws" ? broker.webUrl : broker.url;
     const reader = await connected(t, broker.url, "reader", { subscriptions: ["s/+"] });
     const will = { topic: "s/lost", payload: utf8("offline") };
     const lost = await connected(t, url, "lost", { will, greeting: { topic: "s/lost", payload: utf8("online") } });
     await until(() => reader.heard("s/lost").length === 1);
-    const rival = await connected(t, broker.url, "lost"); // the broker throws the older one out
+    const rival = await connected(t, broker.url, "lost"); // the broker ends the older connection
     await until(() => reader.heard("s/lost").includes("offline"));
     await rival.link.close();
     await lost.link.close();
@@ -81,7 +81,7 @@ for (const over of OVER) {
     assert.deepEqual(reader.heard("s"), ["left", "later"]);
   });
 
-  test(`a link comes back, and brings what waited, after its greeting, over ${over}`, { skip }, async (t) => {
+  test(`a link reconnects, and sends its greeting and then waiting messages, over ${over}`, { skip }, async (t) => {
     const broker = await start(t);
     const url = over === "ws" ? broker.webUrl : broker.url;
     const greeting = { topic: "x/state", payload: utf8("online") };
@@ -90,24 +90,24 @@ for (const over of OVER) {
     await until(() => told("disconnected").length === 1);
     assert.ok(!link.connected);
     const waiting = ["1", "2", "3"].map((word) => link.publish("x/y", utf8(word)));
-    assert.equal(link.underWay("x/y"), 3);
+    assert.equal(link.unacknowledged("x/y"), 3);
     const again = await start(t, { ports: broker.ports });
     const reader = await connected(t, again.url, "reader", { subscriptions: ["x/#"] });
     assert.deepEqual(await Promise.all(waiting), [true, true, true]);
     await until(() => told("connected").length === 2);
     assert.deepEqual(told("connected")[1], { kind: "connected", first: false });
-    assert.equal(link.underWay(), 0);
+    assert.equal(link.unacknowledged(), 0);
     await until(() => reader.heard("x/state").length > 0);
     await link.publish("x/y", utf8("last"));
     await until(() => reader.heard("x/y").includes("last"));
     const words = reader.heard("x/y");
-    assert.deepEqual(words, ["1", "2", "3", "last"].slice(4 - words.length)); // the reader may come after the first
+    assert.deepEqual(words, ["1", "2", "3", "last"].slice(4 - words.length)); // the reader may have come later
     await reader.link.publish("dn/task", utf8("subscribed again"));
     await until(() => heard("dn/task").length === 1);
   });
 }
 
-test("a message that is kept is marked, and one that comes live is not", { skip }, async (t) => {
+test("a retained message is marked, and a live one is not", { skip }, async (t) => {
   const broker = await start(t);
   const writer = await connected(t, broker.url, "writer");
   await writer.link.publish("fl/v1/all/round/digits", utf8("kept"), true);
@@ -118,7 +118,7 @@ test("a message that is kept is marked, and one that comes live is not", { skip 
   assert.deepEqual(told("received").map((one) => [text(one.payload), one.retain]), [["kept", true], ["live", false]]);
 });
 
-test("more than a message's limit is refused before it is sent, and so are wildcards", { skip }, async (t) => {
+test("a message over the limit is refused before it is sent, and so are wildcards", { skip }, async (t) => {
   const broker = await start(t);
   const { link } = await connected(t, broker.webUrl, "device");
   assert.throws(() => link.publish("x", new Uint8Array(MESSAGE_LIMIT + 1)), MessageError);
@@ -126,7 +126,7 @@ test("more than a message's limit is refused before it is sent, and so are wildc
   assert.ok(await link.publish("x", new Uint8Array(MESSAGE_LIMIT)));
 });
 
-test("a queue that is full takes no more", { skip }, async (t) => {
+test("a full queue takes no more messages", { skip }, async (t) => {
   const broker = await start(t);
   const { link, told } = await connected(t, broker.url, "device", { queueLimit: 2, reconnectS: [30, 30] });
   await broker.stop();
@@ -134,22 +134,22 @@ test("a queue that is full takes no more", { skip }, async (t) => {
   link.publish("x", utf8("1"));
   link.publish("x", utf8("2"));
   assert.equal(await link.publish("x", utf8("3")), false);
-  assert.equal(link.underWay("x"), 2);
+  assert.equal(link.unacknowledged("x"), 2);
 });
 
-test("what is said in few bytes is sent at once or not at all", { skip }, async (t) => {
+test("a compact message is sent at once or not at all", { skip }, async (t) => {
   const broker = await start(t);
   const reader = await connected(t, broker.url, "reader", { subscriptions: ["fl/v1/d/+/up/c"] });
   const { link, told } = await connected(t, broker.url, "device", { reconnectS: [0.3, 0.3] });
   assert.ok(await link.publish("fl/v1/d/device/up/c", Uint8Array.of(4)));
   assert.equal(link.bytesUp, 2 + 2 + 19 + 1);
-  assert.equal(link.underWay(), 0);
+  assert.equal(link.unacknowledged(), 0);
   await until(() => reader.told("received").length === 1);
   assert.equal(reader.link.bytesDown, link.bytesUp);
   await broker.stop();
   await until(() => told("disconnected").length === 1);
   assert.equal(await link.publish("fl/v1/d/device/up/c", Uint8Array.of(4)), false);
-  assert.equal(link.underWay(), 0);
+  assert.equal(link.unacknowledged(), 0);
 });
 
 test("messages of a burst all arrive, in order", { skip }, async (t) => {
@@ -162,7 +162,7 @@ test("messages of a burst all arrive, in order", { skip }, async (t) => {
   assert.deepEqual(reader.heard("x"), Array.from({ length: 300 }, (_, at) => `${at}`));
 });
 
-test("a wrong password is refused, with what to look at", { skip }, async (t) => {
+test("a wrong password is refused, with what to check", { skip }, async (t) => {
   const broker = await start(t, { users: { pi: "secret" } });
   const at = (user) => broker.webUrl.replace("//", `//${user}@`);
   const refused = async (url, subscriptions, says) => {
@@ -176,7 +176,7 @@ test("a wrong password is refused, with what to look at", { skip }, async (t) =>
   assert.ok(!broker.webUrl.includes("secret") && !link.url.text.includes("secret"));
 });
 
-test("a subscription that is refused is told by its topic", async (t) => {
+test("a refused subscription is reported with its topic", async (t) => {
   const server = createServer((socket) => {
     socket.on("data", (data) => {
       if (data[0] >> 4 === 1) socket.write(Uint8Array.of(0x20, 2, 0, 0)); // CONNACK: accepted
@@ -195,7 +195,7 @@ test("a subscription that is refused is told by its topic", async (t) => {
   await link.close();
 });
 
-test("who is cut off before its subscriptions are answered has found no broker, and may try again", async (t) => {
+test("a connection that ends before its subscriptions are answered counts as no broker", async (t) => {
   let times = 0;
   const server = createServer((socket) => {
     socket.on("data", (data) => {
@@ -217,7 +217,7 @@ test("who is cut off before its subscriptions are answered has found no broker, 
   await link.close();
 });
 
-test("where nothing listens, or nothing answers, that is said, and it may be tried again", { skip }, async (t) => {
+test("connecting fails with the reason if nothing listens or answers, and may be tried again", { skip }, async (t) => {
   const nobody = linked(t, `mqtt://127.0.0.1:${await freePort()}`, "device");
   await assert.rejects(nobody.link.connect(), (error) => {
     return error instanceof BrokerUnreachable && /no broker answers at mqtt:.*refused/i.test(error.message);
@@ -240,7 +240,7 @@ test("where nothing listens, or nothing answers, that is said, and it may be tri
   assert.deepEqual(late.events, []);
 });
 
-test("MQTT 5 is spoken where the URL asks for it", { skip }, async (t) => {
+test("MQTT 5 is used if the URL asks for it", { skip }, async (t) => {
   const broker = await start(t);
   const reader = await connected(t, broker.url, "reader", { subscriptions: ["x"] });
   const { link } = await connected(t, `${broker.webUrl}?mqtt=5`, "device", { subscriptions: ["y"] });
@@ -248,14 +248,14 @@ test("MQTT 5 is spoken where the URL asks for it", { skip }, async (t) => {
   await until(() => reader.heard("x").length === 1);
 });
 
-test("two clients of one name throw each other out, and say so", { skip }, async (t) => {
+test("two clients of one name disconnect each other, and report it", { skip }, async (t) => {
   const broker = await start(t);
   const [one, other] = [await connected(t, broker.url, "twin"), await connected(t, broker.url, "twin")];
   const said = () => [...one.told("disconnected"), ...other.told("disconnected")].map((event) => event.reason);
   await until(() => said().some((reason) => reason.includes("is another client called 'twin'?")));
 });
 
-test("who waits for a link that is closed is told", { skip }, async (t) => {
+test("closing a link resolves waiting messages to false", { skip }, async (t) => {
   const broker = await start(t);
   const { link, told } = await connected(t, broker.url, "device", { reconnectS: [30, 30] });
   await broker.stop();
@@ -263,5 +263,5 @@ test("who waits for a link that is closed is told", { skip }, async (t) => {
   const waiting = link.publish("x", utf8("1"));
   await link.close();
   assert.equal(await waiting, false);
-  assert.equal(link.underWay(), 0);
+  assert.equal(link.unacknowledged(), 0);
 });

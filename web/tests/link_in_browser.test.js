@@ -1,4 +1,4 @@
-/** The build of MQTT.js that browsers load, with what it needs of a browser: WebSocket, and a navigator. */
+/** Tests the browser build of MQTT.js, with the parts of a browser that it needs: WebSocket and navigator. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import WebSocket from "ws";
@@ -11,7 +11,7 @@ import { skip, start, until } from "./mosquitto.js";
 
 Object.assign(globalThis, { WebSocket, navigator: { userAgent: "test", product: "Gecko" } });
 
-/** A link that ends with the test, as a page has it, and what it told. */
+/** A page's link that is closed at the end of the test, and its events. */
 async function connected(t, url, name, options = {}, transport = undefined) {
   const events = [];
   const given = { reconnectS: [0.05, 0.2], ...options };
@@ -21,7 +21,7 @@ async function connected(t, url, name, options = {}, transport = undefined) {
   return { link, heard: () => events.filter((one) => one.kind === "received"), events };
 }
 
-test("a page speaks to the broker, leaves its will, and comes back", { skip }, async (t) => {
+test("a page connects, leaves its will when it is lost, and reconnects", { skip }, async (t) => {
   const broker = await start(t);
   const reader = await connected(t, broker.url, "reader", { subscriptions: ["up/#"] }, inNode());
   const options = { subscriptions: ["dn/#"], will: { topic: "up/state", payload: utf8("lost"), retain: true } };
@@ -50,7 +50,7 @@ test("a burst of blocks from a page arrives whole", { skip }, async (t) => {
   assert.ok(reader.heard().every((one, at) => one.payload.every((byte) => byte === at)));
 });
 
-test("a page that is refused, and one whose broker is not there, are told", { skip }, async (t) => {
+test("a page whose broker refuses it, and one without a broker, get an error", { skip }, async (t) => {
   const broker = await start(t, { users: { pi: "secret" } });
   const link = new Link(parseUrl(broker.webUrl), "page", () => {});
   await assert.rejects(link.connect(), { name: "BrokerRefused" });

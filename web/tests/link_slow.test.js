@@ -1,4 +1,4 @@
-/** A link whose library, or whose broker, is slow: on a transport that a test holds back. */
+/** Tests a link whose library or broker is slow, on a transport that the test delays. */
 import assert from "node:assert/strict";
 import { EventEmitter } from "node:events";
 import { test } from "node:test";
@@ -9,7 +9,7 @@ import { parseUrl } from "../device/url.js";
 
 const turn = () => new Promise((resolve) => setImmediate(resolve));
 
-/** MQTT.js that is loaded when the test says so, each time it is asked for; brokers that accept all. */
+/** Stands for MQTT.js: each load waits until the test resolves it; brokers accept everything. */
 class Held {
   clients = [];
   loads = [];
@@ -22,7 +22,7 @@ class Held {
   };
 }
 
-/** A link over it, what it told, and what nobody caught. */
+/** A link over it, its events, and errors that nobody caught. */
 function linked(t, options = {}) {
   const held = new Held();
   const [events, uncaught] = [[], []];
@@ -35,7 +35,7 @@ function linked(t, options = {}) {
   return { link, held, events, uncaught };
 }
 
-test("a link whose library does not come in time says that no broker answers, once, and to who asked", async (t) => {
+test("a link whose library does not load in time fails once, at `connect`, as if no broker answered", async (t) => {
   const { link, held, uncaught } = linked(t);
   const late = await link.connect().catch((error) => error);
   assert.ok(late instanceof BrokerUnreachable);
@@ -45,7 +45,7 @@ test("a link whose library does not come in time says that no broker answers, on
   assert.deepEqual([held.clients.length, uncaught], [0, []]);
 });
 
-test("a library that comes late, when it was asked for again, makes one connection", async (t) => {
+test("a library that loads late, after a second request for it, makes only one connection", async (t) => {
   const { link, held, events, uncaught } = linked(t);
   await assert.rejects(link.connect(), BrokerUnreachable);
   const again = link.connect();
@@ -58,7 +58,7 @@ test("a library that comes late, when it was asked for again, makes one connecti
   assert.deepEqual([events, uncaught], [[{ kind: "connected", first: true }], []]);
 });
 
-test("a library that cannot be had is a broker that is not reached, with what is wrong", async (t) => {
+test("a library that cannot be loaded counts as an unreachable broker, with the reason", async (t) => {
   const { link, held, uncaught } = linked(t, { timeoutS: 5 });
   const connecting = link.connect();
   held.loads[0].reject(new TypeError("Failed to fetch dynamically imported module"));
@@ -68,7 +68,7 @@ test("a library that cannot be had is a broker that is not reached, with what is
   assert.deepEqual(uncaught, []);
 });
 
-test("a link that is closed while it comes back does not come back", async (t) => {
+test("a link that is closed while it reconnects stays closed", async (t) => {
   const { link, held, events } = linked(t, { timeoutS: 5 });
   const connecting = link.connect();
   held.loads[0].resolve();

@@ -6,24 +6,24 @@ import { became, called, does, sends, verdict } from "../page/meaning.js";
 
 const KINDS = ["full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means"];
 
-test("two scalars are said to be two numbers", () => {
+test("two scalars are described as two numbers", () => {
   const said = sends({ kind: "zeroth-order", form: "", bytesUp: 47, values: 2 });
   assert.equal(said, "47 bytes, 2 numbers: how much better or worse each random change made it");
 });
 
-test("biases are said to be biases", () => {
+test("biases are described as biases", () => {
   const said = sends({ kind: "peft", form: "bias", bytesUp: 6500, values: 1578 });
   assert.equal(said, "6.5 kB, 1,578 numbers: the biases of the model");
 });
 
-test("every kind has words of its own, and an unknown one its name", () => {
+test("every kind has its own description, and an unknown kind its name", () => {
   assert.equal(new Set(KINDS.map(does)).size, KINDS.length);
   assert.equal(does("entropy-subset 25%"), does("entropy-subset"));
   assert.match(does("tomorrow"), /of kind tomorrow/);
   assert.equal(sends({ kind: "tomorrow", form: "", bytesUp: 2e6, values: 1 }), "2 MB, 1 number");
 });
 
-test("every kind has a short name, and why it was taken is said without the field's words", () => {
+test("every kind has a short name, and the reason why it was chosen is in plain words", () => {
   assert.equal(new Set(KINDS.map(called)).size, KINDS.length);
   assert.ok(KINDS.every((kind) => called(`${kind} 25%`) === called(kind) && called(kind) !== kind));
   assert.equal(called("tomorrow 2"), "tomorrow 2");
@@ -35,7 +35,7 @@ test("every kind has a short name, and why it was taken is said without the fiel
   assert.match(verdict({ label: "", straggler: true, rows }), /sits the round out/);
 });
 
-test("a refusal is told with its reason", () => {
+test("a refusal is shown with its reason", () => {
   assert.equal(became({ status: "refused", reason: "head.weight is (10, 64)" }), "refused: head.weight is (10, 64)");
   assert.match(became({ status: "accepted", reason: "" }), /counted/);
 });

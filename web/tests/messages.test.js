@@ -9,7 +9,7 @@ import { revived, vectors } from "./vectors.js";
 const { decode, encode, Contribution, Offer, Plan, Signed, State } = messages;
 const given = vectors("messages");
 
-/** Bigints as text, and whole bigints as numbers, so that a seed is equal however it stands. */
+/** Makes messages comparable, whether a whole number is a bigint or not. */
 const comparable = (value) =>
   JSON.parse(
     JSON.stringify(value, (_, item) => {
@@ -19,7 +19,7 @@ const comparable = (value) =>
     }),
   );
 
-/** Like `comparable`, with the fields that are bigint here as text. */
+/** As `comparable`, with the fields that are bigint here as texts. */
 function expected(object) {
   const plain = comparable(revived(object));
   return JSON.parse(
@@ -37,7 +37,7 @@ for (const { kind, payload, object } of given.examples) {
   });
 }
 
-test("no room is made for items that cannot be in the message", { timeout: 60_000 }, () => {
+test("nothing is allocated for items that cannot be in the message", { timeout: 60_000 }, () => {
   const claims = { "lists in lists": [0xdd, 0x00, 0x03, 0xff, 0xff], "maps in lists": [0x91, 0xdf, 0xff, 0xff, 0xff, 0xff] };
   for (const [what, bytes] of Object.entries(claims)) {
     const payload = Uint8Array.from({ length: 20_000 }, (_, at) => bytes[at % bytes.length]);
@@ -51,13 +51,13 @@ test("version and limits are Python's", () => {
   assert.equal(messages.MESSAGE_LIMIT, given.message_limit);
 });
 
-test("what is not given stands as in Python", () => {
+test("fields that are not given have the defaults of Python", () => {
   const payload = given.examples[0].payload;
   assert.equal(hex(encode(State, { boot: 2n ** 62n + 12345n, online: true })), payload);
 });
 
 for (const { kind, where, payload } of given.refused) {
-  test(`what Python refuses is refused, with the place: ${kind}, ${where} ${payload.slice(0, 12)}`, () => {
+  test(`a message that Python refuses is refused, with the place: ${kind}, ${where} ${payload.slice(0, 12)}`, () => {
     assert.throws(
       () => decode(messages[kind], fromHex(payload)),
       (error) => error instanceof MessageError && error.message.includes(where),
@@ -66,7 +66,7 @@ for (const { kind, where, payload } of given.refused) {
 }
 
 for (const { payload } of given.no_text) {
-  test(`a text that is no UTF-8 is refused: ${payload.slice(4, 12)}`, () => {
+  test(`a text that is not UTF-8 is refused: ${payload.slice(4, 12)}`, () => {
     assert.throws(() => decode(Plan, fromHex(payload)), { name: "MessageError", message: /^not a Plan: / });
   });
 }
@@ -79,7 +79,7 @@ for (const { length, start } of given.broken) {
   });
 }
 
-test("fields of a later version of the message are left aside", () => {
+test("fields of a later version of the message are ignored", () => {
   const read = decode(State, fromHex(given.longer.payload));
   assert.deepEqual(read, { boot: 1n, online: true, leaving: false, paused: false });
 });
@@ -90,7 +90,7 @@ test("whole seconds are a float, as Python reads them", () => {
   assert.equal(hex(encode(Plan, read)), given.whole_seconds);
 });
 
-test("changed bytes of a message are refused by MessageError, or are a message", () => {
+test("a message with changed bytes is refused with MessageError, or is still a message", () => {
   let state = 12345;
   const drawn = (below) => {
     state = (Math.imul(state, 1103515245) + 12345) >>> 0;
@@ -111,7 +111,7 @@ test("changed bytes of a message are refused by MessageError, or are a message",
   assert.ok(refused > 500);
 });
 
-test("what is no message is not written", () => {
+test("an object that is no message is not encoded", () => {
   assert.throws(() => encode(State, { boot: 1n }), /State.online/);
   assert.throws(() => encode(State, { boot: 1n, online: true, moood: 1 }), /no moood/);
   assert.throws(() => encode(State, { boot: 2n ** 63n, online: true }), /State.boot/);
@@ -125,7 +125,7 @@ test("an offer is found whether it is signed or not", () => {
   assert.throws(() => messages.offerIn(Uint8Array.of(1, 2)), /not a Offer/);
 });
 
-test("a base that names no line begins it, and says whether it is whole", () => {
+test("a base that names no line begins one, and tells whether it is whole", () => {
   const offers = given.examples.filter((one) => one.kind === "Offer");
   const [whole, followed] = offers.map((one) => decode(Offer, fromHex(one.payload)).base);
   assert.ok(messages.isWhole(whole));
@@ -133,7 +133,7 @@ test("a base that names no line begins it, and says whether it is whole", () => 
   assert.deepEqual([...followed.line], [0, 1, 2, 3]);
 });
 
-test("what was read cannot be changed", () => {
+test("a decoded message cannot be changed", () => {
   const read = decode(Contribution, fromHex(given.examples.find((one) => one.kind === "Contribution").payload));
   assert.throws(() => {
     read.round = 1;

@@ -1,4 +1,4 @@
-/** A real Mosquitto, with TCP and WebSockets on free ports of this machine, for one test. */
+/** Starts a real Mosquitto for one test, with TCP and WebSockets on free ports of this machine. */
 import { spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -9,7 +9,7 @@ import { join } from "node:path";
 const PLACES = ["mosquitto", "/usr/sbin/mosquitto", "/usr/local/sbin/mosquitto", "/opt/homebrew/sbin/mosquitto"];
 const PROGRAM = PLACES.find((place) => spawnSync(place, ["-h"]).error === undefined);
 
-/** The reason to skip a test that needs it; false where it is here. */
+/** The reason to skip a test that needs Mosquitto; false if it is installed. */
 export const skip = PROGRAM ? false : "mosquitto is not installed";
 
 export async function freePort() {
@@ -22,13 +22,13 @@ export async function freePort() {
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Waits for it; throws where it does not come true in `ms`. */
+/** Waits for a condition; throws if it is not met in `ms` milliseconds. */
 export async function until(condition, ms = 120_000) {
   for (const end = Date.now() + ms; Date.now() < end; await pause(10)) if (await condition()) return;
   throw new Error(`not within ${ms} ms: ${condition}`);
 }
 
-/** Starts it; it ends with the test. `users` (name to password) are held to their own branch of topics. */
+/** Starts Mosquitto until the end of the test. `users` (name to password) may use only their own branch of topics. */
 export async function start(test, { users = {}, ports } = {}) {
   const [port, webPort] = ports ?? [await freePort(), await freePort()];
   const folder = mkdtempSync(join(tmpdir(), "mosquitto-"));

@@ -2,21 +2,21 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fromHex, hex, text, utf8 } from "../device/bytes.js";
+import { MOST_BYTES, compactContribution, fullContribution, withMac } from "../device/compact_round.js";
 import { MemoryDisk } from "../device/disk.js";
 import { DeviceError, MessageError } from "../device/errors.js";
-import { Following } from "../device/offer_stream.js";
 import { Contribution, Offer, Receipt, decode, encode } from "../device/messages.js";
-import { MOST_BYTES, longOf, shortOf, withWord } from "../device/compact_round.js";
+import { OfferStream } from "../device/offer_stream.js";
 import { Trust } from "../device/trust.js";
 import { vectors } from "./vectors.js";
 
-const given = vectors("following");
+const given = vectors("offer_stream");
 const own = (size) => fromHex(given.own).slice(0, size);
 
 async function follow(key, heard) {
-  const following = new Following(await Trust.open(key, own));
+  const offerStream = new OfferStream(await Trust.open(key, own));
   for (const { topic, payload, retained, task, offer, error, text, over } of heard) {
-    const said = following.offer(topic, fromHex(payload), retained, task);
+    const said = offerStream.offer(topic, fromHex(payload), retained, task);
     const what = `${topic} ${payload.slice(0, 30)}`;
     if (offer) {
       const { base, ...rest } = await said;
@@ -28,7 +28,7 @@ async function follow(key, heard) {
       assert.equal(caught.name, error, `${what}: ${caught} ${text}`);
       assert.equal(caught.message.split(/[:(]/)[0], text.split(/[:(]/)[0].replaceAll('"', "'"));
     }
-    assert.equal(following.over, over, what);
+    assert.equal(offerStream.over, over, what);
   }
 }
 
@@ -40,20 +40,20 @@ for (const { of, heard } of given.enrolled) {
   test(`an enrolled device follows as in Python: ${of}`, () => follow(fromHex(given.key), heard));
 }
 
-test("a device says the half of its pact that Python's says", async () => {
+test("a device sends the same public key for MACs as in Python", async () => {
   assert.equal(hex((await Trust.open(fromHex(given.key), own)).key), given.device_key);
   assert.equal((await Trust.open(new Uint8Array())).key.length, 0);
   const [one, other] = [await Trust.open(fromHex(given.key)), await Trust.open(fromHex(given.key))];
-  assert.notEqual(hex(one.key), hex(other.key), "each life draws its own");
+  assert.notEqual(hex(one.key), hex(other.key), "each process draws its own");
 });
 
-test("a key that is none is refused", async () => {
+test("an invalid key is refused", async () => {
   await assert.rejects(Trust.open(new Uint8Array(31)), { name: "NotTrusted", message: /31 bytes, expected 32/ });
-  const zero = Uint8Array.of(1, ...new Uint8Array(31)); // y = 1: the map has no value there
+  const zero = Uint8Array.of(1, ...new Uint8Array(31)); // y = 1, where the map between the curves is not defined
   await assert.rejects(Trust.open(zero), { name: "NotTrusted" });
 });
 
-test("an offer older than one taken is refused in another life, by the same aggregator's key alone", async () => {
+test("an offer older than an accepted one is refused after a restart, too, by the same aggregator's key", async () => {
   const [first, old] = given.enrolled.find((one) => one.of === "the time of issue only goes up").heard;
   const disk = new MemoryDisk();
   const key = fromHex(given.key);
@@ -66,7 +66,7 @@ test("an offer older than one taken is refused in another life, by the same aggr
   }
 });
 
-test("the aggregator's new key is kept for other lives, with what was issued before it", async () => {
+test("the aggregator's new key is kept across restarts, with the times of earlier offers", async () => {
   const heard = given.enrolled.find((one) => one.of === "another key follows").heard;
   const offer = (trust, { topic, payload }) => trust.offer(topic, fromHex(payload));
   const [disk, key] = [new MemoryDisk(), fromHex(given.key)];
@@ -83,7 +83,7 @@ test("the aggregator's new key is kept for other lives, with what was issued bef
   assert.equal((await offer(await Trust.open(key, own, disk), old)).round, 3);
 });
 
-test("a new key that is not kept leaves known what was issued by the one before", async () => {
+test("if a new key cannot be kept, the times of the old key's offers stay known", async () => {
   const heard = given.enrolled.find((one) => one.of === "another key follows").heard;
   const [, old] = given.enrolled.find((one) => one.of === "the time of issue only goes up").heard;
   const offer = (trust, { topic, payload }) => trust.offer(topic, fromHex(payload));
@@ -95,29 +95,29 @@ test("a new key that is not kept leaves known what was issued by the one before"
   await assert.rejects(offer(await Trust.open(key, own, disk), old), { message: /issued at 8, and one of 9 was taken/ });
 });
 
-test("a receipt counts by its word alone, where the device signs", async () => {
-  const { receipt_topic: topic, receipt, receipt_with_word: withWord } = given.says;
+test("a device that signs accepts a receipt only with its MAC", async () => {
+  const { receipt_topic: topic, receipt, receipt_with_mac: authenticated } = given.says;
   const trust = await Trust.open(fromHex(given.key), own, null, true);
-  const read = await trust.receipt(topic, fromHex(withWord));
+  const read = await trust.receipt(topic, fromHex(authenticated));
   assert.deepEqual({ ...read }, { ...decode(Receipt, fromHex(receipt)) });
-  const bent = fromHex(withWord);
+  const bent = fromHex(authenticated);
   bent[5] ^= 1;
   for (const forged of [fromHex(receipt), bent, new Uint8Array()]) {
     await assert.rejects(trust.receipt(topic, forged), { name: "NotTrusted" });
   }
-  await assert.rejects(trust.receipt(`${topic}s`, fromHex(withWord)), { name: "NotTrusted" });
+  await assert.rejects(trust.receipt(`${topic}s`, fromHex(authenticated)), { name: "NotTrusted" });
   const unsigned = await Trust.open(fromHex(given.key), own);
   assert.equal((await unsigned.receipt(topic, fromHex(receipt))).seq, 2);
 });
 
-test("a contribution in few bytes has the word that Python's has", async () => {
+test("a compact contribution has the same MAC as in Python", async () => {
   const trust = await Trust.open(fromHex(given.key), own, null, true);
-  const { short, short_topic: topic, short_with_word: expected } = given.says;
-  const word = await trust.word(topic, "r", fromHex(short));
-  assert.equal(hex(withWord(fromHex(short), word)), expected);
+  const { short, short_topic: topic, short_with_mac: expected } = given.says;
+  const mac = await trust.mac(topic, "r", fromHex(short));
+  assert.equal(hex(withMac(fromHex(short), mac)), expected);
 });
 
-test("a browser that cannot agree says no key, and takes whole offers alone", async (t) => {
+test("a browser without X25519 sends no key, and accepts only whole offers", async (t) => {
   const { importKey } = crypto.subtle;
   t.mock.method(crypto.subtle, "importKey", (format, data, algorithm, ...rest) => {
     if (algorithm === "X25519") return Promise.reject(new DOMException("no", "NotSupportedError"));
@@ -125,40 +125,40 @@ test("a browser that cannot agree says no key, and takes whole offers alone", as
   });
   const trust = await Trust.open(fromHex(given.key), own);
   assert.equal(trust.key.length, 0);
-  const heard = given.enrolled.find((one) => one.of === "the word").heard;
-  const following = new Following(trust);
-  await following.offer(heard[0].topic, fromHex(heard[0].payload), false, "t");
-  const word = heard.find((one) => one.offer && one !== heard[0]);
-  await assert.rejects(following.offer(word.topic, fromHex(word.payload), false, "t"), { name: "NotTrusted" });
+  const heard = given.enrolled.find((one) => one.of === "the MAC").heard;
+  const offerStream = new OfferStream(trust);
+  await offerStream.offer(heard[0].topic, fromHex(heard[0].payload), false, "t");
+  const compact = heard.find((one) => one.offer && one !== heard[0]);
+  await assert.rejects(offerStream.offer(compact.topic, fromHex(compact.payload), false, "t"), { name: "NotTrusted" });
 });
 
-test("only so many tasks are followed", async () => {
+test("only a limited number of tasks is followed", async () => {
   const like = decode(Offer, fromHex(given.open[0].heard[0].payload));
-  const following = new Following(await Trust.open(new Uint8Array()));
+  const offerStream = new OfferStream(await Trust.open(new Uint8Array()));
   for (let at = 0; at <= 64; at += 1) {
-    await following.offer("fl/v1/all/round/any", encode(Offer, { ...like, task: `t${at}` }));
+    await offerStream.offer("fl/v1/all/round/any", encode(Offer, { ...like, task: `t${at}` }));
   }
   const next = fromHex(given.open[0].heard[1].payload);
-  assert.equal((await following.offer("fl/v1/all/round/t1", next)).round, 3);
-  await assert.rejects(following.offer("fl/v1/all/round/t0", next), { name: "UnknownRoundBefore" });
+  assert.equal((await offerStream.offer("fl/v1/all/round/t1", next)).round, 3);
+  await assert.rejects(offerStream.offer("fl/v1/all/round/t0", next), { name: "UnknownRoundBefore" });
 });
 
 for (const { of, whole, short, read } of given.short) {
-  test(`a contribution goes in the few bytes that it has in Python, or whole: ${of}`, () => {
+  test(`a contribution has the same compact form as in Python, or goes whole: ${of}`, () => {
     const like = decode(Contribution, fromHex(given.like));
-    const made = shortOf(decode(Contribution, fromHex(whole)), like);
+    const made = compactContribution(decode(Contribution, fromHex(whole)), like);
     assert.equal(made && hex(made), short);
-    if (made) assert.deepEqual({ ...longOf(made, like) }, { ...decode(Contribution, fromHex(read)) });
+    if (made) assert.deepEqual({ ...fullContribution(made, like) }, { ...decode(Contribution, fromHex(read)) });
   });
 }
 
-test("what is no short contribution of that one is refused", () => {
+test("bytes that are no compact contribution like that one are refused", () => {
   const like = decode(Contribution, fromHex(given.like));
   const short = fromHex(given.short[0].short);
   const other = { ...like, seq: 5 };
   for (const wrong of [new Uint8Array(), short.slice(0, 5), Uint8Array.of(5, ...short.slice(1))]) {
-    assert.throws(() => longOf(wrong, like), DeviceError);
+    assert.throws(() => fullContribution(wrong, like), DeviceError);
   }
-  assert.throws(() => longOf(short, other), /not like the one that is known/);
+  assert.throws(() => fullContribution(short, other), /not like the one that is known/);
   assert.equal(MOST_BYTES, given.most_bytes);
 });

@@ -12,7 +12,7 @@ const known = vectors("optimizer");
 const SPECS = [{ name: "w", shape: [known.size], dtype: "float32" }];
 const bits = (vector) => hex(new Uint8Array(vector.buffer, vector.byteOffset, vector.byteLength));
 
-/** As the writer of the vectors. */
+/** The same numbers as in the writer of the vectors. */
 function noise(seed) {
   let x = seed;
   return Float32Array.from({ length: known.size }, () => ((x = (75 * x + 74) % 65537) - 32768) / 10000);
@@ -43,7 +43,7 @@ test("a proximal term pulls as in Python, bit for bit", () => {
   assert.equal(bits(grads.vector), known.pulled.grads);
 });
 
-test("an anchor that is none of the parameters is refused", () => {
+test("an anchor that is not among the parameters is refused", () => {
   const term = (name, shape) => ({
     weight: 1,
     anchor: new Map([[name, float32(shape, new Float32Array(2))]]),
@@ -52,7 +52,7 @@ test("an anchor that is none of the parameters is refused", () => {
   assert.throws(() => checkAnchor(term("w", [2]), flat(1)), TensorError);
 });
 
-test("a gradient is scaled to the norm it may have, and left alone below it", () => {
+test("a gradient is scaled down to the largest norm, and not changed below it", () => {
   const grads = Float32Array.of(3, 4);
   clip(grads, 6);
   assert.deepEqual([...grads], [3, 4]);

@@ -20,7 +20,7 @@ const receipt = (seq, round, more = {}) => ({
   ...more,
 });
 
-test("a contribution is on the disk until its receipt, whatever becomes of the process", async (t) => {
+test("a contribution is on disk until its receipt, also across restarts", async (t) => {
   const folder = mkdtempSync(join(tmpdir(), "outbox-"));
   t.after(() => rmSync(folder, { recursive: true, force: true }));
   for (const disk of [new MemoryDisk(), new FileDisk(folder)]) {
@@ -35,7 +35,7 @@ test("a contribution is on the disk until its receipt, whatever becomes of the p
   }
 });
 
-test("a receipt of another life, round or number ends nothing", async () => {
+test("a receipt for another boot, round or number settles nothing", async () => {
   const outbox = await Outbox.open(new MemoryDisk());
   await outbox.add(contribution(1, 4));
   const others = [receipt(1, 4, { boot: 8n }), receipt(1, 5), receipt(2, 4), receipt(0, 5), receipt(0, 4, { boot: 6n })];
@@ -43,7 +43,7 @@ test("a receipt of another life, round or number ends nothing", async () => {
   assert.equal(outbox.size, 1);
 });
 
-test("a receipt that says when to come again ends nothing, but names the contribution", async () => {
+test("a receipt that says when to send again settles nothing, but names the contribution", async () => {
   const outbox = await Outbox.open(new MemoryDisk());
   await outbox.add(contribution(1, 4));
   const full = receipt(1, 4, { status: "refused", retry_after_s: 30 });
@@ -58,7 +58,7 @@ test("a receipt without a number is for the latest of its round", async () => {
   assert.equal((await outbox.settle(receipt(0, 4))).seq, 2);
 });
 
-test("numbers are not used twice in one life, and not while one waits", async () => {
+test("a process uses no number twice, and none of a contribution that waits", async () => {
   const disk = new MemoryDisk();
   const outbox = await Outbox.open(disk);
   await outbox.add(contribution(outbox.nextSeq, 4));
@@ -68,7 +68,7 @@ test("numbers are not used twice in one life, and not while one waits", async ()
   assert.equal((await Outbox.open(disk)).nextSeq, 10);
 });
 
-test("a round that is answered is known in a later life, also after an older one is receipted", async () => {
+test("an answered round is known after a restart, also after a later receipt of an older round", async () => {
   const disk = new MemoryDisk();
   const outbox = await Outbox.open(disk);
   for (const [seq, round] of [[1, 4], [2, 5], [3, 6]]) await outbox.add(contribution(seq, round));
@@ -81,7 +81,7 @@ test("a round that is answered is known in a later life, also after an older one
   assert.ok(!(await Outbox.open(disk)).answered("r1", 6));
 });
 
-test("a settled one of an earlier run makes room for that of the next", async () => {
+test("the settled contribution of a run is replaced by that of the next run", async () => {
   const outbox = await Outbox.open(new MemoryDisk());
   await outbox.add(contribution(1, 9));
   await outbox.settle(receipt(1, 9));
@@ -90,7 +90,7 @@ test("a settled one of an earlier run makes room for that of the next", async ()
   assert.ok(outbox.answered("r2", 1) && !outbox.answered("r1", 9));
 });
 
-test("what is ended between its two keys is sent again, which counts once", async () => {
+test("a contribution whose settling is interrupted is sent again, and counts once", async () => {
   const disk = new MemoryDisk();
   const outbox = await Outbox.open(disk);
   await outbox.add(contribution(1, 4));
@@ -101,7 +101,7 @@ test("what is ended between its two keys is sent again, which counts once", asyn
   assert.deepEqual(await disk.keys(), ["outbox/settled"]);
 });
 
-test("what cannot be read is dropped, and said", async () => {
+test("an unreadable file is dropped, and that is logged", async () => {
   const disk = new MemoryDisk();
   await disk.put("outbox/00000003", Uint8Array.of(1, 2));
   const said = [];
@@ -111,7 +111,7 @@ test("what cannot be read is dropped, and said", async () => {
   assert.match(said[0], /^warning dropped outbox\/00000003: not a Contribution/);
 });
 
-test("a full disk says so, and the contribution does not wait", async () => {
+test("on a full disk, adding a contribution fails, and it does not wait", async () => {
   const outbox = await Outbox.open(new MemoryDisk(20));
   await assert.rejects(outbox.add(contribution(1, 4)), { name: "DiskError" });
   assert.equal(outbox.size, 0);

@@ -11,7 +11,7 @@ import { vectors } from "./vectors.js";
 
 const GRAPHS = vectors("graphs");
 
-test("every graph that is shipped is allowed, and names what lies outside", () => {
+test("every shipped graph is allowed, and names the initialisers that lie outside", () => {
   const shipped = [...files("digits-wrn-10-1")].filter(([name]) => name.endsWith(".onnx"));
   assert.ok(shipped.length > 5);
   for (const [, graph] of shipped) assert.doesNotThrow(() => outside(graph));

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { Now } from "../page/now.js";
 
-/** Nodes of a page that hold what they are told. @type {Map<string, any>} */
+/** Stand for the nodes of a page, and hold their values. @type {Map<string, any>} */
 const nodes = new Map();
 globalThis.document = {
   getElementById: (id) => nodes.get(id) ?? nodes.set(id, { dataset: {}, replaceChildren: () => {} }).get(id),
@@ -11,7 +11,7 @@ globalThis.document = {
 };
 const state = () => nodes.get("state").textContent;
 
-test("what is fetched after the last round does not hide that the task is over", () => {
+test("a download after the last round does not hide that the task is over", () => {
   const now = new Now();
   now.hear({ type: "fetching", have: 0, size: 1000 });
   assert.match(state(), /^Fetching the model/);

@@ -19,7 +19,7 @@ test("a device that never connects says so after 20 seconds, and since when", ()
   assert.equal(waiting.text(at(50), HERE), "Since 09:00:30 this device has waited for the task.");
 });
 
-test("what is said while the link is down does not hide since when it is", () => {
+test("messages while the link is down do not hide since when it is down", () => {
   const waiting = new Waiting(at(0));
   waiting.hear({ type: "link", connected: true, reason: "" }, at(1));
   waiting.hear({ type: "link", connected: false, reason: "gone" }, at(3));
@@ -27,7 +27,7 @@ test("what is said while the link is down does not hide since when it is", () =>
   assert.match(waiting.text(at(31), HERE), /^Since 09:00:03 .* a connection\./);
 });
 
-test("each step has a word of its own, from the moment at which it was told", () => {
+test("each step has its own text, from the time of its message", () => {
   const waiting = new Waiting(at(0));
   waiting.hear({ type: "link", connected: true, reason: "" }, at(0));
   const told = [
@@ -46,7 +46,7 @@ test("each step has a word of its own, from the moment at which it was told", ()
   }
 });
 
-test("without samples no round begins: that is what it waits for", () => {
+test("without samples the device waits for samples", () => {
   const waiting = new Waiting(at(0));
   waiting.hear({ type: "link", connected: true, reason: "" }, at(0));
   waiting.hear({ type: "offer", round: 0, done: false }, at(1));
@@ -54,7 +54,7 @@ test("without samples no round begins: that is what it waits for", () => {
   assert.match(waiting.text(at(30), { paused: false, samples: () => null }), /waited for enough devices/);
 });
 
-test("who is paused, has stopped, or whose task is over waits for nothing", () => {
+test("a device that is paused, has stopped, or whose task is over waits for nothing", () => {
   const waiting = new Waiting(at(0));
   assert.equal(waiting.text(at(59), { paused: true, samples: () => 3 }), "");
   waiting.hear({ type: "link", connected: true, reason: "" }, at(0));

@@ -1,4 +1,4 @@
-/** A device whose owner says no for a while. */
+/** Tests a device that is paused for a while. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
@@ -23,25 +23,25 @@ async function ready(world) {
   return agent;
 }
 
-test("a round that has closed in the meantime is not begun, and hello is said when work may be done again", async () => {
+test("a round that closed during a pause is not begun, and the device says hello after the pause", async () => {
   const world = await World.made();
   const agent = await ready(world);
-  agent.hours.pause(HIDDEN);
+  agent.workGate.pause(HIDDEN);
   world.tellAll(world.round(1));
   await settled(agent);
   world.pass(60);
   const said = world.of("hello").length;
-  agent.hours.resume(HIDDEN);
+  agent.workGate.resume(HIDDEN);
   await settled(agent);
   assert.deepEqual([world.of("contribution"), world.of("hello").length], [[], said + 1]);
   world.tellAll(world.round(2));
   await world.until(agent, () => world.of("contribution").length === 1);
 });
 
-test("a hello that is said while paused is followed by the word that it is", async () => {
+test("a hello during a pause is followed by a message that the device is paused", async () => {
   const world = await World.made();
   const agent = await ready(world);
-  agent.hours.pause(HIDDEN);
+  agent.workGate.pause(HIDDEN);
   await settled(agent);
   agent.took({ kind: "connected", first: false });
   await settled(agent);
@@ -49,7 +49,7 @@ test("a hello that is said while paused is followed by the word that it is", asy
   assert.deepEqual([before.leaf, last.leaf, last.paused], ["hello", "state", true]);
 });
 
-test("where the link is to be spared nothing is sent until it need not be", async () => {
+test("nothing is sent while the link must be spared", async () => {
   const world = await World.made();
   const agent = await ready(world);
   world.receipting = false;
@@ -58,25 +58,25 @@ test("where the link is to be spared nothing is sent until it need not be", asyn
   const [{ blob }] = world.of("contribution");
   const ask = () => world.say(topics.down("dev", "get"), encode(Get, { blob, blocks: [0] }));
   const blocks = () => world.of("block").length;
-  agent.hours.pause("the link costs money", { quiet: true });
+  agent.workGate.pause("the link costs money", { quiet: true });
   world.pass(300);
   ask();
   await settled(agent);
   assert.deepEqual([world.of("contribution").length, blocks()], [1, 0]);
-  agent.hours.pause(HIDDEN);
-  agent.hours.resume("the link costs money"); // of another reason: what waits is sent
+  agent.workGate.pause(HIDDEN);
+  agent.workGate.resume("the link costs money"); // the other reason to pause stays, but waiting contributions are sent
   ask();
   await settled(agent);
   assert.deepEqual([world.of("contribution").length, blocks()], [2, 1]);
 });
 
-test("a newer round that is heard during a pause ends the work on the old one, and is worked on", async () => {
+test("a newer round during a pause ends the work on the old one, and is worked on", async () => {
   const world = await World.made();
   const agent = await ready(world);
   const { told } = world;
   told.push = (event) => {
     if (event.type === "plan" && event.round === 1) {
-      agent.hours.pause(HIDDEN); // just before it begins
+      agent.workGate.pause(HIDDEN); // just before the work begins
       setImmediate(() => world.tellAll(world.round(2)));
     }
     return Array.prototype.push.call(told, event);
@@ -84,7 +84,7 @@ test("a newer round that is heard during a pause ends the work on the old one, a
   world.tellAll(world.round(1, FULL));
   await world.until(agent, () => world.lines("given up").length > 0);
   assert.match(world.lines("given up")[0].text, /^round 1 given up, \d+% done: paused: the page is hidden$/);
-  agent.hours.resume(HIDDEN);
+  agent.workGate.resume(HIDDEN);
   await world.until(agent, () => world.of("contribution").length === 1);
   assert.equal(world.of("contribution")[0].round, 2);
 });

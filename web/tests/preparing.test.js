@@ -18,13 +18,13 @@ const DEFLATED =
   "3a0ab50ae4022e0682a0c11e3f6670c08f1d08e006027801017c80007e80170300504b01022d032d00000008000000210062ac2b0f600000008001" +
   "0000050000000000000000000000800100000000782e6e7079504b0506000000000100010033000000970000000000";
 
-/** x <- (75 x + 74) mod 65537, as the writer of the vectors. */
+/** Numbers by x <- (75 x + 74) mod 65537, as in the writer of the vectors. */
 function noise(seed, count) {
   let x = seed;
   return Array.from({ length: count }, () => (x = (75 * x + 74) % 65537));
 }
 
-/** As bytes that are rounded from floats: one in 500, or one at all, may be off by 1. */
+/** Checks bytes that were rounded from floats: one in 500, or a single one, may be off by 1. */
 function assertRoundedAlike(made, expected, of) {
   assert.equal(made.length, expected.length);
   const off = [...made].map((value, i) => Math.abs(value - expected[i])).filter((step) => step !== 0);
@@ -41,7 +41,7 @@ test("raw values become the same float32 values as in Python", () => {
   }
 });
 
-test("values that are no whole samples are refused", () => {
+test("values that are not whole samples are refused", () => {
   assert.throws(() => prepare(DIGITS, new Uint8Array(65)), DataError);
 });
 
@@ -57,7 +57,7 @@ test("pictures are cut and resized as in Python", () => {
   }
 });
 
-test("what an input is made of follows from its shape", () => {
+test("the sort of samples follows from the shape of the input", () => {
   const made = (shape, vocabulary = null) => whatOf({ ...DIGITS, shape, vocabulary });
   assert.deepEqual([made([1, 8, 8]), made([3, 32, 32]), made([1, 61, 40]), made([61, 40])], ["picture", "picture", "sound", "sound"]);
   assert.deepEqual([made([12]), made([5, 8, 8]), made([64], 1000)], ["numbers", "numbers", "text"]);
@@ -77,7 +77,7 @@ test("log-mel features of sounds at any rate are those of Python", () => {
   }
 });
 
-test("a short sound is filled up with silence, at the lowest level", () => {
+test("a short sound is padded with silence, at the lowest level", () => {
   const raw = soundRaw(SPEECH, new Float32Array(10), 16_000);
   assert.equal(raw.length, 61 * 40);
   assert.ok(raw.every((value) => value === 0));
@@ -97,7 +97,7 @@ test("WAVE files of every width are read as in Python", () => {
   }
 });
 
-test("what is no sound is refused, wherever it ends", () => {
+test("bytes that are no sound are refused, wherever they end", () => {
   const whole = fromHex(known.wav[1].file);
   for (let size = 0; size < 55; size++) assert.throws(() => readWav(whole.slice(0, size)), DataError, `${size} bytes`);
 });
@@ -112,14 +112,14 @@ test("samples in .npz files are read, stored and deflated", async () => {
   assert.deepEqual([...x.data], Array.from({ length: 64 }, (_, i) => Math.floor(i / 8)));
 });
 
-test("arrays of another shape, and files without labels' array, say what was expected", async () => {
+test("arrays of another shape, and files without labels, are refused with what was expected", async () => {
   await assert.rejects(readArrays("a.npz", fromHex(known.npz.file), [1, 3, 3]), /samples are \(4,2,2\), the task's input is \(1,3,3\)/);
   await assert.rejects(readArrays("a.npz", fromHex(DEFLATED), [32]), /no array 'y'/);
   await assert.rejects(readArrays("a.npz", new Uint8Array(40), [32]), DataError);
   await assert.rejects(readArrays("a.doc", new Uint8Array(40), [32]), /\.npz, \.npy or \.csv/);
 });
 
-test("a table has a label in the column that is named so, or in the last", async () => {
+test("the label of a table's row is in the column with such a name, or in the last", async () => {
   const read = (text) => readArrays("a.csv", new TextEncoder().encode(text), [2]);
   const named = await read("label,a,b\nx,1,2\ny,3,4\n");
   assert.deepEqual([[...named.raw], named.labels], [[1, 2, 3, 4], ["x", "y"]]);

@@ -2,62 +2,64 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fromHex } from "../device/bytes.js";
-import { Hours } from "../device/work_gate.js";
 import { Contribution, FromDevice, Hello, Plan, State, decode } from "../device/messages.js";
+import { PauseNotice } from "../device/pause_notice.js";
+import { AND_MORE, DeviceMessages } from "../device/presence.js";
 import { bareHello } from "../device/reports.js";
-import { AND_MORE, Voice } from "../device/presence.js";
 import { sealer } from "../device/signing.js";
-import { Standing } from "../device/pause_notice.js";
+import { WorkGate } from "../device/work_gate.js";
 import { vectors } from "./vectors.js";
 
 const BOOT = 7n;
 const PLAN = { task: "t", round: 3, kind: "few-shot", seconds: 1, memory_bytes: 2, energy_j: 3 };
 const KINDS = { state: State, hello: Hello, plan: Plan, contribution: Contribution };
 
-/** What was said, by its leaf, in order. */
+/** The messages that were sent, with their leaves, in order. */
 function spoken() {
   const said = [];
   const publish = (topic, payload, retain = false) => {
     const leaf = topic.split("/").slice(5).join("/");
     said.push({ leaf, retain, ...(KINDS[leaf] ? decode(KINDS[leaf], payload) : { payload }) });
   };
-  const voice = new Voice("dev", BOOT);
-  voice.link = { publish, underWay: () => 0, bytesUp: 0, bytesDown: 0 };
-  return { voice, said };
+  const messages = new DeviceMessages("dev", BOOT);
+  messages.link = { publish, unacknowledged: () => 0, bytesUp: 0, bytesDown: 0 };
+  return { messages, said };
 }
 
-test("presence is retained, and names this life", () => {
-  const { topic, payload, retain } = new Voice("dev", BOOT).presence(false, true);
+test("presence is retained, and has this process's boot", () => {
+  const { topic, payload, retain } = new DeviceMessages("dev", BOOT).presence(false, true);
   assert.equal(topic, "fl/v1/d/dev/up/state");
   assert.equal(retain, true);
   assert.deepEqual({ ...decode(State, payload) }, { boot: BOOT, online: false, leaving: true, paused: false });
 });
 
-test("the same plan is told once, and again to who has heard a new hello; sitting out is told each time", () => {
-  const { voice, said } = spoken();
+test("the same plan is sent once, and again after a new hello; a plan to sit out is sent each time", () => {
+  const { messages, said } = spoken();
   const plan = { ...PLAN, reasons: ["full needs 9.0 s of 2.0 s (compute)"] };
-  voice.plan(plan, 1e4);
-  voice.plan({ ...plan, round: 4, reasons: ["full needs 8.0 s of 2.0 s (compute)"] }, 1e4);
+  messages.plan(plan, 1e4);
+  messages.plan({ ...plan, round: 4, reasons: ["full needs 8.0 s of 2.0 s (compute)"] }, 1e4);
   assert.equal(said.length, 1);
-  voice.hello(bareHello(BOOT));
-  voice.plan(plan, 1e4);
-  voice.plan({ ...plan, kind: "" }, 0);
-  voice.plan({ ...plan, kind: "" }, 0);
+  messages.hello(bareHello(BOOT));
+  messages.plan(plan, 1e4);
+  messages.plan({ ...plan, kind: "" }, 0);
+  messages.plan({ ...plan, kind: "" }, 0);
   assert.deepEqual(said.map((one) => one.leaf), ["plan", "hello", "plan", "plan", "plan"]);
 });
 
-test("a device with a key signs what it says of itself, in the order in which it says it, and nothing else", async () => {
+test("a device with a key signs hellos, plans and contributions, in order, and nothing else", async () => {
   const sent = [];
-  const voice = new Voice("dev", BOOT);
-  voice.link = { publish: (topic, payload) => sent.push({ topic, payload }), underWay: () => 0, bytesUp: 0, bytesDown: 0 };
-  const secret = fromHex(vectors("following").says.secret);
-  voice.sign(await sealer(secret), async () => new Uint8Array(8).fill(9));
-  voice.paused(true);
-  voice.hello(bareHello(BOOT));
-  voice.plan({ ...PLAN, reasons: [] }, 1e4);
-  voice.short(Uint8Array.of(4, 1, 2), "r");
-  assert.deepEqual([voice.underWay(), voice.underWay("hello"), voice.underWay("contribution")], [3, 1, 0]);
-  while (voice.underWay()) await new Promise((resolve) => setTimeout(resolve, 1));
+  const messages = new DeviceMessages("dev", BOOT);
+  const publish = (topic, payload) => sent.push({ topic, payload });
+  messages.link = { publish, unacknowledged: () => 0, bytesUp: 0, bytesDown: 0 };
+  const secret = fromHex(vectors("offer_stream").says.secret);
+  messages.sign(await sealer(secret), async () => new Uint8Array(8).fill(9));
+  messages.paused(true);
+  messages.hello(bareHello(BOOT));
+  messages.plan({ ...PLAN, reasons: [] }, 1e4);
+  messages.short(Uint8Array.of(4, 1, 2), "r");
+  const counts = ["", "hello", "contribution"].map((leaf) => messages.unacknowledged(leaf));
+  assert.deepEqual(counts, [3, 1, 0]);
+  while (messages.unacknowledged()) await new Promise((resolve) => setTimeout(resolve, 1));
   assert.deepEqual(sent.map(({ topic }) => topic.split("/").at(-1)), ["state", "hello", "plan", "c"]);
   const [state, hello, plan, short] = sent.map((one) => one.payload);
   assert.equal(decode(State, state).paused, true);
@@ -65,58 +67,59 @@ test("a device with a key signs what it says of itself, in the order in which it
   assert.equal(decode(Plan, decode(FromDevice, plan).message).round, 3);
   assert.equal(decode(FromDevice, plan).signature.length, 64);
   assert.deepEqual([...short], [0x14, 1, 2, ...new Uint8Array(8).fill(9)]);
-  assert.ok(voice.isBrief);
-  voice.sign(await sealer(secret), null);
-  assert.ok(!voice.isBrief, "nobody could tell whose they are");
+  assert.ok(messages.isCompact);
+  messages.sign(await sealer(secret), null);
+  assert.ok(!messages.isCompact, "nobody could tell whose they are");
 });
 
-test("what the link does not take keeps nothing back that is signed after it", async () => {
+test("a message that the link refuses does not keep back messages that are signed after it", async () => {
   const sent = [];
-  const voice = new Voice("dev", BOOT);
+  const messages = new DeviceMessages("dev", BOOT);
   const publish = (topic) => {
     sent.push(topic.split("/").at(-1));
     if (sent.length === 1) throw new Error("too large");
   };
-  voice.link = { publish, underWay: () => 0, bytesUp: 0, bytesDown: 0 };
-  voice.sign(await sealer(fromHex(vectors("following").says.secret)), null);
-  voice.hello(bareHello(BOOT));
-  voice.plan({ ...PLAN, reasons: [] }, 1e4);
-  for (let wait = 0; voice.underWay() && wait < 1000; wait += 1) await new Promise((resolve) => setTimeout(resolve, 1));
+  messages.link = { publish, unacknowledged: () => 0, bytesUp: 0, bytesDown: 0 };
+  messages.sign(await sealer(fromHex(vectors("offer_stream").says.secret)), null);
+  messages.hello(bareHello(BOOT));
+  messages.plan({ ...PLAN, reasons: [] }, 1e4);
+  const pause = () => new Promise((resolve) => setTimeout(resolve, 1));
+  for (let wait = 0; messages.unacknowledged() && wait < 1000; wait += 1) await pause();
   assert.deepEqual(sent, ["hello", "plan"]);
-  assert.equal(voice.underWay(), 0);
+  assert.equal(messages.unacknowledged(), 0);
 });
 
-test("a plan has room for its signature, or is not told", async () => {
-  const { voice, said } = spoken();
-  voice.plan({ ...PLAN, reasons: [] }, 75);
+test("a plan has room for its signature, or is not sent", async () => {
+  const { messages, said } = spoken();
+  messages.plan({ ...PLAN, reasons: [] }, 75);
   assert.equal(said.length, 1);
-  voice.sign(await sealer(new Uint8Array(32)), null);
-  voice.plan({ ...PLAN, kind: "full", reasons: [] }, 75);
-  assert.equal(voice.underWay(), 0);
+  messages.sign(await sealer(new Uint8Array(32)), null);
+  messages.plan({ ...PLAN, kind: "full", reasons: [] }, 75);
+  assert.equal(messages.unacknowledged(), 0);
 });
 
-test("reasons that there is no time for are left out, from the end, and then the plan", () => {
-  const { voice, said } = spoken();
+test("reasons without room are left out, from the end, and then the plan", () => {
+  const { messages, said } = spoken();
   const reasons = ["full needs more", "entropy-subset 50% needs more", "peft bias needs more"];
-  voice.plan({ ...PLAN, reasons }, 90);
+  messages.plan({ ...PLAN, reasons }, 90);
   assert.deepEqual(said[0].reasons, ["full needs more", AND_MORE]);
-  voice.plan({ ...PLAN, kind: "zeroth-order", reasons }, 20);
+  messages.plan({ ...PLAN, kind: "zeroth-order", reasons }, 20);
   assert.equal(said.length, 1);
 });
 
-test("a pause is told once, with why in the open round; who was told is told the plan when it goes on", () => {
-  const { voice, said } = spoken();
-  const hours = new Hours(() => 0);
-  const standing = new Standing(hours, voice);
-  standing.plan({ ...PLAN, reasons: [] }, 1e4);
-  hours.pause("the page is hidden");
+test("a pause is sent once, with the reason in the open round; the plan is sent again when the work goes on", () => {
+  const { messages, said } = spoken();
+  const gate = new WorkGate(() => 0);
+  const pauseNotice = new PauseNotice(gate, messages);
+  pauseNotice.plan({ ...PLAN, reasons: [] }, 1e4);
+  gate.pause("the page is hidden");
   const offer = { task: "t", round: 3 };
-  standing.pause(offer);
-  standing.pause(offer);
-  assert.equal(standing.resume(), true);
-  assert.equal(standing.resume(), false);
-  voice.hello(bareHello(BOOT));
-  standing.greeted();
+  pauseNotice.pause(offer);
+  pauseNotice.pause(offer);
+  assert.equal(pauseNotice.resume(), true);
+  assert.equal(pauseNotice.resume(), false);
+  messages.hello(bareHello(BOOT));
+  pauseNotice.helloSent();
   const told = said.map((one) => [one.leaf, one.paused ?? one.kind ?? ""]);
   const plan = ["plan", "few-shot"];
   assert.deepEqual(told, [plan, ["state", true], ["plan", ""], ["state", false], ["hello", ""], plan]);
@@ -124,11 +127,11 @@ test("a pause is told once, with why in the open round; who was told is told the
 });
 
 test("a block that is still on its way is not sent twice", () => {
-  const { voice, said } = spoken();
+  const { messages, said } = spoken();
   const sha = new Uint8Array(32).fill(1);
-  voice.block(sha, 2, Uint8Array.of(5));
-  voice.link.underWay = (topic) => (topic.endsWith("/2") ? 1 : 0);
-  voice.block(sha, 2, Uint8Array.of(5));
-  voice.block(sha, 3, Uint8Array.of(6));
+  messages.block(sha, 2, Uint8Array.of(5));
+  messages.link.unacknowledged = (topic) => (topic.endsWith("/2") ? 1 : 0);
+  messages.block(sha, 2, Uint8Array.of(5));
+  messages.block(sha, 3, Uint8Array.of(6));
   assert.deepEqual(said.map((one) => one.leaf.split("/").at(-1)), ["2", "3"]);
 });

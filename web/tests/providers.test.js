@@ -16,13 +16,13 @@ const tried = (provider, seconds, ...values) => {
   };
 };
 
-test("WebGPU is taken where it agrees and is quicker, and why is said", () => {
+test("WebGPU is chosen if it agrees and is faster, with the reason", () => {
   const taken = judged(tried("wasm", 0.1, 1, 2), tried("webgpu", 0.01, 1.0005, 2));
   assert.equal(taken.provider, "webgpu");
   assert.match(taken.why, /agrees with WASM to 0.0002\d: 10.0 ms a step against 100 ms/);
 });
 
-test("WebGPU that is slower, differs or gives no numbers is not taken, and why is said", () => {
+test("WebGPU that is slower, differs or gives NaN is not chosen, with the reason", () => {
   const slower = judged(tried("wasm", 0.1, 1, 2), tried("webgpu", 0.2, 1, 2));
   assert.equal(slower.provider, "wasm");
   assert.match(slower.why, /WebGPU agrees but is slower: 200 ms a step against 100 ms/);
@@ -32,7 +32,7 @@ test("WebGPU that is slower, differs or gives no numbers is not taken, and why i
   assert.equal(judged(tried("wasm", 0.1, 1, 2), tried("webgpu", 0.01, NaN, 2)).provider, "wasm");
 });
 
-test("where there is no WebGPU, or the processor stands for it, WASM is taken", async () => {
+test("without WebGPU, or if the processor emulates it, WASM is chosen", async () => {
   const found = await runtimeFor(bundle, { threads: 1 });
   assert.equal(found.provider, "wasm");
   assert.match(found.why, /^WASM on one thread: as asked; no WebGPU here$/);
@@ -45,7 +45,7 @@ test("where there is no WebGPU, or the processor stands for it, WASM is taken", 
   assert.equal(await webgpuRuntime(broken), "WebGPU cannot be used: lost");
 });
 
-test("WASM has several threads where memory can be shared alone", async () => {
+test("WASM has several threads only if memory can be shared", async () => {
   const alone = await wasmRuntime({ threads: 2 });
   assert.deepEqual(
     [alone.threads, alone.why],
@@ -66,7 +66,7 @@ test("WASM has several threads where memory can be shared alone", async () => {
   }
 });
 
-test("samples to try are of every class, and of the vocabulary where it has one", () => {
+test("samples for the trial are of every class, and within the vocabulary if there is one", () => {
   const { x, y } = drawn(bundle.manifest, 20);
   assert.equal(x.length, 20 * 64);
   assert.deepEqual([...new Set(y)].length, 10);

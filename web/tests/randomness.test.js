@@ -7,7 +7,7 @@ import { vectors } from "./vectors.js";
 const known = vectors("randomness");
 const ITEMS = Int32Array.of(5, 7, 9, 11, 2 ** 31 - 1);
 
-/** In the order of the writer. */
+/** The draws in the order of the writer of the vectors. */
 function drawn(rng, below) {
   return {
     below,
@@ -32,7 +32,7 @@ test("a run's randomness is that of its seed and device, as in Python", async ()
   }
 });
 
-test("what is mixed stays as it was where it came from", () => {
+test("a permutation does not change its argument", () => {
   const items = Int32Array.of(1, 2, 3, 4, 5, 6, 7, 8);
   const mixed = new Generator(3n).permutation(items);
   assert.deepEqual([...items], [1, 2, 3, 4, 5, 6, 7, 8]);

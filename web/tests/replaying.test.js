@@ -34,12 +34,12 @@ test("weights after the steps of a log are those of Python, bit for bit", async 
   }
 });
 
-test("replaying in two parts is replaying at once", async () => {
+test("replaying in two parts gives the same as replaying at once", async () => {
   const half = await replay(bundle.weights(), STEPS.slice(0, 3), bundle.manifest);
   assert.equal(await hash(await replay(half, STEPS.slice(3), bundle.manifest)), known.after.at(-1));
 });
 
-test("a step that is none is refused", () => {
+test("an invalid step is refused", () => {
   const [step] = STEPS;
   assert.throws(() => alongStep({ ...step, scalars: [] }), TensorError);
   assert.throws(() => alongStep({ ...step, seed: 1n << 64n }), TensorError);

@@ -7,7 +7,7 @@ test("whole numbers: a tie goes to the even one", () => {
   assert.deepEqual([0.5, 1.5, 2.5, -0.5, -1.5, 2.4999999999999996, 7.6].map(whole), [0, 2, 2, 0, -2, 2, 8]);
 });
 
-test("fixed digits: a tie goes to the even digit, and what only looks like one does not", () => {
+test("fixed digits: a tie goes to the even digit, but not a number that only looks like a tie", () => {
   assert.equal(fixed(0.25, 1), "0.2");
   assert.equal(fixed(0.75, 1), "0.8");
   assert.equal(fixed(12.5, 0), "12");
@@ -25,7 +25,7 @@ test("a share in percent", () => {
   assert.deepEqual(written, ["50%", "25%", "10%", "12%", "6%", "100%"]);
 });
 
-test("six digits that say something, as :g writes them", () => {
+test("six significant digits, as :g writes them", () => {
   const written = [0, 0.1, 1e-5, 0.00012345678, 123456, 1234567, 2.5, 100000, 1e21].map(general);
   const expected = ["0", "0.1", "1e-05", "0.000123457", "123456", "1.23457e+06", "2.5", "100000", "1e+21"];
   assert.deepEqual(written, expected);

@@ -20,7 +20,7 @@ for (const { of, bytes, tensors } of given.sets) {
     assert.deepEqual(found, tensors);
   });
 
-  test(`and written in the same bytes, in whatever order they are given: ${of}`, () => {
+  test(`tensors are written in Python's bytes, whatever their order: ${of}`, () => {
     const found = [...read(fromHex(bytes))];
     assert.equal(hex(write(new Map(found))), bytes);
     assert.equal(hex(write(new Map(found.reverse()))), bytes);
@@ -28,12 +28,12 @@ for (const { of, bytes, tensors } of given.sets) {
 }
 
 for (const { of, bytes } of given.refused) {
-  test(`what Python refuses is refused: ${of}`, () => {
+  test(`bytes that Python refuses are refused: ${of}`, () => {
     assert.throws(() => read(fromHex(bytes)), TensorError);
   });
 }
 
-test("metadata is left aside", () => {
+test("metadata is ignored", () => {
   assert.deepEqual([...read(fromHex(given.with_metadata)).keys()], ["a"]);
 });
 
@@ -47,13 +47,13 @@ test("the arrays are the reader's own, wherever the bytes lie", () => {
   assert.deepEqual([...tensors.get("t.float64").data], [0, 1, 2, 3, 4, 5]);
 });
 
-test("a part of a larger array is written alone", () => {
+test("of a view into a larger array, only the view is written", () => {
   const whole = Float32Array.of(1, 2, 3, 4);
   const tensor = { dtype: "float32", shape: [2], data: whole.subarray(1, 3) };
   assert.deepEqual([...read(write(new Map([["a", tensor]]))).get("a").data], [2, 3]);
 });
 
-test("what has no name there, or another size, is not written", () => {
+test("a tensor of an unknown dtype or a wrong size is not written", () => {
   const data = Float32Array.of(1, 2);
   const of = (tensor) => () => write(new Map([["a", tensor]]));
   assert.throws(of({ dtype: "complex64", shape: [1], data }), /a is complex64/);

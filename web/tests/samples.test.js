@@ -20,7 +20,7 @@ test("samples stay on the disk, with their labels, in the order in which they ca
   assert.deepEqual(again.counts().map(({ training, held }) => training + held), [1, 2]);
 });
 
-test("about a fifth is kept out of training, and always the same", async () => {
+test("about a fifth of the samples is held out of training, always the same ones", async () => {
   const disk = new MemoryDisk();
   const samples = await opened(disk);
   await samples.add("no", many(1200), 1);
@@ -31,7 +31,7 @@ test("about a fifth is kept out of training, and always the same", async () => {
   assert.deepEqual((await opened(disk)).held(), samples.held());
 });
 
-test("what is trained on is prepared, and numbered by the task's labels", async () => {
+test("training samples are prepared, and have the task's class numbers", async () => {
   const samples = await opened(new MemoryDisk());
   for (let at = 0; at < 12; at++) await samples.add("Yes ", Uint8Array.of(at, 2, 4, 6), at);
   const { x, y, shape } = samples.training();
@@ -40,7 +40,7 @@ test("what is trained on is prepared, and numbered by the task's labels", async 
   assert.ok(y.length >= 6 && y.every((label) => label === 1));
 });
 
-test("one, a label, or all can be deleted, from the disk too", async () => {
+test("one sample, those of a label, or all can be deleted, also from the disk", async () => {
   const disk = new MemoryDisk();
   const samples = await opened(disk);
   await samples.add("no", Uint8Array.of(1, 1, 1, 1, 2, 2, 2, 2), 1);
@@ -54,7 +54,7 @@ test("one, a label, or all can be deleted, from the disk too", async () => {
   assert.deepEqual(await disk.keys("samples/"), []);
 });
 
-test("one that the disk does not let go is still there, and is what it was", async () => {
+test("a sample that the disk fails to delete is still there, unchanged", async () => {
   const disk = new MemoryDisk();
   const samples = await opened(disk);
   await samples.add("no", many(40), 1);
@@ -64,7 +64,7 @@ test("one that the disk does not let go is still there, and is what it was", asy
   assert.deepEqual([samples.counts(), samples.training(), samples.held()], before);
 });
 
-test("what comes while it is being read is there after the next reading, whichever ends first", async () => {
+test("samples that come during a reading are there after the next one, whichever ends first", async () => {
   const disk = new MemoryDisk();
   const page = await opened(disk);
   await page.add("no", many(3), 1);
@@ -80,7 +80,7 @@ test("a sample is read, hashed and prepared once, and counting them prepares non
   const page = await opened(disk);
   const done = { read: 0, hashed: 0, prepared: 0 };
   const hashing = t.mock.method(crypto.subtle, "digest");
-  const spec = { ...SPEC, get scale() { return (done.prepared += 1) && 0.5; } }; // looked at for each group
+  const spec = { ...SPEC, get scale() { return (done.prepared += 1) && 0.5; } }; // read once for each group
   const reading = Object.assign(new MemoryDisk(), {
     keys: (prefix) => disk.keys(prefix),
     get: async (key) => (done.read += 1) && disk.get(key),
@@ -92,7 +92,7 @@ test("a sample is read, hashed and prepared once, and counting them prepares non
   assert.equal(worker.count(), worker.counts()[0].training);
   assert.deepEqual([done.read, hashing.mock.callCount(), done.prepared], [20, 20, 0]);
   const before = worker.training();
-  assert.equal(worker.training(), before); // as long as nothing has changed
+  assert.equal(worker.training(), before); // the same object, because nothing has changed
   const first = done.prepared;
   await page.add("yes", Uint8Array.of(1, 2, 3, 4), 21);
   hashing.mock.resetCalls();
@@ -104,7 +104,7 @@ test("a sample is read, hashed and prepared once, and counting them prepares non
   assert.deepEqual(page.touched(), []);
 });
 
-test("what another deletes is gone when it is read again, and what cannot be read now is read the next time", async () => {
+test("samples deleted elsewhere are gone after a refresh, and failed readings are repeated the next time", async () => {
   const disk = new MemoryDisk();
   const page = await opened(disk);
   await page.add("no", many(3), 1);
@@ -123,14 +123,14 @@ test("what another deletes is gone when it is read again, and what cannot be rea
   assert.deepEqual([worker.training(), worker.held()], [page.training(), page.held()]);
 });
 
-test("a label that the task has not, and values that are no sample, are refused", async () => {
+test("a label that the task does not have, and values that are no sample, are refused", async () => {
   const samples = await opened(new MemoryDisk());
   await assert.rejects(samples.add("maybe", many(1), 1), /'maybe' is not one of this task: no, yes/);
   await assert.rejects(samples.add("no", many(1).slice(1), 1), DataError);
   await assert.rejects(samples.add("no", Float32Array.of(1, 2, 3, NaN), 1), DataError);
 });
 
-test("whole numbers are classes, unless labels are numbers themselves", async () => {
+test("whole numbers are class numbers, unless labels are numbers", async () => {
   assert.equal((await opened(new MemoryDisk())).number(1), 1);
   const numbers = await opened(new MemoryDisk(), ["3", "1"]);
   assert.equal(numbers.number(1), 1);

@@ -1,5 +1,5 @@
 /**
- * Just enough of an aggregator, on an in-memory wire, to try a device with: it says what a test wants said.
+ * Stands for an aggregator and a link, in memory: sends a device what a test wants.
  */
 
 import { Agent } from "../device/agent.js";
@@ -7,8 +7,8 @@ import { Bundle } from "../device/bundle.js";
 import { sha256, utf8 } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
 import { DeviceModel } from "../device/engine.js";
-import { BLOCK } from "../device/partial_blob.js";
 import { Contribution, Get, Hello, Offer, Plan, Receipt, State, decode, encode, hexOf } from "../device/messages.js";
+import { BLOCK } from "../device/partial_blob.js";
 import { wasmRuntime } from "../device/runtime.js";
 import { write } from "../device/safetensors.js";
 import * as topics from "../device/topics.js";
@@ -18,7 +18,7 @@ export const ZIP = packed(files("digits-wrn-10-1"));
 const KINDS = { state: State, hello: Hello, plan: Plan, contribution: Contribution, get: Get };
 const SAMPLES = 40;
 
-/** Twenty training and five held-out samples of each of two classes, of no picture in particular. */
+/** Twenty training and five held-out samples of each of two classes, of arbitrary values. */
 export const SAMPLES_HERE = {
   training: () => drawn(SAMPLES),
   held: () => drawn(10),
@@ -31,15 +31,14 @@ function drawn(count) {
 }
 
 /**
- * What a device hears and says. `offer` is what a hello is answered with; receipts are given while
- * `receipting`.
+ * The surroundings of a device. `offer` answers each hello; contributions get receipts while `receipting`.
  */
 export class World {
   said = [];
   told = [];
   offer = null;
   receipting = true;
-  /** How many times as long everything takes. */
+  /** How many times slower the device is. */
   busy = 1;
   #contents = new Map();
   #agent = null;
@@ -54,19 +53,19 @@ export class World {
     return world;
   }
 
-  /** Something that may be fetched. @returns {Promise<any>} its blob */
+  /** Offer these bytes for download. @returns {Promise<any>} their blob */
   async hold(bytes, size = bytes.length) {
     const blob = { sha: await sha256(bytes), size };
     this.#contents.set(hexOf(blob), bytes);
     return blob;
   }
 
-  /** In place of what is held by this name. */
+  /** Send other bytes for this blob. */
   swap(blob, bytes) {
     this.#contents.set(hexOf(blob), bytes);
   }
 
-  /** An offer of this round; `more` stands over its fields. */
+  /** An offer of this round; `more` replaces some of its fields. */
   round(number, more = {}) {
     const kinds = number ? [{ name: "class-means", settings: {} }] : [];
     const times = { deadline_s: 50, remaining_s: 50 };
@@ -74,7 +73,7 @@ export class World {
     return { task: "t", run: "r", round: number, seed: 5n, ...times, bundle, base, kinds, ...more };
   }
 
-  /** A life of a device on this disk, connected. */
+  /** A connected device on this disk. */
   async device({ disk = new MemoryDisk(), key, samples = SAMPLES_HERE } = {}) {
     const runtime = await wasmRuntime({ threads: 1 });
     const environment = {
@@ -88,17 +87,17 @@ export class World {
     const agent = await Agent.open({ name: "dev", key }, environment);
     this.#agent = agent;
     const publish = (topic, payload) => setImmediate(() => this.#answer(topic, payload));
-    agent.begin({ publish, underWay: () => 0, bytesUp: 0, bytesDown: 0 });
+    agent.begin({ publish, unacknowledged: () => 0, bytesUp: 0, bytesDown: 0 });
     agent.took({ kind: "connected", first: true });
     return agent;
   }
 
-  /** Seconds pass. */
+  /** Let so many seconds pass. */
   pass(seconds) {
     this.#now += seconds;
   }
 
-  /** Say this to the device. */
+  /** Send a message to the device. */
   say(topic, payload, retain = false) {
     this.#agent.took({ kind: "received", topic, payload, retain });
   }
@@ -107,17 +106,17 @@ export class World {
     this.say(topics.offer(offer.task), encode(Offer, offer), retain);
   }
 
-  /** What was said on a leaf, in order. */
+  /** The device's messages on a leaf, in order. */
   of(leaf) {
     return this.said.filter((one) => one.leaf === leaf);
   }
 
-  /** Lines of the log that have this in them. */
+  /** The lines of the log that contain this text. */
   lines(part) {
     return this.told.filter((one) => one.type === "log" && one.text.includes(part));
   }
 
-  /** Let the device work until this is so. */
+  /** Let the device work until the condition is met. */
   async until(agent, condition, steps = 20_000) {
     for (let step = 0; step < steps; step += 1) {
       if (condition()) return;

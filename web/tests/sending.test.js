@@ -1,13 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { MemoryDisk } from "../device/disk.js";
 import { float32 } from "../device/flat.js";
 import { Contribution, decode } from "../device/messages.js";
 import { Outbox } from "../device/outbox.js";
-import { MemoryDisk } from "../device/disk.js";
+import { DeviceMessages } from "../device/presence.js";
 import { write } from "../device/safetensors.js";
-import { Sending } from "../device/sending.js";
-import { Voice } from "../device/presence.js";
+import { ContributionSender } from "../device/sending.js";
 
 const METRICS = { train_loss: 0.5, train_time_ms: 10, energy_mj: 20, peak_memory_kib: 30 };
 const scalars = (...values) => write(new Map([["g", float32([values.length], Float32Array.from(values))]]));
@@ -32,21 +32,21 @@ const receipt = (message, more = {}) => {
   return { boot, seq, round, status: "accepted", reason: "", retry_after_s: 0, ...more };
 };
 
-/** A life of a device on this disk: what it sends, whole or in few bytes, in order. */
+/** A process of a device on this disk, and the contributions that it sends, whole or compact, in order. */
 async function life(disk = new MemoryDisk(), boot = 7n) {
   const said = [];
   const lines = [];
   const under = { way: 0 };
   const read = (topic, payload) => (topic.endsWith("/c") ? { short: payload } : decode(Contribution, payload));
   const publish = (topic, payload) => said.push(read(topic, payload));
-  const voice = new Voice("dev", boot);
-  voice.link = { publish, underWay: () => under.way, bytesUp: 0, bytesDown: 0 };
+  const messages = new DeviceMessages("dev", boot);
+  messages.link = { publish, unacknowledged: () => under.way, bytesUp: 0, bytesDown: 0 };
   const log = (_level, line) => lines.push(line);
-  const sending = new Sending(await Outbox.open(disk, log), voice, log);
+  const sending = new ContributionSender(await Outbox.open(disk, log), messages, log);
   return { sending, said, lines, under };
 }
 
-test("what has no receipt is sent again after 10 s of silence, then 20, 40 and at most 60", async () => {
+test("a contribution without a receipt is sent again after 10 s of silence, then 20, 40 and at most 60", async () => {
   const { sending, said } = await life();
   await sending.keep(made(1));
   const at = [];
@@ -57,7 +57,7 @@ test("what has no receipt is sent again after 10 s of silence, then 20, 40 and a
   assert.deepEqual(at, [0, 10, 30, 70, 130, 190, 250]);
 });
 
-test("while the link carries anything no silence is counted", async () => {
+test("while the link carries anything, the wait for a receipt does not begin", async () => {
   const { sending, said, under } = await life();
   await sending.keep(made(1));
   await sending.due(0);
@@ -71,7 +71,7 @@ test("while the link carries anything no silence is counted", async () => {
   assert.equal(said.length, 2);
 });
 
-test("a receipt ends it and says what was fetched and how long it took; a second one changes nothing", async () => {
+test("a receipt ends the sending and gives bytes fetched and seconds; a second one changes nothing", async () => {
   const { sending, lines } = await life();
   const blob = { sha: new Uint8Array(32).fill(3), size: 70_000 };
   const kept = await sending.keep(made(1, { body: new Uint8Array(), blob }));
@@ -83,7 +83,7 @@ test("a receipt ends it and says what was fetched and how long it took; a second
   assert.deepEqual(lines, ["round 1: few-shot accepted"]);
 });
 
-test("what a life left behind is sent by the next one, in its name, until it is receipted", async () => {
+test("a restarted process sends the earlier one's contributions, with its own boot, until their receipt", async () => {
   const disk = new MemoryDisk();
   const first = await life(disk);
   await first.sending.keep(made(4));
@@ -94,7 +94,7 @@ test("what a life left behind is sent by the next one, in its name, until it is 
   assert.ok(await second.sending.settle(receipt(second.said[0]), 1));
 });
 
-test("without room it is put off for as long as the aggregator says", async () => {
+test("without room at the aggregator, sending is put off for as long as the receipt says", async () => {
   const { sending, said, lines } = await life();
   const kept = await sending.keep(made(1));
   await sending.due(0);
@@ -106,7 +106,7 @@ test("without room it is put off for as long as the aggregator says", async () =
   assert.deepEqual(lines, ["round 1: few-shot again in 30 s: no room"]);
 });
 
-test("scalars like those that were accepted go in few bytes, and a round that is over ends them", async () => {
+test("scalars like accepted ones are sent in compact form, and the end of the round ends their sending", async () => {
   const { sending, said } = await life();
   const kind = "zeroth-order";
   const first = await sending.keep(made(1, { kind, body: scalars(1, 2) }));
@@ -120,7 +120,7 @@ test("scalars like those that were accepted go in few bytes, and a round that is
   assert.equal(sending.outbox.answered("r", 2), true);
 });
 
-test("after a lost link all is due at once, and whole, but what the link itself still has", async () => {
+test("after a lost link all contributions are due at once, and whole, but those that the link still has", async () => {
   const { sending, said, under } = await life();
   await sending.keep(made(1));
   await sending.keep(made(2));
@@ -132,7 +132,7 @@ test("after a lost link all is due at once, and whole, but what the link itself 
   assert.deepEqual(said.map((one) => one.round), [1, 2, 1]);
 });
 
-test("of a run that is over nothing is sent any more", async () => {
+test("contributions to a run that is over are not sent any more", async () => {
   const { sending, lines } = await life();
   await sending.keep(made(1));
   await sending.keep(made(2, { run: "other" }));

@@ -1,4 +1,4 @@
-/** The bundle that comes with the package, packed here as Python packs it. */
+/** The bundle that comes with the package, packed as by Python. */
 import { readFileSync, readdirSync } from "node:fs";
 import { crc32 } from "node:zlib";
 
@@ -6,7 +6,7 @@ import { concat, toLittleEndian, utf8 } from "../device/bytes.js";
 
 const number = (value, size) => toLittleEndian(BigInt(value), size);
 
-/** A zip without compression, sorted, dateless. @param {Map<string, Uint8Array>} files @returns {Uint8Array} */
+/** A sorted zip without compression and dates. @param {Map<string, Uint8Array>} files @returns {Uint8Array} */
 export function packed(files) {
   const [locals, entries] = [[], []];
   let at = 0;
@@ -32,7 +32,7 @@ export function packed(files) {
   return concat([...locals, directory, number(0x06054b50, 4), number(0, 4), ...counts, number(0, 2)]);
 }
 
-/** Its files by name. @param {string} name @returns {Map<string, Uint8Array>} */
+/** The files of a bundle by name. @param {string} name @returns {Map<string, Uint8Array>} */
 export function files(name) {
   const folder = new URL(`../../models/bundles/${name}/`, import.meta.url);
   return new Map(

@@ -7,17 +7,17 @@ import { Signed, decode, encode } from "../device/messages.js";
 import { Verifier, sealer } from "../device/signing.js";
 import { vectors } from "./vectors.js";
 
-const { key, enrolled, says } = vectors("following");
-/** Offers that Python sealed, with the right key, another, or none, and what is no offer. */
+const { key, enrolled, says } = vectors("offer_stream");
+/** Offers that Python sealed with the right key, another, or none; and payloads that are no offers. */
 const heard = enrolled.flatMap(({ heard: all }) => all.map((one) => ({ ...one, payload: fromHex(one.payload) })));
 
-/** What becomes of each. */
+/** The result of each: accepted, or the error. */
 async function verified(offers) {
   const verifier = await Verifier.open(fromHex(key));
   return Promise.all(offers.map(({ topic, payload }) => verifier.open(topic, payload).catch((error) => `${error.name}: ${error.message}`)));
 }
 
-/** As in a browser whose crypto has no such algorithm. */
+/** Makes `crypto` as in a browser without this algorithm. */
 async function without(algorithm, work) {
   const { subtle } = crypto;
   const real = subtle.importKey;
@@ -30,7 +30,7 @@ async function without(algorithm, work) {
   }
 }
 
-test("a browser without Ed25519 believes the offers that one with it believes, and no others", async () => {
+test("a browser without Ed25519 accepts the same offers as one with it", async () => {
   const one = heard.find(({ topic, offer }) => offer && topic.endsWith("/task"));
   const signed = decode(Signed, one.payload);
   const cut = encode(Signed, { ...signed, signature: signed.signature.slice(1) });
@@ -43,12 +43,12 @@ test("a browser without Ed25519 believes the offers that one with it believes, a
   for (const refused of known.slice(-3)) assert.match(refused, /^NotTrusted: .*not signed by the aggregator/);
 });
 
-test("a device signs as in Python, also in a browser without Ed25519", async () => {
+test("a device makes the same signatures as in Python, also in a browser without Ed25519", async () => {
   const signs = async () => (await sealer(fromHex(says.secret)))(says.topic, fromHex(says.message));
   assert.equal(hex(await signs()), says.sealed);
   assert.equal(hex(await without("Ed25519", signs)), says.sealed);
 });
 
-test("a key of another length is none", async () => {
+test("a key of another length is refused", async () => {
   await assert.rejects(Verifier.open(new Uint8Array(31)), NotTrusted);
 });

@@ -29,7 +29,7 @@ test("the seeds of rounds are Python's", async () => {
 });
 
 for (const { of, blob, steps: told } of given.logs) {
-  test(`a log is read to the bit: ${of}`, async () => {
+  test(`a log is read exactly: ${of}`, async () => {
     assert.deepEqual(await stepLog.decode(fromHex(blob)), told.map(stepOf));
     assert.equal(stepLog.count(stepLog.decodeStretches(fromHex(blob))), told.length);
   });
@@ -37,13 +37,13 @@ for (const { of, blob, steps: told } of given.logs) {
 
 for (const { step, seed, stretches } of given.single) {
   test(`one step is written as Python does: ${step.scalars}, seed ${seed}`, async () => {
-    const made = await stepLog.packed(stepOf(step), seed === null ? null : BigInt(seed));
+    const made = await stepLog.packStep(stepOf(step), seed === null ? null : BigInt(seed));
     assert.equal(hex(written(listOf(Stretch), [made], "log")), stretches);
   });
 }
 
 for (const { of, blob, python } of given.damaged) {
-  test(`what does not fit together is refused: ${of}`, async () => {
+  test(`stretches whose parts do not fit each other are refused: ${of}`, async () => {
     await assert.rejects(stepLog.decode(fromHex(blob)), { name: "MessageError", message: python });
   });
 }
@@ -55,7 +55,7 @@ test("more scalars than a log has are refused before they are read", async () =>
   await assert.rejects(stepLog.unpack([large, small]), { message: given.too_many_scalars });
 });
 
-test("rubbish is refused with one kind of error", async () => {
+test("random bytes are refused with MessageError only", async () => {
   for (const data of [[], [0xc1], [0x91, 0x01], [0x81, 0xa1, 0x61, 0x01]]) {
     await assert.rejects(stepLog.decode(Uint8Array.from(data)), MessageError);
   }
@@ -64,19 +64,19 @@ test("rubbish is refused with one kind of error", async () => {
 given.joined.forEach(({ before, new: added, most, made }, at) => {
   test(`stretches are joined, and only the last kept, as in Python: ${at}`, () => {
     const read = (digits) => stepLog.decodeStretches(fromHex(digits));
-    const joined = stepLog.joined(read(before), read(added), most);
+    const joined = stepLog.lastOfBoth(read(before), read(added), most);
     assert.equal(hex(written(listOf(Stretch), joined, "log")), made);
   });
 });
 
-test("where a log begins follows from its segments", () => {
+test("the beginning of a log follows from its segments", () => {
   assert.equal(stepLog.SEGMENT, given.segment);
   for (const { at, log, begins } of given.begins) {
-    assert.equal(stepLog.logBegins({ at, log: Array(log).fill(null) }), begins);
+    assert.equal(stepLog.logStart({ at, log: Array(log).fill(null) }), begins);
   }
 });
 
-test("numbers of 16 bits are numpy's", () => {
+test("16-bit numbers are numpy's", () => {
   for (const { number, bits } of given.halves) {
     assert.equal(toHalf(doubles(number)[0]), bits, `${doubles(number)}`);
   }
@@ -87,7 +87,7 @@ test("numbers of 16 bits are numpy's", () => {
   }
 });
 
-test("rounds that cannot be counted on exactly are refused", async () => {
+test("round numbers that a number cannot hold exactly are refused", async () => {
   const stretch = { round: 2 ** 53, generator: "g", tunable: "all", lr: 0.1, width: 1, form: "i1", scalars: Uint8Array.of(1), seeds: 7n };
   await assert.rejects(stepLog.unpack([{ ...stretch, shares: new Uint8Array() }]), /whole numbers beyond 2\*\*53 are not counted/);
   assert.equal((await stepLog.unpack([{ ...stretch, shares: new Uint8Array(), round: 2 ** 52 }])).length, 1);

@@ -5,7 +5,7 @@ import { Speed } from "../device/cost.js";
 import { OutOfMemory } from "../device/errors.js";
 import { completed, measureSpeed, quicker } from "../device/timing.js";
 
-/** Trials that take so many seconds: the first run, and each after it. */
+/** Trials that take so many seconds: in the first run, and in each later one. */
 function trials(given) {
   let now = 0;
   const closed = [];
@@ -21,7 +21,7 @@ function trials(given) {
   return { trials: new Map(made), clock: () => now, closed };
 }
 
-test("the quickest of the runs after the first counts, what the first took beyond it is opening", async () => {
+test("the fastest of the later runs counts, and the first run's further seconds are those of opening", async () => {
   const given = trials({ forward: { first: 0.5, then: [0.05, 0.09, 0.02, 0.03, 0.04] } });
   const speed = await measureSpeed(given.trials, given.clock, 2.5);
   assert.equal(speed.seconds.get("forward").toFixed(9), (0.02 / 32).toFixed(9));
@@ -30,17 +30,17 @@ test("the quickest of the runs after the first counts, what the first took beyon
   assert.deepEqual(given.closed, ["forward"]);
 });
 
-test("a graph for which no time is left is left out, and a slow one is run twice at least", async () => {
+test("a graph without time left is not measured, and a slow one is run at least twice", async () => {
   const slow = { first: 1, then: [1], flops: 4e6 };
   const given = trials({ forward: { first: 0.3, then: [0.25] }, "train.all": slow, "train.mid": slow });
   const speed = await measureSpeed(given.trials, given.clock, 2.5);
-  assert.deepEqual([...speed.seconds.keys()], ["forward"]); // 4 * 0.25 s twice does not fit into what is left
+  assert.deepEqual([...speed.seconds.keys()], ["forward"]); // two runs of 4 * 0.25 s do not fit into the time left
   const more = trials({ forward: { first: 0.3, then: [0.25] }, "train.all": slow });
   const wide = await measureSpeed(more.trials, more.clock, 5);
   assert.equal(wide.seconds.get("train.all"), 1 / 32);
 });
 
-test("what the memory does not allow is left out, but the first, whose error is thrown", async () => {
+test("a graph that the memory does not allow is not measured, and the error of the first graph is thrown", async () => {
   const fails = new OutOfMemory("no more");
   const one = { first: 0.01, then: [0.01] };
   const given = trials({ forward: one, "train.all": { ...one, fails }, "loss.all": one });
@@ -51,7 +51,7 @@ test("what the memory does not allow is left out, but the first, whose error is 
   await assert.rejects(measureSpeed(first.trials, first.clock, 2.5), OutOfMemory);
 });
 
-test("a graph that was not measured is as fast, for its operations, as those of its sort", async () => {
+test("a graph that was not measured is as fast, operation for operation, as those of its sort", async () => {
   const graphs = {
     forward: { flops: 10, bytes: 100 },
     "train.all": { flops: 30, bytes: 300 },
@@ -69,7 +69,7 @@ test("a graph that was not measured is as fast, for its operations, as those of 
   assert.match(speed.source, /2 of 4 graphs by their operations$/);
 });
 
-test("of two measurements the quicker counts, graph by graph", () => {
+test("the faster of two measurements counts, graph by graph", () => {
   const speed = (rate, forward, train, opening) => {
     const seconds = new Map([["forward", forward], ["train.all", train]]);
     return new Speed(rate, { seconds, opening: new Map([["forward", opening]]), stepS: train, source: "here" });

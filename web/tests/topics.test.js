@@ -17,7 +17,7 @@ test("topics are Python's", () => {
 });
 
 for (const { topic, device, leaf, sha, index } of given.addresses) {
-  test(`an address is read, and made again: ${topic.slice(0, 40)}`, () => {
+  test(`a topic is parsed, and its address gives the topic again: ${topic.slice(0, 40)}`, () => {
     const read = topics.parse(topic);
     assert.deepEqual({ ...read, sha: hex(read.sha) }, { device, leaf, sha, index });
     const made = leaf === "block" ? topics.block(fromHex(sha), index) : leaf;
@@ -26,13 +26,13 @@ for (const { topic, device, leaf, sha, index } of given.addresses) {
 }
 
 for (const { topic, python } of given.others) {
-  test(`what is no address is refused as in Python: ${python}`, () => {
+  test(`a topic without an address is refused as in Python: ${python}`, () => {
     assert.throws(() => topics.parse(topic), { name: "TopicError" });
     assert.throws(() => topics.parse(topic), TopicError);
   });
 }
 
-test("a packet weighs what it weighs in Python, and asks for as much", () => {
+test("a packet has the same size and QoS as in Python", () => {
   for (const { topic, first, size, qos, bytes, mqtt5 } of given.packets) {
     const payload = new Uint8Array(size).fill(first);
     assert.equal(qosOf(topic, payload), qos);
@@ -41,7 +41,7 @@ test("a packet weighs what it weighs in Python, and asks for as much", () => {
   }
 });
 
-test("subscriptions match as brokers do", () => {
+test("subscriptions match topics as brokers match them", () => {
   assert.ok(topics.matches("fl/v1/all/round/+", "fl/v1/all/round/digits"));
   assert.ok(topics.matches("fl/v1/d/x/dn/#", "fl/v1/d/x/dn/block/00/1"));
   assert.ok(topics.matches("fl/v1/d/x/dn/#", "fl/v1/d/x/dn"));

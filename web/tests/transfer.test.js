@@ -1,20 +1,20 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { BLOCK, Blobs, blockLength, named } from "../device/blobs.js";
+import { BLOCK, Blobs, blobOf, blockLength } from "../device/blobs.js";
 import { hex } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
 import { Downloads } from "../device/downloads.js";
-import { Pull, UNKNOWN, answer } from "../device/transfer.js";
+import { Pull, UNKNOWN, answerGet } from "../device/transfer.js";
 import { content } from "./content.js";
 import { vectors } from "./vectors.js";
 
 const given = vectors("transfer");
 
 given.pulls.forEach((script, at) => {
-  test(`a pull asks for what it asks for in Python, when it does there: ${at}`, async () => {
+  test(`a pull asks for the same blocks at the same times as in Python: ${at}`, async () => {
     const data = content(given.pulled);
-    const blob = await named(data);
+    const blob = await blobOf(data);
     const pull = new Pull(blob, await (await Blobs.open(new MemoryDisk())).partial(blob));
     const deeds = {
       wanted: ({ now }) => pull.wanted(now),
@@ -34,7 +34,7 @@ given.pulls.forEach((script, at) => {
   });
 });
 
-/** Downloads of one store from another; `lossy(index, data)` gives what arrives of a block, null for nothing. */
+/** Downloads from one store to another; `lossy(index, data)` gives the block as it arrives, null if it is lost. */
 async function pair(lossy = (_, data) => data) {
   const there = await Blobs.open(new MemoryDisk());
   const disk = new MemoryDisk();
@@ -47,7 +47,7 @@ async function pair(lossy = (_, data) => data) {
   });
   const deliver = async (now) => {
     for (const get of asked.splice(0)) {
-      for await (const { index, data } of answer(there, get)) {
+      for await (const { index, data } of answerGet(there, get)) {
         const came = index === UNKNOWN ? data : lossy(index, data);
         if (came) await downloads.received(get.blob.sha, index, came, now);
       }
@@ -56,7 +56,7 @@ async function pair(lossy = (_, data) => data) {
   return { there, blobs, disk, downloads, deliver, asked, arrived };
 }
 
-test("two blobs come at once over a link that loses blocks, and are verified", async () => {
+test("two blobs arrive at the same time over a link that loses blocks, and are verified", async () => {
   let turn = 0;
   const { there, blobs, downloads, deliver, arrived } = await pair((_, data) => ((turn += 1) % 3 ? data : null));
   const wanted = [await there.put(content(20 * BLOCK)), await there.put(content(5 * BLOCK + 1))];
@@ -70,9 +70,9 @@ test("two blobs come at once over a link that loses blocks, and are verified", a
   assert.ok(arrived.every(([, seconds]) => seconds > 0));
 });
 
-test("what a sender does not have is given up until it is wanted again", async () => {
+test("a blob that the sender does not have is given up until it is wanted again", async () => {
   const { there, downloads, deliver, blobs } = await pair();
-  const blob = await named(content(BLOCK));
+  const blob = await blobOf(content(BLOCK));
   assert.ok(await downloads.advance([blob], 0));
   await deliver(1);
   assert.equal(await downloads.advance([blob], 2), false);
@@ -83,7 +83,7 @@ test("what a sender does not have is given up until it is wanted again", async (
   assert.ok(blobs.has(blob));
 });
 
-test("a content that has another hash is fetched once more, and then refused", async () => {
+test("a blob with a wrong hash is fetched once more, and then refused", async () => {
   const { there, downloads, deliver, blobs } = await pair((_, data) => new Uint8Array(data.length));
   const blob = await there.put(content(3 * BLOCK));
   for (let times = 0; times < 2; times += 1) {
@@ -95,7 +95,7 @@ test("a content that has another hash is fetched once more, and then refused", a
   assert.ok(!blobs.has(blob));
 });
 
-test("blocks that come unasked are taken, and what does not come is asked for", async () => {
+test("expected blocks are taken unasked, and those that do not come are asked for", async () => {
   const { there, downloads, asked, blobs } = await pair();
   const bytes = content(9 * BLOCK);
   const blob = await there.put(bytes);
@@ -110,7 +110,7 @@ test("blocks that come unasked are taken, and what does not come is asked for", 
   assert.ok(!blobs.has(blob));
 });
 
-test("a lost link asks again at once, for what is missing only", async () => {
+test("after a lost link, missing blocks are asked for again at once", async () => {
   const { there, downloads, asked } = await pair();
   const bytes = content(3 * BLOCK);
   const blob = await there.put(bytes);
@@ -121,7 +121,7 @@ test("a lost link asks again at once, for what is missing only", async () => {
   assert.deepEqual(asked.map((get) => get.blocks), [[0, 1, 2], [0, 2]]);
 });
 
-test("blocks that nobody waits for are dropped, and prune keeps what is on its way", async () => {
+test("blocks that nobody waits for are dropped, and prune keeps blobs that are being fetched", async () => {
   const { there, downloads, blobs, disk } = await pair();
   const coming = await there.put(content(2 * BLOCK));
   const old = await blobs.put(content(77));

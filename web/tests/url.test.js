@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { UrlError } from "../device/errors.js";
-import { backoff, Patience } from "../device/backoff.js";
+import { ReconnectDelay, backoff } from "../device/link_timing.js";
 import { isLoopback, parseUrl } from "../device/url.js";
 import { vectors } from "./vectors.js";
 
@@ -15,7 +15,7 @@ for (const { url, text, host, port, path, secure, user, password, mqtt5 } of giv
 }
 
 for (const { url, python } of given.refused) {
-  test(`what Python refuses is refused, without its password: ${url}`, () => {
+  test(`a URL that Python refuses is refused, and the error has no password: ${url}`, () => {
     assert.throws(
       () => parseUrl(url),
       (error) => error instanceof UrlError && !error.message.includes("secret"),
@@ -24,11 +24,11 @@ for (const { url, python } of given.refused) {
   });
 }
 
-test("in the clear to another machine only where that is meant", () => {
+test("an unencrypted URL of another machine is accepted only if `insecure` is set", () => {
   assert.equal(parseUrl("ws://broker.local:8080/mqtt", { insecure: true }).secure, false);
 });
 
-test("this machine is known by its name and addresses", () => {
+test("the name and addresses of this machine are recognised", () => {
   for (const host of ["localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "[::1]", "::1"]) assert.ok(isLoopback(host));
   for (const host of ["localhost.example", "128.0.0.1", "10.0.0.1", "127.example"]) assert.ok(!isLoopback(host));
 });
@@ -39,13 +39,13 @@ test("waits double up to a bound, less up to a half, as in Python", () => {
   }
 });
 
-test("a short connection does not count, two in a row are suspicious, a long one ends both", () => {
-  const patience = new Patience([1, 60], () => 0);
-  patience.failed();
-  patience.lost(4.9);
-  assert.deepEqual([patience.wait(), patience.crowded], [2, false]);
-  patience.lost(0.1);
-  assert.ok(patience.crowded);
-  patience.lost(5);
-  assert.deepEqual([patience.wait(), patience.crowded], [1, false]);
+test("a short connection lets the back-off grow, two in a row are suspicious, a long one resets both", () => {
+  const delay = new ReconnectDelay([1, 60], () => 0);
+  delay.failed();
+  delay.lost(4.9);
+  assert.deepEqual([delay.waitS(), delay.crowded], [2, false]);
+  delay.lost(0.1);
+  assert.ok(delay.crowded);
+  delay.lost(5);
+  assert.deepEqual([delay.waitS(), delay.crowded], [1, false]);
 });

@@ -1,4 +1,4 @@
-/** The vectors that the Python side wrote (tests/web/writers/). */
+/** Reads the vectors that the Python side wrote (tests/web/writers/). */
 import { readFileSync } from "node:fs";
 
 import { fromHex } from "../device/bytes.js";
@@ -8,7 +8,7 @@ export function vectors(name) {
   return JSON.parse(readFileSync(new URL(`../vectors/${name}.json`, import.meta.url), "utf8"));
 }
 
-/** {"hex": ...} as bytes, {"big": ...} as bigint, in whatever they stand. */
+/** Converts {"hex": ...} to bytes and {"big": ...} to bigint, at any depth. */
 export function revived(value) {
   if (Array.isArray(value)) return value.map(revived);
   if (value === null || typeof value !== "object") return value;

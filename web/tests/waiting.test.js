@@ -2,44 +2,44 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { MessageError } from "../device/errors.js";
-import { Greeting } from "../device/hello_retry.js";
-import { Hours } from "../device/work_gate.js";
+import { HelloRetry } from "../device/hello_retry.js";
 import { Inbox } from "../device/inbox.js";
 import { LinkSpeed } from "../device/link_speed.js";
 import { opened } from "../device/offers.js";
+import { WorkGate } from "../device/work_gate.js";
 
 const CHECKPOINT = [{ sha: new Uint8Array(32), size: 1 }];
 const BASE = { checkpoint: CHECKPOINT, sha: new Uint8Array(32), steps: 0, at: 0 };
 const member = (/** @type {string} */ name) => ({ name, base: BASE });
 const OFFER = { task: "t", run: "r", round: 2, seed: 5n, deadline_s: 20, remaining_s: 12.5, base: BASE, family: [] };
 
-test("a hello without answer is said again after waits that double up to a minute", () => {
-  const greeting = new Greeting(() => 0);
-  assert.equal(greeting.due(1e9), false);
-  greeting.said(0);
-  assert.equal(greeting.waiting, true);
+test("a hello without answer is repeated after waits that double up to a minute", () => {
+  const helloRetry = new HelloRetry(() => 0);
+  assert.equal(helloRetry.due(1e9), false);
+  helloRetry.sent(0);
+  assert.equal(helloRetry.waiting, true);
   const said = [];
   for (let now = 0; now <= 300; now += 1) {
-    if (!greeting.due(now)) continue;
+    if (!helloRetry.due(now)) continue;
     said.push(now);
-    greeting.said(now);
+    helloRetry.sent(now);
   }
   assert.deepEqual(said, [10, 30, 70, 130, 190, 250]);
-  greeting.answered();
-  assert.equal(greeting.due(1000), false);
+  helloRetry.answered();
+  assert.equal(helloRetry.due(1000), false);
 });
 
-test("while a hello is on its way to the broker no silence is counted", () => {
-  let underWay = 1;
-  const greeting = new Greeting(() => underWay);
-  greeting.said(0);
-  assert.equal(greeting.due(50), false);
-  underWay = 0;
-  assert.equal(greeting.due(59), false);
-  assert.equal(greeting.due(60), true);
+test("while a hello is on its way to the broker, the wait for an answer does not begin", () => {
+  let unacknowledged = 1;
+  const helloRetry = new HelloRetry(() => unacknowledged);
+  helloRetry.sent(0);
+  assert.equal(helloRetry.due(50), false);
+  unacknowledged = 0;
+  assert.equal(helloRetry.due(59), false);
+  assert.equal(helloRetry.due(60), true);
 });
 
-test("an offer closes on the device's own clock, and one that makes no sense is refused with what is wrong", () => {
+test("a round closes on the device's own clock, and an invalid offer is refused with the reason", () => {
   assert.equal(opened(OFFER, 100).closes, 112.5);
   const wrong = [
     [{ task: "<b>t</b>" }, /offer of round 2 of '<b>t<\/b>': that is no name of a task/],
@@ -61,26 +61,26 @@ test("an offer closes on the device's own clock, and one that makes no sense is 
   assert.equal(opened({ ...OFFER, family: [member("half"), member("third")] }, 0).closes, 12.5);
 });
 
-test("hours are closed while there is a reason, and the clock of the work stands still meanwhile", async () => {
+test("the work gate is closed while there is a reason, and the clock of the work stands still meanwhile", async () => {
   let now = 10;
-  const hours = new Hours(() => now);
-  assert.equal(hours.open, true);
-  hours.pause("the page is hidden");
-  hours.pause("the battery is at 12%", { quiet: true });
-  assert.equal(hours.reason, "paused: the page is hidden; the battery is at 12%");
-  hours.resume("something else");
-  hours.resume("the page is hidden");
-  assert.deepEqual([hours.open, hours.quiet], [false, true]);
-  await hours.held(async () => {
+  const gate = new WorkGate(() => now);
+  assert.equal(gate.open, true);
+  gate.pause("the page is hidden");
+  gate.pause("the battery is at 12%", { quiet: true });
+  assert.equal(gate.reason, "paused: the page is hidden; the battery is at 12%");
+  gate.resume("something else");
+  gate.resume("the page is hidden");
+  assert.deepEqual([gate.open, gate.quiet], [false, true]);
+  await gate.held(async () => {
     now = 14;
-    assert.deepEqual([hours.lost(), hours.worked()], [4, 10]);
-    hours.resume("the battery is at 12%");
+    assert.deepEqual([gate.lost(), gate.worked()], [4, 10]);
+    gate.resume("the battery is at 12%");
   });
   now = 15;
-  assert.deepEqual([hours.open, hours.quiet, hours.reason, hours.lost(), hours.worked()], [true, false, "", 4, 11]);
+  assert.deepEqual([gate.open, gate.quiet, gate.reason, gate.lost(), gate.worked()], [true, false, "", 4, 11]);
 });
 
-test("bandwidth is a moving average of large transfers; small ones and what was not seen change nothing", () => {
+test("bandwidth is a moving average of large transfers; small ones change nothing", () => {
   const assumed = { up: 1e6, down: 4e6, source: "assumed" };
   const link = new LinkSpeed();
   link.sawUp(1000, 1);
@@ -90,7 +90,7 @@ test("bandwidth is a moving average of large transfers; small ones and what was 
   assert.deepEqual(link.over(assumed), { up: 75_000, down: 4e6, source: "seen in earlier rounds" });
 });
 
-test("what comes is taken in order, with the moment at which it came, and wakes who waits", async () => {
+test("events are taken in order, with their time of arrival, and end a wait", async () => {
   let now = 1;
   const inbox = new Inbox(() => now);
   inbox.put("one");
@@ -103,7 +103,7 @@ test("what comes is taken in order, with the moment at which it came, and wakes 
   inbox.wake();
   await waited;
   inbox.wake();
-  await inbox.wait(1000); // who is woken before waiting does not wait, once
+  await inbox.wait(1000); // `wake` before a wait ends it at once, one time
   await inbox.wait(0.001);
   assert.equal(inbox.isEmpty, true);
 });

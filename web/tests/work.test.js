@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { Speed, Workload } from "../device/cost.js";
 import { EngineError, OutOfMemory, OutOfTime } from "../device/errors.js";
-import { HeldUp, perform } from "../device/work.js";
+import { ClosedWhilePaused, perform } from "../device/work.js";
 
 const WORKLOAD = new Workload({
   graphs: new Map(),
@@ -16,7 +16,7 @@ const WORKLOAD = new Workload({
   sampleBytes: 4,
 });
 
-/** A kind that takes so many seconds to compute, in a second form half of them. */
+/** A kind that takes so many seconds to compute, and half as many in its second form. */
 function kind(name, computeS, forms = [""]) {
   const made = forms.map((form, place) => ({
     name,
@@ -45,7 +45,7 @@ const PROFILE = {
 };
 
 /** `deeds` by label: seconds that training takes, or the error that it throws after a second. */
-function bench(deeds) {
+function scriptedWorker(deeds) {
   let now = 100;
   const told = [];
   const worker = {
@@ -69,8 +69,8 @@ function assignment(kinds, more = {}) {
   return { kinds, seed: 9n, deadline: 110, lost: () => 0, decided: (one) => decided.push(one), all: decided, ...more };
 }
 
-test("the richest that fits is trained, and what it took is accounted for", async () => {
-  const { worker, told } = bench({ "full": 4 });
+test("the richest form that fits is trained, and its time and energy are accounted for", async () => {
+  const { worker, told } = scriptedWorker({ "full": 4 });
   const asked = assignment([kind("full", 4), kind("few-shot", 1)]);
   const outcome = await perform(worker, PROFILE, asked);
   assert.equal(outcome.contribution.kind, "full");
@@ -81,9 +81,9 @@ test("the richest that fits is trained, and what it took is accounted for", asyn
   assert.deepEqual(outcome.reasons, []);
 });
 
-test("what the clock says no to is given up, and the next that fits in the time left is trained", async () => {
+test("a form that runs out of time is given up, and the next that fits in the time left is trained", async () => {
   const late = Object.assign(new OutOfTime("10% done, would end 9.0 s after the deadline"), { wholeS: 17 });
-  const { worker } = bench({ "full": late, "entropy-subset 50%": new OutOfMemory("no more"), "few-shot": 1 });
+  const { worker } = scriptedWorker({ "full": late, "entropy-subset 50%": new OutOfMemory("no more"), "few-shot": 1 });
   const kinds = [kind("full", 4), kind("entropy-subset", 2, ["50%"]), kind("few-shot", 1)];
   const asked = assignment(kinds);
   const outcome = await perform(worker, PROFILE, asked);
@@ -92,39 +92,39 @@ test("what the clock says no to is given up, and the next that fits in the time 
   assert.deepEqual(outcome.gaveUp, gaveUp);
   assert.deepEqual(asked.all.map((one) => one.plan.chosen.label), ["full", "entropy-subset 50%", "few-shot"]);
   assert.deepEqual(asked.all[2].reasons, gaveUp);
-  assert.deepEqual(outcome.outgrew, ["entropy-subset"]);
+  assert.deepEqual(outcome.outOfMemoryKinds, ["entropy-subset"]);
   assert.deepEqual(outcome.timings.map((one) => [one.kind, one.seconds]), [["full", 17], ["few-shot", 1]]);
 });
 
 test("a poorer form of the same kind comes before the next kind", async () => {
-  const { worker } = bench({ "peft bias": new EngineError("refused"), "peft head": 2 });
+  const { worker } = scriptedWorker({ "peft bias": new EngineError("refused"), "peft head": 2 });
   const outcome = await perform(worker, PROFILE, assignment([kind("peft", 6, ["bias", "head"]), kind("few-shot", 1)]));
   assert.equal(outcome.plan.chosen.label, "peft head");
 });
 
-test("where nothing fits any more the device sits out, and says why", async () => {
-  const { worker } = bench({ "full": new OutOfTime("too slow") });
+test("if nothing fits any more the device sits out, with the reasons", async () => {
+  const { worker } = scriptedWorker({ "full": new OutOfTime("too slow") });
   const outcome = await perform(worker, PROFILE, assignment([kind("full", 4), kind("few-shot", 50)]));
   assert.equal(outcome.contribution, null);
   const reasons = ["few-shot needs 50.0 s of 8.1 s (compute)", "full given up: too slow"];
   assert.deepEqual(outcome.reasons, reasons);
 });
 
-test("time that the work stood still is of the round's, and how long it takes is not learnt from it", async () => {
+test("a pause uses up the round's time, and does not change the predicted time of a kind", async () => {
   let lost = 0;
-  const { worker } = bench({ "full": new HeldUp("40% done when the round closed") });
+  const { worker } = scriptedWorker({ "full": new ClosedWhilePaused("40% done when the round closed") });
   const asked = assignment([kind("full", 4), kind("few-shot", 3)], { lost: () => lost });
   asked.decided = () => {
     lost = 8;
   };
   const outcome = await perform(worker, PROFILE, asked);
-  assert.equal(outcome.contribution, null); // of ten seconds one was worked and eight were lost
+  assert.equal(outcome.contribution, null); // of ten seconds, work took one and pauses eight
   assert.deepEqual(outcome.timings, []);
   const reasons = ["few-shot needs 3.0 s of 0.9 s (compute)", "full given up: 40% done when the round closed"];
   assert.deepEqual(outcome.reasons, reasons);
 });
 
-test("a fault is no reason to train something poorer", async () => {
-  const { worker } = bench({ "full": new TypeError("x is undefined") });
+test("an unexpected error is thrown, and nothing poorer is trained", async () => {
+  const { worker } = scriptedWorker({ "full": new TypeError("x is undefined") });
   await assert.rejects(perform(worker, PROFILE, assignment([kind("full", 4), kind("few-shot", 1)])), TypeError);
 });

@@ -16,7 +16,7 @@ from device_runtime.broker.wire.transfer import opening_blocks
 from .outbound import Outbound
 
 DEADLINE_SLACK = 1.25
-"""A deadline of at most SPARED times the published one is left out of compact messages, to save bytes."""
+"""A deadline of at most DEADLINE_SLACK times the published one is omitted from compact messages."""
 
 
 class OfferPublisher:
@@ -38,7 +38,7 @@ class OfferPublisher:
 
         Devices say hello to an offer that they have heard before, as it tells them that the aggregator has
         restarted. If a later round than `saved` is open by now, its first offer looks like the ordinary next
-        round, so it is published a second time here.
+        round, so it is published twice.
         """
         if state.phase == "wait" or self._cohorts or state.round > saved > 0:
             self.everybody(state)

@@ -31,7 +31,7 @@ class Outbound:
         self._traffic = traffic
         self._seal, self._agree = ports.seal, ports.agree
         self._blocks = BlockSender(self._block, ports.clock, ports.backlog)
-        self._pacts: dict[str, SessionKey] = {}
+        self._session_keys: dict[str, SessionKey] = {}
         self._signing: set[str] = set()
 
     def agree(self, device: str, key: bytes, signs: bool = False) -> None:
@@ -40,21 +40,21 @@ class Outbound:
         `signs`: the hello was signed, so receipts to the device carry a MAC. Raises MessageError for an
         invalid key.
         """
-        self._pacts.pop(device, None)
+        self._session_keys.pop(device, None)
         self._signing.discard(device)
         if self._agree and key:
-            self._pacts[device] = self._agree(key)
+            self._session_keys[device] = self._agree(key)
             if signs:
                 self._signing.add(device)
 
-    def has_said(self, device: str, run: str, payload: bytes, word: bytes) -> bool:
-        """Whether `word` is the device's MAC of this compact contribution."""
-        pact = self._pacts.get(device)
-        return pact is not None and pact.holds(word, topics.up(device, "c"), run, payload)
+    def is_authentic(self, device: str, run: str, payload: bytes, mac: bytes) -> bool:
+        """Whether `mac` is the device's MAC of this compact contribution."""
+        session_key = self._session_keys.get(device)
+        return session_key is not None and session_key.verifies(mac, topics.up(device, "c"), run, payload)
 
     def forget(self, device: str) -> None:
         """Forget a device that is no longer known."""
-        self._pacts.pop(device, None)
+        self._session_keys.pop(device, None)
         self._signing.discard(device)
         self._blocks.forget(device)
 
@@ -75,11 +75,11 @@ class Outbound:
         """Send a receipt to one device; a MAC follows it if the device signs."""
         topic, payload = topics.down(device, "receipt"), messages.encode(receipt)
         if device in self._signing:
-            payload += self._pacts[device].word(topic, "", payload)
+            payload += self._session_keys[device].mac(topic, "", payload)
         self._send((device,), topic, payload)
 
     def blocks(self, device: str, get: Get, blobs: Blobs) -> None:
-        """Send the blocks that a device asked for, or say that the blob is not here."""
+        """Send the blocks that a device asked for, or say that the aggregator does not have the blob."""
         self._blocks.ask(device, get, blobs)
 
     def _block(self, device: str, blob: Blob, index: int, data: bytes) -> bool:
@@ -110,10 +110,10 @@ class Outbound:
             self._send(online, topics.offer(offer.task), payload)
             return
         for device in sorted(online):
-            if pact := self._pacts.get(device):
+            if session_key := self._session_keys.get(device):
                 topic = topics.down(device, "n")
-                word = pact.word(topic, offer.run, payload)
-                self._send((device,), topic, compact_round.with_mac(payload, word))
+                mac = session_key.mac(topic, offer.run, payload)
+                self._send((device,), topic, compact_round.with_mac(payload, mac))
             else:
                 self.offer(device, offer)
 
@@ -179,7 +179,7 @@ MOST_BLOCKS_OF_DEVICE = 512
 MOST_WAITING_BLOCKS = 1_000_000
 """The most blocks of all devices that wait."""
 FREE_TIMES, FREE_EXTRA_BYTES = 2, 16 * BLOCK
-"""A device gets TIMES the size of a blob, plus EXTRA_BYTES, without waiting."""
+"""A device gets FREE_TIMES the size of a blob, plus FREE_EXTRA_BYTES, without waiting."""
 REFILL_S = 60.0
 """Seconds after which it gets as much again."""
 MOST_BUDGETS = 200_000
@@ -207,7 +207,7 @@ class BlockSender:
         self._left: OrderedDict[tuple[str, Blob], tuple[float, float]] = OrderedDict()  # bytes, as of when
 
     def ask(self, device: str, get: Get, blobs: Blobs) -> None:
-        """Send the existing blocks of a Get, at most MAX_WINDOW, or say that the blob is not here."""
+        """Send the existing blocks of a Get, at most MAX_WINDOW, or say that the blob does not exist."""
         count = block_count(get.blob)
         asked = [index for index in dict.fromkeys(get.blocks) if 0 <= index < count]
         for index in asked[:MAX_WINDOW]:

@@ -108,7 +108,7 @@ class Router:
             self._put([known.task], event)
 
     def _own(self, known: _Known, message: Plan | Contribution) -> str:
-        """The task that a message names; it is remembered for the message's blob, if there is one."""
+        """The task that a message names; remembered, so that blocks of the message's blob go to that task."""
         if isinstance(message, Contribution) and message.blob:
             blobs = known.blobs
             blobs.pop(message.blob.sha, None)
@@ -121,8 +121,8 @@ class Router:
         hello = decode(device_message_in(event.payload), Hello)
         wanted = hello.task or self._first(device)
         if wanted not in self._inboxes:
-            here = ", ".join(self._inboxes)
-            log.warning("%s asks for task %s; there is %s", device, printable(wanted), here)
+            tasks = ", ".join(self._inboxes)
+            log.warning("%s asks for task %s; this aggregator has tasks %s", device, printable(wanted), tasks)
             return
         known = self._known[device]
         before, known.task, known.online = known.task, wanted, True
@@ -144,6 +144,6 @@ class Router:
     def _put(self, tasks: Iterable[str], event: Event) -> None:
         for name in tasks:
             if name not in self._inboxes:
-                log.warning("message for task %s dropped: it is not here", printable(name))
+                log.warning("message for task %s dropped: no such task", printable(name))
             elif not self._over(name):  # the inbox of a finished task is no longer read
                 self._inboxes[name].put(event)

@@ -26,7 +26,7 @@ LINGER_S = 2.0
 
 
 class SiteProcess:
-    """A device to the aggregator above, by `agent`, and a site for its own devices, by `ground`.
+    """A device to the aggregator above, by `agent`, and a site for its own devices, by `site_manager`.
 
     The link to the aggregator above is made as for any `Agent`; `ports` connect the site to its own devices.
     """
@@ -35,16 +35,16 @@ class SiteProcess:
         """`settings.data` is not read. `boot` as in Agent."""
         self._clock: Callable[[], float] = ports.clock
         self._rules = rules
-        self.ground = SiteManager(settings.folder / "site", rules, ports)
+        self.site_manager = SiteManager(settings.folder / "site", rules, ports)
         self.agent = Agent(
-            settings, boot, ports.clock, partial(InProcess, make=partial(SiteTask, self.ground))
+            settings, boot, ports.clock, partial(InProcess, make=partial(SiteTask, self.site_manager))
         )
         self._said, self._said_s = 0, 0.0  # samples in the last hello, and when it was sent
         self._over_s: float | None = None
 
     @property
     def finished(self) -> bool:
-        """Whether the task is done above and here, and every contribution has its receipt."""
+        """Whether the task is done above and at the site, and every contribution has its receipt."""
         if self._over_s is None or not self.agent.finished:
             return False
         return self._clock() - self._over_s >= LINGER_S
@@ -63,7 +63,7 @@ class SiteProcess:
 
         Raises RunFolderError or BlobError when the disk fails, ModelError for a bundle that cannot be used.
         """
-        self.ground.step(timeout_s)
+        self.site_manager.step(timeout_s)
         for _ in range(MOST_EVENTS):
             if not self.agent.step():
                 break
@@ -75,23 +75,23 @@ class SiteProcess:
 
     def close(self) -> None:
         """Close the run folder."""
-        self.ground.leave()
+        self.site_manager.leave()
 
     def _end(self) -> None:
         """End the site, as the task is done above."""
         if self._over_s is None:
             self._over_s = self._clock()
-            if self.ground.site is not None:
-                self.ground.site.farewell()
-        self.ground.leave()
+            if self.site_manager.site is not None:
+                self.site_manager.site.farewell()
+        self.site_manager.leave()
 
     def _report_samples(self) -> None:
         """Send a hello when the samples change: the aggregator above waits for a site only while it has
         enough devices.
         """
-        roll, now = self.ground.roll, self._clock()
-        samples = roll.samples if roll.devices >= self._rules.min_devices else 0
-        if self.ground.site is None or samples == self._said:
+        devices, now = self.site_manager.site_devices, self._clock()
+        samples = devices.samples if devices.count >= self._rules.min_devices else 0
+        if self.site_manager.site is None or samples == self._said:
             return
         if bool(samples) != bool(self._said) or now - self._said_s >= HELLO_S:
             self._said, self._said_s = samples, now

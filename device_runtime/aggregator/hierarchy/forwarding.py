@@ -45,15 +45,16 @@ log = logging.getLogger(__name__)
 class SiteKinds:
     """The kinds that a site offers and forwards for an offer from above.
 
-    It offers the kinds `offered` to its devices and forwards one of kind `forwarded`, a full update or
-    scalars. `left_out` says of each other kind why the devices are not asked for it.
+    forwarded: the kind that the site sends to the aggregator above, a full update or scalars.
+    offered: the kinds that the site offers to its devices.
+    left_out: for each other kind of the offer, its name and why the site does not offer it.
+    length: the ratio of the site's eps to the aggregator's eps; 1 for full updates.
     """
 
     forwarded: Full | ZerothOrder
     offered: tuple[AnyStrategy, ...]
     left_out: tuple[str, ...] = ()
     length: float = 1.0
-    """The length of a step of 1 above, in the site's units; see `forwarded`."""
 
     @property
     def means(self) -> ClassMeans | None:
@@ -107,7 +108,7 @@ def _statistics_alone(kinds: Iterable[AnyStrategy]) -> Iterator[ClassMeans]:
     return (kind for kind in kinds if isinstance(kind, ClassMeans) and kind.statistics is not None)
 
 
-def usual_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
+def default_site_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
     """The kinds that a site prepares for before it knows a round's kinds."""
     usual = (kind.strategy for kind in kinds_named(registry.DEFAULT_KINDS))
     return tuple(kind for kind in usual if not why_not(kind, manifest))
@@ -117,9 +118,9 @@ def why_not(kind: AnyStrategy, manifest: Manifest) -> str:
     """Why updates of a kind cannot be merged into one full update; empty if they can."""
     changed = _CHANGED.get(type(kind))
     if changed is None:
-        return "what the aggregator makes of it is more than a base"
+        return "its merge changes more than the base model"
     if isinstance(kind, FewShot) and (not kind.join_base or kind.send_mean):
-        return "its classifiers do not join the base only"
+        return "its classifiers are also used outside the base model"
     if isinstance(kind, ZerothOrder) and kind.sizing == "relative":
         return "only the aggregator above knows the length of its step"
     if isinstance(kind, ClassMeans) and kind.statistics is None and kind.head != "trained":
@@ -165,8 +166,8 @@ def steps_between(
     """The steps from the base of one offer to that of a later one; None if they are not known.
 
     Two step logs that begin with the same model have the same line name, as after a rollback. The offers are
-    on the same log if both name the same last step before, which no other log has. If they do not both name
-    it, `leads` decides whether the steps lead from one base to the other.
+    on the same log if their most recent common step is equal, because no other log has that step. If they
+    have no common step, `leads` decides whether the steps lead from one base to the other.
     """
     if before is None or before.base.line != now.base.line:
         return None
@@ -187,8 +188,8 @@ def steps_between(
 def site_kind(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder:
     """The kind with which a site's devices measure the same as they would for the aggregator above.
 
-    Only the aggregator above knows the scale of relative scalars, so they are absolute here, with `eps` of
-    the same length.
+    Only the aggregator above knows the scale of relative scalars, so the site's are absolute, with an `eps`
+    of the same length.
     """
     return replace(
         kind, sizing="absolute", eps=kind.eps * unit(base, manifest.specs(kind.tunable), kind.sizing)
@@ -198,13 +199,13 @@ def site_kind(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrd
 def forwarded_scalars(steps: Sequence[Step], length: float) -> Tensors:
     """The mean of the site's scalars, from the one step of its round, in the units of the aggregator above.
 
-    `length`, a power of two, is the length of a step of 1 above in the site's units.
+    `length`, a power of two, as in SiteKinds.
     """
     [step] = steps
     return {"g": np.asarray(step.scalars, np.float32) * np.float32(length)}
 
 
-# The class statistics of a site's devices, summed, which it sends beside the update that it forwards.
+# The class statistics of a site's devices, summed, which it sends with the update that it forwards.
 
 
 def round_statistics(
@@ -240,7 +241,7 @@ def encoded_statistics(pooled: Statistics, forwarded: AnyStrategy, num_examples:
         MOMENTS in sent and not forwarded.trains_extractor
     ):  # else the aggregator above would scale the counts again
         sent.setdefault(MOMENT_ROWS, sent[ROWS] if len(sent[MOMENTS]) else sent[ROWS][:0])
-    if why := class_statistics.doubt(sent, num_examples, wished.smallest_count, sums.sums.shape):
+    if why := class_statistics.rejection_reason(sent, num_examples, wished.smallest_count, sums.sums.shape):
         log.warning(
             "class statistics of the site are not sent: the aggregator above would refuse them: %s", why
         )
@@ -284,7 +285,10 @@ def _whole(pooled: Statistics, num_examples: int) -> ClassSums:
 
 
 def _possible(pooled: Statistics) -> NDArray[np.float64]:
-    """The moments, with each square at least what the class means imply: each device has rounded both."""
+    """The moments, with each square at least what the class means imply.
+
+    Devices round moments and means, which can make a square too small.
+    """
     sums = pooled.moment_sums
     moments: NDArray[np.float64] = pooled.moments.copy()
     least: NDArray[np.float64] = (np.square(sums.sums[sums.present]) / sums.counts[sums.present, None]).sum(

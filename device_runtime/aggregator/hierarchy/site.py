@@ -79,7 +79,7 @@ class Site:
             self._source = latest, decode(latest.source, Offer)
         return self._source[1]
 
-    def standing(self, offer: Offer) -> SitePhase:
+    def phase(self, offer: Offer) -> SitePhase:
         """How far the site is with the round of this offer from above."""
         source = self.source
         if source is None or (source.run, source.round) != (offer.run, offer.round):
@@ -91,7 +91,7 @@ class Site:
     def give(self, given: RoundInputs, seconds: float) -> None:
         """Offer a round from above to the site's devices for `seconds`; an open round gets a new deadline."""
         rounds, latest = self._service.rounds, self._latest
-        if self.standing(given.offer) == "open" and latest:
+        if self.phase(given.offer) == "open" and latest:
             self._service.give(msgspec.structs.replace(latest, deadline_s=seconds))
             return
         put = rounds.store.models.put
@@ -153,15 +153,15 @@ class Site:
         Returns the inputs of that round without its side tensors; None if there is no such round.
         """
         source = self.source
-        if source is None or self.standing(offer) != "other":
+        if source is None or self.phase(offer) != "other":
             return None
-        if self.standing(source) == "open":
+        if self.phase(source) == "open":
             self.close_round()
-        if self.standing(source) != "merged":
+        if self.phase(source) != "merged":
             return None
         return RoundInputs(source, "", self._service.rounds.weights(self._number), NO_TENSORS)
 
-    def made(self) -> SiteResult | str:
+    def result(self) -> SiteResult | str:
         """The result of the round that was given last, or why there is nothing to forward."""
         rounds, number = self._service.rounds, self._number
         closed = rounds.store.closed(number)[0]
@@ -224,7 +224,7 @@ class Site:
             self.merge_s = time.monotonic() - began
 
 
-class Roster:
+class SiteDevices:
     """An observer of the site's service: which devices are ready, their samples, and why some sit out."""
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class Roster:
                 self._idle.pop(device, None)
 
     @property
-    def devices(self) -> int:
+    def count(self) -> int:
         """The number of devices that are online and have samples."""
         return len(self._samples)
 
@@ -273,7 +273,7 @@ def log_site(happening: RunEvent) -> None:
                 "site of task %r: run %s%s", happening.task.name, happening.run, _again(happening.resumed)
             )
         case DeviceSeen(device=device, online=False):
-            log.info("site: %s has gone", device)
+            log.info("site: %s is offline", device)
         case RoundOpened():
             again = f", again, with {happening.contributions} contributions" if happening.again else ""
             log.info("site round %d: %s, %.1f s%s", *_opened(happening), again)

@@ -31,7 +31,7 @@ from device_runtime.broker.wire.topics import TopicError
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies.kind import AnyStrategy, ClassStatistics
 
-from .site import Roster, Site
+from .site import Site, SiteDevices
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +62,17 @@ class SiteManager:
     def __init__(self, folder: Path, rules: SiteRules, ports: Ports) -> None:
         """The observers of `ports` observe every site."""
         self.folder, self.rules = folder, rules
-        self.roll = Roster()
+        self.site_devices = SiteDevices()
         self.site: Site | None = None
         self._at = folder
-        self._ports = replace(ports, observers=(self.roll, *ports.observers))
+        self._ports = replace(ports, observers=(self.site_devices, *ports.observers))
         self._present: dict[str, dict[str, Received]] = {}
 
     def enter(self, offer: Offer, kinds: Sequence[AnyStrategy], bundle: Bundle) -> Site:
         """The site for this run above and these kinds. If another site is open, it is closed first.
 
         Other sites are removed from the disk, except those with contributions that were not forwarded, as
-        their devices have receipts. Raises RunFolderError, and what Rounds raises.
+        their devices have receipts. Raises RunFolderError, and what Site raises.
         """
         task = self._task(offer, kinds, bundle)
         of_run = self._of_run(offer)
@@ -88,7 +88,7 @@ class SiteManager:
     def enter_any(self, offer: Offer) -> Site | None:
         """The site of the run above, whatever its kinds: the open one, or the latest one on disk.
 
-        Raises RunFolderError, TaskError, and what Rounds raises.
+        Raises RunFolderError, TaskError, and what Site raises.
         """
         if self.site is not None and self._at.parent != self._of_run(offer):
             self.leave()
@@ -171,7 +171,7 @@ class SiteManager:
 
 
 def _remove(site: Path) -> None:
-    """Remove a site's folder, or a run's without sites; keep one with contributions to forward."""
+    """Remove a site's folder, or an empty run folder; folders with unforwarded contributions stay."""
     if any((inner / outside.FILE).exists() for inner in site.glob("*")):
         return  # the folder of a run with a site that was kept
     try:

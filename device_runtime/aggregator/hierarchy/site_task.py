@@ -29,7 +29,7 @@ from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from . import forwarding
-from .forwarding import NothingToForward, SiteKinds, site_kinds, usual_kinds
+from .forwarding import NothingToForward, SiteKinds, default_site_kinds, site_kinds
 from .site import Site, SiteResult
 from .site_manager import SiteManager
 
@@ -44,7 +44,7 @@ NO_STRAGGLER = StragglerVerdict(False, ())
 
 @dataclass(frozen=True)
 class _Given:
-    """A round that the site was given in this life, with the deadline above and the site's own."""
+    """A round that this process gave to the site, with the deadline above and that of the site."""
 
     offer: Offer
     above_s: float
@@ -52,30 +52,30 @@ class _Given:
 
 
 class SiteTask(OneTask):
-    """See OneTask. The site works in its own loop (`Ground.step`), so `perform` only looks how far it is."""
+    """See OneTask. The site works in another loop (`SiteManager.step`); `perform` checks its progress."""
 
     def __init__(
         self,
-        ground: SiteManager,
+        site_manager: SiteManager,
         settings: Settings,
         bundles: Mapping[str, Bundle],
         clock: Callable[[], float],
         link: LinkSpeed,
     ) -> None:
         self.watcher = watcher(None, None)
-        self._ground, self._clock, self._link = ground, clock, link
+        self._site_manager, self._clock, self._link = site_manager, clock, link
         self._bundles = bundles
         self._given: _Given | None = None
         self._logged: tuple[str, ...] = ()
 
     def hello(self, boot: int) -> Hello:
         """The hello of the site, with the samples of all its devices; 0 until enough devices are ready."""
-        roll = self._ground.roll
-        ready = roll.devices >= self._ground.rules.min_devices
+        devices = self._site_manager.site_devices
+        ready = devices.count >= self._site_manager.rules.min_devices
         return Hello(
             boot=boot,
-            num_examples=roll.samples if ready else 0,
-            profile=f"site of {roll.devices}",
+            num_examples=devices.samples if ready else 0,
+            profile=f"site of {devices.count}",
             memory_bytes=limit_bytes(None, None),
             engine="edge",
         )
@@ -95,8 +95,8 @@ class SiteTask(OneTask):
         except NothingToForward:
             kinds = ()
         try:
-            if self._ground.enter_any(offer) is None:
-                self._ground.enter(offer, kinds or usual_kinds(bundle.manifest), bundle)
+            if self._site_manager.enter_any(offer) is None:
+                self._site_manager.enter(offer, kinds or default_site_kinds(bundle.manifest), bundle)
         except TaskError as error:
             log.warning("the site cannot get ready: %s", error)
         return MAIN
@@ -116,11 +116,11 @@ class SiteTask(OneTask):
 
         Raises RunFolderError, KindError.
         """
-        site = self._ground.enter_any(offer)
+        site = self._site_manager.enter_any(offer)
         given = site.end(offer) if site else None
         if site is None or given is None or given.offer.run != offer.run:
             return None
-        made = site.made()
+        made = site.result()
         if isinstance(made, str):
             log.warning("round %d above ended without this site: %s", given.offer.round, made)
             return None
@@ -135,7 +135,7 @@ class SiteTask(OneTask):
         bundle = self._bundles[MAIN]
         try:
             kinds = site_kinds(given.offer, bundle.manifest, given.base)
-            site = self._ground.enter(given.offer, kinds.offered, bundle)
+            site = self._site_manager.enter(given.offer, kinds.offered, bundle)
         except (NothingToForward, TaskError) as error:
             return _sits_out(str(error), listener)
         if kinds.left_out != self._logged:
@@ -145,9 +145,9 @@ class SiteTask(OneTask):
         why = self._advance(site, given, deadline, kind_statistics.accepted(kinds.forwarded, bundle.manifest))
         if why is not None:
             return _sits_out(why, listener)
-        if site.standing(given.offer) != "merged":
+        if site.phase(given.offer) != "merged":
             return None
-        made = site.made()
+        made = site.result()
         if isinstance(made, str):
             return _sits_out(made, listener)
         outcome = _outcome(made, kinds, bundle)
@@ -158,18 +158,18 @@ class SiteTask(OneTask):
         self, site: Site, given: RoundInputs, deadline: float, forwarded: Sequence[TensorSpec]
     ) -> str | None:
         """Give the site the round, or a new deadline for it. Returns why the site sits out, if it does."""
-        now, standing = self._clock(), site.standing(given.offer)
-        if standing == "merged":
+        now, phase = self._clock(), site.phase(given.offer)
+        if phase == "merged":
             return None
         known = self._given
         same = known is not None and (known.offer.run, known.offer.round) == (
             given.offer.run,
             given.offer.round,
         )
-        if standing == "other" or known is None or not same or deadline > known.above_s + NEW_DEADLINE_S:
+        if phase == "other" or known is None or not same or deadline > known.above_s + NEW_DEADLINE_S:
             margin = self._margin_s(site, forwarded, deadline - now)
             if deadline - margin <= now:
-                if standing == "open" and _has_enough(site):
+                if phase == "open" and _has_enough(site):
                     site.close_round()
                     return None
                 return f"{deadline - now:.1f} s remain, merging and forwarding need {margin:.1f} s"
@@ -177,7 +177,7 @@ class SiteTask(OneTask):
             self._given = _Given(given.offer, deadline, deadline - margin)
             return None
         site.tick()
-        if site.standing(given.offer) != "open":
+        if site.phase(given.offer) != "open":
             return None
         over = now >= known.until_s
         if over and _has_enough(site):  # its own deadline is a little later, as giving the round took time
@@ -189,15 +189,15 @@ class SiteTask(OneTask):
         """Why the open round cannot succeed any more; None while it can."""
         if not over and not (site.exhausted and site.contributions == 0):
             return None
-        needed, roll = site.task.min_contributions, self._ground.roll
+        needed, devices = site.task.min_contributions, self._site_manager.site_devices
         if site.contributions:
             return f"{site.contributions} of {needed} contributions of the site came in time"
-        if roll.idle:
-            return f"no device of the site takes part: {roll.idle}"
-        return f"none of the {roll.devices} devices of the site has answered in time"
+        if devices.idle:
+            return f"no device of the site takes part: {devices.idle}"
+        return f"none of the {devices.count} devices of the site has answered in time"
 
     def _margin_s(self, site: Site, forwarded: Sequence[TensorSpec], remaining_s: float) -> float:
-        """Seconds to keep free before the deadline above: for merging and uploading, and as in any plan."""
+        """Seconds to keep free before the deadline above: for merging, uploading, and as in any plan."""
         size = sum(np.dtype(spec.dtype).itemsize * spec.size for spec in forwarded)
         upload_s = size / self._link.over(UNMEASURED_LINK).up
         return max(site.merge_s + upload_s, min((1 - MARGIN) * remaining_s, MOST_SPARE_S))

@@ -134,7 +134,7 @@ class TaskRoutes:
     def rollback(self, name: Name, round: Number) -> RollbackAnswer:  # noqa: A002 - its name in the URL
         hosted = self._of(name)
         if self._guard.open:
-            raise HTTPException(403, "going back needs a token: set http.token_file")
+            raise HTTPException(403, "a rollback needs a token: set http.token_file")
         if hosted.watch.live().phase == "finished":
             raise HTTPException(
                 409, f"the task is done: device-runtime models {hosted.folder} --rollback {round}"

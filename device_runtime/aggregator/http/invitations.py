@@ -143,9 +143,11 @@ class InvitationRoutes:
         if self._guard.open:
             raise HTTPException(403, "links need a token: set http.token_file")
         if self._doorway is None or self._doorway.site is None:
-            raise HTTPException(403, "no devices are enrolled here: start with serve --web --enrolment DIR")
+            raise HTTPException(
+                403, "this aggregator enrols no devices: start with serve --web --enrolment DIR"
+            )
         if not self._doorway.writable:
-            raise HTTPException(403, f"{self._doorway.site.folder} is incomplete here, or cannot be written")
+            raise HTTPException(403, f"{self._doorway.site.folder} is incomplete or not writable")
         return self._doorway.site
 
 

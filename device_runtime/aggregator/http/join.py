@@ -99,7 +99,7 @@ class JoinRoutes:
         """
         doorway = self._doorway
         if doorway.passes_on and doorway.site is None and not by_local_name(request):
-            raise HTTPException(403, "open to this machine only: ask as localhost")
+            raise HTTPException(403, "open to this machine only: use the host name localhost")
         return {
             "version": 1,
             "protocol": VERSION,
@@ -114,7 +114,7 @@ class JoinRoutes:
         """Exchange a one-time link for a credential, as a token."""
         site = self._doorway.site
         if site is None or not self._doorway.writable:
-            raise HTTPException(404, "no device is enrolled by links here")
+            raise HTTPException(404, "this aggregator enrols no devices by links")
         if not self._flood.lets(caller_address(request), self._clock()):
             raise HTTPException(
                 429, "too many requests from this address: try again in a while", {"Retry-After": "5"}
@@ -157,7 +157,7 @@ class JoinRoutes:
             finally:
                 link.close()
             return
-        log.warning("the broker does not know %s yet: have it read its passwords", enrolment.name)
+        log.warning("the broker does not know %s yet: make it reload its passwords", enrolment.name)
 
 
 def _joinable(hosted: ServedTask) -> JoinableTask:
@@ -206,7 +206,7 @@ TYPES = {
     ".png": "image/png",
 }
 GZIPPED = (".html", ".css", ".js", ".mjs", ".json", ".svg")
-"""Files that are sent with gzip. `npm run vendor` puts a `.br` (Brotli) beside large files."""
+"""Files that are sent with gzip. `npm run vendor` puts a `.br` (Brotli) next to large files."""
 SMALLEST_GZIPPED = 1024
 """Bytes of the largest file that is not compressed."""
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -231,7 +231,7 @@ def library_folder(web: Path) -> Path:
         if (folder / NEEDED).is_file():
             return folder
     raise MissingExtra(
-        "the page's libraries (onnxruntime-web, MQTT.js, MessagePack) are not here: run "
+        "the page's libraries (onnxruntime-web, MQTT.js, MessagePack) are not installed: run "
         "`device-runtime web fetch`, which needs Node.js 20 with npm"
     )
 

@@ -1,6 +1,6 @@
 """A log of contributions and refusals for people, in a SQLite file that its own thread writes.
 
-The contributions that count are in run.sqlite, committed before their receipt; this is a log beside it. A
+The contributions that count are in run.sqlite, committed before their receipt; this is an additional log. A
 crash may lose the last fraction of a second. Contributions that counted are added again when their round
 closes, or at the next start. A failing disk loses lines, but never stops the loop.
 """
@@ -159,7 +159,7 @@ class Journal:
         self._let_go()
 
     def _gather(self) -> tuple[list[Line | RoundClosed], bool]:
-        """All items that come within GATHER_S of the first, and whether to go on."""
+        """All items that come within COMMIT_EVERY_S of the first, and whether more may come."""
         items: list[Line | RoundClosed] = []
         item = self._queue.get()
         until_s = time.monotonic() + COMMIT_EVERY_S
@@ -192,12 +192,12 @@ class Journal:
             self._let_go()
 
     def _insert(self, db: sqlite3.Connection, line: Line) -> None:
-        """Write a line; one that cannot be written is left out."""
+        """Write a line; a line that cannot be written is skipped."""
         try:
             db.execute(_INSERT, line)
         except UNWRITABLE as error:
             self.dropped += 1
-            log.warning("%s: a line is left out: %s", self._path, error)
+            log.warning("%s: a line is skipped: %s", self._path, error)
 
     def _let_go(self) -> None:
         if self._db:
@@ -268,7 +268,7 @@ def _missing(db: sqlite3.Connection, closed: RoundClosed) -> list[Line]:
 
 
 def _prune(db: sqlite3.Connection) -> None:
-    """Remove the oldest lines of each status, beyond KEPT."""
+    """Remove the oldest lines of each status, beyond KEPT_LINES."""
     for status, kept in KEPT_LINES.items():
         row = db.execute(
             "SELECT id FROM entries WHERE status = ? ORDER BY id DESC LIMIT 1 OFFSET ?", (status, kept)

@@ -130,7 +130,7 @@ class ProcessMetrics:
         gauge(
             "loop_silence_seconds",
             "Seconds since the loop was last active.",
-            lambda: at_work(hosted.pulse.silence_s),
+            lambda: at_work(hosted.loop_clock.silence_s),
         )
         gauge(
             "journal_dropped", "Lines that the journal of contributions lost.", lambda: hosted.journal.dropped

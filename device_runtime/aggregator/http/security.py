@@ -51,7 +51,9 @@ class SecureHeaders:
             await send(message)
 
         if scope["type"] == "http" and self._anyone and not _local(dict(scope["headers"]).get(b"host", b"")):
-            refusal = Response("open to this machine only: ask as localhost", 403, media_type="text/plain")
+            refusal = Response(
+                "open to this machine only: use the host name localhost", 403, media_type="text/plain"
+            )
             await refusal(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)

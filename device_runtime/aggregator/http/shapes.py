@@ -25,11 +25,13 @@ def measured(value: float) -> float | None:
 class DeviceStatus:
     """One device of the fleet.
 
-    `kind` and `why` are of its latest plan, contribution or refusal, in round `round`; `kind` is empty when
-    it sits out. `predicted_s` is from its own plan. `train_s` and `energy_j` came with its latest
-    contribution; `energy_source` is the energy meter or "modelled", `energy_uncertainty` a fraction of the
-    energy. `last_seen` is null for a device known only from earlier lives of the run. `battery_percent` is
-    null if the device has no battery or does not report it.
+    kind, why, round: of its latest plan, contribution or refusal; `kind` is empty when it sits out.
+    predicted_s: from the device's plan.
+    train_s, energy_j: from its latest contribution.
+    energy_source: the energy meter, or "modelled".
+    energy_uncertainty: a fraction of the energy.
+    last_seen: null for a device that was not seen since the aggregator started.
+    battery_percent: null if the device has no battery or does not report it.
     """
 
     device: str
@@ -71,7 +73,7 @@ class KindFigures:
 class RoundStatus:
     """A closed round. `accuracy` and `loss` are of the served model, `base_accuracy` of the next base.
 
-    `closed_at` is null for rounds of earlier lives of the run.
+    `closed_at` is null for rounds that closed before the aggregator started.
     """
 
     round: int
@@ -94,8 +96,10 @@ class RoundStatus:
 class TaskStatus:
     """The state of a task now. `version` grows with every event.
 
-    `closes_at` is the deadline of the open round, `extended` how often it was extended. `contributions` are
-    those of the open round by kind; `not_counted` is how many were late, refused or duplicates.
+    closes_at: the deadline of the open round.
+    extended: how often that deadline was extended.
+    contributions: of the open round, by kind.
+    not_counted: the number of contributions that were late, refused or duplicates.
     """
 
     task: str

@@ -320,7 +320,7 @@ class ServedTask:
         task: Task,
         folder: Path,
         link: LinkCounters,
-        pulse: LoopClock,
+        loop_clock: LoopClock,
         clock: Callable[[], float] = time.time,
         database: str = "",
     ) -> None:
@@ -328,7 +328,7 @@ class ServedTask:
         self.folder = folder
         self.database = database
         self.link = link
-        self.pulse = pulse
+        self.loop_clock = loop_clock
         self.clock = clock
         self.watch = TaskWatch(task.name, clock)
         self.journal = Journal(folder, clock)
@@ -372,7 +372,7 @@ def without_details(health: Health) -> Health:
 def _checks(one: ServedTask, settings: HttpSection) -> Iterator[Check]:
     task, live = one.task.name, one.watch.live()
     finished = live.phase == "finished"
-    silence_s = one.pulse.silence_s
+    silence_s = one.loop_clock.silence_s
     yield Check(
         "loop", task, finished or silence_s < settings.stalled_s, f"last active {silence_s:.1f} s ago"
     )

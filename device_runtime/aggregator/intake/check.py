@@ -99,7 +99,7 @@ def _check_metrics(metrics: Metrics) -> None:
         raise UpdateRefused(f"its metrics are negative: {metrics}")
     for figure, most in MOST_METRICS.items():
         if getattr(metrics, figure) > most:
-            raise UpdateRefused(f"its {figure} is {getattr(metrics, figure)}, at most {most} is believed")
+            raise UpdateRefused(f"its {figure} is {getattr(metrics, figure)}, at most {most} is accepted")
     loss = metrics.train_loss
     if not isnan(loss) and not LEAST_LOSS <= loss <= MOST_LOSS:
         known = f"expected 0 to {MOST_LOSS:g}, or nan where none is known"
@@ -148,18 +148,18 @@ def _expected(message: Contribution, offered: ExpectedContribution) -> Sequence[
 def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     """Why tensors of the expected names and shapes are refused, with values; empty if they are accepted."""
     update, found = class_statistics.split_statistics(update)
-    if why := kind_statistics.doubt_of(of.form, found, num_examples, of.manifest):
+    if why := kind_statistics.rejection_reason(of.form, found, num_examples, of.manifest):
         return why
     kind, base = of.kind, of.base
     for key, value in update.items():
         if key.endswith(".running_var") and value.min() < 0:
             return f"{key} holds {value.min():.4g}, which is no variance"
-    if why := kind.strategy.doubt(update, num_examples):
+    if why := kind.strategy.rejection_reason(update, num_examples):
         return why
     if kind.max_norm is not None:
         distance = norm(update, base)
         if not distance <= kind.max_norm:
-            return f"it is {distance:.4g} away from the base, at most {kind.max_norm:g} is believed"
+            return f"it is {distance:.4g} away from the base, at most {kind.max_norm:g} is accepted"
     return ""
 
 

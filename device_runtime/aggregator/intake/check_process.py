@@ -1,8 +1,8 @@
 """Checks the content of small contributions in a worker process, before the aggregator reads them.
 
 The check is the most expensive step of a contribution. It depends only on the message, the task and the base
-of the contribution's own round, which never changes once that round is open. The aggregator still decides
-whether the contribution counts, and checks whatever cannot be checked here.
+of the contribution's round, which never changes once that round is open. The aggregator still decides whether
+the contribution counts, and checks whatever a worker cannot check.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ContributionChecker:
         except UpdateRefused as error:
             return str(error)
         except (BlobError, RunFolderError) as error:
-            log.warning("an update for round %d is not checked here: %s", message.round, error)
+            log.warning("an update for round %d is not checked by the worker: %s", message.round, error)
             return None
         return ""
 
@@ -91,5 +91,7 @@ def check_received(event: Received, checkers: Mapping[str, ContributionChecker])
     except DatabaseError:
         raise
     except Exception as error:  # one faulty message must not stop the worker
-        log.warning("message on %s is not checked here: %s: %s", event.topic, type(error).__name__, error)
+        log.warning(
+            "message on %s is not checked by the worker: %s: %s", event.topic, type(error).__name__, error
+        )
     return CheckedMessage(event.topic, event.payload, event.retain, refusal)

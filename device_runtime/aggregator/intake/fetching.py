@@ -2,8 +2,9 @@
 
 There is no clock and no socket: `now` is in seconds, `ask` sends a Get to a device. Blocks that have arrived
 are on disk, so after a restart a fetch goes on as soon as the device sends its message again. An announced
-contribution takes its space on disk before it arrives, so the number for each device is limited: a new
-announcement removes what had arrived of the one that it replaces, or of one too many that was given up.
+contribution takes its space on disk before it arrives, so the number for each device is limited. A new
+announcement removes the blocks of the contribution that it replaces, or of the device's oldest abandoned one
+if the device has too many.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ log = logging.getLogger(__name__)
 MAX_PULLS = 64
 """Contributions that are fetched at one time: many, as most links are slow."""
 BLOCKS_ASKED = 40
-"""The most blocks on the way for all fetches together, though each may always have one. Blocks that come in
-faster than they are written are in memory."""
+"""The most blocks on the way for all fetches together; each fetch may always have one on the way.
+
+Blocks that arrive faster than they are written are in memory.
+"""
 MOST_WAITING = 10_000
 """Contributions that may wait to be fetched; devices announce any others again."""
 MOST_OF_ONE = 4
-"""Contributions of one device that may wait or be here in part; the kind limits the size of each."""
-MOST_GIVEN_UP = 256
-"""Contributions of all devices that are here in part and given up; their devices may come back."""
+"""Contributions of one device that may wait or have arrived in part; the kind limits the size of each."""
+MOST_ABANDONED = 256
+"""Abandoned, partly received contributions of all devices, kept so that their fetches can resume."""
 MAX_SILENCES = 6
-"""Unanswered requests after which a fetch is given up until the device sends its message again."""
+"""Unanswered requests after which a fetch is abandoned until the device sends its message again."""
 MAX_DAMAGES = 2
-"""Times that a whole content may have the wrong hash; then the contribution is refused."""
+"""Failed checks of a complete content's hash after which the contribution is refused."""
 
 Key = tuple[str, int, str]
 """Device, round and kind of a contribution."""
@@ -44,7 +47,7 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class FetchedContribution:
-    """A contribution whose fetch has ended: its content is here or, if `refusal` says why, never will be.
+    """A contribution whose fetch has ended: its content is complete, or `refusal` says why it never will be.
 
     `verified`: the hash of the content was checked just now.
     """
@@ -101,7 +104,7 @@ class ContributionFetcher:
             self._let_go(one)
 
     def make_room(self) -> None:
-        """Remove all incomplete contents, as what counts needs the disk; devices send them again."""
+        """Remove all incomplete contents, so that others find room; devices send these again."""
         for key in [key for key, waiting in self._waiting.items() if waiting.pull]:
             self._drop(key, "the disk is full", stays=False)
         for one in list(self._given_up):
@@ -128,7 +131,7 @@ class ContributionFetcher:
         When too many of all devices wait, only the first that is dropped is logged until there is room again.
         """
         if len(self._of.get(device, ())) >= MOST_OF_ONE:
-            log.debug("update from %s put off: %d updates of this device wait already", device, MOST_OF_ONE)
+            log.debug("update from %s deferred: %d updates of this device wait already", device, MOST_OF_ONE)
             return True
         full = len(self._waiting) >= MOST_WAITING
         if full and not self._said_full:
@@ -217,7 +220,7 @@ class ContributionFetcher:
             self._release(waiting.blob)
         else:
             self._given_up[one] = None
-        if len(self._given_up) > MOST_GIVEN_UP:
+        if len(self._given_up) > MOST_ABANDONED:
             self._let_go(next(iter(self._given_up)))
         log.warning("update from %s dropped after %s: %s", key[0], waiting.blob.hex[:12], why)
 

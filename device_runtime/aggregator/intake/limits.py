@@ -65,7 +65,7 @@ class KnownDevices:
         return False
 
     def _refuse(self, device: str) -> None:
-        """Log the first refusal, the tenth, the hundredth and so on, as strangers have no end of names."""
+        """Log the first refusal, the tenth, the hundredth and so on, as strangers may use many names."""
         self._refused += 1
         if self._refused < self._log_at:
             return
@@ -93,7 +93,7 @@ INBOX_BYTES, INBOX_DEVICE_BYTES = 256 * 1024**2, 8 * 1024**2
 While a round is merged, an honest device sends one contribution and at most 4 MiB of blocks.
 """
 EVENT_BYTES = 512
-"""Bytes that an event takes beside its payload."""
+"""Bytes that an event takes in addition to its payload."""
 LOG_EVERY_S = 60.0
 """Seconds between two log lines about one device."""
 
@@ -122,7 +122,7 @@ class RateLimit:
         return taken
 
     def worth_saying(self, device: str, now: float) -> bool:
-        """Whether no log line of the last SAID_EVERY_S said that messages of this device are dropped."""
+        """Whether no log line of the last LOG_EVERY_S said that messages of this device are dropped."""
         if now - self._said.get(device, -LOG_EVERY_S) < LOG_EVERY_S:
             return False
         self._said.pop(device, None)

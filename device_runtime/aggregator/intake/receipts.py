@@ -92,7 +92,8 @@ class Receipts:
         if self._full != state.round:
             self._full = state.round
             log.warning(
-                "round %d takes %d contributions, others are put off: raise max_devices, or enrol devices",
+                "round %d takes %d contributions, later ones are deferred: "
+                "raise max_devices, or enrol devices",
                 self._full,
                 state.rules.max_contributions,
             )

@@ -84,7 +84,7 @@ def _serve(order: WorkerOrder, out: IO[bytes]) -> None:
 
 
 def _leave_at_the_end(link: Link) -> None:
-    """End the process when stdin ends. Contributions in hand are given up: no receipt was sent for them."""
+    """End the process when stdin ends. Contributions being checked are dropped, as they have no receipt."""
     while os.read(sys.stdin.fileno(), 4096):  # sys.stdin has a lock, which the interpreter takes when it ends
         pass
     link.close()

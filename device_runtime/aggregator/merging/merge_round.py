@@ -66,7 +66,7 @@ def merge_round(store: Store, task: Task, tools: MergeTools, number: int, seed: 
 
 
 def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> CarriedBlobs:
-    """Stores what the next round takes over beside its base, as blobs. Raises BlobError."""
+    """Stores what the next round takes over in addition to its base, as blobs. Raises BlobError."""
     models = store.models
     return CarriedBlobs(
         family={
@@ -79,7 +79,7 @@ def store_carried(carried: CarriedState, store: Store, tools: MergeTools) -> Car
 
 
 def _carried(store: Store, number: int, tools: MergeTools) -> CarriedState:
-    """Reads what round `number` took over beside its base."""
+    """Reads what round `number` took over in addition to its base."""
     blobs = store.carried(number)
     return CarriedState(
         family={name: base_weights(store, number, tools.manifest(name), name) for name in blobs.family},
@@ -152,7 +152,7 @@ class _Earlier:
 class MergeTools:
     """What kinds of update may use on the aggregator: the task's models, and its generic samples.
 
-    Implements `strategies.kind.ServerTools`.
+    Implements `strategies.merging.aggregator_half.ServerTools`.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class CommitGroup:
             try:
                 say()
             except Exception as error:  # whatever it is, the others have their receipts
-                log.warning("what is kept could not be told: %s: %s", type(error).__name__, error)
+                log.warning("a report after a commit failed: %s: %s", type(error).__name__, error)
 
     def drop(self) -> tuple[Update, ...]:
         """Drops all contributions and calls that wait. Returns the dropped contributions."""

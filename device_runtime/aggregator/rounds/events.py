@@ -20,8 +20,9 @@ WorkPhase = Literal["merge", "evaluate", "publish"]
 class Update:
     """A contribution, identified by (round, device).
 
-    `boot` and `seq` name the transmission that its receipt answers. `samples`: how many it was made from;
-    `form`: the form of its kind.
+    boot, seq: the transmission that its receipt answers.
+    samples: the number of samples that it was made from.
+    form: the form of its kind.
     """
 
     device: str
@@ -187,7 +188,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Extend:
-    """Offer the round again, because its deadline passed with too few contributions and begins anew.
+    """Offer the round again, because its deadline passed with too few contributions; the deadline restarts.
 
     `contributions` counts one for each device.
     """
@@ -200,8 +201,10 @@ class Extend:
 class GiveUp:
     """End the run: too many deadlines in a row brought no contribution though devices were there.
 
-    `deadlines`: their number; `deadline_s`: seconds of the last one. `sat_out` and `missed` are sorted names
-    of devices: those that did not begin, and those that did not answer in time.
+    deadlines: the number of deadlines.
+    deadline_s: seconds of the last deadline.
+    sat_out: the names of devices that did not begin, sorted.
+    missed: the names of devices that did not answer in time, sorted.
     """
 
     round: int
@@ -239,7 +242,7 @@ class StoreContribution:
 
 @dataclass(frozen=True)
 class Reply:
-    """Send a receipt; with `retry_s` it tells the device to try again after so many seconds."""
+    """Send a receipt; with `retry_s` it tells the device to try again after that many seconds."""
 
     update: Update
     status: Status

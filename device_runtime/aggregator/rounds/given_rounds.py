@@ -14,7 +14,7 @@ from device_runtime.broker.wire.partial_blob import replace_file
 FILE = "outside.msg"
 """File in the run folder: the round that was given last."""
 SEEDS = 64
-"""Seeds of earlier rounds that are kept: of more rounds than late contributions are counted for."""
+"""The number of earlier rounds whose seeds are kept: more than late contributions may be late."""
 SITE_ROLLBACK_TEXT = (
     "this run is of a site: its base models come from the aggregator above, go back to another model there"
 )
@@ -23,9 +23,11 @@ SITE_ROLLBACK_TEXT = (
 class GivenRound(msgspec.Struct, frozen=True, array_like=True):
     """Round `number` of this run as it was given: base, seed, and deadline in seconds.
 
-    `source` identifies the round to the code that gave it. `steps` are the zeroth-order steps from the base
-    of the round given before to this base, where both are on one line. `earlier`: the seeds of rounds before
-    it, filled in by `Outside`. `rare` as in Offer.
+    source: identifies the round to the code that gave it.
+    steps: the zeroth-order steps from the base of the round given before to this base; empty if no steps lead
+    to it.
+    earlier: the seeds of rounds before it, filled in by `GivenRoundStore.keep`.
+    rare: as in Offer.
     """
 
     number: int

@@ -58,7 +58,7 @@ _TIMELESS = (Announced, CommitFailed, PhaseDone)
 def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
     """The state and the first commands of a run, after a restart or for a new run (`saved` None).
 
-    The deadline of an open round begins anew: a crash must not cost devices their round.
+    The deadline of an open round restarts: a crash must not cost devices their round.
     """
     if saved is None:
         return RoundsState(rules), ()
@@ -151,7 +151,7 @@ def _judge_late(state: RoundsState, update: Update) -> tuple[Status, str]:
     """The status of a contribution to an earlier round, where such contributions may count."""
     rules, rounds = state.rules, state.round - update.round
     if update.round in state.given_up:
-        why = "and was given up: the run went back to an earlier model"
+        why = "and was discarded: the run was rolled back to an earlier model"
         return "late", f"round {update.round} is closed, {why}"
     if rounds > rules.max_staleness:
         most = f"at most {rules.max_staleness} may be"
@@ -211,8 +211,8 @@ def _phase_done(state: RoundsState, event: PhaseDone) -> Result:
         return state, ()
     if event.phase == "publish":
         before = event.back or state.progress
-        anew = event.back is not None
-        after = before.after(state.round, event.score, state.rules.stop_gain, anew)
+        rolled_back = event.back is not None
+        after = before.after(state.round, event.score, state.rules.stop_gain, rolled_back)
         return _next(state.but(progress=after), event.now)
     following: WorkPhase = "evaluate" if event.phase == "merge" else "publish"
     return state.but(phase=following), (DoPhase(following, state.round),)
@@ -267,7 +267,7 @@ def _advance(state: RoundsState, now: float) -> Result:
 
 
 def _extended(state: RoundsState, now: float) -> Result:
-    """Begins the deadline anew, or gives the run up after too many fruitless deadlines.
+    """Restarts the deadline, or abandons the run after too many fruitless deadlines.
 
     A deadline is fruitless if it brought no contribution though a device was ready that has none in the round
     yet. Where no such device was ready, the round waits for one, however long. A learnt deadline first grows

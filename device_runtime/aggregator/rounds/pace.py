@@ -100,17 +100,18 @@ class Progress:
     since: int = 0
     evaluated: int = 0
 
-    def after(self, number: int, score: float, gain: float = 0.0, anew: bool = False) -> Progress:
+    def after(self, number: int, score: float, gain: float = 0.0, rolled_back: bool = False) -> Progress:
         """The progress after one more round; `score` is nan for a round that was not evaluated.
 
-        A round is a gain only where its score exceeds the best by more than `gain`. `anew`: the run rolled
-        back in this round to the model that this progress belongs to; rounds without a gain count from here.
+        A round is a gain only where its score exceeds the best by more than `gain`. `rolled_back`: in this
+        round the run rolled back to the model that this progress belongs to; rounds without a gain count from
+        this round.
         """
         if isnan(score):
-            return Progress(self.best, self.score, number if anew else self.since, self.evaluated)
+            return Progress(self.best, self.score, number if rolled_back else self.since, self.evaluated)
         if score > self.score + gain:
             return Progress(number, score, number, number)
-        return Progress(self.best, self.score, number if anew else self.since, number)
+        return Progress(self.best, self.score, number if rolled_back else self.since, number)
 
     def stuck(self, number: int, rounds: int) -> bool:
         """Whether round `number`, the latest, was evaluated and ends `rounds` or more without a gain."""

@@ -246,7 +246,7 @@ def overdue(state: RoundsState) -> RoundsState:
 
 
 def extended(state: RoundsState, now: float) -> RoundsState:
-    """Begins the deadline anew. Devices that sat out are asked again; with cohorts, others are drawn."""
+    """Restarts the deadline. Devices that sat out are asked again; with cohorts, others are drawn."""
     size = state.rules.devices_per_round
     state = state.but(closes_s=now + state.deadline_s(state.round))
     if size is None:

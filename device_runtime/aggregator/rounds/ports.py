@@ -58,7 +58,7 @@ class EnrolledDevices(Protocol):
     def signs(self, device: str) -> bool:
         """Whether the device has a key; then its unsigned messages are dropped."""
 
-    def said(self, device: str, topic: str, payload: bytes) -> bytes:
+    def verified_payload(self, device: str, topic: str, payload: bytes) -> bytes:
         """The encoded message in a payload. Raises NotTrusted where this device has not signed it."""
 
 
@@ -69,12 +69,16 @@ def unsigned(_topic: str, offer: Offer) -> bytes:
 
 @dataclass(frozen=True)
 class Ports:
-    """The environment of a service. `inbox` gets what `link` receives from topics.FROM_DEVICES.
+    """The environment of a service.
 
-    `clock` gives seconds and never goes back. `mqtt5` only changes the computed size of packets.
-    `will_grace_s` as in LastWills. At most `max_devices` are known at a time, and a round takes at most as
-    many contributions. `database`: URL of the PostgreSQL server that keeps the run; empty: its folder, or
-    the server where it was begun. `backlog` gives the bytes in `link` that wait to be sent.
+    inbox: gets what `link` receives from topics.FROM_DEVICES.
+    clock: gives seconds and never goes back.
+    mqtt5: only changes the computed size of packets.
+    will_grace_s: as in HeldWills.
+    max_devices: the most devices known at a time, and the most contributions of a round.
+    database: URL of the PostgreSQL server that keeps the run; empty: the server where the run was begun, or
+    SQLite in its folder.
+    backlog: gives the bytes in `link` that wait to be sent.
     """
 
     link: AggregatorLink

@@ -136,7 +136,7 @@ class OpenRun:
         figures = self.store.figures(number)
         return score_of(self.task.stop_metric, figures.eval_acc, figures.eval_loss)
 
-    def set_back(self, number: int) -> Progress | None:
+    def restored_progress(self, number: int) -> Progress | None:
         """The progress at the model that the run rolled back to in this round; None without a rollback."""
         to = self._set_back().get(number)
         return None if to is None else self._progress()[to]

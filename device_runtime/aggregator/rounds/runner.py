@@ -28,7 +28,7 @@ from device_runtime.aggregator.views.listener import (
     RoundOpened,
     RunEvent,
 )
-from device_runtime.aggregator.views.text import given_up_text, printable
+from device_runtime.aggregator.views.text import abandoned_text, printable
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Offer
 from device_runtime.strategies.kind import form_named
@@ -52,7 +52,7 @@ COHORT_DRAW = 0xC0407
 class RoundRunner:
     """Runs one run. `reception` receives contributions, `out` sends to devices.
 
-    `plans`: the latest plan of each device, its kind and its reasons. `gave_up`: why the run was given up;
+    `plans`: the latest plan of each device, its kind and its reasons. `gave_up`: why the run was abandoned;
     empty if it was not.
     """
 
@@ -115,9 +115,9 @@ class RoundRunner:
         self._session.settle(self.state)
         self._receipts.pay()
 
-    def attend(self, device: str) -> None:
+    def save_presence(self, device: str) -> None:
         """Saves for a restart that a device came, went, or is ready."""
-        self._session.attend(device)
+        self._session.save_presence(device)
 
     def forget(self, device: str) -> None:
         """Forgets a device that is away."""
@@ -145,16 +145,16 @@ class RoundRunner:
         self.rounds.go_back(to)
         self.feed(events.RolledBack(self._clock(), self.rounds.given_up()))
 
-    def heed(self) -> None:
+    def do_requested_rollback(self) -> None:
         """Does a rollback that was requested in the run folder; logs why, where it cannot."""
         to = rollback_request.requested_round(self.rounds.store.folder)
         if to is None:
             return
         try:
             self.go_back(to)
-            log.warning("went back to the model of round %d, as was asked for", to)
+            log.warning("rolled back to the model of round %d, as requested", to)
         except RollbackError as error:
-            log.warning("cannot go back: %s", error)
+            log.warning("cannot roll back: %s", error)
         rollback_request.clear_request(self.rounds.store.folder, to)
 
     def farewell(self) -> Offer | None:
@@ -277,9 +277,9 @@ class RoundRunner:
         self._offering.extended(state)
 
     def _give_up(self, command: events.GiveUp) -> None:
-        """Gives the run up. Stores 0 fruitless deadlines, so that a restart tries as often again."""
+        """Abandons the run. Stores 0 fruitless deadlines, so that a restart counts them from 0."""
         self.rounds.store.fruitless(command.round, 0)
-        self.gave_up = given_up_text(command, {device: why for device, (_, why) in self.plans.items()})
+        self.gave_up = abandoned_text(command, {device: why for device, (_, why) in self.plans.items()})
 
     def _invite(self, command: events.Invite) -> None:
         """Draws devices and offers them the round.
@@ -327,7 +327,7 @@ class RoundRunner:
             case "publish":
                 duration_s = self._clock() - self.state.opened_s
                 self._tell(self._with_room(lambda: rounds.publish(number, self.traffic.all(), duration_s)))
-                worked = replace(worked, score=rounds.score(number), back=rounds.set_back(number))
+                worked = replace(worked, score=rounds.score(number), back=rounds.restored_progress(number))
         self._events.append(replace(worked, now=self._clock()))
 
     def _with_room(self, work: Callable[[], T]) -> T:

@@ -76,7 +76,7 @@ class Service:
 
     @property
     def finished(self) -> bool:
-        """Whether the loop may end: the run was given up, or it is done and devices do not need us any more.
+        """Whether the loop may end: the run was abandoned, or is done and no device needs the service.
 
         That is when they have left, or had time to learn that it is done and to fetch the model.
         """
@@ -113,7 +113,7 @@ class Service:
     def run(self, stop: threading.Event) -> None:
         """Serves until the task is finished or `stop` is set; either way everything is on disk.
 
-        Raises NoContributions where the run is given up: the same command tries again.
+        Raises NoContributions where the run is abandoned: the same command tries again.
         """
         self.start()
         while not (self.finished or stop.is_set()):
@@ -143,8 +143,8 @@ class Service:
         rounds = self._rounds
         if rounds.task.evaluation_judges and not rounds.task.eval_data and rounds.outside is None:
             log.info(
-                "nothing compares the closed-form head with the trained one: give eval_data, or "
-                "statistics.hold_out, by which devices do"
+                "nothing compares the closed-form head with the trained one: set eval_data or "
+                "statistics.hold_out"
             )
         closed = rounds.store.closed()
         self._tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
@@ -156,7 +156,7 @@ class Service:
 
         Call it several times a second.
         """
-        self._run.heed()
+        self._run.do_requested_rollback()
         self._hear_wills()
         self._run.reception.tick(self.state.round)
         self._run.feed(events.Tick(self._ports.clock()))
@@ -197,7 +197,9 @@ class Service:
         if not self._crowd.lets_in(device):
             return
         if event.retain and address.leaf != "state":
-            log.warning("message from %s dropped: only presence is kept, not %s", device, address.leaf)
+            log.warning(
+                "message from %s dropped: only presence may be retained, not %s", device, address.leaf
+            )
             self._run.out.clear(event.topic)
             return
         if payload and not event.retain:
@@ -209,7 +211,7 @@ class Service:
         is_signed = address.leaf in SIGNED and wire.is_from_device(payload)
         if address.leaf in SIGNED:
             try:
-                payload = self._said(device, event.topic, payload)
+                payload = self._verified_payload(device, event.topic, payload)
             except NotTrusted as error:
                 self._say_forged(device, str(error))
                 return
@@ -249,10 +251,12 @@ class Service:
             return False
         return address.leaf != "state" or device not in self.state.devices
 
-    def _said(self, device: str, topic: str, payload: bytes) -> bytes:
+    def _verified_payload(self, device: str, topic: str, payload: bytes) -> bytes:
         """Checks a device's signature and returns the message. Raises NotTrusted, MessageError."""
         devices = self._ports.devices
-        return devices.said(device, topic, payload) if devices else wire.device_message_in(payload)
+        return (
+            devices.verified_payload(device, topic, payload) if devices else wire.device_message_in(payload)
+        )
 
     def _say_forged(self, device: str, what: str) -> None:
         """Logs that a message was dropped because another than the device may have sent it.
@@ -301,7 +305,7 @@ class Service:
         ready = before.ready if before and known else retain and self.state.round > 0
         ready = ready and not state.paused  # until it says hello
         self._run.feed(events.DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
-        self._run.attend(device)
+        self._run.save_presence(device)
         if self.state.devices.get(device) != before:
             self._tell(DeviceSeen(device, state.online))
         now = self.state.devices.get(device)
@@ -322,7 +326,7 @@ class Service:
         self._wills.heard(device)
         if hello.task not in ("", self._rounds.task.name):
             name, here = printable(hello.task), self._rounds.task.name
-            log.warning("%s asks for task %s; here is %s", device, name, here)
+            log.warning("%s asks for task %s; this aggregator has task %s", device, name, here)
             return
         self._run.out.agree(device, hello.key, signed)
         self._run.reception.heard(device, hello.num_examples)
@@ -332,7 +336,7 @@ class Service:
         self._run.feed(
             events.DevicePresent(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0)
         )
-        self._run.attend(device)
+        self._run.save_presence(device)
         self._run.answer(device)
 
     def _on_plan(self, device: str, plan: wire.Plan) -> None:
@@ -367,12 +371,12 @@ class Service:
         like = self._whole.get(device)
         if like is None:
             return
-        said, word = compact_round.split_mac(payload)
+        content, mac = compact_round.split_mac(payload)
         signs = self._ports.devices is not None and self._ports.devices.signs(device)
-        if signs and not self._run.out.has_said(device, like.run, said, word):
-            self._say_forged(device, f"a contribution in few bytes without the word of {device}")
+        if signs and not self._run.out.is_authentic(device, like.run, content, mac):
+            self._say_forged(device, f"a contribution in few bytes without the MAC of {device}")
             return
-        self._on_contribution(device, compact_round.full_contribution(said, like), None)
+        self._on_contribution(device, compact_round.full_contribution(content, like), None)
 
     def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
         key = device, message.round, message.kind, message.boot, message.seq
@@ -384,7 +388,7 @@ class Service:
             return
         if device not in self.state.devices:
             self._run.feed(events.DevicePresent(self._ports.clock(), device, message.boot, True))
-            self._run.attend(device)
+            self._run.save_presence(device)
         self._run.reception.announce(update, message, refusal)
 
     def _tell(self, happening: RunEvent) -> None:

@@ -37,9 +37,10 @@ MISSED_DEADLINES = 2
 class Rules:
     """When a round opens and closes; fields as in Task, and these.
 
-    `richest`: pairs of kind and form, the richest first. `bound`: kinds that never count in a later round. No
-    round takes more than `max_contributions`. `given`: each round is given from outside (`events.Give`), with
-    its deadline.
+    richest: pairs of kind and form, the richest first.
+    bound: kinds that never count in a later round.
+    max_contributions: the most contributions of a round.
+    given: each round is given from outside (`events.Give`), with its deadline.
     """
 
     rounds: int

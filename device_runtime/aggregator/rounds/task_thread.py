@@ -33,13 +33,13 @@ not interrupt it.
 class TaskThread:
     """One task with its thread, its inbox, and the clock of its service. The event `stop` ends it.
 
-    `gave_up`: the error with which its run was given up, if it was.
+    `gave_up`: the error that ended the run because no contributions came; None if it did not end so.
     """
 
     def __init__(self, task: Task, stop: threading.Event) -> None:
         self.task = task
         self.inbox = BoundedInbox()
-        self.pulse = LoopClock()
+        self.loop_clock = LoopClock()
         self.farewell: Will | None = None
         self.gave_up: NoContributions | None = None
         self.round = 0
@@ -97,46 +97,46 @@ class TaskThread:
             self._opened.set()
 
 
-def inbox_of(lodgers: Sequence[TaskThread]) -> queue.SimpleQueue[Event]:
+def inbox_of(threads: Sequence[TaskThread]) -> queue.SimpleQueue[Event]:
     """The inbox for the link: that of the only task, or a new one whose messages `serve` routes."""
-    return lodgers[0].inbox if len(lodgers) == 1 else BoundedInbox()
+    return threads[0].inbox if len(threads) == 1 else BoundedInbox()
 
 
 def serve(
-    lodgers: Sequence[TaskThread], inbox: queue.SimpleQueue[Event], publish: Publish, most: int = MOST_DEVICES
+    threads: Sequence[TaskThread], inbox: queue.SimpleQueue[Event], publish: Publish, most: int = MOST_DEVICES
 ) -> None:
     """Routes messages from `inbox` (of `inbox_of`) to the tasks until all are done or stopped.
 
     `publish` sends the last offer of each finished task, and again after a reconnection, as the broker may
     have lost it. At most `most` devices are known at a time. Raises the error of the first task that failed.
     """
-    for lodger in lodgers:
-        lodger.begin()
-    if len(lodgers) > 1:
-        by_name = {lodger.task.name: lodger for lodger in lodgers}
-        inboxes = {name: lodger.inbox for name, lodger in by_name.items()}
+    for thread in threads:
+        thread.begin()
+    if len(threads) > 1:
+        by_name = {thread.task.name: thread for thread in threads}
+        inboxes = {name: thread.inbox for name, thread in by_name.items()}
         router = Router(inboxes, lambda name: not by_name[name].running, most)
         _route(router, by_name, inbox, publish)
-    for lodger in lodgers:
-        lodger.end()
+    for thread in threads:
+        thread.end()
 
 
 def _route(
-    router: Router, lodgers: Mapping[str, TaskThread], inbox: queue.SimpleQueue[Event], publish: Publish
+    router: Router, threads: Mapping[str, TaskThread], inbox: queue.SimpleQueue[Event], publish: Publish
 ) -> None:
     said: set[str] = set()
-    while any(lodger.running for lodger in lodgers.values()):
+    while any(thread.running for thread in threads.values()):
         with suppress(queue.Empty):
             event = inbox.get(timeout=LOOK_S)
             if isinstance(event, Connected):
                 said.clear()
             router.route(event)
-        for name, lodger in lodgers.items():
-            if lodger.farewell and name not in said:
-                publish(lodger.farewell.topic, lodger.farewell.payload, lodger.farewell.retain)
+        for name, thread in threads.items():
+            if thread.farewell and name not in said:
+                publish(thread.farewell.topic, thread.farewell.payload, thread.farewell.retain)
                 said.add(name)
 
 
-def silence_s(lodgers: Sequence[TaskThread]) -> float:
+def silence_s(threads: Sequence[TaskThread]) -> float:
     """The longest time in seconds since the loop of a running task last looked at its clock."""
-    return max((lodger.pulse.silence_s for lodger in lodgers if lodger.running), default=0.0)
+    return max((thread.loop_clock.silence_s for thread in threads if thread.running), default=0.0)

@@ -55,11 +55,14 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class BrokerSection(Section, frozen=True):
-    """The broker. `url` "auto" starts one on this machine, at `port` (0: the last port, or a free one).
+    """The broker.
 
-    `user` and `password_file` override those of the URL. `ca` signs the broker's certificate (None: the
-    system's authorities); `cert` and `key` are the aggregator's, where the broker asks for them. `enrolment`
-    is a folder of `broker init`, with the address, the credential and the key that signs offers.
+    url: "auto" starts a broker on this machine.
+    port: the port of that broker; 0: the last port, or a free one.
+    user, password_file: override those of the URL.
+    ca: the authority that signs the broker's certificate; None: the system's authorities.
+    cert, key: the aggregator's certificate, where the broker asks for one.
+    enrolment: a folder of `broker init`, with the address, the credential and the key that signs offers.
     """
 
     url: str = AUTO
@@ -83,13 +86,17 @@ class BrokerSection(Section, frozen=True):
 
 
 class HttpSection(Section, frozen=True):
-    """The HTTP server. `port` 0 takes a free one.
+    """The HTTP server.
 
-    Requests need the token in `token_file` (None: one is made, in the run folder); `open = true` needs none,
-    for this machine alone. Other machines need HTTPS (`cert`, `key`), or `insecure = true` where a proxy
-    provides it. `proxies` are addresses and networks whose X-Forwarded-For header is trusted. `stay`: answer
-    until stopped, also when all tasks are done. /healthz reports an error when the loop has stalled for
-    `stalled_s` seconds, or less than `min_free_mb` megabytes of the disk are free.
+    port: 0 takes a free one.
+    token_file: the token that requests need; None: it is made, in the run folder.
+    open: requests need no token; only for this machine.
+    cert, key: the certificate of HTTPS, which other machines need.
+    insecure: other machines may use HTTP, because a proxy provides HTTPS.
+    proxies: addresses and networks whose X-Forwarded-For header is trusted.
+    stay: answer until stopped, also when all tasks are done.
+    stalled_s: /healthz reports an error when the loop has stalled for this many seconds.
+    min_free_mb: /healthz reports an error when fewer megabytes of the disk are free.
     """
 
     host: str = "127.0.0.1"
@@ -130,8 +137,9 @@ class HttpSection(Section, frozen=True):
 class WebSection(Section, frozen=True):
     """The page by which a browser becomes a device.
 
-    `address`: how browsers reach it (None: http.host and http.port). `broker`: the URL of the broker's
-    WebSockets (None: browsers connect through the aggregator). A one-time link is valid for `link_minutes`.
+    address: how browsers reach it; None: at http.host and http.port.
+    broker: the URL of the broker's WebSockets; None: browsers connect through the aggregator.
+    link_minutes: the time for which a one-time link is valid.
     """
 
     address: str | None = None
@@ -157,7 +165,7 @@ class DatabaseSection(Section, frozen=True):
         if self.url and not self.url.startswith(("postgresql://", "postgres://")):
             raise ConfigError("database.url: expected postgresql://user@host:5432/database")
         if self.password_file and not self.url:
-            raise ConfigError("database.password_file is for a database.url, which is not there")
+            raise ConfigError("database.password_file needs database.url")
 
 
 class LogSection(Section, frozen=True):
@@ -170,9 +178,11 @@ class LogSection(Section, frozen=True):
 class ServerConfig(Section, frozen=True):
     """The whole server file.
 
-    `tasks` are task files. `run_dir` is the run folder (None: runs/NAME); with several tasks, the folder with
-    a run folder for each, by its name (None: runs). `workers`: the number of processes that receive and check
-    small contributions. `max_devices` as in Ports.
+    tasks: task files.
+    run_dir: the run folder (None: runs/NAME); with several tasks, the folder that has a run folder for each
+    task, by its name (None: runs).
+    workers: the number of processes that receive and check small contributions.
+    max_devices: as in Ports.
     """
 
     tasks: tuple[Path, ...] = ()

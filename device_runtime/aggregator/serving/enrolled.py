@@ -27,7 +27,7 @@ from device_runtime.broker.wire.url import BrokerUrl
 log = logging.getLogger(__name__)
 
 AHEAD_S = 60
-"""Seconds that the file of issue times is ahead of the clock, so that it is written only once in so many."""
+"""Seconds that the file of issue times is ahead of the clock, so that it is written this rarely."""
 
 
 def broker_address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
@@ -128,7 +128,7 @@ class Enrolled(EnrolledDevices):
     def signs(self, device: str) -> bool:
         return bool(self._keys.get(device))
 
-    def said(self, device: str, topic: str, payload: bytes) -> bytes:
+    def verified_payload(self, device: str, topic: str, payload: bytes) -> bytes:
         self._refresh()
         key = self._keys.get(device)  # once: other tasks refresh too, each in a thread of its own
         if key is None:
@@ -142,7 +142,7 @@ class Enrolled(EnrolledDevices):
                 self._read()
         except (OSError, SiteError) as error:
             if self._state is not None:
-                log.warning("who is enrolled is as it was before: %s", error)
+                log.warning("the list of enrolled devices is not reloaded: %s", error)
             self._state = None
 
     def _read(self) -> None:

@@ -25,10 +25,12 @@ WILD = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 class BrowserAccess:
     """How browsers reach the join page and the broker.
 
-    `reached`: the broker's URL for the aggregator. `broker`: the URL of its WebSockets for browsers; "" where
-    they connect through the aggregator (`http.gateway`). `site`: the folder of `broker init`, where devices
-    need credentials. `address`: how browsers reach the page, if not where HTTP listens. A one-time link is
-    valid for `link_s` seconds.
+    reached: the broker's URL for the aggregator.
+    broker: the URL of its WebSockets for browsers; "" where they connect through the aggregator
+    (`http.gateway`).
+    site: the folder of `broker init`, where devices need credentials.
+    address: how browsers reach the page, if not where HTTP listens.
+    link_s: the seconds for which a one-time link is valid.
     """
 
     reached: BrokerUrl
@@ -55,7 +57,7 @@ class BrowserAccess:
 
 
 def browser_access(server: ServerConfig, reached: BrokerUrl) -> BrowserAccess | None:
-    """How browsers join, by the settings; None where they are not to. `reached` as in Doorway.
+    """How browsers join, by the settings; None where they may not. `reached` as in BrowserAccess.
 
     Raises ConfigError for addresses that no browser could reach, SiteError for an invalid enrolment folder.
     """

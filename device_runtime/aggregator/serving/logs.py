@@ -53,7 +53,7 @@ def limit_warnings() -> None:
 class WarningLimit(logging.Filter):
     """Lets each line of code log WARNINGS warnings in WITHIN_S seconds.
 
-    The first warning after that says how many were left out.
+    The first warning after that says how many were suppressed.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class WarningLimit(logging.Filter):
         since, count = self._seen.get(place, (record.created, 0))
         over = not 0 <= record.created - since < WITHIN_S  # below 0 where the clock was set back
         if over and count > WARNINGS:
-            record.msg = f"{record.getMessage()} ({count - WARNINGS} such lines before it were left out)"
+            record.msg = f"{record.getMessage()} ({count - WARNINGS} such lines before it were suppressed)"
             record.args = ()
         self._seen[place] = (record.created, 1) if over else (since, count + 1)
         return over or count < WARNINGS

@@ -62,7 +62,7 @@ class Process:
         """
         names = [task.name for task in tasks]
         if len(set(names)) < len(names):
-            raise ConfigError(f"tasks are called {', '.join(names)}: each needs a name of its own")
+            raise ConfigError(f"tasks are called {', '.join(names)}: each needs a different name")
         for task in tasks:
             _check_room(task, server.max_devices)
         self._server = server
@@ -75,15 +75,15 @@ class Process:
         alone = server.run_dir is not None and len(tasks) == 1
         if not alone and has_run(parent):
             raise ConfigError(
-                f"{parent} is the run folder of one task, and several have a folder each there: move what is "
-                f"in it to {parent / 'NAME'}, of that task's name"
+                f"{parent} is the run folder of one task, but several tasks have a folder each in it: move "
+                f"its content to {parent / 'NAME'}, by that task's name"
             )
         self._folders = [parent if alone else parent / name for name in names]
 
     def run(self) -> None:
         """Serves until all tasks are done or a signal comes; a second signal ends at once and loses nothing.
 
-        Raises AggregatorError, BrokerError, ModelError; NoContributions where a run was given up, after the
+        Raises AggregatorError, BrokerError, ModelError; NoContributions where a run was abandoned, after the
         other tasks are done.
         """
         _on_signals(self._stop)
@@ -92,7 +92,9 @@ class Process:
             if broker:
                 stack.callback(broker.stop)
             if self._server.workers and broker and not isinstance(broker, Mosquitto):
-                raise ConfigError(f"workers share what comes in, and {broker.name} cannot: install Mosquitto")
+                raise ConfigError(
+                    f"workers need shared subscriptions, which {broker.name} lacks: install Mosquitto"
+                )
             self._browser_access = join_address.browser_access(self._server, url)
             self._serve(url, broker)
 
@@ -149,7 +151,7 @@ class Process:
                 link,
                 one.inbox,
                 observers,
-                one.pulse,
+                one.loop_clock,
                 url.mqtt5,
                 seal,
                 enrolled.key_agreement(self._server.broker.enrolment),
@@ -207,7 +209,7 @@ class Process:
             ) from None
         database = database_for(self._server.database)
         hosted = [
-            ServedTask(one.task, folder, link, one.pulse, database=database)
+            ServedTask(one.task, folder, link, one.loop_clock, database=database)
             for one, folder in zip(self._tasks, self._folders, strict=True)
         ]
         http = HttpServer(self._server.http, hosted, self._browser_access)

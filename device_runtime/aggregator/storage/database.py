@@ -66,7 +66,7 @@ class Database:
     """
 
     def __init__(self, folder: Path, reading: bool = False, url: str = "") -> None:
-        """Opens a run. `reading`: only reads, beside the process that owns the run.
+        """Opens a run. `reading`: only reads; another process may own the run.
 
         `url`: of a PostgreSQL server; empty: the server where the run was begun, or SQLite in the folder.
         Raises RunInUse when another process has the folder open, RunFolderError for another version of the

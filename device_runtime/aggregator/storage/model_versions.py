@@ -27,8 +27,10 @@ log = logging.getLogger(__name__)
 class Version:
     """The served model of a round. `sha256` in hex, `size` in bytes; figures are nan without evaluation.
 
-    `published_s`: seconds since 1970 (nan for models of releases that did not keep versions). `kept`: it is
-    still on the disk, and the run can go back to it. `served`: it is served now. `note`: its round's note.
+    published_s: seconds since 1970; nan for models of releases that did not keep versions.
+    kept: it is still on the disk, and the run can be rolled back to it.
+    served: it is served now.
+    note: its round's note.
     """
 
     round: int

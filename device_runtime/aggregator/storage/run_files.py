@@ -34,7 +34,7 @@ Record = RoundRecord | ContributionRecord
 class Records:
     """An observer that writes `rounds` and `contributions`, as .jsonl and .csv, into a folder.
 
-    The files are written anew from the run's store when the service starts, so that a crash between a commit
+    The files are rewritten from the run's store when the service starts, so that a crash between a commit
     and its line loses nothing; then lines are appended. Field names are those of RoundRecord and
     ContributionRecord; nan is null in JSON and empty in CSV.
     """
@@ -87,7 +87,7 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
     mine = Identity(task.json(), secrets.token_hex(4), b"".join(shas))
     found = store.identity()
     if found is None:
-        store.found(mine)
+        store.begin_run(mine)
         (store.folder / "task.json").write_bytes(mine.task + b"\n")
         return mine.run, False
     begun = decode(found.task)  # settings that are newer than the run have their defaults
@@ -128,7 +128,7 @@ class SavedSession:
         self._changed: set[str] = set()
         self._forgotten: set[str] = set()
 
-    def attend(self, device: str) -> None:
+    def save_presence(self, device: str) -> None:
         """Notes that a device came, went, or is ready."""
         self._changed.add(device)
 
@@ -145,9 +145,9 @@ class SavedSession:
         here = {device: one.boot for device, one in known.items() if one and one.online and one.ready}
         forgotten = [device for device in self._forgotten if device not in state.asked]
         try:
-            self._store.attend(here, self._changed - here.keys(), forgotten)
+            self._store.save_presence(here, self._changed - here.keys(), forgotten)
         except RunFolderError as error:
-            log.warning("who is here is not on disk: %s", error)
+            log.warning("the presence of devices is not stored: %s", error)
         else:
             self._changed.clear()
             self._forgotten.clear()

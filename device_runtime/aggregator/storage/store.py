@@ -71,7 +71,7 @@ class ModelEvaluation:
 
 
 class CarriedBlobs(msgspec.Struct, frozen=True, array_like=True):
-    """`strategies.merging.aggregator_half.Carried` as it is stored: bases by member, blobs by kind."""
+    """The `CarriedState` of a merge as it is stored: bases by member, blobs by kind."""
 
     family: dict[str, Base] = {}
     memory: dict[str, Blob] = {}
@@ -112,8 +112,9 @@ class Store:
     def __init__(self, folder: Path, reading: bool = False, database: str = "") -> None:
         """Opens the folder, and makes it if it is missing.
 
-        `reading`: only reads an existing folder, beside its owner. `database`: URL of the PostgreSQL server
-        for a run that is not to be in SQLite. Raises as Database.
+        reading: only reads an existing folder; another process may own it.
+        database: URL of the PostgreSQL server for a run that is not to be in SQLite.
+        Raises as Database.
         """
         self.folder = folder
         self._db = Database(folder, reading, database)
@@ -140,7 +141,7 @@ class Store:
         rows = self._db.rows("SELECT task, run, bundle FROM meta")
         return Identity(*rows[0]) if rows else None
 
-    def found(self, identity: Identity) -> None:
+    def begin_run(self, identity: Identity) -> None:
         """Makes the folder belong to a run. Raises RunFolderError when it belongs to another one."""
         with self._db.commit() as db:
             values = (identity.task, identity.run, identity.bundles)
@@ -163,7 +164,7 @@ class Store:
         fruitless = vain[0]["deadlines"] if vain else 0
         return Saved(number, phase, voices, answered, asked, present=present, fruitless=fruitless)
 
-    def attend(self, here: Mapping[str, int], gone: Iterable[str], forgotten: Iterable[str]) -> None:
+    def save_presence(self, here: Mapping[str, int], gone: Iterable[str], forgotten: Iterable[str]) -> None:
         """Stores which devices a round may wait for.
 
         `here`: devices that are present, with the process (`boot`) of each. `gone`: devices that are present

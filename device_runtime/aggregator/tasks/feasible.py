@@ -39,8 +39,7 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
     for kind in task.kinds:
         if kind.strategy.generic and task.generic is None:
             raise TaskError(
-                f"{kind.name} needs samples that are nobody's own: "
-                "give the task generic = FILE.npz (serve --generic)"
+                f"{kind.name} needs a generic data set: give the task generic = FILE.npz (serve --generic)"
             )
     manifests = {"": manifest, **family}
     for kind in task.kinds:
@@ -48,7 +47,7 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
             raise TaskError(f"{kind.name} needs narrower models: give the task a family (serve --family A,B)")
         if isinstance(kind.strategy, NeedsModels):
             try:
-                kind.strategy.lacks(manifests)
+                kind.strategy.check_bundles(manifests)
             except (ModelError, KeyError) as error:
                 raise TaskError(f"{kind.name} cannot be merged: {error}") from None
     lacking = {kind.name: _lacking(kind.strategy, manifests) for kind in task.kinds}
@@ -70,7 +69,7 @@ def with_possible_head(task: Task, manifest: Manifest) -> Task:
 
 
 def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
-    """What the bundles lack for all forms of a kind; empty if one form has what it needs."""
+    """What the bundles lack for a kind; empty if at least one form of it is feasible."""
     missing = ""
     for form in strategy.variants():
         manifest = manifests.get(form.member)

@@ -30,7 +30,7 @@ WHOLE = ("full+few-shot", "width-slice", "attention-transfer", "prototypes", "re
 
 @dataclass(frozen=True)
 class SystemKind:
-    """One kind of a system. `usual` are settings that a task may change, `fixed` those that it may not.
+    """One kind of a system. `defaults` are settings that a task may change, `fixed` those that it may not.
 
     It is offered in the rounds after `after(rounds)` up to `until(rounds)`, with `rounds` of the task. A kind
     that has a setting `rounds` gets its last round as the value.
@@ -38,14 +38,14 @@ class SystemKind:
 
     kind: str
     fixed: Settings = field(default_factory=dict)
-    usual: Settings = field(default_factory=dict)
+    defaults: Settings = field(default_factory=dict)
     after: Rounds = lambda rounds: 0
     until: Rounds = lambda rounds: rounds
 
     def of(self, task: Task) -> KindSettings:
         """The kind's settings in this task. Raises TaskError, ModelError."""
         given = _given(task, self.kind)
-        settings = {**self.usual, **_followed(task, self.kind), **given.settings, **self.fixed}
+        settings = {**self.defaults, **_followed(task, self.kind), **given.settings, **self.fixed}
         if has_setting(self.kind, "members") and not settings.get("members"):
             settings["members"] = tuple(_name(path) for path in task.family)
         begin, until = self.after(task.rounds) + 1, self.until(task.rounds)
@@ -65,9 +65,12 @@ class SystemKind:
 class System:
     """A system: its kinds of update with settings and rounds, and its other settings of a task.
 
-    `says`: a one-line description. `source`: the paper. `rounds`: the system's number of rounds, if fixed.
-    `untimed`: the number of first rounds without a deadline. `drawn`: the parts to use in place of `parts`
-    where only some devices are asked in a round. Parts that begin after a task's last round are left out.
+    says: a one-line description.
+    source: the paper.
+    parts: the kinds; those that begin after a task's last round are ignored.
+    drawn: the parts to use in place of `parts` where only some devices are asked in a round.
+    rounds: the system's number of rounds, if fixed.
+    untimed: the number of first rounds without a deadline.
     """
 
     says: str
@@ -167,12 +170,12 @@ def _fedpeft(tunable: str) -> System:
 SYSTEMS: dict[str, System] = {
     "fedavg": System("full updates; stragglers are dropped", "McMahan et al. 2017", (FULL,)),
     "fedprox": System(
-        "full updates that stay near the base", "Li et al. 2020", (SystemKind("full", usual={"mu": 0.01}),)
+        "full updates that stay near the base", "Li et al. 2020", (SystemKind("full", defaults={"mu": 0.01}),)
     ),
     "moon": System(
         "full updates, contrasted with the device's last",
         "Li et al. 2021",
-        (SystemKind("full", usual={"moon": 1.0}),),
+        (SystemKind("full", defaults={"moon": 1.0}),),
     ),
     "fedadam": System("full updates, Adam on the aggregator", "Reddi et al. 2021", (FULL,), "fedadam"),
     "fedyogi": System("full updates, Yogi on the aggregator", "Reddi et al. 2021", (FULL,), "fedyogi"),
@@ -258,7 +261,7 @@ SYSTEMS: dict[str, System] = {
         (SystemKind("prototypes", {"smallest_count": 1}),),
     ),
     "fedsplit": System(
-        "representative feature maps train an upper part anew",
+        "representative feature maps train a new upper part",
         "Shi 2025 (PhD thesis, Sheffield), section 6.2",
         (SystemKind("representatives"),),
     ),
@@ -286,13 +289,13 @@ SYSTEMS: dict[str, System] = {
         "ours, on Legate et al. 2023 and Bernier 2024",
         (
             SystemKind("class-means", AS_PUBLISHED, until=_first),
-            SystemKind("zeroth-order", usual={**MEASURED, "tunable": "head"}, after=_first),
+            SystemKind("zeroth-order", defaults={**MEASURED, "tunable": "head"}, after=_first),
         ),
         drawn=(
             SystemKind("class-means", {**AS_PUBLISHED, "gathered": True}, until=_gathering),
             SystemKind(
                 "zeroth-order",
-                usual={**MEASURED, "lr": SAMPLED_COHORT_LR, "tunable": "head"},
+                defaults={**MEASURED, "lr": SAMPLED_COHORT_LR, "tunable": "head"},
                 after=_gathering,
             ),
         ),

@@ -1,7 +1,7 @@
 """Runs a task as a named system: of a paper, ours, or one kind of update alone.
 
 Modifiers may follow the name, as in "fedpeft-bias+dp", "fedncm+ft+fedadam", "moon+". A task's settings of a
-kind override the paper's usual values, but not the values that define the system.
+kind override the paper's default values, but not the values that define the system.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _alone(kind: str) -> System:
 
 
 def _modified(task: Task, modifier: str, given: Task) -> Task:
-    """The task with one modifier; the rest as in `modified`."""
+    """The task with one modifier; `given` as in `with_modifiers`."""
     if modifier in SERVERS:
         return msgspec.structs.replace(task, server=server_optimizer_for(given, modifier))
     if modifier in ("all", "fast"):

@@ -41,9 +41,9 @@ _STALENESS = 0.5
 class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """One kind of update that is offered, from round `from_round` to `until_round` (None: to the end).
 
-    `weight` is a factor on the weight of its updates in the mean, which is in samples. `max_norm` bounds the
-    distance of an update from the base, as the Euclidean norm over all its tensors; a tensor that the base
-    does not have counts with its own norm.
+    weight: a factor on the weight of its updates in the mean, which is in samples.
+    max_norm: a bound on the distance of an update from the base, as the Euclidean norm over all its tensors;
+    a tensor that the base does not have counts with its norm.
     """
 
     name: Annotated[str, Setting("Kind of update: `device-runtime kinds` lists them.", "full")]
@@ -85,7 +85,7 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.weight * self.strategy.counted(contribution)
 
     def with_statistics(self, statistics: ClassStatistics | None) -> KindSettings:
-        """The same kind, with these class statistics beside its updates; None: without class statistics."""
+        """The same kind, with these class statistics in its updates; None: without class statistics."""
         if self.strategy.statistics == statistics:
             return self
         own = {name: value for name, value in self.settings.items() if name != registry.STATISTICS}
@@ -115,8 +115,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     if `min_contributions` devices have contributed; with fewer it is extended by the same time. Round 1 waits
     for `min_devices`. The first `untimed_rounds` have no deadline. After `max_extensions` deadlines in a row
     that brought no contribution to the open round though devices were there, the run ends and says why
-    (0: it continues). With `devices_per_round` only so many devices are asked, drawn anew for each round from
-    those that are ready. With `buffer_size` B > 0 a round closes as soon as B devices have contributed,
+    (0: it continues). With `devices_per_round` only that many devices are asked, drawn again for each round
+    from those that are ready. With `buffer_size` B > 0 a round closes as soon as B devices have contributed,
     whatever the others do (FedBuff, Nguyen et al. 2022); with both settings, `devices_per_round` devices are
     kept at work, on any rounds.
 
@@ -144,7 +144,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     End and served model. After `stop_after` rounds (0: never) in which `stop_metric` was not better than the
     best so far by more than `stop_gain`, the task is done and the best model is served. Of the served models
     the latest `keep_versions` (0: all) and the best are kept. With head="closed-form" devices send class
-    statistics beside their updates, as `statistics` says, and the served model has a head in closed form,
+    statistics with their updates, as `statistics` says, and the served model has a head in closed form,
     from the statistics of all rounds so far (`statistics.closed_form`). The trained head is served instead
     where it is better on the evaluation data or, where `statistics` has devices hold samples out, on those
     (`statistics.held_out`). head="auto" is "closed-form" where several kinds are offered.
@@ -342,7 +342,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.buffer_size:
             return "buffer_size is set: a buffered round closes by its number of devices"
         if self.deadline_quantile is not None:
-            return "deadline_quantile is set: both learn when a round ends, give one"
+            return "deadline_quantile is set: both learn when a round ends, give only one"
         if self.staleness_weight != _STALENESS:
             return (
                 f"staleness_weight is {self.staleness_weight:g}: an update weighs as many times as the "

@@ -18,11 +18,12 @@ MODELLED = "modelled"
 class ContributionRecord:
     """One counted contribution; a line of contributions.jsonl. Energy is as the device reports it.
 
-    `round` is the round it counted in. `bytes_up` and `bytes_down` are those of the device in that round, in
-    whole MQTT packets; with several contributions, the first has them and the others have 0. `epsilon`: the
-    privacy budget spent on the device's samples so far, nan for an update that is not private.
-    `energy_source` names the meter, "modelled" without one; `energy_uncertainty` is a fraction, nan if not
-    reported.
+    round: the round in which it counted.
+    bytes_up, bytes_down: those of the device in that round, in whole MQTT packets; of several contributions
+    of a device, the first has them and the others have 0.
+    epsilon: the privacy budget spent on the device's samples so far; nan for an update that is not private.
+    energy_source: the name of the meter, or "modelled".
+    energy_uncertainty: a fraction; nan if not reported.
     """
 
     round: int
@@ -43,12 +44,14 @@ class ContributionRecord:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One closed round; a line of rounds.jsonl. Without evaluation data the evaluation figures are nan.
+    """One closed round; a line of rounds.jsonl.
 
-    `eval_*` are of the served model, `base_eval_acc` of the next base. `train_loss` is the mean over the
-    contributions that have one, weighted by num_examples. `energy_j`, `train_time_s`, `bytes_up` and
-    `bytes_down` are sums over devices; the bytes include devices that did not contribute. `deadline_s`:
-    seconds, fixed or learnt; nan without a deadline.
+    eval_acc, eval_loss: of the served model; nan without evaluation data.
+    base_eval_acc: of the next base; nan without evaluation data.
+    train_loss: the mean over the contributions that have a loss, weighted by num_examples.
+    energy_j, train_time_s: sums over the contributions.
+    bytes_up, bytes_down: sums over all devices, also those that did not contribute.
+    deadline_s: fixed or learnt; nan without a deadline.
     """
 
     round: int
@@ -78,8 +81,9 @@ class RoundClosed:
 class Started:
     """The service has started.
 
-    `resumed`: the run existed already; `closed`: its closed rounds. `manifest`: the bundle's, as it was read
-    at the start; None where no observer needs it.
+    resumed: the run existed already.
+    closed: the closed rounds of the run.
+    manifest: the bundle's, as it was read at the start; None where no observer needs it.
     """
 
     task: Task
@@ -104,9 +108,10 @@ class RoundOpened:
 class RoundExtended:
     """The deadline passed with too few contributions; the new one is `deadline_s` seconds from now.
 
-    `devices`: how many are ready. `fruitless`: the number of deadlines in a row that brought no contribution
-    though devices were there. `left`: how many more end the run (None: no number does, or a learnt deadline
-    is made longer first).
+    devices: the number of devices that are ready.
+    fruitless: the number of deadlines in a row that brought no contribution though devices were ready.
+    left: the number of further fruitless deadlines after which the run ends; None: no number does, or a
+    learnt deadline is made longer first.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""Cleans texts from devices for logs, terminals and files, and says why a run was given up."""
+"""Cleans texts from devices for logs, terminals and files, and says why a run was abandoned."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def printable(text: str) -> str:
     return line if len(line) <= LIMIT else f"{line[: LIMIT - 3]}..."
 
 
-def given_up_text(command: GiveUp, why: Mapping[str, str]) -> str:
-    """Says why a run is given up: what the devices did, and `why`, the reasons of those that sat out."""
+def abandoned_text(command: GiveUp, why: Mapping[str, str]) -> str:
+    """Says why a run is abandoned: what the devices did, and `why`, the reasons of those that sat out."""
     told = [(device, why.get(device, "").split("; ")[0]) for device in command.sat_out]
     said = [f"{device} ({reason})" if reason else device for device, reason in told]
     parts = filter(None, (_named("sit out", said), _named("missed the deadline", command.missed)))
     return (
-        f"round {command.round} is given up: {command.deadlines} deadlines in a row, the last of "
+        f"round {command.round} is abandoned: {command.deadlines} deadlines in a row, the last of "
         f"{command.deadline_s:g} s, brought no contribution; "
         f"{', '.join(parts) or 'no device sent anything that counts'}. A longer round_deadline_s or cheaper "
-        "kinds, with another --run-dir, may help; the same command tries as often again"
+        "kinds, with another --run-dir, may help; the same command tries again"
     )
 
 

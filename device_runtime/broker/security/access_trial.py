@@ -21,7 +21,7 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True)
 class Answer:
-    """A broker's answer to a message. `known` is false for a broker that gives no reasons (MQTT 3.1.1)."""
+    """A broker's answer to a message. `known`: false with MQTT 3.1.1, where a refusal cannot be detected."""
 
     taken: bool
     reason: str = ""

@@ -117,7 +117,7 @@ class LinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def store_addresses(opened: BrokerFolder, page: str, broker: str) -> None:
-    """Store the URLs of the page and of its broker, as in Book. Raises SiteError."""
+    """Store the URLs of the page and of its broker, as in LinkBook. Raises SiteError."""
     with locked(opened):
         write_links(opened, msgspec.structs.replace(read_links(opened), page=page, broker=broker))
 
@@ -155,9 +155,9 @@ def address(page: str, secret: str) -> str:
 def use(opened: BrokerFolder, request: LinkRequest, now: float) -> Enrolment:
     """Enrol the device of the first claim to this link, or answer that claim again.
 
-    Call `register.tell` afterwards. The claim is stored first, then the device: if this fails half-way, the
-    same claim may try again, and no other. It gets the same answer as long as its device is enrolled. Raises
-    LinkError, SiteError.
+    Call `register.reload_mosquitto` afterwards. The claim is stored first, then the device: if this fails
+    half-way, the same claim may try again, and no other. It gets the same answer as long as its device is
+    enrolled. Raises LinkError, SiteError.
     """
     size = len(request.claim)
     if not CLAIM_LETTERS[0] <= size <= CLAIM_LETTERS[1] or not request.claim.isascii():

@@ -68,7 +68,7 @@ def revocations(opened: BrokerFolder) -> int:
 
 
 def add(opened: BrokerFolder, name: str, now: datetime, web: bool = False, again: bool = False) -> Enrolment:
-    """Enrol a device; with `web` it connects over WebSockets. Call `tell` afterwards.
+    """Enrol a device; with `web` it connects over WebSockets. Call `reload_mosquitto` afterwards.
 
     Raises RegisterError for a name that is enrolled, unless `again`, which makes its old password void.
     """
@@ -173,7 +173,7 @@ def reload_mosquitto(opened: BrokerFolder) -> BrokerReload:
 
 
 def reload_after_revocation(opened: BrokerFolder, name: str) -> BrokerReload:
-    """`tell`, then `check_told`."""
+    """`reload_mosquitto`, then `check_reloaded`."""
     reload = reload_mosquitto(opened)
     check_reloaded(opened, name, reload)
     return reload

@@ -1,8 +1,8 @@
 """The folder of a production broker: its names, keys, passwords and devices.
 
-`production.found` makes it, and never overwrites one. Files that hold a secret have mode 0600; Mosquitto's
-user owns the files that Mosquitto reads. The aggregator needs `site.json`, `ca.pem`, `aggregator.key`,
-`aggregator.password`, `devices.json` and, if its key has changed, `successions.json`.
+`production.init_broker` makes it, and never overwrites one. Files that hold a secret have mode 0600;
+Mosquitto's user owns the files that Mosquitto reads. The aggregator needs `site.json`, `ca.pem`,
+`aggregator.key`, `aggregator.password`, `devices.json` and, if its key has changed, `successions.json`.
 """
 
 from __future__ import annotations

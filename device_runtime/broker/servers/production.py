@@ -107,8 +107,8 @@ def renew(opened: BrokerFolder, now: datetime, days: int = SERVER_DAYS) -> datet
 def upgrade(opened: BrokerFolder) -> tuple[str, ...]:
     """Update the configuration and the access list of a folder that an older version made.
 
-    They become as `found` writes them now; the old files are kept as NAME.old. Returns the names of the files
-    that changed. Raises SiteError.
+    They become as `init_broker` writes them now; the old files are kept as NAME.old. Returns the names of
+    the files that changed. Raises SiteError.
     """
     options = BrokerOptions(users={opened.site.aggregator: "x"}, aggregator=opened.site.aggregator)
     texts = {CONFIGURATION: configure(opened.site, opened.folder), ACCESS: access_list(options)}

@@ -87,7 +87,7 @@ def decode_offer(payload: bytes) -> CompactOffer:
 
 
 def full_offer(before: Offer, compact: CompactOffer) -> Offer:
-    """The full offer, from the offer before and a compact one. Raises LostTrack, MessageError."""
+    """The full offer, from the offer before and a compact one. Raises UnknownRoundBefore, MessageError."""
     if before.done or before.round < 1 or compact.round != before.round + 1:
         raise UnknownRoundBefore(
             f"round {compact.round} of {before.task!r} is open; round {before.round} is known here"
@@ -168,7 +168,7 @@ def compact_contribution(message: Contribution, like: Contribution) -> bytes | N
 
 
 def without_values(message: Contribution) -> Contribution:
-    """A contribution without the values of its tensors: all that `long_of` needs of `like`."""
+    """A contribution without the values of its tensors: all that `full_contribution` needs of `like`."""
     return msgspec.structs.replace(message, body=_head(message.body))
 
 

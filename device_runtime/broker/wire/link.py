@@ -52,7 +52,7 @@ UNSENT_BYTES = 16 * 1024
 """Bytes that the system may hold unsent."""
 FAREWELL_S = 2.0
 """Seconds that `close` waits for its last message to leave."""
-CLOSED_SILENTLY = "it closed the connection without a word; with TLS, look at the certificates"
+CLOSED_SILENTLY = "it closed the connection without giving a reason; with TLS, look at the certificates"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Link:
         self._was_ready = False
         self._closing = False
         self._ready_since_s = 0.0
-        self._name = client_id
+        self._client_id = client_id
         self._client = self._build(client_id)
 
     @property
@@ -169,7 +169,7 @@ class Link:
         with self._count:
             return self._in_flight.total()
 
-    def under_way(self, topic: str = "") -> int:
+    def unacknowledged(self, topic: str = "") -> int:
         """How many messages the broker has not acknowledged: on this topic, or on any.
 
         The next connection sends those that a lost one leaves.
@@ -294,7 +294,8 @@ class Link:
                 BrokerUnreachable(unreachable_reason(self.url, ConnectionError(CLOSED_SILENTLY)))
             )
         elif was_ready and not self._closing:
-            self._inbox.put(Disconnected(disconnect_reason(code, self._name if self._delay.crowded else "")))
+            shared_id = self._client_id if self._delay.crowded else ""
+            self._inbox.put(Disconnected(disconnect_reason(code, shared_id)))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         try:
@@ -316,8 +317,8 @@ def _send_at_once(_client: object, _data: object, connection: SocketLike) -> Non
 
     With Nagle's algorithm a small message waits for the acknowledgement of earlier ones, which costs 40 ms.
     On a slow link, a ping behind many unsent bytes waits longer than the keep-alive. WebSockets keep the
-    system's limit of unsent bytes: paho's lose data of which the system takes only a part. For a WebSocket
-    paho passes a wrapper, which has the number of the socket.
+    system's limit of unsent bytes, as paho's WebSocket loses data on partial writes. For a WebSocket paho
+    passes a wrapper, which has the number of the socket.
     """
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -370,11 +371,11 @@ def refusal_reason(url: BrokerUrl, code: ReasonCode) -> str:
     return f"refused the connection: {text}"
 
 
-def disconnect_reason(code: ReasonCode, rival: str = "") -> str:
-    """Why a connection ended. `rival`: our name, if another client seems to have it too."""
+def disconnect_reason(code: ReasonCode, shared_id: str = "") -> str:
+    """Why a connection ended. `shared_id`: our client id, if another client seems to use it too."""
     text = str(code).lower()
     text = "connection lost" if text == "unspecified error" else text
-    return f"{text}, again after a short time: is another client called {rival!r}?" if rival else text
+    return f"{text}, again after a short time: is another client called {shared_id!r}?" if shared_id else text
 
 
 def user_of(url: BrokerUrl) -> str:

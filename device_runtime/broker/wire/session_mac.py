@@ -30,14 +30,14 @@ class SessionKey:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def word(self, topic: str, run: str, payload: bytes) -> bytes:
+    def mac(self, topic: str, run: str, payload: bytes) -> bytes:
         """The MAC of a payload on a topic; `run` is "" for a message of no run."""
         said = b"".join((topic.encode(), b"\0", run.encode(), b"\0", payload))
         return hmac.digest(self._secret, said, hashlib.sha256)[:MAC_BYTES]
 
-    def holds(self, mac: bytes, topic: str, run: str, payload: bytes) -> bool:
+    def verifies(self, mac: bytes, topic: str, run: str, payload: bytes) -> bool:
         """Whether `mac` is the MAC of the payload."""
-        return hmac.compare_digest(mac, self.word(topic, run, payload))
+        return hmac.compare_digest(mac, self.mac(topic, run, payload))
 
 
 def aggregator_session(own: bytes, device: bytes) -> SessionKey:

@@ -22,7 +22,7 @@ MOST_SEGMENTS = 16
 TAIL, TAIL_BYTES = 32, 256
 """The most steps in an offer itself, and the most bytes of their scalars."""
 MOST_STEPS, MOST_NUMBERS = SEGMENT, 2**20
-"""The most steps in one log, and the most scalars of all of them; a larger log is refused."""
+"""The most steps in one blob or list of stretches, and the most scalars; more are refused."""
 
 _FORMS: dict[Form, tuple[str, int]] = {"i1": ("b", 1), "f2": ("e", 2), "f4": ("f", 4), "f8": ("d", 8)}
 
@@ -34,7 +34,7 @@ def round_seed(seed: int, number: int) -> int:
 
 
 def numbers_bytes(step: Step) -> int:
-    """Bytes that the scalars of a step take, if its stretch needs no larger format."""
+    """Bytes that the scalars of a step take, unless another step of its stretch needs a wider format."""
     return _FORMS[_form(step.scalars)][1] * len(step.scalars)
 
 
@@ -71,7 +71,7 @@ def unpack(stretches: Sequence[Stretch]) -> tuple[Step, ...]:
 
 
 def last_of_both(before: Sequence[Stretch], new: Sequence[Stretch], most: int) -> tuple[Stretch, ...]:
-    """The last `most` steps of both; stretches that continue each other become one.
+    """The last `most` steps of the two lists together; stretches that continue each other become one.
 
     Raises MessageError as `unpack`.
     """
@@ -111,7 +111,7 @@ def decode(data: bytes) -> tuple[Step, ...]:
 
 
 def log_start(base: Base) -> int:
-    """The position on its line at which the log of a base begins."""
+    """The number, on the base's line of steps, of the first step in its log."""
     if not base.log:
         return base.at
     return max(0, (base.at - 1) // SEGMENT - len(base.log) + 1) * SEGMENT
@@ -195,7 +195,7 @@ def _steps(stretch: Stretch) -> Iterable[Step]:
 
 
 def _continues(stretch: Stretch, new: Stretch) -> bool:
-    """Whether `new` continues `stretch`, and both write no numbers but scalars."""
+    """Whether `new` continues `stretch`, and neither stores seeds or shares for each step."""
     like = msgspec.structs.replace(new, round=stretch.round, scalars=stretch.scalars)
     plain = isinstance(stretch.seeds, int) and not stretch.shares
     return plain and like == stretch and new.round == stretch.round + _count(stretch)

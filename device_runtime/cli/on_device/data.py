@@ -36,9 +36,9 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 1 if no sample fits the task. Raises DataError, BundleError."""
     bundle = Bundle.open(find_bundle(options.bundle))
     keep = Selection(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
-    shelf = LocalSamples(place(options.data, options), bundle.manifest, keep, bundle.texts)
-    shelf.refresh()
-    told = report(shelf)
+    samples = LocalSamples(place(options.data, options), bundle.manifest, keep, bundle.texts)
+    samples.refresh()
+    told = report(samples)
     if options.format == "json":
         print(msgspec.json.format(msgspec.json.encode(told)).decode())
     else:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Plan for this many samples, spread evenly over the classes.",
     )
     parser.add_argument(
-        "--kinds", help="Offer these kinds of update, the preferred first (default: the usual ones)."
+        "--kinds", help="Offer these kinds of update, the preferred first (default: as `kinds` says)."
     )
     parser.add_argument(
         "--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate."
@@ -101,8 +101,8 @@ def run(options: argparse.Namespace) -> int:
     ):
         kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
     policy = work_gate.kept_policy(options.state) if options.state else None
-    barred = policy.allowed.bars if policy else lambda _: ""
-    plan = choose(profile, kinds, {MAIN: load}, options.deadline, barred)
+    forbidden_reason = policy.allowed.bars if policy else lambda _: ""
+    plan = choose(profile, kinds, {MAIN: load}, options.deadline, forbidden_reason)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
     if options.statistics:
         added = [_added(candidate, load, profile) for candidate in plan.candidates]
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])
     print(tabulate([_cells(row, options.statistics) for row in rows], headers=heads, disable_numparse=True))
     print(_verdict(plan))
-    if not (options.pretend or options.board):
+    if not (options.emulated or options.board):
         for found in rules(options.state or Path(platformdirs.user_state_dir("device-runtime"))):
             print(f"{found.what}: {found.found}")
     return 0
@@ -128,8 +128,8 @@ def _shipped(options: argparse.Namespace) -> DeviceProfile:
     """The profile of --board. Raises ProfileError."""
     from device_runtime.profiles import ProfileError, shipped
 
-    if options.pretend or options.memory or options.uplink or options.slow != 1:
-        raise ProfileError("--board is a profile as it stands: leave out --as, --slow, --memory and --uplink")
+    if options.emulated or options.memory or options.uplink or options.slow != 1:
+        raise ProfileError("--board is a complete profile: omit --as, --slow, --memory and --uplink")
     return shipped(options.board)
 
 

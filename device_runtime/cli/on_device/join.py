@@ -25,10 +25,10 @@ from device_runtime.cli.options import (
     add_meter,
     add_personal,
     emulation,
-    engine_wish,
+    engine_settings,
     memory_bytes,
     meter,
-    meter_wish,
+    meter_name,
     personal_settings,
     place,
     positive,
@@ -149,8 +149,8 @@ def _backend(options: argparse.Namespace) -> MakeBackend:
     """
     if options.in_process:
         return in_this_process
-    wish = meter_wish(options)
-    return partial(Subprocess, meter=wish, stays_s=inf if needs_listening(wish) else STAYS_S)
+    name = meter_name(options)
+    return partial(Subprocess, meter=name, stays_s=inf if needs_listening(name) else STAYS_S)
 
 
 def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
@@ -160,7 +160,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         connection.folder,
         emulation(options),
         memory_bytes(options),
-        engine_wish(options),
+        engine_settings(options),
         _privacy_limit(options),
         connection.key,
         check_task(options.task) if options.task else "",

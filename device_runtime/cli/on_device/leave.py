@@ -72,7 +72,7 @@ def _goodbye(options: argparse.Namespace, folder: Path) -> str:
     try:
         return uninstall.say_goodbye(connect(options))
     except BrokerError as error:
-        return f"nobody was told: {error}"
+        return f"the aggregator was not notified: {error}"
 
 
 def _names(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`device-runtime measure`: measures each kind of update on this device, beside the prediction."""
+"""`device-runtime measure`: measures each kind of update on this device, and compares with the prediction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from device_runtime.cli.options import (
     add_engine,
     add_meter,
     count,
-    engine_wish,
+    engine_settings,
     memory_bytes,
     meter,
     positive,
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=200,
         help="Draw this many samples, evenly of every class (default: 200).",
     )
-    add("--kinds", help="Measure these kinds, separated by commas (default: the usual ones).")
+    add("--kinds", help="Measure these kinds, separated by commas (default: as `kinds` says).")
     add("--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate.")
     add(
         "--repeats",
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         profile.name,
         bundle.manifest.name,
         found.source,
-        found.said(profile.power),
+        found.description(profile.power),
         idle_w,
         tuple(row(some) for some in runs.values()),
         tuple(one for some in zip(*runs.values(), strict=True) for one in some),
@@ -137,9 +137,9 @@ def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> Measure
     from device_runtime.client.selection.measure_one import EmulatedDevice, MeasuredDevice
     from device_runtime.models.bundles.manifest import ARENA_FACTOR
 
-    pretended = EmulatedDevice(options.pretend, options.slow, options.uplink) if options.pretend else None
-    wish = replace(engine_wish(options), run_bytes=speed.run_bytes // ARENA_FACTOR)
-    return MeasuredDevice(speed, wish, memory_bytes(options), pretended, options.meter, idle_w)
+    emulated = EmulatedDevice(options.emulated, options.slow, options.uplink) if options.emulated else None
+    settings = replace(engine_settings(options), run_bytes=speed.run_bytes // ARENA_FACTOR)
+    return MeasuredDevice(speed, settings, memory_bytes(options), emulated, options.meter, idle_w)
 
 
 def _order(options: argparse.Namespace, kind: str, device: MeasuredDevice) -> MeasureOrder:

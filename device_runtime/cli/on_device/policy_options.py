@@ -108,7 +108,9 @@ def add_service(parser: argparse.ArgumentParser) -> None:
 
 def add_device_choice(parser: argparse.ArgumentParser) -> None:
     """Add `--name` and `--state`, which choose a device of this machine."""
-    parser.add_argument("--name", help="Choose the device of this name (default: the only one that is here).")
+    parser.add_argument(
+        "--name", help="Choose the device of this name (default: the only one of this machine)."
+    )
     parser.add_argument("--state", type=Path, help="Choose the device of this folder (default: by its name).")
 
 
@@ -137,9 +139,7 @@ def policy(options: argparse.Namespace) -> Policy:
 def allowed(options: argparse.Namespace) -> AllowList:
     """What a task may ask for. Raises PolicyError for an empty list of bundles, which would allow all."""
     if options.allow_bundle == []:
-        raise PolicyError(
-            "allow_bundle is empty: name a bundle that is allowed, or leave it out to allow all"
-        )
+        raise PolicyError("allow_bundle is empty: name a bundle that is allowed, or omit it to allow all")
     names = tuple(options.allow_kinds.split(",")) if options.allow_kinds else ()
     return AllowList(names, tuple(options.allow_bundle or ()), options.most_scalars, options.smallest_count)
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_runtime.cli.options import add_engine, count, engine_wish
+from device_runtime.cli.options import add_engine, count, engine_settings
 from device_runtime.client.connection.connecting import folder_of
 from device_runtime.models.errors import DataError
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
     from device_runtime.client.personal.asking import Personal
 
-    model = Personal.open(folder_of(options), engine_wish(options))
+    model = Personal.open(folder_of(options), engine_settings(options))
     if options.export_onnx:
         model.export_onnx(options.export_onnx)
         print(f"{options.export_onnx}: {_summary(model)}", file=sys.stderr)
@@ -82,7 +82,7 @@ def _summary(model: Personal) -> str:
     record, judged = model.record, model.judged
     text = f"{model.manifest.name}, task {record.task!r}, {begun_with(record.round)}"
     if judged is None or judged.served is None:
-        return f"{text}, not judged here yet"
+        return f"{text}, not evaluated on this device yet"
     text += f"; {_figures(judged.served)}"
     if judged.own_head is not None:
         text += f"; with an own head {_figures(judged.own_head)}, {'' if judged.kept else 'not '}used"

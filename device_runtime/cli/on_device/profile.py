@@ -12,7 +12,7 @@ from device_runtime.cli.options import (
     add_engine,
     add_meter,
     emulation,
-    engine_wish,
+    engine_settings,
     memory_bytes,
     meter,
 )
@@ -45,11 +45,15 @@ def run(options: argparse.Namespace) -> int:
     found = meter(options)
     profile = measured(bundle, options)
     if options.format == "json":
-        shown = {**msgspec.to_builtins(profile), "meter": found.source, "energy": found.said(profile.power)}
+        shown = {
+            **msgspec.to_builtins(profile),
+            "meter": found.source,
+            "energy": found.description(profile.power),
+        }
         print(msgspec.json.format(msgspec.json.encode(shown)).decode())
     else:
         energy = [
-            ("energy", found.source, found.said(profile.power)),
+            ("energy", found.source, found.description(profile.power)),
             *(("", "not", why) for why in found.passed),
         ]
         print(tabulate([*rows(profile, bundle.manifest), *energy], tablefmt="plain"))
@@ -66,10 +70,10 @@ def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
 
     other = emulation(options)
     watch = watcher(other, memory_bytes(options))
-    wish = replace(engine_wish(options), run_bytes=watch.run_bytes)
-    engine = str(engine_choice(bundle, wish.engine))
-    model = open_model(bundle, wish, watch=watch)
-    speed = measured_speed(model, clocks(time.perf_counter, wish, other), watch)
+    settings = replace(engine_settings(options), run_bytes=watch.run_bytes)
+    engine = str(engine_choice(bundle, settings.engine))
+    model = open_model(bundle, settings, watch=watch)
+    speed = measured_speed(model, clocks(time.perf_counter, settings, other), watch)
     model.unload()
     return own_memory(make_profile(speed, engine, other), memory_bytes(options))
 

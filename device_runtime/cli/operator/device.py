@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", metavar="NAME", help="Enrol under this name: 1 to 64 letters, digits, '.', '_' or '-'."
     )
     add.add_argument("--websockets", action="store_true", help="Let the device connect over WebSockets.")
-    add.add_argument("--again", action="store_true", help="Make a new token; the one of before is void.")
+    add.add_argument("--again", action="store_true", help="Make a new token; the previous one becomes void.")
     _qr(add)
     link = actions.add_parser("link", help="Make a one-time link by which a browser joins (serve --web).")
     link.add_argument(
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Lead to the join page at this URL (default: where it was offered last).",
     )
     _qr(link)
-    revoke = actions.add_parser("revoke", help="Let a device in no more, or make a link void.")
+    revoke = actions.add_parser("revoke", help="Stop letting a device in, or make a link void.")
     revoke.add_argument("name", metavar="NAME", help="Revoke the device, or the link, of this name.")
     listed = actions.add_parser("list", help="List who is enrolled, since when, and who was revoked.")
     listed.add_argument(

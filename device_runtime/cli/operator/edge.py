@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="site_broker",
         metavar="URL",
         default=AUTO,
-        help="Serve the site's devices at this broker; auto starts one here (default: auto).",
+        help="Serve the site's devices at this broker; auto starts one on this machine (default: auto).",
     )
     add(
         "--port",

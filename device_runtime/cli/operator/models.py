@@ -1,4 +1,4 @@
-"""`device-runtime models`: lists a run's served models, goes back to one, or writes it as ONNX."""
+"""`device-runtime models`: lists a run's served models, rolls back to one, or writes it as ONNX."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rollback",
         type=int,
         metavar="ROUND",
-        help="Serve that round's model from now on, and go on from it; an open round is given up.",
+        help="Serve that round's model from now on and continue from it; an open round is discarded.",
     )
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
@@ -100,7 +100,7 @@ def _roll_back(folder: Path, to: int) -> str:
         _roll_back_here(folder, to)
     except RunInUse:
         rollback_request.request_rollback(folder, to)
-        return f"asked the aggregator that runs in {folder} to go back to the model of round {to}"
+        return f"asked the aggregator that runs in {folder} to roll back to the model of round {to}"
     return f"{folder} serves the model of round {to}; the next round goes on from it"
 
 

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="TASK.toml",
-        help="Read the settings of a task, or of several, from these files; flags stand over them.",
+        help="Read the settings of a task, or of several, from these files; flags override them.",
     )
     add("--bundle", help="Learn this bundle: a folder, a zip, or the name of a shipped one.")
     add("--name", help="Name the task (default: as its file, or 'task').")
@@ -134,7 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--kinds",
         metavar="A,B,..",
-        help="Offer these kinds of update, the preferred first (default: the usual ones).",
+        help="Offer these kinds of update, the preferred first (default: as `kinds` says).",
     )
     add(
         "--system",
@@ -146,7 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--generic",
         metavar="PATH",
-        help="Use these samples that are nobody's own, for kinds that need them here.",
+        help="Generic data set: samples of no device, for kinds that train on the aggregator.",
     )
     add(
         "--eval-data",
@@ -197,19 +197,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--robust-clip",
         type=float,
         metavar="NORM",
-        help="Clip at this norm, with norm-clip and value-clip (default: the usual).",
+        help="Clip at this norm, with norm-clip and value-clip (default: by --robust-clip-factor).",
     )
     add(
         "--robust-clip-factor",
         type=float,
         metavar="X",
-        help="Clip at this many times the usual norm, with norm-clip and value-clip (default: 1).",
+        help="Clip at this many times the round's median, with norm-clip and value-clip (default: 1).",
     )
     add(
         "--robust-byzantine",
         type=int,
         metavar="F",
-        help="Stand this many lying devices, with krum (default: all it can).",
+        help="Withstand this many lying devices, with krum (default: the most possible).",
     )
     add("--seed", type=int, help="Draw by this seed (default: 0).")
     add(
@@ -238,12 +238,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="SERVER.toml",
-        help="Read broker, database, http and log from this file; flags stand over it.",
+        help="Read broker, database, http and log from this file; flags override it.",
     )
     add(
         "--broker",
         metavar="URL",
-        help="Connect to this broker, mqtt:// or mqtts://; auto starts one here (default: auto).",
+        help="Connect to this broker, mqtt:// or mqtts://; auto starts one on this machine (default: auto).",
     )
     add(
         "--port",
@@ -285,7 +285,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("text", "json"),
         help="Write the log with times and fields (default: bare lines).",
     )
-    add("--quiet", action="store_true", help="Print nothing but the end.")
+    add("--quiet", action="store_true", help="Print only the final tables.")
 
 
 def run(args: argparse.Namespace) -> int:

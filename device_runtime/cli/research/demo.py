@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=0,
         metavar="N",
-        help="Add this many devices of the browser's modules in Node, as fast as they are here.",
+        help="Add this many devices of the browser's modules in Node, at the speed of this machine.",
     )
     parser.add_argument(
         "--run-dir", type=Path, help="Keep the runs in this folder (default: runs/demo-TIME)."
@@ -160,7 +160,7 @@ def _report(runs: list[DemoRun], folder: Path) -> None:
     mixed = [run for run in runs if run.policy == "mixed"]
     print("\nWho took part, and how (mixed, seed 0), and why it could not send a full update every time")
     rows = [
-        (part.device, member.told, f"{part.rounds:.0%}", _kinds(part.kinds), _short(part.why))
+        (part.device, member.label, f"{part.rounds:.0%}", _kinds(part.kinds), _short(part.why))
         for member, part in zip(mixed[0].fleet, parts(mixed[0]), strict=True)
     ]
     print(tabulate(rows, ("device", "as", "rounds", "sent", "why"), disable_numparse=True))

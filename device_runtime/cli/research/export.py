@@ -187,7 +187,7 @@ def check_free(folder: Path, overwrite: bool) -> None:
         if not overwrite:
             raise ExportError(f"{folder} is a bundle already: --overwrite replaces it")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ExportError(f"{folder} is there and is no bundle: give another --out")
+        raise ExportError(f"{folder} exists and is no bundle: give another --out")
 
 
 def texts_and_settings(args: argparse.Namespace) -> tuple[TextReading | None, dict[str, Any]]:
@@ -263,7 +263,7 @@ def standardised(given: InputSpec, place: Path, labels: Sequence[str]) -> InputS
 def _source(args: argparse.Namespace, given: Mapping[str, Any]) -> Source | None:
     """The network and settings from which the torch engine builds it.
 
-    Settings that name files are left out: their values are in the weights. None for a factory of the user's,
+    Settings that name files are omitted: their values are in the weights. None for a factory of the user's,
     or with --output, whose feature maps the network itself does not name.
     """
     if ":" in args.factory or args.output:

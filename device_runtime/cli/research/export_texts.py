@@ -193,4 +193,4 @@ def _check_answer(args: argparse.Namespace, framing: Framing) -> None:
     if not framing.causal and MASK not in (args.prompt or ""):
         raise ExportError(f"--words need a --prompt with a {MASK}, where {args.factory} answers")
     if args.new_head:
-        raise ExportError("--words take the language model's own head: leave --new-head out")
+        raise ExportError("--words take the language model's own head: omit --new-head")

@@ -33,7 +33,7 @@ from device_runtime.simulation.compare.running import (
 )
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors import choice
-from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.strategies.robust.settings import RULES
 
 from .simulate_options import PRESET, description, plan_of, presets, resume_hint
@@ -94,19 +94,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--robust-clip",
         type=positive,
         metavar="NORM",
-        help="Clip at this norm, with norm-clip and value-clip (default: the usual).",
+        help="Clip at this norm, with norm-clip and value-clip (default: by --robust-clip-factor).",
     )
     add(
         "--robust-clip-factor",
         type=positive,
         metavar="X",
-        help="Clip at this many times the usual norm, with norm-clip and value-clip (default: 1).",
+        help="Clip at this many times the round's median, with norm-clip and value-clip (default: 1).",
     )
     add(
         "--robust-byzantine",
         type=_whole,
         metavar="F",
-        help="Stand this many lying devices, with krum (default: all it can).",
+        help="Withstand this many lying devices, with krum (default: the most possible).",
     )
     training.add_arguments(parser)
     add(
@@ -176,7 +176,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         plan.check_folder()
         if missing := plan.missing():
-            check(plan.scenario, missing, _wish(options))
+            check(plan.scenario, missing, _executor(options))
         _drawable()
         plan.folder.mkdir(parents=True, exist_ok=True)
         with interruptible(), folder_lock(plan.folder) as held:
@@ -227,7 +227,7 @@ def _perform(options: argparse.Namespace) -> int:
     plan = ComparisonPlan(mine, Comparison(policies=(policy,)), options.run_dir)
     teller = ProgressWriter(sys.stdout)
     try:
-        perform(mine, name, plan.of(name), RunOptions(_wish(options), options.probes), teller)
+        perform(mine, name, plan.of(name), RunOptions(_executor(options), options.probes), teller)
     except BrokenPipeError:  # the command that started this process has ended
         raise
     except OSError as error:
@@ -242,8 +242,8 @@ def _unwritable(error: OSError, folder: Path) -> SimulationError:
     return SimulationError(f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
 
 
-def _wish(options: argparse.Namespace) -> ExecutorWish:
-    return ExecutorWish(options.executor, options.workers, options.address)
+def _executor(options: argparse.Namespace) -> ExecutorRequest:
+    return ExecutorRequest(options.executor, options.workers, options.address)
 
 
 def _run(plan: ComparisonPlan, missing: Sequence[RunName], options: argparse.Namespace, held: int) -> None:

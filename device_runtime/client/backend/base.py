@@ -52,14 +52,15 @@ class WorkResult(msgspec.Struct, frozen=True):
 class BackendListener:
     """Callbacks of a round's work.
 
-    `progress`, from 0 to 1, and `between`, after each run of an engine, raise as `Interruption.between` does.
-    `lost`: seconds that the work has been paused. `decided`: the plan that is tried now. `made`: the result.
+    `progress`, from 0 to 1, and `pause_point`, after each run of an engine, raise as
+    `Interruption.pause_point` does. `lost`: seconds that the work has been paused. `decided`: the plan that
+    is tried now. `made`: the result.
     `answered`: whether this round's work was done before. `waiting`: the rounds of a run whose contributions
     have no receipt.
     """
 
     progress: Callable[[float], None]
-    between: Callable[[], None]
+    pause_point: Callable[[], None]
     lost: Callable[[], float]
     decided: Callable[[Offer, Plan, float], None]
     made: Callable[[WorkResult], None]
@@ -68,10 +69,10 @@ class BackendListener:
 
 
 class WorkBackend(Protocol):
-    """Works on one task at a time: that of the offer that was last looked at.
+    """Works on one task at a time: that of the offer that was previewed last.
 
-    All methods raise DataError, ModelError, OutOfMemory for errors that waiting does not solve, LeftOut for
-    what is wrong with one round, StaleBase and BlobError for what must be fetched anew, WorkDied.
+    All methods raise DataError, ModelError, OutOfMemory for errors that waiting does not solve, RoundLeftOut
+    for what is wrong with one round, StaleBase and BlobError for what must be fetched anew, WorkDied.
     """
 
     @property
@@ -82,10 +83,10 @@ class WorkBackend(Protocol):
         """The device's hello, for a task that is known."""
 
     def warm_up(self) -> None:
-        """There will be work soon."""
+        """Get ready: there will be work soon."""
 
-    def look(self, current: OpenRound) -> RoundPreview:
-        """What a round still needs before its work. Makes its task once the bundles are here."""
+    def preview(self, current: OpenRound) -> RoundPreview:
+        """What a round still needs before its work. Also makes the round's task once its bundles are here."""
 
     def prepare(self, current: OpenRound) -> None:
         """Make the base of a round. Nothing may be missing."""
@@ -93,26 +94,29 @@ class WorkBackend(Protocol):
     def work(self, current: OpenRound, listener: BackendListener) -> bool:
         """Do the round's work. False: it goes on in the background; call `work` again soon.
 
-        Raises what `listener` raise.
+        Raises what `listener` raises.
         """
 
-    def after(self, current: OpenRound, between: Callable[[], None]) -> None:
-        """Work for the device's own model after a round, once nothing waits to be sent."""
+    def evaluate_personal_model(self, current: OpenRound, pause_point: Callable[[], None]) -> None:
+        """Evaluate the device's own model after a round, once nothing waits to be sent."""
 
-    def keep(self, over: OpenRound, between: Callable[[], None]) -> None:
-        """Keep the model of a task that is done, as the owner wants it. Nothing may be missing."""
+    def keep_final_model(self, over: OpenRound, pause_point: Callable[[], None]) -> None:
+        """Keep the final model of a task that is done, and evaluate it. Nothing may be missing."""
 
-    def settle(self, message: Contribution, counts: bool) -> None:
-        """A contribution has its receipt."""
+    def receipt_received(self, message: Contribution, counts: bool) -> None:
+        """The receipt of a contribution has come; `counts`: the contribution is accepted."""
 
-    def heed(self) -> None:
-        """Raises OutOfMemory if memory has run out while work is paused."""
+    def check_paused_work(self) -> None:
+        """Called while work is paused.
 
-    def tidy(self) -> None:
-        """Called now and then while nothing is worked on."""
+        Raises OutOfMemory if memory has run out, WorkDied if the work has not paused.
+        """
 
-    def put_down(self) -> None:
-        """Save to disk what is in memory only."""
+    def end_if_idle(self) -> None:
+        """End the worker process, if there is one, after some time without work. Called again and again."""
+
+    def save_state(self) -> None:
+        """Save to disk the state that is in memory only."""
 
     def close(self) -> None:
         """End the backend. May be called twice."""
@@ -122,5 +126,5 @@ MakeBackend = Callable[["Settings", WorkGate, LinkSpeed], WorkBackend]
 
 
 def bundles_of(offer: Offer) -> Bundles:
-    """The bundles of an offer, which tell one task from another."""
+    """The bundles of an offer, which identify its task."""
     return (("", offer.bundle), *((member.name, member.bundle) for member in offer.family))

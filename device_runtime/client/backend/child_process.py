@@ -41,13 +41,13 @@ class Child:
             number = theirs.fileno()
             command = [sys.executable, "-c", PROGRAM, str(number), *map(os.path.abspath, sys.path)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
-        self.crossing: Rpc[WorkerMessage] = Rpc(ours, WorkerMessage)
+        self.rpc: Rpc[WorkerMessage] = Rpc(ours, WorkerMessage)
         with suppress(WorkerGone):  # the next request raises it again
-            self.crossing.say(terms)
+            self.rpc.send(terms)
 
     def end(self) -> None:
         """End it at once: nothing is lost by that. May be called twice."""
-        self.crossing.close()
+        self.rpc.close()
         try:
             self.process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -64,7 +64,7 @@ class Child:
         return self.process.returncode == -signal.SIGKILL
 
     @property
-    def epitaph(self) -> str:
+    def end_description(self) -> str:
         """How it ended; for a process that has ended."""
         code = self.process.returncode
         if code >= 0:

@@ -40,16 +40,16 @@ class InProcess:
     """
 
     def __init__(
-        self, settings: Settings, hours: WorkGate, link: LinkSpeed, make: MakeTask = DeviceTask
+        self, settings: Settings, gate: WorkGate, link: LinkSpeed, make: MakeTask = DeviceTask
     ) -> None:
         """`make` makes the task."""
         self.task: OneTask | None = None
-        memory = None if settings.pretence else lambda: limit_bytes(None, settings.memory_bytes)
-        self.holdings = ModelCache(settings.folder, settings.disk_bytes, memory)
+        memory = None if settings.emulation else lambda: limit_bytes(None, settings.memory_bytes)
+        self.cache = ModelCache(settings.folder, settings.disk_bytes, memory)
         self.bundles: Bundles = ()
         self.deaths: tuple[WorkerDeath, ...] = ()
-        self._settings, self._hours, self._link, self._make = settings, hours, link, make
-        self._leftovers = ErrorFeedback(settings.folder / LEFT)
+        self._settings, self._gate, self._link, self._make = settings, gate, link, make
+        self._error_feedback = ErrorFeedback(settings.folder / LEFT)
         self._given: RoundInputs | None = None
 
     def hello(self, boot: int) -> Hello:
@@ -58,20 +58,20 @@ class InProcess:
     def warm_up(self) -> None:
         """Does nothing."""
 
-    def look(self, current: OpenRound) -> RoundPreview:
-        """Of a family, only the base of the model that the device would train now is asked for."""
+    def preview(self, current: OpenRound) -> RoundPreview:
+        """Of a family, only the base of the model that the device would train now is needed."""
         offer = current.offer
         with round_errors_as_left_out():
             if why := self._settings.allowed.refuses(blob for _, blob in bundles_of(offer)):
                 raise RoundLeftOut(why)
-            if missing := self.holdings.missing_bundles(offer):
+            if missing := self.cache.missing_bundles(offer):
                 return RoundPreview(current.member, missing)
             if current.member is None or self.bundles != bundles_of(offer):
-                task, remaining_s = self._task_of(offer), current.closes - self._hours.clock()
+                task, remaining_s = self._task_of(offer), current.closes - self._gate.clock()
                 if current.member is None:
                     current = replace(current, member=task.member(offer, remaining_s))
-                self.holdings.take_parts(task.bundle(current.member or ""), current.base)
-            return RoundPreview(current.member, self.holdings.missing(current.base, offer.aside))
+                self.cache.take_parts(task.bundle(current.member or ""), current.base)
+            return RoundPreview(current.member, self.cache.missing(current.base, offer.aside))
 
     def prepare(self, current: OpenRound) -> None:
         with round_errors_as_left_out():
@@ -84,7 +84,7 @@ class InProcess:
             task = self._task_of(offer)
             if before := task.unsent(offer):
                 self._report(task, *before, listener)
-            with guarded(task.watcher, _heeding(listener.between)):
+            with guarded(task.watcher, _ending_paused_work(listener.pause_point)):
                 given_now = replace(given, deaths=self.deaths)
                 outcome = task.perform(given_now, current.closes, _listener(offer, listener))
             if outcome is None:
@@ -92,30 +92,30 @@ class InProcess:
             self._report(task, given, outcome, listener)
             return True
 
-    def after(self, current: OpenRound, between: Callable[[], None]) -> None:
+    def evaluate_personal_model(self, current: OpenRound, pause_point: Callable[[], None]) -> None:
         with round_errors_as_left_out():
             given, task = self._given_by(current), self._task_of(current.offer)
             self._given = None
-            task.after(given, between)
+            task.evaluate_personal_model(given, pause_point)
 
-    def keep(self, over: OpenRound, between: Callable[[], None]) -> None:
+    def keep_final_model(self, over: OpenRound, pause_point: Callable[[], None]) -> None:
         with round_errors_as_left_out():
             given, task = self._given_by(over), self._task_of(over.offer)
             self._given = None
-            task.final(given, between)
+            task.keep_final_model(given, pause_point)
 
-    def settle(self, message: Contribution, counts: bool) -> None:
-        self._leftovers.settle(message.run, message.kind, message.round, counts)
+    def receipt_received(self, message: Contribution, counts: bool) -> None:
+        self._error_feedback.settle(message.run, message.kind, message.round, counts)
 
-    def heed(self) -> None:
+    def check_paused_work(self) -> None:
         if self.task is not None:
-            self.task.watcher.heed()
+            self.task.watcher.check_alarm()
 
-    def tidy(self) -> None:
+    def end_if_idle(self) -> None:
         """Does nothing."""
 
-    def put_down(self) -> None:
-        self.holdings.put_down()
+    def save_state(self) -> None:
+        self.cache.save_replay_state()
 
     def close(self) -> None:
         """Does nothing."""
@@ -125,16 +125,16 @@ class InProcess:
         offer, member, known = current.offer, current.member or "", self._given
         task = self._task_of(offer)
         if known is None or (known.offer, known.member) != (offer, member):
-            weights = self.holdings.base(current.base, task.bundle(member).manifest)
-            self._given = known = RoundInputs(offer, member, weights, self.holdings.aside(offer.aside))
+            weights = self.cache.base(current.base, task.bundle(member).manifest)
+            self._given = known = RoundInputs(offer, member, weights, self.cache.aside(offer.aside))
         return known
 
     def _task_of(self, offer: Offer) -> OneTask:
         """The task of the offer's bundles, made if it is not the current one. Raises as the methods do."""
         if self.task is None or self.bundles != bundles_of(offer):
             self.task, self._given, self.bundles = None, None, ()  # frees its memory for the next
-            models = {member: self.holdings.bundle(blob) for member, blob in bundles_of(offer)}
-            self.task = self._make(self._settings, models, self._hours.worked, self._link)
+            models = {member: self.cache.bundle(blob) for member, blob in bundles_of(offer)}
+            self.task = self._make(self._settings, models, self._gate.worked, self._link)
             self.bundles = bundles_of(offer)
         return self.task
 
@@ -148,15 +148,15 @@ class InProcess:
         if made is None:
             listener.made(WorkResult(offer.run, offer.round, reasons=outcome.reasons))
             return
-        of, waiting = FeedbackKey(offer.run, made.kind, given.member), listener.waiting(offer.run)
+        key, waiting = FeedbackKey(offer.run, made.kind, given.member), listener.waiting(offer.run)
         try:
-            encoded = task.encoded(given, outcome, self._leftovers.get(of, waiting))
+            encoded = task.encoded(given, outcome, self._error_feedback.get(key, waiting))
             body = encoded.body
-            blob = self.holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
+            blob = self.cache.blobs.put(body) if len(body) > INLINE_LIMIT else None
             message = reports.contribution_message(offer, outcome, body if blob is None else blob)
             task.keep(offer, made)
             if encoded.left is not None:
-                self._leftovers.put(of, offer.round, waiting, encoded.left)
+                self._error_feedback.put(key, offer.round, waiting, encoded.left)
         except (BlobError, OSError) as error:
             trouble = f"its contribution cannot be kept: {error}"
             listener.made(WorkResult(offer.run, offer.round, trouble=trouble))
@@ -168,7 +168,7 @@ class InProcess:
 
 @contextmanager
 def round_errors_as_left_out() -> Iterator[None]:
-    """Raises LeftOut in place of errors that concern one round only."""
+    """Raises RoundLeftOut in place of errors that concern one round only."""
     try:
         yield
     except ROUND_ERRORS as error:
@@ -179,16 +179,19 @@ def _listener(offer: Offer, listener: BackendListener) -> Listener:
     def decided(decision: Decision) -> None:
         listener.decided(offer, reports.plan_message(offer, decision), decision.room_bytes)
 
-    return Listener(lambda done: _heeding(partial(listener.progress, done))(), decided, listener.lost)
+    def progress(done: float) -> None:
+        _ending_paused_work(partial(listener.progress, done))()
+
+    return Listener(progress, decided, listener.lost)
 
 
-def _heeding(between: Callable[[], None]) -> Callable[[], None]:
-    """The same function, raising HeldUp, which ends paused work, in place of RoundOver."""
+def _ending_paused_work(pause_point: Callable[[], None]) -> Callable[[], None]:
+    """The same function, raising ClosedWhilePaused, which ends paused work, in place of RoundOver."""
 
-    def heeding() -> None:
+    def called() -> None:
         try:
-            between()
+            pause_point()
         except RoundOver as error:
             raise ClosedWhilePaused(str(error)) from None
 
-    return heeding
+    return called

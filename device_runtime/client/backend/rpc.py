@@ -21,12 +21,12 @@ from device_runtime.broker.wire.messages import Contribution, Hello, Plan
 from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.energy import Meter
 from device_runtime.client.errors import WorkerDeath
-from device_runtime.client.personal.wish import PersonalWish
+from device_runtime.client.personal.personal_settings import PersonalModelSettings
 from device_runtime.client.policy.rules import ANYTHING, AllowList
 from device_runtime.client.settings import Settings
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.models.bundles.names import EngineSettings
-from device_runtime.models.data import Place
+from device_runtime.models.data import SampleSource
 from device_runtime.profiles import DeviceProfile
 from device_runtime.strategies.terms.accountant import PrivacyBudget
 
@@ -44,62 +44,62 @@ class WorkerGone(Exception):
 class Rpc(Generic[M]):
     """One end of the connection. `kind` is the union of the messages that it receives."""
 
-    def __init__(self, end: socket.socket, kind: Any) -> None:
-        self._end = end
+    def __init__(self, connected: socket.socket, kind: Any) -> None:
+        self._socket = connected
         self._encoder = msgspec.msgpack.Encoder(enc_hook=str)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind, dec_hook=_path)
-        self._came = bytearray()
-        self._spoke_s = time.monotonic()
+        self._received = bytearray()
+        self._last_s = time.monotonic()
 
     @property
-    def quiet_s(self) -> float:
+    def silent_s(self) -> float:
         """Seconds since either side sent a message; 0 if one waits to be read."""
-        return 0.0 if self._came or self._readable(0.0) else time.monotonic() - self._spoke_s
+        return 0.0 if self._received or self._readable(0.0) else time.monotonic() - self._last_s
 
-    def say(self, message: Request | WorkerMessage) -> None:
+    def send(self, message: Request | WorkerMessage) -> None:
         """Send a message. Raises WorkerGone."""
         data = self._encoder.encode(message)
-        self._spoke_s = time.monotonic()
+        self._last_s = time.monotonic()
         try:
-            self._end.sendall(LENGTH.pack(len(data)) + data)
+            self._socket.sendall(LENGTH.pack(len(data)) + data)
         except OSError:
             raise WorkerGone from None
 
-    def hear(self, timeout_s: float | None = None) -> M | None:
+    def receive(self, timeout_s: float | None = None) -> M | None:
         """The next message; None if none has come in time. Raises WorkerGone."""
-        while (message := self._whole()) is None:
+        while (message := self._complete_message()) is None:
             if not self._readable(timeout_s):
                 return None
             try:
-                came = self._end.recv(CHUNK)
+                data = self._socket.recv(CHUNK)
             except OSError:
                 raise WorkerGone from None
-            if not came:
+            if not data:
                 raise WorkerGone
-            self._came += came
-        self._spoke_s = time.monotonic()
+            self._received += data
+        self._last_s = time.monotonic()
         return message
 
     def close(self) -> None:
         """Close the connection, which the other side notices."""
         with suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
-        self._end.close()
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
     def _readable(self, timeout_s: float | None) -> bool:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._end, selectors.EVENT_READ)
+            selector.register(self._socket, selectors.EVENT_READ)
             return bool(selector.select(timeout_s))
 
-    def _whole(self) -> M | None:
-        if len(self._came) < LENGTH.size:
+    def _complete_message(self) -> M | None:
+        if len(self._received) < LENGTH.size:
             return None
-        (length,) = LENGTH.unpack_from(self._came)
+        (length,) = LENGTH.unpack_from(self._received)
         end = LENGTH.size + length
-        if len(self._came) < end:
+        if len(self._received) < end:
             return None
-        data = bytes(self._came[LENGTH.size : end])
-        del self._came[:end]
+        data = bytes(self._received[LENGTH.size : end])
+        del self._received[:end]
         return self._decoder.decode(data)
 
 
@@ -108,21 +108,21 @@ def _path(_kind: type, given: object) -> Path:
     return Path(str(given))
 
 
-# Requests of the device (`Asked`) and messages of the worker (`Said`).
+# Requests of the device (`Request`) and messages of the worker (`WorkerMessage`).
 
 
 class WorkTerms(msgspec.Struct, frozen=True, tag=True):
     """The first message: the part of Settings that concerns work, and the name of the meter."""
 
     name: str
-    place: Place
+    place: SampleSource
     folder: Path
     engine: EngineSettings
     meter: str
-    personal: PersonalWish
+    personal: PersonalModelSettings
     memory_bytes: int | None = None
     owner: PrivacyBudget | None = None
-    pretended: DeviceProfile | None = None
+    emulated: DeviceProfile | None = None
     slow: float = 1.0
     disk_bytes: int | None = None
     allowed: AllowList = ANYTHING
@@ -133,25 +133,25 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
 
         Paths are made absolute, as the worker runs in another folder.
         """
-        pretence, most = given.pretence, given.memory_bytes
+        emulation, most = given.emulation, given.memory_bytes
         return cls(
             given.name,
-            Place.of(given.data).absolute(),
+            SampleSource.of(given.data).absolute(),
             given.folder.absolute(),
             given.engine,
             meter,
             given.personal,
             None if most is None else max(1, most - held_bytes),
             given.owner,
-            pretence.profile if pretence else None,
-            pretence.slow if pretence else 1.0,
+            emulation.profile if emulation else None,
+            emulation.slow if emulation else 1.0,
             given.disk_bytes,
             given.allowed,
         )
 
     def settings(self, meter: Meter | None) -> Settings:
-        pretence = None if self.pretended is None else Emulation(self.pretended, self.slow)
-        known = Settings(self.name, self.place, self.folder, pretence, self.memory_bytes, self.engine)
+        emulation = None if self.emulated is None else Emulation(self.emulated, self.slow)
+        known = Settings(self.name, self.place, self.folder, emulation, self.memory_bytes, self.engine)
         return replace(
             known,
             owner=self.owner,
@@ -162,23 +162,23 @@ class WorkTerms(msgspec.Struct, frozen=True, tag=True):
         )
 
 
-class LookAt(msgspec.Struct, frozen=True, tag=True):
-    """A call of `WorkBackend.look`; `seen` as in LinkSpeed."""
+class PreviewRequest(msgspec.Struct, frozen=True, tag=True):
+    """A call of `WorkBackend.preview`; `seen` as in LinkSpeed."""
 
     current: OpenRound
     seen: tuple[float | None, float | None]
 
 
-class Prepare(msgspec.Struct, frozen=True, tag=True):
+class PrepareRequest(msgspec.Struct, frozen=True, tag=True):
     """A call of `WorkBackend.prepare`."""
 
     current: OpenRound
 
 
-class WorkOrder(msgspec.Struct, frozen=True, tag=True):
+class WorkRequest(msgspec.Struct, frozen=True, tag=True):
     """A call of `WorkBackend.work`.
 
-    `waiting`: rounds of this run whose contributions have no receipt; `lost_s` as in Hours.
+    `waiting`: rounds of this run whose contributions have no receipt; `lost_s` as in WorkGate.
     """
 
     current: OpenRound
@@ -188,50 +188,50 @@ class WorkOrder(msgspec.Struct, frozen=True, tag=True):
     deaths: tuple[WorkerDeath, ...] = ()
 
 
-class After(msgspec.Struct, frozen=True, tag=True):
-    """A call of `WorkBackend.after`."""
+class EvaluateModelRequest(msgspec.Struct, frozen=True, tag=True):
+    """A call of `WorkBackend.evaluate_personal_model`."""
 
     current: OpenRound
 
 
-class KeepModel(msgspec.Struct, frozen=True, tag=True):
-    """A call of `WorkBackend.keep`."""
+class KeepModelRequest(msgspec.Struct, frozen=True, tag=True):
+    """A call of `WorkBackend.keep_final_model`."""
 
     over: OpenRound
 
 
-class Settle(msgspec.Struct, frozen=True, tag=True):
-    """A call of `WorkBackend.settle`."""
+class ReceiptRequest(msgspec.Struct, frozen=True, tag=True):
+    """A call of `WorkBackend.receipt_received`."""
 
     message: Contribution
     counts: bool
 
 
-class PutDown(msgspec.Struct, frozen=True, tag=True):
-    """A call of `WorkBackend.put_down`."""
+class SaveStateRequest(msgspec.Struct, frozen=True, tag=True):
+    """A call of `WorkBackend.save_state`."""
 
 
-class GoOn(msgspec.Struct, frozen=True, tag=True):
-    """Answer to a Beat. `over`: why the work must end, if its round closed while it was paused."""
+class ProgressReply(msgspec.Struct, frozen=True, tag=True):
+    """Answer to a ProgressReport. `end_reason`: why the work must end, if its round closed during a pause."""
 
     lost_s: float
-    over: str = ""
+    end_reason: str = ""
 
 
-class Beat(msgspec.Struct, frozen=True, tag=True):
+class ProgressReport(msgspec.Struct, frozen=True, tag=True):
     """Progress from 0 to 1. The worker waits for the answer whether to go on."""
 
     done: float
 
 
-class Decided(msgspec.Struct, frozen=True, tag=True):
+class PlanReport(msgspec.Struct, frozen=True, tag=True):
     """See BackendListener.decided."""
 
     plan: Plan
     room_bytes: float
 
 
-class Reported(msgspec.Struct, frozen=True, tag=True):
+class ResultReport(msgspec.Struct, frozen=True, tag=True):
     """See BackendListener.made."""
 
     made: WorkResult
@@ -247,16 +247,26 @@ class KnownTask(msgspec.Struct, frozen=True):
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """A request is done.
 
-    `look` answers LookAt, `over` says whether a WorkOrder is finished; `error` has the name of an error's
-    class and its text. `cpu_s`: processor seconds of the worker so far.
+    `preview` answers a PreviewRequest, `finished` says whether the work of a WorkRequest is finished.
+    `error`: the name of an error's class, and its text. `cpu_s`: processor seconds of the worker so far.
     """
 
     known: KnownTask | None = None
-    look: RoundPreview | None = None
-    over: bool = True
+    preview: RoundPreview | None = None
+    finished: bool = True
     error: tuple[str, str] | None = None
     cpu_s: float = 0.0
 
 
-Request = WorkTerms | LookAt | Prepare | WorkOrder | After | KeepModel | Settle | PutDown | GoOn
-WorkerMessage = Beat | Decided | Reported | Ended
+Request = (
+    WorkTerms
+    | PreviewRequest
+    | PrepareRequest
+    | WorkRequest
+    | EvaluateModelRequest
+    | KeepModelRequest
+    | ReceiptRequest
+    | SaveStateRequest
+    | ProgressReply
+)
+WorkerMessage = ProgressReport | PlanReport | ResultReport | Ended

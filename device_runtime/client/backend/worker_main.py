@@ -23,29 +23,29 @@ from device_runtime.models.errors import ModelError
 from .base import BackendListener, RoundPreview, WorkResult
 from .in_process import InProcess
 from .rpc import (
-    After,
-    Beat,
-    Decided,
     Ended,
-    GoOn,
-    KeepModel,
+    EvaluateModelRequest,
+    KeepModelRequest,
     KnownTask,
-    LookAt,
-    Prepare,
-    PutDown,
-    Reported,
+    PlanReport,
+    PrepareRequest,
+    PreviewRequest,
+    ProgressReply,
+    ProgressReport,
+    ReceiptRequest,
     Request,
+    ResultReport,
     Rpc,
-    Settle,
+    SaveStateRequest,
     WorkerGone,
-    WorkOrder,
+    WorkRequest,
     WorkTerms,
 )
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 0.1
-"""Seconds of work between two questions whether to go on."""
+PROGRESS_S = 0.1
+"""Seconds of work between two progress reports, each of which asks whether to go on."""
 
 EMPTY = "empty"
 """Folder, in the device's own, in which the worker runs."""
@@ -56,22 +56,22 @@ Inbox = queue.SimpleQueue[Request]
 def main(number: int) -> None:
     """Work for the process at the other end of this socket (a file descriptor), until that closes it."""
     log_to_stderr()
-    crossing: Rpc[Request] = Rpc(socket.socket(fileno=number), Request)
+    rpc: Rpc[Request] = Rpc(socket.socket(fileno=number), Request)
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(crossing, inbox), daemon=True).start()
+    threading.Thread(target=_listen, args=(rpc, inbox), daemon=True).start()
     terms = inbox.get()
     if not isinstance(terms, WorkTerms):
         raise TypeError(f"the first message is {type(terms).__name__}, expected WorkTerms")
     try:
-        meter = meters.find(terms.meter).meter
+        meter = meters.find_meter(terms.meter).meter
     except DeviceError as error:
         inbox.get()
-        crossing.say(Ended(error=(type(error).__name__, str(error))))
+        rpc.send(Ended(error=(type(error).__name__, str(error))))
         return
     _go_where_nothing_is(terms.folder)
-    worker = DeviceWorker(terms, meter, crossing, inbox)
+    worker = DeviceWorker(terms, meter, rpc, inbox)
     while True:
-        crossing.say(worker.answer(inbox.get()))
+        rpc.send(worker.answer(inbox.get()))
 
 
 def _go_where_nothing_is(folder: Path) -> None:
@@ -84,14 +84,14 @@ def _go_where_nothing_is(folder: Path) -> None:
     os.chdir(empty)
 
 
-def _listen(crossing: Rpc[Request], inbox: Inbox) -> None:
+def _listen(rpc: Rpc[Request], inbox: Inbox) -> None:
     """Receive requests, on a thread, so that the worker ends at once if the device does: nothing is lost.
 
     The worker also ends if it cannot receive any more, as for lack of memory.
     """
     try:
-        while (asked := crossing.hear()) is not None:
-            inbox.put(asked)
+        while (request := rpc.receive()) is not None:
+            inbox.put(request)
     except WorkerGone:
         os._exit(0)
     except Exception:
@@ -113,102 +113,102 @@ class RemoteWorkGate(WorkGate):
 class DeviceWorker:
     """Answers requests with an InProcess backend."""
 
-    def __init__(self, terms: WorkTerms, meter: Meter | None, crossing: Rpc[Request], inbox: Inbox) -> None:
-        self._crossing, self._inbox, self._meter = crossing, inbox, meter
-        self._hours, self._link = RemoteWorkGate(time.monotonic), LinkSpeed()
-        self._here = InProcess(terms.settings(meter), self._hours, self._link)
+    def __init__(self, terms: WorkTerms, meter: Meter | None, rpc: Rpc[Request], inbox: Inbox) -> None:
+        self._rpc, self._inbox, self._meter = rpc, inbox, meter
+        self._gate, self._link = RemoteWorkGate(time.monotonic), LinkSpeed()
+        self._backend = InProcess(terms.settings(meter), self._gate, self._link)
         self._done, self._asked_s, self._unanswered = 0.0, 0.0, False
 
-    def answer(self, asked: Request) -> Ended:
-        """Do what is asked. Errors of ours are reported; any other ends the process."""
-        look, over = None, True
+    def answer(self, request: Request) -> Ended:
+        """Do what is requested. Errors of ours are reported; any other ends the process."""
+        preview, finished = None, True
         error: tuple[str, str] | None = None
         try:
-            if isinstance(asked, WorkOrder):
-                over = self._work(asked)
+            if isinstance(request, WorkRequest):
+                finished = self._work(request)
             else:
-                look = self._do(asked)
+                preview = self._do(request)
         except (DeviceError, ModelError, BlobError) as raised:
             error = (type(raised).__name__, str(raised))
         if self._unanswered:
-            self._heard(self._inbox.get())
-        bundles = self._here.bundles
-        known = KnownTask(bundles, self._here.hello(0)) if bundles else None
-        return Ended(known, look, over, error, time.process_time())
+            self._take_reply(self._inbox.get())
+        bundles = self._backend.bundles
+        known = KnownTask(bundles, self._backend.hello(0)) if bundles else None
+        return Ended(known, preview, finished, error, time.process_time())
 
-    def _do(self, asked: Request) -> RoundPreview | None:
-        if isinstance(asked, LookAt):
-            self._link.seen = asked.seen
-            return self._here.look(asked.current)
-        if isinstance(asked, Prepare):
-            self._here.prepare(asked.current)
-        elif isinstance(asked, After):
-            self._here.after(asked.current, self.between)
-        elif isinstance(asked, KeepModel):
-            self._here.keep(asked.over, self.between)
-        elif isinstance(asked, Settle):
-            self._here.settle(asked.message, asked.counts)
-        elif isinstance(asked, PutDown):
-            self._here.put_down()
+    def _do(self, request: Request) -> RoundPreview | None:
+        if isinstance(request, PreviewRequest):
+            self._link.seen = request.seen
+            return self._backend.preview(request.current)
+        if isinstance(request, PrepareRequest):
+            self._backend.prepare(request.current)
+        elif isinstance(request, EvaluateModelRequest):
+            self._backend.evaluate_personal_model(request.current, self.pause_point)
+        elif isinstance(request, KeepModelRequest):
+            self._backend.keep_final_model(request.over, self.pause_point)
+        elif isinstance(request, ReceiptRequest):
+            self._backend.receipt_received(request.message, request.counts)
+        elif isinstance(request, SaveStateRequest):
+            self._backend.save_state()
         return None
 
-    def _work(self, asked: WorkOrder) -> bool:
-        self._link.seen, self._hours.lost_s, self._done = asked.seen, asked.lost_s, 0.0
-        self._here.deaths = asked.deaths
+    def _work(self, request: WorkRequest) -> bool:
+        self._link.seen, self._gate.lost_s, self._done = request.seen, request.lost_s, 0.0
+        self._backend.deaths = request.deaths
         listener = BackendListener(
             self._progress,
-            self.between,
-            self._hours.lost,
+            self.pause_point,
+            self._gate.lost,
             self._decided,
             self._made,
             lambda _offer: False,
-            lambda _run: asked.waiting,
+            lambda _run: request.waiting,
         )
-        return self._here.work(asked.current, listener)
+        return self._backend.work(request.current, listener)
 
     def _progress(self, done: float) -> None:
         self._done = done
-        self.between()
+        self.pause_point()
 
-    def between(self) -> None:
-        """Ask whether to go on, and wait for the answer; raises as `Interruption.between` does.
+    def pause_point(self) -> None:
+        """Report progress and wait for the reply; raises as `Interruption.pause_point` does.
 
-        The work is paused until the answer comes; only lack of memory ends that wait.
+        The work is paused until the reply comes; only lack of memory ends that wait.
         """
-        if not self._unanswered and time.monotonic() - self._asked_s < BEAT_S:
+        if not self._unanswered and time.monotonic() - self._asked_s < PROGRESS_S:
             return
         if not self._unanswered:
-            self._crossing.say(Beat(self._done))
+            self._rpc.send(ProgressReport(self._done))
         self._unanswered = True
-        answer = self._heard(self._answered())
-        if answer.over:
-            raise RoundOver(answer.over)
+        reply = self._take_reply(self._awaited_reply())
+        if reply.end_reason:
+            raise RoundOver(reply.end_reason)
 
-    def _answered(self) -> Request:
-        answer = self._next()
-        if answer is not None:
-            return answer
+    def _awaited_reply(self) -> Request:
+        reply = self._next()
+        if reply is not None:
+            return reply
         with resting(self._meter):
-            while (answer := self._next()) is None:
-                self._here.heed()
-        return answer
+            while (reply := self._next()) is None:
+                self._backend.check_paused_work()
+        return reply
 
     def _next(self) -> Request | None:
         try:
-            return self._inbox.get(timeout=BEAT_S)
+            return self._inbox.get(timeout=PROGRESS_S)
         except queue.Empty:
             return None
 
-    def _heard(self, answer: Request) -> GoOn:
-        """Take the answer to the last beat. Raises TypeError if it is not one."""
-        if not isinstance(answer, GoOn):
-            raise TypeError(f"{type(answer).__name__} came in answer to a beat")
+    def _take_reply(self, reply: Request) -> ProgressReply:
+        """Take the reply to the last progress report. Raises TypeError if it is another request."""
+        if not isinstance(reply, ProgressReply):
+            raise TypeError(f"{type(reply).__name__} came in reply to a progress report")
         self._unanswered, self._asked_s = False, time.monotonic()
-        self._hours.lost_s = answer.lost_s
-        return answer
+        self._gate.lost_s = reply.lost_s
+        return reply
 
     def _decided(self, _offer: Offer, plan: Plan, room_bytes: float) -> None:
-        self._crossing.say(Decided(plan, room_bytes))
+        self._rpc.send(PlanReport(plan, room_bytes))
 
     def _made(self, made: WorkResult) -> None:
-        self._crossing.say(Reported(made))
+        self._rpc.send(ResultReport(made))

@@ -162,7 +162,7 @@ class ModelCache:
             raise UnusableBase(f"base model after {base.at} steps is not the aggregator's")
         return weights
 
-    def put_down(self) -> None:
+    def save_replay_state(self) -> None:
         """Save the replay state in memory to disk, if it was made by replaying steps."""
         if self._state is not None and self._state.at:
             self._states.put(self._state)

@@ -142,7 +142,7 @@ def first_connection(
 
 
 def folder_of(options: argparse.Namespace) -> Path:
-    """The folder of the device that the options of `add_place` name, or of the only one here.
+    """The folder of the device that the options of `add_device_choice` name, or of the only one here.
 
     Raises NoDevice.
     """

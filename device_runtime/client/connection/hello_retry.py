@@ -12,10 +12,10 @@ from device_runtime.client.delivery.sending import MAX_RESEND_S, RESEND_S
 
 
 class HelloRetry:
-    """Tracks hellos and answers. `under_way` counts hellos that the broker has not acknowledged."""
+    """Tracks hellos and answers. `unacknowledged` counts hellos that the broker has not acknowledged."""
 
-    def __init__(self, under_way: Callable[[], int]) -> None:
-        self._under_way = under_way
+    def __init__(self, unacknowledged: Callable[[], int]) -> None:
+        self._unacknowledged = unacknowledged
         self._since_s = inf
         self._wait_s = RESEND_S
 
@@ -24,7 +24,7 @@ class HelloRetry:
         """Whether an answer is awaited."""
         return self._since_s < inf
 
-    def said(self, now: float) -> None:
+    def sent(self, now: float) -> None:
         """A hello is sent."""
         self._since_s = now
 
@@ -36,7 +36,7 @@ class HelloRetry:
         """Whether to repeat the hello: after silence on the link, with waits that double up to a minute."""
         if not self.waiting:
             return False
-        if self._under_way():
+        if self._unacknowledged():
             self._since_s = now
         if now - self._since_s < self._wait_s:
             return False

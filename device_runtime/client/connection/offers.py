@@ -76,7 +76,7 @@ class OfferStream:
 
     def __init__(self, trust: Trust) -> None:
         self.over = False
-        """Whether the last message ends the wait for receipts of earlier rounds."""
+        """Whether, by the last message, earlier contributions without a receipt no longer count."""
         self._trust = trust
         self._latest: dict[str, Offer] = {}
 
@@ -84,7 +84,7 @@ class OfferStream:
         """The offer that came, or that a compact message derives from the one before.
 
         `task` is used where the topic does not name one. Raises MessageError for a message that must not be
-        acted on, LostTrack if the whole offer must be asked for.
+        acted on, UnknownRoundBefore if the whole offer must be asked for.
         """
         self.over = False
         if retained and not topics.is_offer(topic):

@@ -47,7 +47,7 @@ class DeviceLink(Protocol):
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
         """Send, now or when the link is back; never waits. False when too much waits already."""
 
-    def under_way(self, topic: str = "") -> int:
+    def unacknowledged(self, topic: str = "") -> int:
         """Messages that the broker has not acknowledged yet: on this topic, or on any."""
 
 
@@ -66,12 +66,12 @@ class DeviceMessages:
         self.link: DeviceLink
         self._name = name
         self._seal: Seal | None = None
-        self._word: Mac | None = None
-        self._plan_said: tuple[str, tuple[str, ...]] | None = None
+        self._mac: Mac | None = None
+        self._sent_plan: tuple[str, tuple[str, ...]] | None = None
 
-    def sign(self, seal: Seal, word: Mac) -> None:
+    def sign(self, seal: Seal, mac: Mac) -> None:
         """From now on sign hellos, plans and contributions, and add a MAC to compact contributions."""
-        self._seal, self._word = seal, word
+        self._seal, self._mac = seal, mac
 
     def presence(self, online: bool, leaving: bool = False) -> Will:
         """The presence message of this device.
@@ -84,13 +84,13 @@ class DeviceMessages:
         """Tell that this device is paused, or that it may work again."""
         self._publish("state", State(boot=self.boot, online=True, paused=yes), retain=True)
 
-    def under_way(self, leaf: str = "") -> int:
+    def unacknowledged(self, leaf: str = "") -> int:
         """Number of messages that the broker has not acknowledged yet."""
-        return self.link.under_way(self._topic(leaf) if leaf else "")
+        return self.link.unacknowledged(self._topic(leaf) if leaf else "")
 
     def hello(self, hello: Hello) -> None:
         """Send a hello, and forget the last plan: whoever hears the hello may not have heard that."""
-        self._plan_said = None
+        self._sent_plan = None
         self._publish("hello", msgspec.structs.replace(hello, task=self.task, key=self.key))
 
     def plan(self, plan: Plan, room_bytes: float) -> None:
@@ -99,15 +99,15 @@ class DeviceMessages:
         The plan must not make the update late: reasons that do not fit into `room_bytes` are left out, and
         the whole plan if it does not fit at all. A plan to train nothing is not limited.
         """
-        said = (plan.kind, tuple(reason.split(" needs")[0] for reason in plan.reasons))
-        if plan.kind and said == self._plan_said:
+        content = (plan.kind, tuple(reason.split(" needs")[0] for reason in plan.reasons))
+        if plan.kind and content == self._sent_plan:
             return
-        told: Plan | None = plan
-        while plan.kind and told and self._bytes("plan", told) > room_bytes:
-            told = _shorter(told)
-        if told:
-            self._publish("plan", told)
-            self._plan_said = said
+        shortened: Plan | None = plan
+        while plan.kind and shortened and self._bytes("plan", shortened) > room_bytes:
+            shortened = _shorter(shortened)
+        if shortened:
+            self._publish("plan", shortened)
+            self._sent_plan = content
 
     def contribution(self, message: Contribution) -> None:
         self._publish("contribution", message)
@@ -115,8 +115,8 @@ class DeviceMessages:
     def short(self, payload: bytes, run: str) -> None:
         """Send a compact contribution to this run."""
         topic = self._topic("c")
-        if self._word:
-            payload = compact_round.with_mac(payload, self._word(topic, run, payload))
+        if self._mac:
+            payload = compact_round.with_mac(payload, self._mac(topic, run, payload))
         self.link.publish(topic, payload)
 
     def ask(self, get: Get) -> None:
@@ -126,7 +126,7 @@ class DeviceMessages:
         """Send the blocks that are asked for; a block that is still on its way is not sent twice."""
         for index, data in answer_get(blobs, get):
             topic = self._topic(topics.block(get.blob.sha, index))
-            if not self.link.under_way(topic):
+            if not self.link.unacknowledged(topic):
                 self.link.publish(topic, data)
 
     def _publish(self, leaf: str, message: Message, retain: bool = False) -> None:
@@ -154,8 +154,8 @@ def _shorter(plan: Plan) -> Plan | None:
 class PauseNotice:
     """Tells the aggregator, once, whether this device is paused, so that no round waits for it."""
 
-    def __init__(self, hours: WorkGate, voice: DeviceMessages) -> None:
-        self._hours, self._voice = hours, voice
+    def __init__(self, gate: WorkGate, messages: DeviceMessages) -> None:
+        self._gate, self._messages = gate, messages
         self._paused = False
         self._sat_out = ("", 0)
         self._plan: tuple[Plan, float] | None = None
@@ -163,13 +163,13 @@ class PauseNotice:
     def plan(self, plan: Plan, room_bytes: float) -> None:
         """Send the current plan; it is sent again when its work goes on after a pause."""
         self._plan = (plan, room_bytes)
-        self._voice.plan(plan, room_bytes)
+        self._messages.plan(plan, room_bytes)
 
     def pause(self, offer: Offer | None) -> None:
         """No work is allowed; `offer` is that of the open round, if it has no answer yet."""
         if not self._paused:
             self._paused = True
-            self._voice.paused(True)
+            self._messages.paused(True)
         if offer is not None and offer.round > 0 and (offer.task, offer.round) != self._sat_out:
             self._sat_out = (offer.task, offer.round)
             nothing = Plan(
@@ -179,9 +179,9 @@ class PauseNotice:
                 seconds=0.0,
                 memory_bytes=0,
                 energy_j=0.0,
-                reasons=(self._hours.reason,),
+                reasons=(self._gate.reason,),
             )
-            self._voice.plan(nothing, 0.0)
+            self._messages.plan(nothing, 0.0)
 
     def resume(self) -> bool:
         """Work is allowed. Returns whether it was not until now.
@@ -191,17 +191,17 @@ class PauseNotice:
         if not self._paused:
             return False
         self._paused = False
-        self._voice.paused(False)
+        self._messages.paused(False)
         return True
 
-    def greeted(self) -> None:
+    def hello_sent(self) -> None:
         """A hello says that the device is ready: if it is paused, say so after the hello.
 
         If the device has told that it sits the round out, tell its plan after all.
         """
         if self._paused:
-            self._voice.paused(True)
+            self._messages.paused(True)
             return
         if self._plan and (self._plan[0].task, self._plan[0].round) == self._sat_out:
-            self._voice.plan(*self._plan)
+            self._messages.plan(*self._plan)
         self._sat_out = ("", 0)

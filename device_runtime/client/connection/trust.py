@@ -96,7 +96,7 @@ class Trust:
         self.key = b""
         """Sent in a hello, so that the aggregator can send compact messages with a MAC, unsigned."""
         self._verifier: Verifier | None = None
-        self._pact: SessionKey | None = None
+        self._session_key: SessionKey | None = None
         self._signs = signs
         self._rounds: dict[str, int] = {}
         self._issued = IssueTimes(key, folder if key else None)
@@ -106,41 +106,41 @@ class Trust:
 
             self._own, self._folder = draw(session_mac.KEY_BYTES), folder
             self._verifier = Verifier(key)
-            self._pact, self.key = self._verifier.agree(self._own), session_mac.public_key(self._own)
+            self._session_key, self.key = self._verifier.agree(self._own), session_mac.public_key(self._own)
 
     def next(self, topic: str, run: str, payload: bytes) -> compact_round.CompactOffer:
         """The next round of this run that came on this topic. Raises MessageError as `offer`."""
-        said, word = compact_round.split_mac(payload)
-        if self._pact is None:
-            return compact_round.decode_offer(said)
-        if not self._pact.holds(word, topic, run, said):
+        content, mac = compact_round.split_mac(payload)
+        if self._session_key is None:
+            return compact_round.decode_offer(content)
+        if not self._session_key.verifies(mac, topic, run, content):
             from device_runtime.broker.security.signing import NotTrusted
 
             raise NotTrusted(
                 f"next round on {topic} refused: it is not said to this device, for run {run!r}, by the "
                 "aggregator that it is enrolled with"
             )
-        made = compact_round.decode_offer(said)
+        made = compact_round.decode_offer(content)
         self._rounds[run] = max(self._rounds.get(run, 0), made.round)
         return made
 
-    def word(self, topic: str, run: str, payload: bytes) -> bytes:
+    def mac(self, topic: str, run: str, payload: bytes) -> bytes:
         """The MAC of a payload of this device on this topic, in this run; empty without a session key."""
-        return self._pact.word(topic, run, payload) if self._pact else b""
+        return self._session_key.mac(topic, run, payload) if self._session_key else b""
 
     def receipt(self, topic: str, payload: bytes) -> Receipt:
         """The receipt that came on this topic. Raises MessageError as `offer`."""
-        if not (self._signs and self._pact):
+        if not (self._signs and self._session_key):
             return decode(payload, Receipt)
-        said, word = payload[: -compact_round.MAC_BYTES], payload[-compact_round.MAC_BYTES :]
-        if not self._pact.holds(word, topic, "", said):
+        content, mac = payload[: -compact_round.MAC_BYTES], payload[-compact_round.MAC_BYTES :]
+        if not self._session_key.verifies(mac, topic, "", content):
             from device_runtime.broker.security.signing import NotTrusted
 
             raise NotTrusted(
                 f"receipt on {topic} refused: it is not said to this device by the aggregator that it is "
                 "enrolled with"
             )
-        return decode(said, Receipt)
+        return decode(content, Receipt)
 
     def offer(self, topic: str, payload: bytes, retained: bool = False) -> Offer:
         """The offer that came on this topic. Raises MessageError with the reason why it is refused.
@@ -181,7 +181,7 @@ class Trust:
 
         new = verifier.public
         log.warning("the aggregator's key is now %s, as its key %s says", new[:8].hex(), before[:8].hex())
-        self._pact = verifier.agree(self._own)
+        self._session_key = verifier.agree(self._own)
         try:
             enrolment = Enrolment.load(self._folder) if self._folder else None
             if self._folder and enrolment and enrolment.key == before:

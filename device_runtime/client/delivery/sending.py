@@ -35,15 +35,15 @@ class _Sent:
 
 
 class ContributionSender:
-    """Sends what waits in the outbox by `voice`.
+    """Sends what waits in the outbox by `messages`.
 
     A slow link is not filled with copies: while it has anything to carry, the wait for a receipt does not
     begin.
     """
 
-    def __init__(self, outbox: Outbox, voice: DeviceMessages) -> None:
+    def __init__(self, outbox: Outbox, messages: DeviceMessages) -> None:
         self.outbox = outbox
-        self._voice = voice
+        self._messages = messages
         self._sent: dict[int, _Sent] = {}  # in the order of sending
         self._compact = CompactSender()
         self._short: set[int] = set()
@@ -51,13 +51,13 @@ class ContributionSender:
 
     def keep(self, message: Contribution) -> Contribution:
         """Save a contribution, with the boot and number that its receipt will name. Raises OSError."""
-        message = msgspec.structs.replace(message, boot=self._voice.boot, seq=self.outbox.next_seq)
+        message = msgspec.structs.replace(message, boot=self._messages.boot, seq=self.outbox.next_seq)
         self.outbox.add(message)
         return message
 
     def due(self, now: float) -> None:
         """Send what was not sent yet, and again what has waited for its receipt for too long."""
-        if self._voice.under_way():
+        if self._messages.unacknowledged():
             self._busy_s = now
         for message in self.outbox:
             sent = self._sent.get(message.seq)
@@ -79,7 +79,7 @@ class ContributionSender:
         """
         self._compact.forget()
         latest = [(seq, sent) for seq, sent in self._sent.items() if seq not in self._short]
-        coming = latest[max(0, len(latest) - self._voice.under_way("contribution")) :]
+        coming = latest[max(0, len(latest) - self._messages.unacknowledged("contribution")) :]
         self._sent = {seq: replace(sent, wait_s=RESEND_S) for seq, sent in coming}
 
     def settle(self, receipt: Receipt, now: float) -> tuple[int, float]:
@@ -125,18 +125,18 @@ class ContributionSender:
 
     def _send(self, message: Contribution, now: float) -> None:
         """Send a contribution; one of an earlier process gets this one's boot."""
-        if message.boot != self._voice.boot:
-            message = msgspec.structs.replace(message, boot=self._voice.boot)
+        if message.boot != self._messages.boot:
+            message = msgspec.structs.replace(message, boot=self._messages.boot)
             self.outbox.add(message)
         before = self._sent.pop(message.seq, None)
         short = None if before else self._compact.of(message)
         if short is None:
             self._short.discard(message.seq)
             self._compact.sends(message)
-            self._voice.contribution(message)
+            self._messages.contribution(message)
         else:
             self._short.add(message.seq)
-            self._voice.short(short, message.run)
+            self._messages.short(short, message.run)
         again = before and _Sent(before.first_s, now, min(2 * before.wait_s, MAX_RESEND_S))
         self._sent[message.seq] = again or _Sent(now, now)
 

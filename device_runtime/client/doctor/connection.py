@@ -209,7 +209,7 @@ def _limit(trial: AccessTrial, name: str) -> Finding:
         )
         return Finding("packet limit", "problem", f"{size} are refused ({answer.reason})", advice)
     if not answer.known:
-        return Finding("packet limit", "missing", f"{size} are taken, or dropped without a word (MQTT 3.1.1)")
+        return Finding("packet limit", "missing", f"{size} are taken, or dropped silently (MQTT 3.1.1)")
     return Finding("packet limit", "ok", f"{size} are taken")
 
 

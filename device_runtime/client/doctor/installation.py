@@ -216,8 +216,8 @@ def _mb(size: float) -> str:
 
 def energy(found: meters.FoundMeter | None = None) -> Iterator[Finding]:
     """The meter that is used (found if not given), and those that are here but cannot be read."""
-    found = found or meters.find()
-    said = f"{found.source}: {found.said(UNKNOWN_POWER)}"
+    found = found or meters.find_meter()
+    said = f"{found.source}: {found.description(UNKNOWN_POWER)}"
     if found.meter is None:
         advice = "give `join` one by --meter: a smart plug, a sensor, a command"
         yield Finding("energy meter", "missing", said, advice)

@@ -1,13 +1,13 @@
 """Energy meters, one file for each source, and the choice among them."""
 
 from .accounting import Account, modelled, resting
-from .finding import AUTO, WISHES, FoundMeter, find, needs_listening
 from .meter import MODELLED, Energy, Meter, MeterError, MeterInfo, MeterReading, NoMeter, spent, together
+from .meter_choice import AUTO, METER_OPTIONS, FoundMeter, find_meter, needs_listening
 
 __all__ = [
     "AUTO",
+    "METER_OPTIONS",
     "MODELLED",
-    "WISHES",
     "Account",
     "Energy",
     "FoundMeter",
@@ -16,7 +16,7 @@ __all__ = [
     "MeterInfo",
     "MeterReading",
     "NoMeter",
-    "find",
+    "find_meter",
     "modelled",
     "needs_listening",
     "resting",

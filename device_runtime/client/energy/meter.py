@@ -75,7 +75,7 @@ class Energy:
 
 
 class Meter(Protocol):
-    """A meter that adds up joules. Made by `energy.find`."""
+    """A meter that adds up joules. Made by `energy.find_meter`."""
 
     @property
     def about(self) -> MeterInfo:

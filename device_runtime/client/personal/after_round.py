@@ -30,7 +30,7 @@ def keep(keeper: PersonalModelStore, offer: Offer, bundle: Bundle, weights: Tens
         log.warning("%s cannot be kept: %s", begun_with(offer.round), error)
 
 
-def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], Judgement]) -> None:
+def judge(keeper: PersonalModelStore, number: int, judged: Callable[[], PersonalEvaluation]) -> None:
     """Judge the model that round `number` began with, by `judged`; log and save the figures.
 
     A failure is logged as a warning.
@@ -53,7 +53,7 @@ def _finite(found: Evaluation | None) -> Evaluation | None:
     return found if found is not None and isfinite(found.eval_loss) else None
 
 
-def _said(found: Judgement) -> str:
+def _said(found: PersonalEvaluation) -> str:
     text = _figures(found.served)
     if found.own_head is not None:
         text += f"; with an own head in {_figures(found.own_head)}, "
@@ -67,7 +67,7 @@ def _figures(found: Evaluation) -> str:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class PersonalEvaluation:
     """Figures of a model on held-out samples: as served, and with an own head if one was trained.
 
     `head` are the tensors of the own head, if it is the better one.
@@ -87,7 +87,9 @@ class OwnHead:
     clock: Callable[[], float]
 
 
-def judged(model: DeviceModel, training: LocalData, held: LocalData, own: OwnHead | None) -> Judgement:
+def judged(
+    model: DeviceModel, training: LocalData, held: LocalData, own: OwnHead | None
+) -> PersonalEvaluation:
     """Evaluate the loaded model on `held`; with `own` also with a head trained on `training`.
 
     The own head is better if it gets more held-out samples right, or as many at a lower loss. Raises
@@ -96,9 +98,9 @@ def judged(model: DeviceModel, training: LocalData, held: LocalData, own: OwnHea
     passed = model.forward(held.x)
     served = accuracy_and_loss(passed.logits, held.y)
     if own is None or not len(held) or len(set(training.y.tolist())) < 2:
-        return Judgement(served)
+        return PersonalEvaluation(served)
     trained = FewShot().train(model, training, Run(own.seed, own.device, own.clock, deadline=inf)).tensors
     logits = SoftmaxHead(model.manifest, trained).logits(passed.features)
     found = accuracy_and_loss(logits, held.y)
     better = (found.eval_acc, -found.eval_loss) > (served.eval_acc, -served.eval_loss)
-    return Judgement(served, found, trained if better else None)
+    return PersonalEvaluation(served, found, trained if better else None)

@@ -19,7 +19,7 @@ from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import single
 from device_runtime.models.data.cells import TextCell
 from device_runtime.models.data.reading import inputs
-from device_runtime.models.data.source import Refused
+from device_runtime.models.data.units import Refused
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.onnx_whole import graph_with_weights as whole_graph
 from device_runtime.models.engines.onnx_whole import metadata_of

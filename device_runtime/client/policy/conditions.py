@@ -168,12 +168,12 @@ NETWORK_MANAGER = (
 )
 NMCLI = ("nmcli", "-t", "-f", "GENERAL.METERED", "device", "show")
 
-Say = Callable[[Sequence[str]], str]
+ProgramOutput = Callable[[Sequence[str]], str]
 """What a program prints; empty if it is missing, fails or takes too long."""
 
 
-def said(command: Sequence[str]) -> str:
-    """See `Say`."""
+def program_output(command: Sequence[str]) -> str:
+    """See `ProgramOutput`."""
     if shutil.which(command[0]) is None:
         return ""
     try:
@@ -238,12 +238,12 @@ class ConditionReader:
 
     policy: Policy
     bytes_today: Callable[[], int] = lambda: 0
-    say: Say = said
+    output_of: ProgramOutput = program_output
     load: Load = field(default_factory=Load)
     supplies: Path = Path("/sys/class/power_supply")
     now: Callable[[], datetime] = lambda: datetime.now().astimezone()
     clock: Callable[[], float] = time.monotonic
-    _heard: dict[tuple[str, ...], tuple[float, str]] = field(default_factory=dict)
+    _outputs: dict[tuple[str, ...], tuple[float, str]] = field(default_factory=dict)
 
     def conditions(self, paused: str = "") -> Conditions:
         """The conditions that the policy asks for; `paused` says since when it is paused by hand."""
@@ -308,8 +308,8 @@ class ConditionReader:
         return Reading(None, "neither NetworkManager nor Termux:API says")
 
     def _run_program(self, command: tuple[str, ...]) -> str:
-        now, (when, text) = self.clock(), self._heard.get(command, (float("-inf"), ""))
+        now, (when, text) = self.clock(), self._outputs.get(command, (float("-inf"), ""))
         if now - when >= COMMANDS_EACH_S:
-            text = self.say(command)
-            self._heard[command] = (now, text)
+            text = self.output_of(command)
+            self._outputs[command] = (now, text)
         return text

@@ -29,7 +29,7 @@ FILE = "privacy.json"
 """In the device's folder."""
 
 
-def sample_digests(path: local_data.Place | Path) -> frozenset[Sample]:
+def sample_digests(path: local_data.SampleSource | Path) -> frozenset[Sample]:
     """Identifies the samples below `path`, by a truncated SHA-256 of each as stored, without its label.
 
     Equal samples are one. The same sample in another form (scaled, or of another dtype) is another. Call this
@@ -126,7 +126,7 @@ class PrivacyGuard:
     def of(
         cls,
         folder: Path,
-        data: local_data.Place | Path,
+        data: local_data.SampleSource | Path,
         owner: PrivacyBudget | None = None,
         loaded: local_data.Stamp = frozenset(),
         allowed: AllowList = ANYTHING,

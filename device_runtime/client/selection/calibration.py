@@ -26,7 +26,7 @@ OUTGROWN, MOST = 1.25, 4.0
 class Corrections:
     """A device's speed, and how far predictions were off; see DeviceProfile.
 
-    `load` of the machine when the speed was measured (`profiles.measure.load`), None if not known; `sat_out`:
+    `load` of the machine when the speed was measured (`load_average`), None if not known; `sat_out`:
     rounds in a row sat out since then for lack of time. A round that is extended counts once more.
     """
 
@@ -113,7 +113,7 @@ def grown(profile: DeviceProfile, outcome: WorkOutcome) -> Mapping[str, float]:
     """
     known = profile.growth
     growth = {kind: 1 + (1 - FADE) * (old - 1) for kind, old in known.items()}
-    seen = {kind: OUTGROWN * known.get(kind, 1.0) for kind in outcome.outgrew}
+    seen = {kind: OUTGROWN * known.get(kind, 1.0) for kind in outcome.out_of_memory_kinds}
     chosen, idle = outcome.plan.chosen, profile.memory.resident_bytes
     if chosen is not None and chosen.cost is not None and outcome.contribution and not outcome.gave_up:
         added = (outcome.peak_memory_bytes - idle) / (chosen.cost.peak_memory_bytes - idle)

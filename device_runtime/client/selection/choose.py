@@ -24,8 +24,8 @@ USUAL = Full()
 
 
 Loads = Mapping[str, Workload]
-NOWHERE: Loads = MappingProxyType({})
-WhyBarred = Callable[[AnyStrategy], str]
+NO_LOADS: Loads = MappingProxyType({})
+ForbiddenReason = Callable[[AnyStrategy], str]
 Judge = Callable[[AnyStrategy], "Candidate"]
 
 
@@ -92,8 +92,8 @@ def choose(
     kinds: Sequence[AnyStrategy],
     loads: Loads,
     remaining_s: float,
-    barred: WhyBarred = lambda _: "",
-    elsewhere: Loads = NOWHERE,
+    forbidden_reason: ForbiddenReason = lambda _: "",
+    unfetched_loads: Loads = NO_LOADS,
 ) -> UpdateChoice:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
@@ -102,18 +102,18 @@ def choose(
     with these.
 
     `loads` are the workloads of the models that can be had here, by member; if the main model's is among
-    them, the straggler is judged by it. `barred` says why a form must not be trained here; empty when it may
-    be. `elsewhere` are workloads of models that were not fetched, to say why they were not.
+    them, the straggler is judged by it. `forbidden_reason` says why a form must not be trained here; empty
+    when it may be. `unfetched_loads` are workloads of models that were not fetched, to say why they were not.
     """
     usable_s = MARGIN * remaining_s
     forms = [form for kind in kinds for form in kind.variants()]
-    judge = partial(_judged, profile, (loads, elsewhere), usable_s, barred)
+    judge = partial(_judged, profile, (loads, unfetched_loads), usable_s, forbidden_reason)
     candidates = tuple(_candidate(form, judge) for form in forms)
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
     if chosen is None and any(kind.statistics is not None for kind in kinds):
         plain = tuple(kind_statistics.without_class_statistics(kind) for kind in kinds)
         if plain != tuple(kinds):
-            return choose(profile, plain, loads, remaining_s, barred, elsewhere)
+            return choose(profile, plain, loads, remaining_s, forbidden_reason, unfetched_loads)
     return UpdateChoice(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
 
@@ -166,16 +166,20 @@ def _of_fewer_classes(found: Candidate, judge: Judge) -> Candidate | None:
 
 
 def _judged(
-    profile: DeviceProfile, loads: tuple[Loads, Loads], usable_s: float, barred: WhyBarred, form: AnyStrategy
+    profile: DeviceProfile,
+    loads: tuple[Loads, Loads],
+    usable_s: float,
+    forbidden_reason: ForbiddenReason,
+    form: AnyStrategy,
 ) -> Candidate:
-    here, elsewhere = loads
-    workload = here.get(form.member) or elsewhere.get(form.member)
+    here, unfetched = loads
+    workload = here.get(form.member) or unfetched.get(form.member)
     if workload is None:
         return Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
-    if unfit := form.unfit(workload) or barred(form):
+    if unfit := form.unfit(workload) or forbidden_reason(form):
         return Candidate(form, None, (unfit,))
     try:
-        cost = priced(form, {**elsewhere, **here}, profile)
+        cost = priced(form, {**unfetched, **here}, profile)
     except MissingGraph as error:
         return Candidate(form, None, (str(error),))
     lacks = misfit_reasons(cost, profile.memory, usable_s)

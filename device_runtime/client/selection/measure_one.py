@@ -18,7 +18,7 @@ from device_runtime.client.energy import Account
 from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.training.emulation import Emulation
 from device_runtime.client.training.engine_guard import own_memory, watcher
-from device_runtime.client.training.work import Assignment, Equipment, WorkOutcome, perform
+from device_runtime.client.training.work import Assignment, RealWorker, WorkOutcome, perform
 from device_runtime.models import data as local_data
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.bundles.names import EngineSettings
@@ -37,7 +37,7 @@ from .profiling import profile, random_samples
 
 @dataclass(frozen=True)
 class EmulatedDevice:
-    """The device to emulate, as `Pretence.of` takes it."""
+    """The device to emulate, as `Emulation.of` takes it."""
 
     name: str
     slow: float = 1.0
@@ -54,13 +54,13 @@ class MeasuredDevice:
     speed: Speed
     engine: EngineSettings
     memory_bytes: int | None = None
-    pretended: EmulatedDevice | None = None
+    emulated: EmulatedDevice | None = None
     meter: str = meters.AUTO
     idle_w: float = nan
 
     @property
-    def pretence(self) -> Emulation | None:
-        other = self.pretended
+    def emulation(self) -> Emulation | None:
+        other = self.emulated
         return None if other is None else Emulation.of(other.name, other.slow, other.uplink)
 
 
@@ -110,26 +110,27 @@ def samples(order: MeasureOrder, bundle: Bundle) -> LocalData:
 def measured(order: MeasureOrder) -> MeasuredFigures:
     """Run the order once. Raises DataError, ModelError, KindError, MeterError."""
     device, bundle = order.device, Bundle.open(find_bundle(order.bundle))
-    manifest, pretence = bundle.manifest, device.pretence
+    manifest, emulation = bundle.manifest, device.emulation
     data, kind = (
         samples(order, bundle),
         registry.make(order.kind, registry.codec_setting(order.kind, order.codec)),
     )
-    watch = watcher(pretence, device.memory_bytes)
+    watch = watcher(emulation, device.memory_bytes)
     watch.run_bytes = device.engine.run_bytes
     model = open_model(bundle, device.engine, watch=watch)
     base = bundle.weights()
     model.load(base)
     _as_after_measuring(model, data)
     here = own_memory(
-        profile(device.speed, str(engine_choice(bundle, device.engine.engine)), pretence), device.memory_bytes
+        profile(device.speed, str(engine_choice(bundle, device.engine.engine)), emulation),
+        device.memory_bytes,
     )
     load = workload(manifest, data.class_counts(len(manifest.labels)))
-    equipment = Equipment(
+    worker = RealWorker(
         "measure", {MAIN: model}, data, {MAIN: load}, watch, time.perf_counter,
         PrivacyGuard.of(Path(), Path(order.data)), account=_account(device),
     )  # fmt: skip
-    outcome = perform(equipment, here, Assignment((kind,), seed=0, deadline=inf))
+    outcome = perform(worker, here, Assignment((kind,), seed=0, deadline=inf))
     made, chosen = outcome.contribution, outcome.plan.chosen
     if made is None or chosen is None:
         return MeasuredFigures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
@@ -184,9 +185,9 @@ def _as_after_measuring(model: DeviceModel, data: LocalData) -> None:
 
 
 def _account(device: MeasuredDevice) -> Account:
-    if device.pretended is not None:
+    if device.emulated is not None:
         return Account()
-    return Account(meters.find(device.meter).meter, time.process_time, device.idle_w)
+    return Account(meters.find_meter(device.meter).meter, time.process_time, device.idle_w)
 
 
 def _own_status() -> str:

@@ -43,7 +43,7 @@ class MeasuredSpread:
         known = [value for value in values if isfinite(value)]
         return cls(median(known), min(known), max(known)) if known else cls(nan, nan, nan)
 
-    def said(self, digits: str, factor: float = 1.0) -> str:
+    def formatted(self, digits: str, factor: float = 1.0) -> str:
         """ "0.62 ± 0.03": the median, and half of what is between the least and the most."""
         if not isfinite(self.median):
             return ""
@@ -116,12 +116,12 @@ def cells(one: MeasurementRow) -> tuple[str, ...]:
         return (one.kind, one.why)
     return (
         one.kind,
-        one.seconds.said(".3f"),
+        one.seconds.formatted(".3f"),
         f"{one.predicted_s:.3f}",
-        one.joules.said(".2f"),
-        one.above_idle_j.said(".2f"),
+        one.joules.formatted(".2f"),
+        one.above_idle_j.formatted(".2f"),
         f"{one.source} ± {one.uncertainty:.0%}",
-        one.peak_bytes.said(".1f", 1e-6),
+        one.peak_bytes.formatted(".1f", 1e-6),
         f"{one.predicted_peak_bytes / 1e6:.1f}",
         f"{one.bytes_up / 1e3:.1f}",
         f"{one.bytes_down / 1e3:.1f}",

@@ -162,28 +162,28 @@ def _training(trainer: Gradients, x: Inputs, y: NDArray[np.int64]) -> Callable[[
     return step
 
 
-def profile(speed: Speed, engine: str, pretence: Emulation | None = None) -> DeviceProfile:
+def profile(speed: Speed, engine: str, emulation: Emulation | None = None) -> DeviceProfile:
     """The profile of this machine, or of the emulated one, with this speed and engine, as of now."""
-    if pretence is None:
+    if emulation is None:
         return host_profile(speed, engine)
     resident = psutil.Process().memory_info().rss
-    other = pretence.profile
+    other = emulation.profile
     return replace(other, speed=speed, engine=engine, memory=replace(other.memory, resident_bytes=resident))
 
 
-def clocks(passed: Callable[[], float], wish: EngineSettings, pretence: Emulation | None) -> Clocks:
+def clocks(passed: Callable[[], float], settings: EngineSettings, emulation: Emulation | None) -> Clocks:
     """Clocks to measure by.
 
     Processor time of this process is used only on a processor: it says nothing of a GPU, nor of an emulated
     device.
     """
-    here = pretence is None and wish.device == "cpu"
+    here = emulation is None and settings.device == "cpu"
     return Clocks(passed, time.process_time if here else passed)
 
 
-def cache_key(bundle_sha: str, engine: str, pretence: Emulation | None) -> str:
+def cache_key(bundle_sha: str, engine: str, emulation: Emulation | None) -> str:
     """Names a measurement: of this bundle, on this engine, on this (or the emulated) device."""
-    device = "here" if pretence is None else f"{pretence.profile.name}/{pretence.slow:g}"
+    device = "here" if emulation is None else f"{emulation.profile.name}/{emulation.slow:g}"
     return f"{bundle_sha}@{device}@{engine}"
 
 

@@ -83,7 +83,7 @@ def running_as_device(agent: Agent, link: Link, policy: Policy, manners: Process
     rules = OwnerRules(policy, folder, lambda: (link.bytes_up, link.bytes_down))
 
     def again() -> None:
-        agent.hours.look_again()
+        agent.work_gate.look_again()
         agent.inbox.wake()
 
     with folder_lock(folder):
@@ -91,7 +91,7 @@ def running_as_device(agent: Agent, link: Link, policy: Policy, manners: Process
             sync_folder(made)  # files in it are durable only if the folder is
         manners.apply()
         work_gate.keep(policy, folder)
-        agent.hours.judged = rules.judged
+        agent.work_gate.judged = rules.judged
         pause_on_signals(folder, again)
         try:
             yield

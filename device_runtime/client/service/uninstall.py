@@ -118,16 +118,16 @@ def stop(name: str, folder: Path) -> Iterator[str]:
 
 def say_goodbye(connection: Connection, clock: Callable[[], float] = time.monotonic) -> str:
     """Tell the aggregator that the device leaves, if no process can. Returns the result in words."""
-    voice = DeviceMessages(connection.name, secrets.randbits(32))
-    will = voice.presence(online=False)
+    messages = DeviceMessages(connection.name, secrets.randbits(32))
+    will = messages.presence(online=False)
     link = Link(connection.url, connection.client_id, DeviceInbox(clock), LinkOptions(will))
     try:
         link.connect()
     except BrokerError as error:
         return f"nobody was told: {error}"
-    greeting = voice.presence(online=True)
+    greeting = messages.presence(online=True)
     link.publish(greeting.topic, greeting.payload, greeting.retain)
-    link.close(voice.presence(online=False, leaving=True))
+    link.close(messages.presence(online=False, leaving=True))
     return f"said goodbye at {connection.url}"
 
 

@@ -1,6 +1,6 @@
 """Watches the engine: refuses work that would exceed the memory, and slows an emulated device down.
 
-Both use the same hook, `engines.base.Watch`: it is called before a session is made and after each run.
+Both use the same hook, `EngineWatch`: it is called before a session is made and after each run.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ MARGIN, MARGIN_BYTES = 1.1, 2 * 2**20
 
 
 class EngineGuard:
-    """Called before each session and after each run; see `models.engines.base.Watch`.
+    """Called before each session and after each run; see `models.engines.base.EngineWatch`.
 
     `limit_bytes` is the most that the process may hold; `held_bytes` what a graph with a whole run in it
-    holds, by its name, where that is known; `run_bytes` limits the samples of a run. `pretence` makes every
+    holds, by its name, where that is known; `run_bytes` limits the samples of a run. `emulation` makes every
     run take as long as that device would take for its FLOPs, unless this machine took longer.
     """
 
     def __init__(
         self,
         limit_bytes: int,
-        pretence: Emulation | None = None,
+        emulation: Emulation | None = None,
         batch: int = 32,
         time: Time | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes
-        self.pretence = pretence
+        self.emulation = emulation
         self.peak_bytes = 0
         self._batch = batch
         self._time = time or Time()
@@ -65,16 +65,16 @@ class EngineGuard:
         self.hooked()
 
     def hooked(
-        self, between: Callable[[], None] = lambda: None, began: Callable[[], None] = lambda: None
+        self, pause_point: Callable[[], None] = lambda: None, began: Callable[[], None] = lambda: None
     ) -> None:
-        """Set hooks: `between` is called after each run and may raise, `began` when work begins."""
-        self._between, self._began = between, began
+        """Set hooks: `pause_point` is called after each run and may raise, `began` when work begins."""
+        self._pause_point, self._began = pause_point, began
 
     def alarm(self, text: str) -> None:
         """Memory runs out: end the work at its next step. May be called from another thread."""
         self._alarm = text
 
-    def heed(self) -> None:
+    def check_alarm(self) -> None:
         """Raises OutOfMemory if there was an alarm; once for each."""
         text, self._alarm = self._alarm, ""
         if text:
@@ -95,7 +95,7 @@ class EngineGuard:
     def will_load(self, name: str, graph: Graph) -> None:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
         needed, most = self._needed(name, graph), self._most()
-        if needed > most and self.pretence is None:
+        if needed > most and self.emulation is None:
             collect_and_trim()  # earlier work may have left memory to give back
             needed, most = self._needed(name, graph), self._most()
         if needed > most:
@@ -116,10 +116,10 @@ class EngineGuard:
             raise OutOfMemory(
                 f"{name} took the process to {held / 1e6:.0f} MB, over its {self.limit_bytes / 1e6:.0f} MB"
             )
-        self.heed()
-        self._between()
-        if self.pretence is not None:
-            wanted = samples * graph.flops / self.pretence.profile.speed.flops_per_s
+        self.check_alarm()
+        self._pause_point()
+        if self.emulation is not None:
+            wanted = samples * graph.flops / self.emulation.profile.speed.flops_per_s
             self.wait(wanted - seconds)
 
     def wait(self, seconds: float) -> None:
@@ -150,7 +150,7 @@ class EngineGuard:
 
     def _most(self) -> int:
         """Bytes that the process may hold now: others may have taken some since the limit was set."""
-        if self.pretence is not None:
+        if self.emulation is not None:
             return self.limit_bytes
         return min(self.limit_bytes, self.resident() + available_memory().usable)
 
@@ -186,12 +186,12 @@ class VirtualEngineGuard(EngineGuard):
         return self._profile.memory.resident_bytes
 
 
-def watcher(pretence: Emulation | None, memory_bytes: int | None) -> EngineGuard:
+def watcher(emulation: Emulation | None, memory_bytes: int | None) -> EngineGuard:
     """The watcher for this device; `memory_bytes` is its limit, if one is set by hand."""
-    limit = limit_bytes(pretence, memory_bytes)
-    if pretence is not None and pretence.time is not None:
-        return VirtualEngineGuard(limit, pretence.profile, pretence.time)
-    watch = EngineGuard(limit, pretence)
+    limit = limit_bytes(emulation, memory_bytes)
+    if emulation is not None and emulation.time is not None:
+        return VirtualEngineGuard(limit, emulation.profile, emulation.time)
+    watch = EngineGuard(limit, emulation)
     watch.run_bytes = run_bytes(limit - watch.resident())
     return watch
 
@@ -213,10 +213,10 @@ def own_memory(profile: DeviceProfile, memory_bytes: int | None) -> DeviceProfil
     return replace(profile, memory=memory)
 
 
-def limit_bytes(pretence: Emulation | None, memory_bytes: int | None) -> int:
+def limit_bytes(emulation: Emulation | None, memory_bytes: int | None) -> int:
     """Most bytes that the process may hold: as set by hand, as on the emulated device, or what is free."""
     if memory_bytes is not None:
         return memory_bytes
-    if pretence is not None:
-        return pretence.profile.memory.limit_bytes
+    if emulation is not None:
+        return emulation.profile.memory.limit_bytes
     return available_memory().usable + int(psutil.Process().memory_info().rss)

@@ -28,7 +28,7 @@ from device_runtime.client.settings import Settings
 from device_runtime.models import data as local_data
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.data import Place, Selection
+from device_runtime.models.data import SampleSource, Selection
 from device_runtime.models.engines.available import engine_choice, open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.engines.freed_memory import collect_and_trim
@@ -46,7 +46,7 @@ from device_runtime.strategies.training.device_half import LocalData, OutOfTime,
 from device_runtime.strategies.training.workload import workload
 
 from .engine_guard import limit_bytes, own_memory, watcher
-from .work import Assignment, Equipment, Listener, WorkOutcome, perform
+from .work import Assignment, Listener, RealWorker, WorkOutcome, perform
 
 log = logging.getLogger(__name__)
 
@@ -57,18 +57,18 @@ class TaskSamples:
     `training` is trained on, `held` is held out; `loads` are the workloads by member of the family.
     """
 
-    def __init__(self, place: Place | Path, bundles: Mapping[str, Bundle], keep: Selection) -> None:
+    def __init__(self, place: SampleSource | Path, bundles: Mapping[str, Bundle], keep: Selection) -> None:
         """Reads the samples. Raises DataError if none suits the task."""
         self._bundles = bundles
-        self._shelf = local_data.open_samples(place, bundles[MAIN].manifest, keep, bundles[MAIN].texts)
+        self._samples = local_data.open_samples(place, bundles[MAIN].manifest, keep, bundles[MAIN].texts)
 
     @property
     def training(self) -> LocalData:
-        return self._shelf.training
+        return self._samples.training
 
     @property
     def held(self) -> LocalData:
-        return self._shelf.held
+        return self._samples.held
 
     @property
     def loads(self) -> dict[str, Workload]:
@@ -77,17 +77,17 @@ class TaskSamples:
 
     def guard(self, settings: Settings) -> PrivacyGuard:
         """The privacy guard of the device with these settings, for the samples that were read."""
-        place, stamp = self._shelf.place, self._shelf.stamp
+        place, stamp = self._samples.source, self._samples.stamp
         return PrivacyGuard.of(settings.folder, place, settings.owner, stamp, settings.allowed)
 
     def refresh(self) -> bool:
         """Read new and changed samples; returns whether there were any. Raises KindError if none is left."""
-        changed = self._shelf.refresh()
+        changed = self._samples.refresh()
         if not len(self.training):
-            raise KindError(f"no samples are left in {self._shelf.place}")
+            raise KindError(f"no samples are left in {self._samples.source}")
         if not changed:
             return False
-        for skipped in self._shelf.skipped:
+        for skipped in self._samples.skipped:
             log.info("skipped %s", skipped)
         log.info("%d samples now, %d held out", len(self.training), len(self.held))
         return True
@@ -117,14 +117,14 @@ class DeviceTask(OneTask):
         self._bundles = bundles
         self._samples = TaskSamples(settings.data, bundles, _keep(settings))
         self._keeper = PersonalModelStore(settings.folder)
-        self.watcher = watcher(settings.pretence, settings.memory_bytes)
-        self._wish = replace(settings.engine, run_bytes=self.watcher.run_bytes)
-        self.model = open_model(bundle, self._wish, watch=self.watcher)
+        self.watcher = watcher(settings.emulation, settings.memory_bytes)
+        self._engine_settings = replace(settings.engine, run_bytes=self.watcher.run_bytes)
+        self.model = open_model(bundle, self._engine_settings, watch=self.watcher)
         self._states = StrategyStateStore(settings.folder / "memory")
         self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
-        self._virtual = settings.pretence if settings.pretence and settings.pretence.time else None
+        self._virtual = settings.emulation if settings.emulation and settings.emulation.time else None
         self._measurements = Measurements(settings.folder / "speed.json")
-        self._key = cache_key(bundle.sha256, f"{self._engine} {self._wish}", settings.pretence)
+        self._key = cache_key(bundle.sha256, f"{self._engine} {self._engine_settings}", settings.emulation)
         self._clock, self._link = clock, link
         calibration = Corrections(self._virtual.profile.speed) if self._virtual else self._measured()
         self._calibration, speed = calibration, calibration.speed
@@ -134,8 +134,8 @@ class DeviceTask(OneTask):
         )
         samples = self._samples
         guard = samples.guard(settings)
-        account = Account(settings.meter, time.process_time) if settings.pretence is None else Account()
-        self._equipment = Equipment(
+        account = Account(settings.meter, time.process_time) if settings.emulation is None else Account()
+        self._worker = RealWorker(
             settings.name,
             {MAIN: self.model},
             samples.training,
@@ -158,7 +158,7 @@ class DeviceTask(OneTask):
         battery = self.profile.battery
         return Hello(
             boot=boot,
-            num_examples=len(self._equipment.data),
+            num_examples=len(self._worker.data),
             profile=self.profile.name,
             memory_bytes=self.profile.memory.limit_bytes,
             engine=self.profile.engine,
@@ -176,8 +176,8 @@ class DeviceTask(OneTask):
         """
         if len(self._bundles) == 1 or not offer.kinds:
             return MAIN
-        kinds, equipment = self._kinds(offer), self._equipment
-        plan = choose(self._profile_now(), kinds, equipment.loads, remaining_s, equipment.barred)
+        kinds, worker = self._kinds(offer), self._worker
+        plan = choose(self._profile_now(), kinds, worker.loads, remaining_s, worker.forbidden_reason)
         return MAIN if plan.chosen is None else plan.chosen.strategy.member
 
     def _kinds(self, offer: Offer) -> tuple[AnyStrategy, ...]:
@@ -230,10 +230,10 @@ class DeviceTask(OneTask):
         self.profile = self._profile_now()
         self.watcher.limit_bytes = self.profile.memory.limit_bytes
         self.watcher.held_bytes = self._calibration.speed.held_bytes if member == MAIN else {}
-        loads = self._equipment.loads
-        elsewhere = {other: load for other, load in loads.items() if other != member}
-        equipment = replace(
-            self._equipment,
+        loads = self._worker.loads
+        unfetched = {other: load for other, load in loads.items() if other != member}
+        worker = replace(
+            self._worker,
             models={member: model},
             loads={member: replace(loads[member], download_bytes=0)},
             progress=listener.progress,
@@ -244,35 +244,35 @@ class DeviceTask(OneTask):
             rare=offer.rare,
         )
         assignment = Assignment(
-            self._kinds(offer), offer.seed, deadline, listener.decided, elsewhere, listener.lost, given.deaths
+            self._kinds(offer), offer.seed, deadline, listener.decided, unfetched, listener.lost, given.deaths
         )
         try:
-            outcome = perform(equipment, self.profile, assignment)
+            outcome = perform(worker, self.profile, assignment)
         finally:  # also where a pause ends it
             model.unload()
         self._learn(outcome)
         return outcome
 
-    def final(self, given: RoundInputs, between: Callable[[], None]) -> None:
-        """Keep the model that another round would have begun with, and judge it.
+    def keep_final_model(self, given: RoundInputs, pause_point: Callable[[], None]) -> None:
+        """Keep the model that another round would have begun with, and evaluate it.
 
-        `between` as in `after`.
+        `pause_point` as in `evaluate_personal_model`.
         """
         offer = msgspec.structs.replace(given.offer, round=given.offer.round + 1)
         after_round.keep(self._keeper, offer, self._bundles[given.member], given.base)
-        self.after(replace(given, offer=offer), between)
+        self.evaluate_personal_model(replace(given, offer=offer), pause_point)
 
-    def after(self, given: RoundInputs, between: Callable[[], None]) -> None:
-        """Judge the model of a round on the held-out samples, if the owner wants a model kept.
+    def evaluate_personal_model(self, given: RoundInputs, pause_point: Callable[[], None]) -> None:
+        """Evaluate the model of a round on the held-out samples, if the owner wants a model kept.
 
-        `between` is called after each run of the engine; a WorkStopped raised there ends it.
+        `pause_point` is called after each run of the engine; a WorkStopped raised there ends it.
         """
-        wish, samples = self.settings.personal, self._samples
-        if not wish.keep or not len(samples.held):
+        personal, samples = self.settings.personal, self._samples
+        if not personal.keep or not len(samples.held):
             return
         offer = given.offer
-        own = OwnHead(offer.seed, self.settings.name, self._equipment.clock) if wish.head else None
-        self.watcher.hooked(between)
+        own = OwnHead(offer.seed, self.settings.name, self._worker.clock) if personal.head else None
+        self.watcher.hooked(pause_point)
         try:
             after_round.judge(
                 self._keeper,
@@ -290,7 +290,7 @@ class DeviceTask(OneTask):
         """
         model = self.model
         if given.member != MAIN:
-            model = open_model(self._bundles[given.member], self._wish, watch=self.watcher)
+            model = open_model(self._bundles[given.member], self._engine_settings, watch=self.watcher)
         model.load(given.base)
         return model
 
@@ -299,9 +299,7 @@ class DeviceTask(OneTask):
         samples, settings = self._samples, self.settings
         if samples.refresh():
             guard = samples.guard(settings)
-            self._equipment = replace(
-                self._equipment, data=samples.training, loads=samples.loads, guard=guard
-            )
+            self._worker = replace(self._worker, data=samples.training, loads=samples.loads, guard=guard)
 
     def _profile_now(self) -> DeviceProfile:
         """The profile now, with the corrections of earlier rounds."""
@@ -323,7 +321,7 @@ class DeviceTask(OneTask):
         return calibration
 
     def _measured_now(self) -> Corrections:
-        by = clocks(self._clock, self._wish, self.settings.pretence)
+        by = clocks(self._clock, self._engine_settings, self.settings.emulation)
         return Corrections(measured(self.model, by, self.watcher), load=load_average())
 
     def _remeasured(self) -> bool:
@@ -352,8 +350,8 @@ class DeviceTask(OneTask):
         """Free memory, battery and temperature as of now; the speed as measured."""
         if self._virtual:
             return own_memory(replace(self._virtual.profile, engine=self._engine), self.settings.memory_bytes)
-        now = profile(self._calibration.speed, self._engine, self.settings.pretence)
-        if self.settings.pretence is None:  # else the link is the emulated board's
+        now = profile(self._calibration.speed, self._engine, self.settings.emulation)
+        if self.settings.emulation is None:  # else the link is the emulated board's
             now = replace(now, bandwidth=self._link.over(now.bandwidth))
         return own_memory(now, self.settings.memory_bytes)
 
@@ -382,8 +380,8 @@ def _keep(settings: Settings) -> Selection:
 
     A virtual device loads all of them, whatever memory its profile has.
     """
-    if settings.pretence and settings.pretence.time:
+    if settings.emulation and settings.emulation.time:
         return Selection()
-    room = limit_bytes(settings.pretence, settings.memory_bytes) // 2
+    room = limit_bytes(settings.emulation, settings.memory_bytes) // 2
     held_out = settings.personal.held_out if settings.personal.keep else 0.0  # no model to judge
     return Selection(held_out, room_bytes=room)

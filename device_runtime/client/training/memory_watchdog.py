@@ -72,10 +72,11 @@ class MemoryWatchdog:
 
 
 @contextmanager
-def guarded(watcher: EngineGuard, between: Callable[[], None]) -> Iterator[None]:
-    """Watch the memory of work inside, from its beginning; `between` is called after each run of an engine.
+def guarded(watcher: EngineGuard, pause_point: Callable[[], None]) -> Iterator[None]:
+    """Watch the memory of work inside, from its beginning.
 
-    A virtual device is not watched: its memory is predicted, and this process holds many devices.
+    `pause_point` is called after each run of an engine. A virtual device is not watched: its memory is
+    predicted, and this process holds many devices.
     """
     if isinstance(watcher, VirtualEngineGuard):
         yield
@@ -84,11 +85,11 @@ def guarded(watcher: EngineGuard, between: Callable[[], None]) -> Iterator[None]
 
     def begin() -> None:
         watchdog.start()  # while there is still memory for its stack
-        if watcher.pretence is None:
+        if watcher.emulation is None:
             free = max(0, min(watcher.limit_bytes - watcher.resident(), available_memory().free))
             limit_memory(free + max(SLACK, free // 2))
 
-    watcher.hooked(between, begin)
+    watcher.hooked(pause_point, begin)
     try:
         yield
     finally:

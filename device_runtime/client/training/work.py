@@ -13,7 +13,7 @@ from device_runtime.client.errors import OutOfMemory, WorkerDeath
 from device_runtime.client.policy.privacy_budget import PrivacyGuard
 from device_runtime.client.selection.choose import (
     MARGIN,
-    NOWHERE,
+    NO_LOADS,
     Candidate,
     Loads,
     UpdateChoice,
@@ -84,15 +84,15 @@ class Listener:
 class Assignment:
     """What the offer asks. `deadline` is on the device's own clock, in seconds, and includes the upload.
 
-    `elsewhere`: workloads of models that were not fetched, to say why they were not. `lost` as in Listener.
-    `deaths`: forms that were tried already and ended the worker process.
+    `unfetched_loads`: workloads of models that were not fetched, to say why they were not. `lost` as in
+    Listener. `deaths`: forms that were tried already and ended the worker process.
     """
 
     kinds: tuple[AnyStrategy, ...]
     seed: int
     deadline: float
     decided: Callable[[Decision], None] = lambda _: None
-    elsewhere: Loads = field(default_factory=lambda: NOWHERE)
+    unfetched_loads: Loads = field(default_factory=lambda: NO_LOADS)
     lost: Callable[[], float] = lambda: 0.0
     deaths: tuple[WorkerDeath, ...] = ()
 
@@ -121,7 +121,7 @@ class AssignmentWorker(Protocol):
         It is modelled from `power` if no meter tells.
         """
 
-    def barred(self, strategy: AnyStrategy) -> str:
+    def forbidden_reason(self, strategy: AnyStrategy) -> str:
         """Why this form must not be trained here; empty when it may be."""
 
     def spent(self, strategy: AnyStrategy) -> float:
@@ -155,7 +155,7 @@ class WorkOutcome:
     `plan` is the last one tried. `train_time_s` covers scoring and training, and attempts that were given up;
     so does `energy`, of the whole device if it was measured so. `timings` are of each attempt whose whole
     duration is known. `epsilon` is the privacy spent on the samples so far, if the update is private.
-    `outgrew`: kinds given up for lack of memory.
+    `out_of_memory_kinds`: kinds given up for lack of memory.
     """
 
     plan: UpdateChoice
@@ -166,7 +166,7 @@ class WorkOutcome:
     gave_up: tuple[str, ...] = ()
     timings: tuple[Timing, ...] = ()
     epsilon: float = nan
-    outgrew: tuple[str, ...] = ()
+    out_of_memory_kinds: tuple[str, ...] = ()
 
     @property
     def energy_j(self) -> float:
@@ -180,14 +180,15 @@ class WorkOutcome:
 
 def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assignment) -> WorkOutcome:
     """Train the richest update that fits; if time, memory or the engine fails, try the next."""
-    kinds, gave_up, outgrew = _survived(assignment)
+    kinds, gave_up, out_of_memory_kinds = _survived(assignment)
     timings: tuple[Timing, ...] = ()
+    unfetched = assignment.unfetched_loads
     worker.begin()
     began = worker.clock()
     while True:
         attempt = worker.clock()
         left_s = assignment.deadline - assignment.lost() - attempt
-        plan = choose(profile, kinds, worker.loads, left_s, worker.barred, assignment.elsewhere)
+        plan = choose(profile, kinds, worker.loads, left_s, worker.forbidden_reason, unfetched)
         chosen = plan.chosen
         assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))
         contribution = None
@@ -196,7 +197,7 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
                 must_end = _upload_begins(chosen, profile, assignment)
                 done, contribution = worker.train(chosen, assignment.seed, must_end)
                 if done is not chosen.strategy:
-                    known = {**assignment.elsewhere, **worker.loads}
+                    known = {**unfetched, **worker.loads}
                     plan = plan.ended_as(done, priced(done, known, profile))
                     chosen = plan.chosen or chosen
                 timings += _timing(chosen, worker.clock() - attempt)
@@ -204,14 +205,16 @@ def perform(worker: AssignmentWorker, profile: DeviceProfile, assignment: Assign
                 gave_up = (*gave_up, f"{chosen.label} given up: {error}")
                 log.warning(gave_up[-1])
                 timings += _timing(chosen, error.whole_s) if isinstance(error, OutOfTime) else ()
-                outgrew += (chosen.kind,) if isinstance(error, OutOfMemory) else ()
+                out_of_memory_kinds += (chosen.kind,) if isinstance(error, OutOfMemory) else ()
                 kinds = cheaper(kinds, chosen)
                 continue
         seconds = worker.clock() - began
         energy = worker.energy(profile.power, seconds)
         epsilon = nan if chosen is None else worker.spent(chosen.strategy)
         peak = worker.peak_bytes
-        return WorkOutcome(plan, contribution, seconds, energy, peak, gave_up, timings, epsilon, outgrew)
+        return WorkOutcome(
+            plan, contribution, seconds, energy, peak, gave_up, timings, epsilon, out_of_memory_kinds
+        )
 
 
 def _survived(
@@ -220,15 +223,15 @@ def _survived(
     """The forms left to try, what was given up and why, and the kinds given up for lack of memory."""
     forms = tuple(form for kind in assignment.kinds for form in kind.variants())
     gave_up = tuple(f"{death.label} given up: {death.why}" for death in assignment.deaths)
-    outgrew: tuple[str, ...] = ()
+    out_of_memory_kinds: tuple[str, ...] = ()
     for death in assignment.deaths:
         labels = [Candidate(form, None, ()).label for form in forms]
         if death.label not in labels:
-            return (), gave_up, outgrew
+            return (), gave_up, out_of_memory_kinds
         place = labels.index(death.label)
-        outgrew += (forms[place].name,) if death.memory else ()
+        out_of_memory_kinds += (forms[place].name,) if death.memory else ()
         forms = forms[place + 1 :]
-    return forms if assignment.deaths else assignment.kinds, gave_up, outgrew
+    return forms if assignment.deaths else assignment.kinds, gave_up, out_of_memory_kinds
 
 
 def _room_bytes(chosen: Candidate | None, profile: DeviceProfile, left_s: float) -> float:
@@ -275,7 +278,7 @@ def corrected(profile: DeviceProfile, outcome: WorkOutcome, rate: float = 0.3) -
 
 
 @dataclass(frozen=True)
-class Equipment:
+class RealWorker:
     """What a real device works with; see `AssignmentWorker`. `models` by member, the main one by "".
 
     `memory` gives the strategy state of a kind, `aside` are the tensors sent beside the base, `round` and
@@ -309,7 +312,7 @@ class Equipment:
     def energy(self, power: Power, seconds: float) -> Energy:
         return self.account.end(power, seconds)
 
-    def barred(self, strategy: AnyStrategy) -> str:
+    def forbidden_reason(self, strategy: AnyStrategy) -> str:
         return self.guard.unfit(strategy, len(self.data))
 
     def spent(self, strategy: AnyStrategy) -> float:

@@ -104,7 +104,7 @@ def _read_entries(archive: zipfile.ZipFile, where: str, limit: int, stored: bool
 def unpack_files(data: bytes, folder: Path, verify: Callable[[Path], T]) -> T:
     """Writes the files of a zip into `folder` and returns `verify(folder)`.
 
-    The files are written and verified in a temporary folder beside it, which is then renamed in one step.
+    The files are written and verified in a temporary folder next to it, which is then renamed in one step.
     Raises BundleError if `folder` is not empty, or for a zip with compressed files, which could unpack to far
     more than was fetched; raises whatever `verify` raises. After an error nothing is left behind.
     """

@@ -1,7 +1,7 @@
 """Random initial parameters, drawn without torch.
 
-They serve for random starts, and for parts of a network that are trained anew. The role of a tensor is told
-by its name, its shape and its neighbours' names, as torch and timm name them.
+They serve for random starts, and for new parts of a network. The role of a tensor follows from its name, its
+shape and its neighbours' names, as torch and timm name them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def initial_values(manifest: Manifest, names: Iterable[str], rng: np.random.Gene
     Tensors of parameter-efficient sets are drawn as `peft` draws them.
 
     One number is drawn from `rng`, and each tensor has its own stream, so that its values depend neither on
-    the order of the names nor on the other names. Tensors that are not drawn are left out: int64 indices of a
-    sparse set, and parameters that the network never trains, such as given word vectors.
+    the order of the names nor on the other names. The result has no tensors that are not drawn: int64 indices
+    of a sparse set, and parameters that the network never trains, such as given word vectors.
     Raises BundleError for a name that the bundle does not have.
     """
     known = {parameter.name: parameter for parameter in manifest.parameters}
@@ -69,7 +69,7 @@ def _last(name: str) -> str:
 
 
 def _value(parameter: Parameter, known: dict[str, Parameter]) -> Draw:
-    """How one tensor is drawn."""
+    """Fresh values of one tensor."""
     shape, last = parameter.shape, _last(parameter.name)
     if last in STATISTICS:
         return _filled(shape, STATISTICS[last])

@@ -90,12 +90,12 @@ class InputSpec(ManifestRecord, frozen=True):
             raise ValueError(f"ids {fixed} around a text are not all of the vocabulary {self.vocabulary}")
         if len(self.shape) != 1 or len(fixed) > self.shape[0]:
             raise ValueError(
-                f"input {self.shape} has no room for a text beside {len(fixed) - 1} fixed tokens"
+                f"input {self.shape} has no room for a text in addition to {len(fixed) - 1} fixed tokens"
             )
 
     @property
     def usual_range(self) -> tuple[float, float] | None:
-        """The least and the largest raw value that a sample usually has; None if not known.
+        """The least and the largest raw value that samples normally have; None if not known.
 
         0 to `white` if there is one; else ten standard deviations to each side of the mean.
         """

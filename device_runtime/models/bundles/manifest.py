@@ -50,7 +50,7 @@ class Parameter(ManifestRecord, frozen=True):
 
 
 class Extra(ManifestRecord, frozen=True):
-    """A float32 input of a training graph beside x and y: (n, *shape) if it has a row for each sample."""
+    """A float32 input of a training graph besides x and y: (n, *shape) if it has a row for each sample."""
 
     name: str
     shape: Shape
@@ -171,7 +171,7 @@ class Manifest(ManifestRecord, frozen=True):
         return name if given in self.parameters else None
 
     def statistics(self, tunable: str) -> tuple[TensorSpec, ...]:
-        """Running statistics that change while a set is trained; an update holds them beside `specs`."""
+        """Running statistics that change while a set is trained; an update holds them and `specs`."""
         graph = self.graphs.get(f"train.{tunable}")
         moved = set(graph.statistics if graph else ())
         return tuple(parameter.spec for parameter in self.parameters if parameter.name in moved)

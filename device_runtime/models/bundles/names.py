@@ -23,9 +23,11 @@ RUN_BYTES = 64 << 20
 class EngineSettings:
     """The engine settings that a device's owner asks for.
 
-    engine: one of ENGINES, or AUTO. precision: of forward passes, see PRECISIONS. threads: inside one
-    operator. device: cpu, or cuda or cuda:N on engine torch. run_bytes: the most live activations of one run
-    on ONNX Runtime, see Graph.rows.
+    engine: one of ENGINES, or AUTO.
+    precision: of forward passes, see PRECISIONS.
+    threads: the number of threads inside one operator.
+    device: cpu, or cuda or cuda:N on engine torch.
+    run_bytes: the most live activations of one run on ONNX Runtime, see Graph.rows.
     """
 
     engine: str = AUTO

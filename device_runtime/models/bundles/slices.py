@@ -40,7 +40,7 @@ class Slices:
     def of(cls, main: Manifest, member: Manifest) -> Slices:
         """The member as a part of the main model.
 
-        Flattened channels before a linear layer nest, because the positions of a channel lie together.
+        Flattened channels before a linear layer nest, because the positions of a channel are contiguous.
         Flattened tokens do not. The input of a layer that concatenates two others' outputs nests only if the
         first output is as wide in both models. Raises TensorError, naming both models and the tensors at
         fault, if the member does not nest.

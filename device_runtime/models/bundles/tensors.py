@@ -75,7 +75,7 @@ def decode(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 def to_float16(tensors: Tensors) -> dict[str, NDArray[Any]]:
-    """float32 tensors as float16 where that loses nothing; `widened` undoes it."""
+    """float32 tensors as float16 where that loses nothing; `to_float32` undoes it."""
     result = {}
     for name, value in tensors.items():
         with np.errstate(over="ignore"):

@@ -1,6 +1,7 @@
 """Reads a device's own samples from files, class folders, tables or a database, and prepares them.
 
-There is one module for each format, and none of them knows the task; `Shelf` collects the samples for a task.
+There is one module for each format, and none of them knows the task; `LocalSamples` collects the samples for
+a task.
 """
 
 from __future__ import annotations
@@ -8,15 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .place import Place
+from .sample_source import SampleSource
 
 if TYPE_CHECKING:
+    from .local_samples import LocalSamples, Selection
     from .reading import Stamp, check_path, load, open_samples, raw, stamp
-    from .shelf import LocalSamples, Selection
 
 __all__ = [
     "LocalSamples",
-    "Place",
+    "SampleSource",
     "Selection",
     "Stamp",
     "check_path",
@@ -28,8 +29,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the readers when they are first used, because they need numpy; `Place` does not."""
+    """Imports the readers when they are first used, because they need numpy; `SampleSource` does not."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = ".shelf" if name in ("Selection", "LocalSamples") else ".reading"
+    module = ".local_samples" if name in ("Selection", "LocalSamples") else ".reading"
     return getattr(import_module(module, __name__), name)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .place import Place
-from .source import RawSamples, Refused, SampleFormat, Unit, WantedSamples
+from .sample_source import SampleSource
+from .units import RawSamples, Refused, SampleFormat, Unit, WantedSamples
 
 DAMAGED = (
     OSError, ValueError, EOFError, TypeError, AttributeError, KeyError, ArithmeticError, MemoryError,
@@ -88,7 +88,7 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
     yield RawSamples(shaped, labels, form)
 
 
-def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
+def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
     yield _arrays(unit.path, ("x",))["x"]
 
 

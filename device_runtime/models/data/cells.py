@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.text.texts import Texts
 
-from .source import Refused
+from .units import Refused
 
 LABEL_COLUMNS = ("label", "labels", "class", "category", "target", "sentiment", "y")
 FILE_COLUMNS = ("file", "filename", "file_name", "path", "image", "audio", "wav")
@@ -39,11 +39,13 @@ def label_column(
     wanted: str,
     labels: frozenset[str] = frozenset(),
 ) -> LabelColumn:
-    """Finds the column of labels: the wanted one, else by a usual name, else by its cells, else the last.
+    """Finds the column of labels: the wanted one, else by a common name, else by its cells, else the last.
 
-    names: of the columns, None without a header. rows: the first rows of the table. labels: of the task,
-    folded; empty if no task is known; a column whose cells are labels of the task is taken. Raises Refused
-    for an unknown column, or if several columns are possible.
+    names: of the columns, None without a header.
+    rows: the first rows of the table.
+    labels: of the task, folded; empty if no task is known; a column whose cells are labels of the task is
+    taken.
+    Raises Refused for an unknown column, or if several columns are possible.
     """
     width = len(names) if names is not None else len(rows[0])
     called = [folded(name) for name in names or ()]
@@ -96,7 +98,7 @@ TEXT_COLUMNS = (
     "question",
     "utterance",
 )
-"""Usual names of a column of texts."""
+"""Common names of a column of texts."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def text_cell(cell: object) -> TextCell:
 
 
 def text_column(names: Sequence[str] | None, width: int, label: int, wanted: str) -> int:
-    """Finds the column of texts: the wanted one, else by a usual name, else the only one beside the labels.
+    """Finds the column of texts: the wanted one, else by a common name, else the only one but the labels.
 
     wanted: a name or number, or empty. Raises Refused if several columns are possible, or none.
     """

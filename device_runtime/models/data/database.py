@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 
 from .cells import label_column, text_cell, text_column
-from .place import Place
+from .sample_source import SampleSource
 from .single import decode_unnamed, raw
-from .source import (
+from .table import values_of
+from .units import (
     ONE_SAMPLE_BYTES,
     TOO_LARGE,
     RawSamples,
@@ -35,7 +36,6 @@ from .source import (
     file_stamp,
     one_stored,
 )
-from .table import values_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 WAIT_S = 5.0
 """Seconds to wait if another process has locked the database."""
 ROW_BYTES = 1 << 16
-"""Bytes of a row beside its sample; SQLite's limit is on both together."""
+"""Bytes of a row in addition to its sample; SQLite's limit is on their sum."""
 
 
 def stamp(path: Path) -> tuple[int, int]:
@@ -57,8 +57,8 @@ def stamp(path: Path) -> tuple[int, int]:
 
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
-    with _rows(unit.path, wanted.place.query) as (names, rows):
-        label = _label(names, wanted.place)
+    with _rows(unit.path, wanted.source.query) as (names, rows):
+        label = _label(names, wanted.source)
         text = _text_column(names, label, wanted)
         for number, row in enumerate(rows, 1):
             cells = [cell for column, cell in enumerate(row) if column != label]
@@ -70,9 +70,9 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
             yield RawSamples(x, [_label_name(row[label])] * len(x), form)
 
 
-def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
-    with _rows(unit.path, place.query) as (names, rows):
-        label = _label(names, place)
+def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
+    with _rows(unit.path, source.query) as (names, rows):
+        label = _label(names, source)
         for row in rows:
             cells = [cell for column, cell in enumerate(row) if column != label]
             yield one_stored(b"\x1f".join(c if isinstance(c, bytes) else repr(c).encode() for c in cells))
@@ -88,7 +88,7 @@ def _text_column(names: Sequence[str], label: int, wanted: WantedSamples) -> int
     """The number of the column of texts; None if the task's input is not text. Raises Refused."""
     if wanted.texts is None:
         return None
-    return text_column(names, len(names), label, wanted.place.text_column)
+    return text_column(names, len(names), label, wanted.source.text_column)
 
 
 def _text_sample(cell: object, wanted: WantedSamples) -> tuple[NDArray[Any], str]:
@@ -105,14 +105,14 @@ def _blob(data: bytes, given: InputSpec) -> tuple[NDArray[Any], str]:
             return np.frombuffer(data, kind).reshape(1, *given.shape), f"blob of {np.dtype(kind)}"
     held = decode_unnamed(data)
     if held is None:
-        raise Refused("a blob that is not read", f"{len(data)} bytes, the input has {count} values")
+        raise Refused("unsupported kind of blob", f"{len(data)} bytes, the input has {count} values")
     return held.raw(given), f"blob: {held.form}"
 
 
-def _label(names: Sequence[str], place: Place) -> int:
+def _label(names: Sequence[str], source: SampleSource) -> int:
     if len(names) < 2:
         raise Refused("the query gives no label", f"its only column is {names[0]}")
-    return label_column(names, (), place.label_column).number
+    return label_column(names, (), source.label_column).number
 
 
 def _label_name(label: object) -> str:

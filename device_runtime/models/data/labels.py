@@ -11,8 +11,8 @@ import msgspec
 from device_runtime.models.errors import DataError
 
 from .cells import folded
-from .place import Place
-from .source import Refused
+from .sample_source import SampleSource
+from .units import Refused
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,7 +26,11 @@ OTHERS = "*"
 
 
 class _Map(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A label map file. labels: local name to the task's label, "" to leave out. aliases: label to names."""
+    """A label map file.
+
+    labels: local name to the task's label; "": samples of this name are skipped.
+    aliases: the task's label to local names.
+    """
 
     labels: dict[str, str] = {}
     aliases: dict[str, tuple[str, ...]] = {}
@@ -40,7 +44,7 @@ class LabelMap:
     """
 
     def __init__(self, labels: Sequence[str], named: Mapping[str, str] | None = None) -> None:
-        """named: local name to the task's label, "" to leave its samples out.
+        """named: local name to the task's label; "": samples of this name are skipped.
 
         Raises DataError for a label that the task does not have.
         """
@@ -57,11 +61,11 @@ class LabelMap:
         self._numbered = not any(label.strip().isdecimal() for label in self._labels)
 
     @classmethod
-    def of(cls, place: Place, labels: Sequence[str]) -> LabelMap:
+    def of(cls, source: SampleSource, labels: Sequence[str]) -> LabelMap:
         """The map with the label map file that was given, or is in the samples' folder. Raises DataError."""
-        file = place.labels
-        if file is None and place.path.is_dir() and (place.path / FILE).is_file():
-            file = place.path / FILE
+        file = source.labels
+        if file is None and source.path.is_dir() and (source.path / FILE).is_file():
+            file = source.path / FILE
         return cls(labels, {} if file is None else _read(file))
 
     @property
@@ -71,7 +75,7 @@ class LabelMap:
         return frozenset({*self._folded, *numbers})
 
     def number(self, name: str) -> int:
-        """The class number of a name. Raises Refused for a name that is unknown, or is to be left out."""
+        """The class number of a name. Raises Refused for a name that is unknown, or is to be skipped."""
         found = self._exact.get(name, -1)
         if found == -1:
             found = self._folded.get(folded(name), -1)

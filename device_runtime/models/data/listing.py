@@ -1,4 +1,4 @@
-"""Lists what there is to read in a place; of the files, only tables that list files are read."""
+"""Lists what there is to read in a source; of the files, only tables that list files are read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from . import database, labels, table
 from .arrays import NPZ
 from .database import DATABASE
-from .place import DATABASES, Place
+from .sample_source import DATABASES, SampleSource
 from .single import DECODERS, SINGLE
-from .source import Refused, SampleFormat, Skip, SkippedTally, Unit, file_stamp
 from .table import TABLE
+from .units import Refused, SampleFormat, Skip, SkippedTally, Unit, file_stamp
 
 WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}
 """Formats, by file ending, of files with many samples and their labels; a new format is one line here."""
@@ -21,7 +21,7 @@ WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}
 
 @dataclass
 class Listing:
-    """Units to read, by name. strays: what else is there and is not read, and why."""
+    """Units to read, by name. strays: files that are not read, and why."""
 
     units: dict[str, Unit] = field(default_factory=dict)
     strays: SkippedTally = field(default_factory=SkippedTally)
@@ -34,73 +34,73 @@ class Listing:
             self.units.setdefault(unit.name, unit)
 
 
-def listing(place: Place) -> Listing:
-    """All units below a place; files that vanish meanwhile are left out."""
+def listing(source: SampleSource) -> Listing:
+    """All units of a source; files that vanish meanwhile are ignored."""
     found = Listing()
-    if place.query:
-        _database(place, found)
-    elif place.path.is_file():
-        _file(place.path, place, found)
+    if source.query:
+        _database(source, found)
+    elif source.path.is_file():
+        _file(source.path, source, found)
     else:
-        _folder(place, found)
+        _folder(source, found)
     return found
 
 
-def _folder(place: Place, found: Listing) -> None:
+def _folder(source: SampleSource, found: Listing) -> None:
     """Lists files before folders, since a table may list files in the folders. Skips pipes and the like."""
     try:
-        entries = sorted(path for path in place.path.iterdir() if not path.name.startswith("."))
+        entries = sorted(path for path in source.path.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        found.add(Skip("cannot be read", f"{place}: {error.strerror}"))
+        found.add(Skip("cannot be read", f"{source}: {error.strerror}"))
         return
     for path in entries:
         if os.path.isfile(path) and path.name != labels.FILE:  # noqa: PTH113 (Path's raises for odd links)
-            _file(path, place, found)
+            _file(path, source, found)
     for path in entries:
         if os.path.isdir(path):  # noqa: PTH112
-            _class_folder(path, place, found)
+            _class_folder(path, source, found)
 
 
-def _database(place: Place, found: Listing) -> None:
+def _database(source: SampleSource, found: Listing) -> None:
     try:
-        found.add(Unit(place.path.name, place.path, database.stamp(place.path), DATABASE))
+        found.add(Unit(source.path.name, source.path, database.stamp(source.path), DATABASE))
     except OSError as error:
-        found.add(Skip("cannot be read", f"{place.path.name}: {error.strerror}"))
+        found.add(Skip("cannot be read", f"{source.path.name}: {error.strerror}"))
 
 
-def _file(path: Path, place: Place, found: Listing) -> None:
+def _file(path: Path, source: SampleSource, found: Listing) -> None:
     ending = path.suffix.lower()
     if ending in table.ENDINGS:
-        _table(path, place, found)
+        _table(path, source, found)
     elif ending in WHOLE:
-        found.add(_unit(path, place, WHOLE[ending]))
+        found.add(_unit(path, source, WHOLE[ending]))
     elif ending in DECODERS:
-        found.add(Skip("a file without a label: it lies in no class folder", _name(path, place)))
+        found.add(Skip("a file without a label: it is in no class folder", _name(path, source)))
     elif ending in DATABASES:
-        found.add(Skip("a database is read by a query: sqlite:FILE?QUERY", _name(path, place)))
+        found.add(Skip("a database is read by a query: sqlite:FILE?QUERY", _name(path, source)))
     else:
-        found.add(_unread(path, place))
+        found.add(_unread(path, source))
 
 
-def _table(path: Path, place: Place, found: Listing) -> None:
+def _table(path: Path, source: SampleSource, found: Listing) -> None:
     try:
-        form = table.layout(path, place)
+        form = table.layout(path, source)
         if form.file is None:
-            found.add(_unit(path, place, TABLE))
+            found.add(_unit(path, source, TABLE))
             return
         for one in table.listed(path, form):
-            found.add(one if isinstance(one, Skip) else _unit(one[0], place, SINGLE, one[1]))
+            found.add(one if isinstance(one, Skip) else _unit(one[0], source, SINGLE, one[1]))
     except Refused as error:
-        found.add(Skip.of(error, _name(path, place)))
+        found.add(Skip.of(error, _name(path, source)))
 
 
-def _class_folder(folder: Path, place: Place, found: Listing) -> None:
+def _class_folder(folder: Path, source: SampleSource, found: Listing) -> None:
     """Lists the files below a class folder, at any depth; those that a table lists have been added before."""
     for path in sorted(_files(folder)):
         if path.suffix.lower() in DECODERS:
-            found.add(_unit(path, place, SINGLE, folder.name))
+            found.add(_unit(path, source, SINGLE, folder.name))
         else:
-            found.add(_unread(path, place))
+            found.add(_unread(path, source))
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -110,21 +110,23 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _unread(path: Path, place: Place) -> Skip:
+def _unread(path: Path, source: SampleSource) -> Skip:
     ending = printable(path.suffix.lower()[:12]) or "no ending"
-    return Skip(f"a kind of file that is not read ({ending})", _name(path, place))
+    return Skip(f"unsupported kind of file ({ending})", _name(path, source))
 
 
-def _unit(path: Path, place: Place, source: SampleFormat, label: str | None = None) -> Unit | Skip:
-    name = _name(path, place)
+def _unit(
+    path: Path, source: SampleSource, sample_format: SampleFormat, label: str | None = None
+) -> Unit | Skip:
+    name = _name(path, source)
     try:
-        return Unit(name, path, file_stamp(path), source, label)
+        return Unit(name, path, file_stamp(path), sample_format, label)
     except OSError as error:
         return Skip("cannot be read", f"{name}: {error.strerror}")
 
 
-def _name(path: Path, place: Place) -> str:
-    return printable(path.relative_to(place.path if place.path.is_dir() else place.path.parent).as_posix())
+def _name(path: Path, source: SampleSource) -> str:
+    return printable(path.relative_to(source.path if source.path.is_dir() else source.path.parent).as_posix())
 
 
 def printable(name: str) -> str:

@@ -49,7 +49,7 @@ class Rows:
 
     @property
     def room(self) -> int:
-        """How many rows fit before the buffer must be moved."""
+        """The number of rows that fit before the buffer must be moved."""
         return len(self._y)
 
     @property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .source import Refused
+from .units import Refused
 
 LARGEST_SIDE = 1 << 14
 LARGEST_PIXELS = 1 << 24
@@ -90,7 +90,7 @@ def decode(data: bytes) -> Picture:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             check_size(*image.size)
             if image.mode in ("I", "F") or image.mode.startswith("I;"):  # made RGB, all above 255 is white
-                raise Refused("a picture that is not read", f"{image.format} of mode {image.mode}")
+                raise Refused("unsupported picture format", f"{image.format} of mode {image.mode}")
             upright = ImageOps.exif_transpose(image)
             pixels: NDArray[Any] = np.asarray(upright if upright.mode == "L" else upright.convert("RGB"))
     except (Refused, MemoryError):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .picture import Picture, check_size
-from .source import Refused
+from .units import Refused
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type: grey, RGB, palette, grey and RGB with alpha
@@ -72,7 +72,7 @@ def _check(header: _Header) -> None:
     if header.colour not in CHANNELS or header.depth not in DEPTHS[header.colour]:
         raise Refused("a damaged picture", f"PNG of colour type {header.colour}, {header.depth} bits")
     if header.interlace:
-        raise Refused("an interlaced PNG is not read", "save it without interlacing")
+        raise Refused("an interlaced PNG is not supported", "save it without interlacing")
 
 
 def _lines(packed: bytes, header: _Header) -> Bytes:

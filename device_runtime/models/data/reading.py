@@ -1,4 +1,4 @@
-"""Reads the samples of a place: for a task, without labels, or as they are stored."""
+"""Reads the samples of a source: for a task, without labels, or as they are stored."""
 
 from __future__ import annotations
 
@@ -21,101 +21,104 @@ from . import arrays, single, table
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LocalData
-from .place import Place
-from .shelf import LocalSamples, Selection
-from .source import Refused, Skip, WantedSamples, read_file
+from .local_samples import LocalSamples, Selection
+from .sample_source import SampleSource
+from .units import Refused, Skip, WantedSamples, read_file
 
 log = logging.getLogger(__name__)
 
 Stamp = frozenset[tuple[str, int, int]]
-"""Files by name, size in bytes, and time of the last change in ns."""
+"""Files by name, size in bytes, and time of the last change in ns; a changed file gets a new entry."""
 
 
-def load(place: Place | Path | str, manifest: Manifest, texts: Texts | None = None) -> LocalData:
-    """All samples of a place, prepared for the bundle; see `opened`."""
-    return open_samples(place, manifest, texts=texts).training
+def load(source: SampleSource | Path | str, manifest: Manifest, texts: Texts | None = None) -> LocalData:
+    """All samples of a source, prepared for the bundle; see `open_samples`."""
+    return open_samples(source, manifest, texts=texts).training
 
 
 def open_samples(
-    place: Place | Path | str, manifest: Manifest, keep: Selection | None = None, texts: Texts | None = None
+    source: SampleSource | Path | str,
+    manifest: Manifest,
+    keep: Selection | None = None,
+    texts: Texts | None = None,
 ) -> LocalSamples:
-    """Reads the samples of a place; leaves out unreadable ones and those of other classes, with a warning.
+    """Reads the samples of a source; skips unreadable ones and those of other classes, with a warning.
 
     texts: of the bundle. Raises DataError if nothing is left.
     """
-    place = Place.of(place).check()
-    shelf = LocalSamples(place, manifest, keep, texts)
-    shelf.refresh()
-    for skipped in shelf.skipped:
+    source = SampleSource.of(source).check()
+    samples = LocalSamples(source, manifest, keep, texts)
+    samples.refresh()
+    for skipped in samples.skipped:
         log.warning("skipped %s", skipped)
-    if shelf.doubt:
-        log.warning("%s: %s", place, shelf.doubt)
-    if not len(shelf.training):
-        if count := len(shelf.held):
+    if samples.scale_warning:
+        log.warning("%s: %s", source, samples.scale_warning)
+    if not len(samples.training):
+        if count := len(samples.held):
             raise DataError(
-                f"{place}: all samples, {count}, would be held out of training: give --held-out 0"
+                f"{source}: all samples, {count}, would be held out of training: give --held-out 0"
             )
-        if why := "; ".join(str(skipped) for skipped in shelf.skipped[:3]):
-            raise DataError(f"no readable samples in {place}: {why}")
-        raise DataError(f"no samples in {place}: nothing is there")
-    return shelf
+        if why := "; ".join(str(skipped) for skipped in samples.skipped[:3]):
+            raise DataError(f"no readable samples in {source}: {why}")
+        raise DataError(f"no samples in {source}: nothing is there")
+    return samples
 
 
 def inputs(
-    place: Place | Path | str, given: InputSpec, labels: Sequence[str], texts: Texts | None = None
+    source: SampleSource | Path | str, given: InputSpec, labels: Sequence[str], texts: Texts | None = None
 ) -> NDArray[Any]:
-    """The raw samples of a place without their labels, if any: (n, *input).
+    """The raw samples of a source without their labels, if any: (n, *input).
 
-    labels: of the task, by which a column of labels is recognised. Raises DataError for anything unreadable.
+    labels: the task's labels, used to detect the label column. Raises DataError for anything unreadable.
     """
-    place = Place.of(place)
-    ending = "" if place.query else place.path.suffix.lower()
+    source = SampleSource.of(source)
+    ending = "" if source.query else source.path.suffix.lower()
     try:
         if ending == ".npz":
-            return arrays.inputs(place.path, given)
+            return arrays.inputs(source.path, given)
         if ending in single.DECODERS:
-            return single.raw(single.decode_file(read_file(place.path), place.path.name), given, texts)
+            return single.raw(single.decode_file(read_file(source.path), source.path.name), given, texts)
         if ending in table.ENDINGS:
-            place = table.labelled(place, 1 if texts else prod(given.shape))
-        place = replace(place, task_labels=LabelMap(labels).names)
-        parts = list(_samples(place, WantedSamples(given, place, texts=texts)))
+            source = table.labelled(source, 1 if texts else prod(given.shape))
+        source = replace(source, task_labels=LabelMap(labels).names)
+        parts = list(_samples(source, WantedSamples(given, source, texts=texts)))
         if not parts:
             raise Refused("no samples")
         return np.concatenate(parts)
     except Refused as error:
-        raise DataError(f"{place}: {error}") from None
+        raise DataError(f"{source}: {error}") from None
 
 
-def _samples(place: Place, wanted: WantedSamples) -> Iterator[NDArray[Any]]:
+def _samples(source: SampleSource, wanted: WantedSamples) -> Iterator[NDArray[Any]]:
     """All samples, part by part. Raises Refused for the first file or sample that is not read."""
-    found = listing(place)
+    found = listing(source)
     for stray in found.strays:
         raise Refused(stray.reason, stray.named)
     for unit in found.units.values():
-        for part in unit.source.read(unit, wanted):
+        for part in unit.sample_format.read(unit, wanted):
             if isinstance(part, Skip):
                 raise Refused(part.reason, part.where)
             yield part.x
 
 
-def raw(place: Place | Path | str) -> Iterator[NDArray[Any]]:
-    """The readable samples of a place as they are stored, not prepared for any task: arrays (n, ..)."""
-    place = Place.of(place)
-    for unit in listing(place).units.values():
+def raw(source: SampleSource | Path | str) -> Iterator[NDArray[Any]]:
+    """The readable samples of a source as they are stored, not prepared for any task: arrays (n, ..)."""
+    source = SampleSource.of(source)
+    for unit in listing(source).units.values():
         try:
-            yield from unit.source.stored(unit, place)
+            yield from unit.sample_format.stored(unit, source)
         except Refused as error:
             log.debug("not read: %s: %s", unit.name, error)
 
 
-def stamp(place: Place | Path | str) -> Stamp:
-    """The present files of a place; a file that is changed or removed is missing from later stamps."""
-    place = Place.of(place)
-    if not place.path.exists():
+def stamp(source: SampleSource | Path | str) -> Stamp:
+    """The present files of a source; a file that is changed or removed is missing from later stamps."""
+    source = SampleSource.of(source)
+    if not source.path.exists():
         return frozenset()
-    return frozenset((unit.name, *unit.stamp) for unit in listing(place).units.values())
+    return frozenset((unit.name, *unit.stamp) for unit in listing(source).units.values())
 
 
-def check_path(place: Place | Path | str) -> Place:
-    """The place if it exists, which can be checked before the task is known. Raises DataError."""
-    return Place.of(place).check()
+def check_path(source: SampleSource | Path | str) -> SampleSource:
+    """The source if it exists, which can be checked before the task is known. Raises DataError."""
+    return SampleSource.of(source).check()

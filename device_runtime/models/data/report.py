@@ -1,4 +1,4 @@
-"""Reports on a device's samples to its owner: classes, formats, what was left out, odd values."""
+"""Reports on a device's samples to its owner: classes, formats, skipped files, odd values."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from device_runtime.models.bundles.inputs import InputSpec, TextInput
 
+from .local_samples import LocalSamples
 from .picture import is_picture, white
-from .shelf import LocalSamples
 from .sound import is_sound
-from .source import SkippedSamples
+from .units import SkippedSamples
 
 BAR = 30
 FORMS = 10
@@ -26,12 +26,14 @@ class Class:
 
 @dataclass(frozen=True)
 class SamplesReport:
-    """A report on the samples of a place.
+    """A report on the samples of a source.
 
-    stored: number of samples by format. memory_bytes: of all samples, prepared. takes: how a picture, a sound
-    or a text becomes the input. filled: number of texts that fill the input, of which longer ones lost their
-    end; None if the input is not text. values: the least and the largest raw value. doubt: what is odd about
-    the values; empty if nothing is.
+    stored: number of samples by format.
+    memory_bytes: of all samples, prepared.
+    takes: how a picture, a sound or a text becomes the input.
+    filled: number of texts that fill the input or are cut to fit it; None if the input is not text.
+    values: the least and the largest raw value.
+    doubt: a warning if the values seem wrongly scaled; empty if not.
     """
 
     place: str
@@ -48,31 +50,31 @@ class SamplesReport:
     doubt: str = ""
 
 
-def report(shelf: LocalSamples) -> SamplesReport:
-    """Reports on a shelf that has been read."""
-    manifest, labels = shelf.manifest, len(shelf.manifest.labels)
-    counts = zip(shelf.training.class_counts(labels), shelf.held.class_counts(labels), strict=True)
+def report(samples: LocalSamples) -> SamplesReport:
+    """Reports on samples that have been read."""
+    manifest, labels = samples.manifest, len(samples.manifest.labels)
+    counts = zip(samples.training.class_counts(labels), samples.held.class_counts(labels), strict=True)
     return SamplesReport(
-        str(shelf.place),
+        str(samples.source),
         manifest.name,
-        len(shelf.training) + len(shelf.held),
-        len(shelf.held),
+        len(samples.training) + len(samples.held),
+        len(samples.held),
         tuple(Class(label, a + b) for label, (a, b) in zip(manifest.labels, counts, strict=True)),
-        _most(shelf.forms),
-        shelf.skipped,
-        shelf.memory_bytes,
+        _most(samples.forms),
+        samples.skipped,
+        samples.memory_bytes,
         describe_input(manifest.input),
-        _filled(shelf),
-        shelf.values,
-        shelf.doubt,
+        _filled(samples),
+        samples.values,
+        samples.scale_warning,
     )
 
 
-def _filled(shelf: LocalSamples) -> int | None:
-    text = shelf.manifest.input.text
+def _filled(samples: LocalSamples) -> int | None:
+    text = samples.manifest.input.text
     if not isinstance(text, TextInput):
         return None
-    return sum(int((side.x[:, -1] != text.padding).sum()) for side in (shelf.training, shelf.held))
+    return sum(int((side.x[:, -1] != text.padding).sum()) for side in (samples.training, samples.held))
 
 
 def _most(forms: Counter[str]) -> dict[str, int]:

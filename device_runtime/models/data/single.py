@@ -12,8 +12,8 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.text.texts import Texts
 
 from . import arrays, cells, picture, png, sound
-from .place import Place
-from .source import RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, read_file
+from .sample_source import SampleSource
+from .units import RawSamples, Refused, SampleFormat, Unit, WantedSamples, one_stored, read_file
 
 
 class Item(Protocol):
@@ -50,7 +50,7 @@ def decode_file(data: bytes, name: str) -> Item:
     """Decodes a file by the ending of its name. Raises Refused."""
     ending = ending_of(name)
     if ending not in DECODERS:
-        raise Refused(f"a kind of file that is not read ({ending or 'no ending'})")
+        raise Refused(f"unsupported kind of file ({ending or 'no ending'})")
     if not data:
         raise Refused("an empty file")
     return DECODERS[ending](data)
@@ -79,7 +79,7 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples]:
     yield RawSamples(raw(held, wanted.input, wanted.texts), None, held.form)
 
 
-def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
+def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
     data = read_file(unit.path)
     yield one_stored(data)
     if ending_of(unit.path.name) == ".npy":  # may hold one sample or many; only a task could tell

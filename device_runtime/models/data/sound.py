@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.inputs import InputSpec
 
-from .source import Refused
+from .units import Refused
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 KINDS = {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}
@@ -96,14 +96,14 @@ def _sound(form: bytes | None, data: bytes, size: int) -> Sound:
     if kind == EXTENSIBLE and len(form) >= 26:
         (kind,) = struct.unpack_from("<H", form, 24)
     if (kind, bits) not in KINDS or not 0 < channels <= MOST_CHANNELS:
-        raise Refused("a sound that is not read", f"WAVE format {kind}, {bits} bits, {channels} channels")
+        raise Refused("unsupported sound format", f"WAVE format {kind}, {bits} bits, {channels} channels")
     if not LEAST_RATE <= rate <= LARGEST_RATE:
-        raise Refused("a sound that is not read", f"{rate} Hz, expected {LEAST_RATE} to {LARGEST_RATE}")
+        raise Refused("unsupported sound format", f"{rate} Hz, expected {LEAST_RATE} to {LARGEST_RATE}")
     if size != UNKNOWN_LENGTH and len(data) < size:
         raise Refused("a file that ends too early", f"WAVE with {len(data)} of {size} bytes")
     frame = channels * bits // 8
     if wide != frame:
-        raise Refused("a sound that is not read", f"WAVE of {bits} bits, {channels} channels in {wide} bytes")
+        raise Refused("unsupported sound format", f"WAVE of {bits} bits, {channels} channels in {wide} bytes")
     sound = Sound(data[: min(size, len(data)) // frame * frame], kind, channels, rate, bits)
     if not sound.frames:
         raise Refused("a sound without samples", f"{rate} Hz")
@@ -129,7 +129,7 @@ def _values(data: bytes, kind: int, bits: int) -> NDArray[Any]:
 ZEROS = 16
 """Zero crossings of the sinc on each side, under a Hann window."""
 SHARE = 0.95
-"""The share of the lower of the two bands that is kept."""
+"""The cut-off as a fraction of the lower of the two Nyquist frequencies."""
 BLOCK = 2048
 
 
@@ -141,7 +141,7 @@ def resampled(samples: NDArray[np.float32], rate: int, wanted: int, count: int) 
     count = min(count, -(-len(samples) * wanted // rate))
     if rate == wanted:
         return samples[:count]
-    width = SHARE * min(1.0, wanted / rate)  # of the band that is kept, in units of the samples' band
+    width = SHARE * min(1.0, wanted / rate)  # the cut-off as a fraction of the samples' Nyquist frequency
     reach = int(np.ceil(ZEROS / width))
     padded = np.pad(samples.astype(np.float64), reach + 1)
     steps = np.arange(-reach, reach + 1)

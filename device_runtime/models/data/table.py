@@ -29,9 +29,9 @@ from .cells import (
     text_cell,
     text_column,
 )
-from .place import Place
+from .sample_source import SampleSource
 from .single import DECODERS, ending_of
-from .source import RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
+from .units import RawSamples, Refused, SampleFormat, Skip, Unit, WantedSamples, one_stored
 
 log = logging.getLogger(__name__)
 
@@ -64,31 +64,31 @@ class TableLayout:
         return f"{name} ({why})"
 
 
-def layout(path: Path, place: Place) -> TableLayout:
-    """Finds the columns from the first rows, the place's settings and the task's labels. Raises Refused."""
+def layout(path: Path, source: SampleSource) -> TableLayout:
+    """Finds the columns from the first rows, the source's settings and the task's labels. Raises Refused."""
     separator = "\t" if path.suffix.lower() == ".tsv" else _separator(path)
     with _rows(path, separator) as rows:
         first = next(rows, [])
         others = [row for row in islice(rows, ROWS) if row]
     if not first:
         raise Refused("an empty table")
-    wanted = place.label_column
-    asked = (folded(name) for name in (wanted, place.text_column) if not name.isdecimal())
+    wanted = source.label_column
+    asked = (folded(name) for name in (wanted, source.text_column) if not name.isdecimal())
     usual = {*LABEL_COLUMNS, *FILE_COLUMNS, *TEXT_COLUMNS, *asked} - {""}
     named = any(folded(cell) in usual for cell in first)
     header = named or (bool(others) and _count_numbers(first) < _count_numbers(others[0]))
     names, samples = (tuple(first), others) if header else (None, [first, *others])
-    label = label_column(names, samples, wanted, place.task_labels)
+    label = label_column(names, samples, wanted, source.task_labels)
     sample = samples[0] if samples else ()
     files = (i for i, cell in enumerate(sample) if i != label.number and ending_of(cell) in DECODERS)
-    file = None if place.text_column else next(files, None)
+    file = None if source.text_column else next(files, None)
     return TableLayout(names, len(first), label, file, separator)
 
 
-def labelled(place: Place, features: int) -> Place:
-    """The place, marked as without labels if the table's rows hold only features. Raises Refused."""
-    without = replace(place, label_column=NO_LABEL_COLUMN)
-    return without if not place.label_column and layout(place.path, without).width == features else place
+def labelled(source: SampleSource, features: int) -> SampleSource:
+    """The source, marked as without labels if the table's rows hold only features. Raises Refused."""
+    without = replace(source, label_column=NO_LABEL_COLUMN)
+    return without if not source.label_column and layout(source.path, without).width == features else source
 
 
 def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
@@ -108,13 +108,13 @@ def listed(path: Path, form: TableLayout) -> Iterator[tuple[Path, str] | Skip]:
 
 
 def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
-    form = layout(unit.path, wanted.place)
+    form = layout(unit.path, wanted.source)
     take = _row_reader(form, wanted)
     features: list[NDArray[Any]] = []
     labels: list[str] = []
     said = "text in a table" if wanted.texts else f"table of {form.width - 1} columns"
     said += f", labels in {form.labelled}"
-    if not wanted.place.label_column:
+    if not wanted.source.label_column:
         log.info("%s: labels are taken from %s", unit.name, form.labelled)
     for number, row in _samples(unit.path, form):
         try:
@@ -133,8 +133,8 @@ def _read(unit: Unit, wanted: WantedSamples) -> Iterator[RawSamples | Skip]:
         yield RawSamples(np.stack(features), labels, said)
 
 
-def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
-    form = layout(unit.path, place)
+def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:
+    form = layout(unit.path, source)
     for _, row in _samples(unit.path, form):
         cells = [cell for column, cell in enumerate(row) if column != form.label.number]
         yield one_stored("\x1f".join(cells).encode())
@@ -169,7 +169,7 @@ def _row_reader(form: TableLayout, wanted: WantedSamples) -> Callable[[Sequence[
         return lambda row: values_of(
             [c for column, c in enumerate(row) if column != form.label.number], wanted.input
         )
-    column = text_column(form.names, form.width, form.label.number, wanted.place.text_column)
+    column = text_column(form.names, form.width, form.label.number, wanted.source.text_column)
     return lambda row: text_cell(row[column]).ids(texts)[0]
 
 

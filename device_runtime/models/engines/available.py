@@ -19,7 +19,7 @@ PREFERRED = ("onnxruntime", "torch")
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine, its version ("" if not installed), whether it can be used here, and why or why not."""
+    """An engine, its version ("" if not installed), whether it is usable on this machine, and the reason."""
 
     name: str
     version: str
@@ -61,7 +61,7 @@ def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineCho
 
 def open_model(
     bundle: Bundle,
-    wish: EngineSettings = DEFAULT_ENGINE_SETTINGS,
+    settings: EngineSettings = DEFAULT_ENGINE_SETTINGS,
     *,
     batch: int = 32,
     watch: EngineWatch | None = None,
@@ -71,23 +71,23 @@ def open_model(
     Raises EngineError as `engine_choice` does, or for a precision or device that the engine does not have;
     BundleError for a precision that the bundle does not have.
     """
-    name = engine_choice(bundle, wish.engine).name
+    name = engine_choice(bundle, settings.engine).name
     if name == "torch":
-        if wish.precision != "float32":
-            raise EngineError(f"engine torch computes in float32, not in {wish.precision}")
+        if settings.precision != "float32":
+            raise EngineError(f"engine torch computes in float32, not in {settings.precision}")
         from device_runtime.models.torch_engine.engine import TorchModel
 
-        return TorchModel(bundle, threads=wish.threads, batch=batch, watch=watch, device=wish.device)
-    if wish.device != "cpu":
-        raise EngineError(f"engine {name} computes on the cpu, not on {wish.device}; engine torch can")
+        return TorchModel(bundle, threads=settings.threads, batch=batch, watch=watch, device=settings.device)
+    if settings.device != "cpu":
+        raise EngineError(f"engine {name} computes on the cpu, not on {settings.device}; engine torch can")
     kind = OrtTrainingModel if name == "onnxruntime-training" else OnnxModel
     return kind(
         bundle,
-        threads=wish.threads,
+        threads=settings.threads,
         batch=batch,
         watch=watch,
-        precision=wish.precision,
-        run_bytes=wish.run_bytes,
+        precision=settings.precision,
+        run_bytes=settings.run_bytes,
     )
 
 

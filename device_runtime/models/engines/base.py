@@ -30,7 +30,7 @@ class Forward:
 
 
 class EngineWatch(Protocol):
-    """Is told what an engine does, and may refuse it or slow it down."""
+    """Notified of what an engine does; may refuse it or slow it down."""
 
     def will_load(self, name: str, graph: Graph) -> None:
         """Called before a session of graph `name` is made; what it raises goes to the engine's caller."""
@@ -66,7 +66,7 @@ class Gradients(Protocol):
         """Running statistics that training changes, if any; each call of `loss_and_grads` updates them."""
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
-        """Mean loss over all samples; `extras` are the objective's inputs beside x and y.
+        """Mean loss over all samples; `extras` are the objective's inputs besides x and y.
 
         Raises EngineError for wrong arrays.
         """

@@ -13,7 +13,7 @@ from .onnx_probe import OnnxProbe, ProbeGraph
 from .onnx_session import SessionSettings
 
 FLOPS_A_TENSOR = 1_000_000
-"""Operations of one loss, per tensor of the model, from which constants are faster.
+"""Above this many FLOPs per tensor of the model, a loss is faster with the parameters as constants.
 
 Convolutions whose kernels are inputs lose 0.5 to 4 ms per 100 million operations (x86-64, ONNX Runtime 1.19
 and 1.31: SqueezeNet the least, the depthwise ones of MobileNetV2 the most); writing a tensor takes about 20
@@ -26,11 +26,11 @@ REMADE = 10
 class ConstantProbe:
     """Loss of a graph with convolutions; see `engines.base.LossProbe`.
 
-    If a kernel is an input, ONNX Runtime neither lays it out for the processor nor folds anything into it. So
-    for enough samples, the loss is computed by the graph as optimised for inference, with the parameters
-    written into it (`LaidOut`); or, if that graph's layout is not known, by a session made for this loss.
-    For few samples, the parameters are inputs of a session. The choice depends on the number of samples
-    alone, so that equal calls give equal bits.
+    If a kernel is an input, ONNX Runtime can neither pre-pack it for the processor nor fuse it. So for enough
+    samples, the loss is computed by the graph as optimised for inference, with the parameters written into it
+    (`OptimisedProbe`); or, if that graph's layout is not known, by a session made for this loss. For few
+    samples, the parameters are inputs of a session. The choice depends on the number of samples alone, so
+    that equal calls give equal bits.
     """
 
     def __init__(

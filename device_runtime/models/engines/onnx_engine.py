@@ -85,7 +85,7 @@ class OnnxModel:
     def load(self, weights: Tensors) -> None:
         """Copies in new values of some or all tensors; the others stay.
 
-        Only sessions that hold a changed tensor as a constant are made anew, at their next use. Existing
+        Only sessions that hold a changed tensor as a constant are made again, at their next use. Existing
         probes and trainers keep their own weights. Raises TensorError if a tensor does not fit.
         """
         self._adopt(copied_weights(self.manifest, weights))

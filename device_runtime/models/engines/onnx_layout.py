@@ -230,7 +230,7 @@ def _graph(model: bytes) -> Iterator[Field]:
 
 
 MOST_BYTES = 16 << 20
-"""Most bytes of parameters: `laid_out` briefly holds several copies, which would be the peak if larger."""
+"""Most bytes of parameters: `optimise_layout` briefly holds several copies, which must not be the peak."""
 
 
 class OptimisedProbe:
@@ -258,7 +258,7 @@ class OptimisedProbe:
 def optimise_layout(
     manifest: Manifest, rows: int, source: ProbeGraph, settings: SessionSettings
 ) -> OptimisedProbe | None:
-    """Makes a `LaidOut` of a graph with constants; None if they are too large or their layout is not known.
+    """An `OptimisedProbe` of a graph with constants; None if they are too large or the layout is not known.
 
     The graph is optimised twice, with different random values: each initialiser that differs must follow from
     those values in a known way. Raises EngineError, BundleError for a graph that is not allowed, and what the

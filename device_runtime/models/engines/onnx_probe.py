@@ -69,7 +69,8 @@ class ProbeGraph:
 def rows_beside(held_bytes: int, graph: Graph, rows: int) -> int:
     """`rows`, less the samples whose activations take `held_bytes`; at least half of `rows`.
 
-    With so many samples a run, holding `held_bytes` beside the activations does not raise peak memory.
+    With that many samples a run, holding `held_bytes` in addition to the activations does not raise peak
+    memory.
     """
     return max(rows - -(-held_bytes // max(1, graph.bytes_per_sample)), -(-rows // 2))
 

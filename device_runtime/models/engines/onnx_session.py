@@ -52,10 +52,13 @@ class LoadedGraph:
 class SessionSettings:
     """How a session is made.
 
-    threads: inside one operator. watch: is told of loads and runs. quick: use only the optimisers that pay
-    off in a session of few runs, as every session of a training graph does. optimised: the graph has been
-    optimised already. save_to: a file to write the optimised graph to, which fits this processor and this
-    version of ONNX Runtime only.
+    threads: the number of threads inside one operator.
+    watch: notified of loads and runs.
+    quick: use only the optimisers that pay off in a session of few runs, as every session of a training graph
+    does.
+    optimised: the graph has been optimised already.
+    save_to: a file to write the optimised graph to, which fits this processor and this version of ONNX
+    Runtime only.
     """
 
     threads: int = 1

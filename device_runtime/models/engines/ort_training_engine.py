@@ -19,7 +19,7 @@ _INSTALL = f"in an environment without onnxruntime: pip install onnxruntime-trai
 
 
 def available(manifest: Manifest | None = None) -> str:
-    """Why this engine cannot be used here, and for this bundle if one is given; empty if it can.
+    """Why this engine cannot be used on this machine (and for this bundle, if given); empty if it can.
 
     Loads nothing.
     """

@@ -74,7 +74,7 @@ def candidates(subject: FunctionalModule, wanted: WantedGraphs) -> Iterator[Grap
 
 
 def _with_reached_sets(subject: FunctionalModule, wanted: WantedGraphs, objective: str) -> WantedGraphs:
-    """Leaves out tunable sets with tensors that the objective does not reach.
+    """Removes tunable sets with tensors that the objective does not reach.
 
     Objectives of ABOVE train on the feature maps of a level, so tensors below it have no gradient. Raises
     ExportError if no set is left.

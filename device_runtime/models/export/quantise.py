@@ -194,7 +194,7 @@ def _to_float32(half: str, full: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the tool, which advises on the root logger to run steps that `filled` and ONNX Runtime do."""
+    """Silences the tool: it advises on the root logger to prepare graphs that are prepared already."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -45,7 +45,7 @@ class ForwardPass:
 def stored_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters, then the buffers of state_dict, by name, detached.
 
-    Batch norm's counters of batches are left out; other integers are taken for indices.
+    Batch norm's counters of batches are ignored; other integers are taken for indices.
     """
     kept = {name for name in module.state_dict() if not name.endswith("num_batches_tracked")}
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -51,7 +51,7 @@ _KEPT = [
 
 @dataclass(frozen=True)
 class Outputs:
-    """Names of a graph's outputs, and its inputs beside x and the tensors."""
+    """Names of a graph's outputs, and of its inputs other than x and the tensors."""
 
     names: tuple[str, ...]
     labels: bool = False

@@ -29,9 +29,11 @@ LISTED = 4  # names in an error
 class Checkpoints:
     """How published files of a network differ from its module; the module's attribute `checkpoints`.
 
-    prefix: of all names in the module, missing in files. absent: submodules, without the prefix, that files
-    of the bare network lack; with a new head they are new too. spare: names in files that the module does not
-    need. adapt: converts the tensors of a file, without the prefix, to those of the module.
+    prefix: of all names in the module, missing in files.
+    absent: submodules, without the prefix, that files of the bare network lack; with a new head they are new
+    too.
+    spare: names in files that the module does not need.
+    adapt: converts the tensors of a file, without the prefix, to those of the module.
     """
 
     prefix: str = ""
@@ -91,7 +93,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 _CODE = (
-    "it is damaged, or holds Python objects beside tensors, which could run code when they are read; "
+    "it is damaged, or holds Python objects besides tensors, which could run code when they are read; "
     "save it as safetensors, or with torch.save(module.state_dict(), path)"
 )
 

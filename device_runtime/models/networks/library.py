@@ -73,7 +73,7 @@ def _build(name: str, classes: int) -> nn.Module:
         raise ExportError(f"{name} needs {error.name}, which is not installed: {hint}") from error
     except Exception as error:  # its compiled part is checked when it is imported
         raise ExportError(
-            f"{name} needs torchvision, which does not load beside torch {torch.__version__}: "
+            f"{name} needs torchvision, which does not load with torch {torch.__version__}: "
             f"{one_line(error)}; install the torchvision built for this torch, from the same index"
         ) from error
     module: nn.Module = getattr(models, name)(num_classes=classes)

@@ -8,7 +8,7 @@ from torch.nn import functional
 from .building_blocks import scaled_channels
 
 STEMS = {"1.0": (96, 7), "1.1": (64, 3)}  # version -> channels and kernel of the first convolution
-# version -> fire modules that a max pooling follows, beside that after the first convolution
+# version -> fire modules that a max pooling follows, as it also follows the first convolution
 POOLED_AFTER = {"1.0": (4, 8), "1.1": (3, 5)}
 # number of a fire module -> channels of its squeeze, and of each of its expand convolutions
 FIRES = {

@@ -11,8 +11,8 @@ from device_runtime.models.errors import ExportError
 class Framing:
     """Special tokens around a text, and the id of the padding after it.
 
-    causal: each token sees only those before it, and the network answers at the last token; other networks
-    answer at a mask.
+    causal: each token sees only those before it, and the prediction is read at the last token; that of other
+    networks is read at a mask.
     """
 
     padding: int

@@ -4,7 +4,7 @@ The library's parameters keep their names after the prefix `model.`: `model.dist
 `DistilBertForSequenceClassification`, `model.roberta.encoder...` of `RobertaForSequenceClassification`. Its
 checkpoints load with or without that prefix. Checkpoints of a language model need a new head (`--new-head`),
 or `words`: ids of one word for each class, whose rows of the language model's own head become the head. Such
-a network answers at the id `mask` (DistilBERT, RoBERTa) or after the last token (OPT).
+a network's prediction is read at the token `mask` (DistilBERT, RoBERTa) or after the last token (OPT).
 """
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
@@ -196,7 +196,7 @@ def _opt_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _answering(places: ModelParts, ids: tuple[int, ...], biases: tuple[str, ...]) -> ModelParts:
-    """Places whose files are a language model's, with the rows of `ids` as the head."""
+    """The ModelParts for a checkpoint of a language model: the rows of `ids` of its head become the head."""
     before: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = places.files.adapt or dict
 
     def adapt(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -249,9 +249,9 @@ class ModelParts:
 class SequenceClassifier(nn.Module):
     """A classifier of token ids around a model of the library; `logits` computes (model, ids) -> logits.
 
-    Levels are thirds of the layers; the embeddings are low, parts between layers and head are up. Dropout is
-    left out, since a bundle is exported in eval mode, and so is the library's fused attention, since ONNX
-    Runtime can train plain products and softmax only.
+    Levels are thirds of the layers; the embeddings are low, parts between layers and head are up. There is no
+    dropout, since a bundle is exported in eval mode, and no fused attention, since ONNX Runtime can train
+    plain products and softmax only.
     """
 
     def __init__(self, model: nn.Module, places: ModelParts, logits: Callable[[Any, Tensor], Tensor]) -> None:

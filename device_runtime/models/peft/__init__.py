@@ -55,7 +55,7 @@ def members(module: nn.Module, name: str, head: str) -> tuple[str, ...]:
     """Names of the parameters that the set trains, with the head's, in the module's order.
 
     The set `bias` has every bias, and weight and bias of every normalisation layer (Cai et al. 2020 train
-    biases only). Parameters with requires_grad=False are left out. Raises ExportError for an unknown set, a
+    biases only). Parameters with requires_grad=False are ignored. Raises ExportError for an unknown set, a
     head that has nothing to train, or a set that was not injected.
     """
     settings_of(name)

@@ -27,7 +27,7 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     if settings["targets"] == "attention":
         layers = {n: m for n, m in layers.items() if n.rpartition(".")[2] in ATTENTION} or layers
     if not layers:
-        raise no_place_error(module, "lora", "an nn.Linear or ungrouped nn.Conv2d beside its head")
+        raise no_place_error(module, "lora", "an nn.Linear or ungrouped nn.Conv2d besides its head")
     generator = torch.Generator().manual_seed(int(settings["seed"]))
     rank = int(settings["rank"])
     for layer in layers.values():
@@ -43,8 +43,8 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
 def _layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
     """Layers that can have LoRA, by name.
 
-    Left out are layers whose weight other modules read, classes with their own forward, grouped convolutions,
-    and patch embeddings.
+    Not included are layers whose weight other modules read, classes with their own forward, grouped
+    convolutions, and patch embeddings.
     """
     read_by_others = {
         f"{name}.out_proj" for name, m in module.named_modules() if isinstance(m, nn.MultiheadAttention)

@@ -39,7 +39,7 @@ def weighted_layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
 def transformer_blocks(module: nn.Module) -> dict[str, nn.Module]:
     """Blocks like those of timm's VisionTransformer: attn with qkv, proj and num_heads, then mlp.
 
-    Attention over windows of an image (Swin) is left out, since it takes no tokens beside the image's.
+    Attention over windows of an image (Swin) is not included, since it takes only the image's tokens.
     """
     return {name: block for name, block in module.named_modules() if _is_transformer_block(block)}
 
@@ -58,7 +58,7 @@ def _is_transformer_block(block: nn.Module) -> bool:
 def feed_forward_blocks(module: nn.Module, head: str) -> list[PeftPlace]:
     """The modules that give the result of each feed-forward block, before the shortcut is added.
 
-    They are `mlp` (timm, torchvision), `ffn` (DistilBERT), or `output.dense` beside `intermediate` (BERT,
+    They are `mlp` (timm, torchvision), `ffn` (DistilBERT), or `output.dense` next to `intermediate` (BERT,
     RoBERTa).
     """
     places = []

@@ -1,4 +1,4 @@
-"""Prefix tuning: trained keys and values that every attention layer has beside those of its tokens.
+"""Prefix tuning: trained keys and values that every attention layer has in addition to those of its tokens.
 
 Li and Liang 2021, but trained directly, without the network that computes prefixes there.
 """

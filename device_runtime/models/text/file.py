@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
 
 class Added(msgspec.Struct, frozen=True):
-    """A token beside the learnt ones, such as <mask>."""
+    """A token in addition to the learnt ones, such as <mask>."""
 
     id: int
     content: str

@@ -34,7 +34,7 @@ SPECIAL: dict[Form, tuple[str, ...]] = {
 }
 """Special tokens in the order of their ids, as BERT's small models and RoBERTa have them."""
 FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
-"""The files looked for in a folder, in this order; merges.txt is beside vocab.json."""
+"""The files looked for in a folder, in this order; merges.txt is in the same folder as vocab.json."""
 TABLES = {".tsv": "\t", ".csv": ","}
 
 

@@ -8,7 +8,7 @@ row. Shapes: x (n, in, height, width), go the gradient of the result (n, out, he
 (out, in / groups, kernel height, kernel width).
 
 Large linear layers write their weight gradient into the buffer where it is needed, not into new memory first.
-The system hands out memory of megabytes anew in each step, which may cost more time than the gradient itself;
+The system allocates new memory of megabytes in each step, which may cost more time than the gradient itself;
 and a copy is saved.
 
 Norms and their gradients take few passes over memory. Shapes: x (n, channels, ...), go the gradient of the

@@ -59,22 +59,22 @@ def can_train_many(manifest: Manifest, tunable: str) -> bool:
 
 
 def is_faster_together(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
-    """Whether training copies together is faster, judged by the FLOPs of the graph, not measured here."""
+    """Whether training copies together is faster, judged by the FLOPs of the graph, not by a measurement."""
     return not on_cpu or manifest.graphs[f"train.{tunable}"].flops <= PAYS_BELOW_FLOPS
 
 
 def train_many(
-    model: TorchModel, tunable: str, lessons: Sequence[CopySamples], sgd: Sgd, clip_norm: float = 0.0
+    model: TorchModel, tunable: str, copies: Sequence[CopySamples], sgd: Sgd, clip_norm: float = 0.0
 ) -> TrainedCopies:
-    """Trains a copy of the model's tunable set on each lesson by cross-entropy; every lesson has a step.
+    """Trains one copy of the tunable set for each of `copies` by cross-entropy, at least one step each.
 
     clip_norm: the largest norm of a step's gradient; 0: no limit. The result equals that of training one copy
     at a time up to rounding, which may depend on the number of copies. Memory for each copy: three times the
     set, four times with momentum, its samples, and the activations of one batch.
     """
-    order = sorted(range(len(lessons)), key=lambda i: -len(lessons[i].batches))
-    training = _Training(model, tunable, [lessons[i] for i in order], sgd, clip_norm)
-    with model.place.running(f"train.{tunable}", model.manifest.graphs[f"train.{tunable}"], len(lessons)):
+    order = sorted(range(len(copies)), key=lambda i: -len(copies[i].batches))
+    training = _Training(model, tunable, [copies[i] for i in order], sgd, clip_norm)
+    with model.place.running(f"train.{tunable}", model.manifest.graphs[f"train.{tunable}"], len(copies)):
         training.run()
     params, losses = training.params(), training.mean_losses()
     places = np.argsort(order)
@@ -88,21 +88,21 @@ class _Training:
     """
 
     def __init__(
-        self, model: TorchModel, tunable: str, lessons: Sequence[CopySamples], sgd: Sgd, clip_norm: float
+        self, model: TorchModel, tunable: str, copies: Sequence[CopySamples], sgd: Sgd, clip_norm: float
     ) -> None:
-        self._lessons, self._sgd, self._place = lessons, sgd, model.place
+        self._copies, self._sgd, self._place = copies, sgd, model.place
         self._clip_norm = clip_norm
         self._module = model.opened("forward").module
         self._specs = model.manifest.specs(tunable)
         every = model.tensors()
         names = [spec.name for spec in self._specs]
         self._frozen = {name: tensor for name, tensor in every.items() if name not in names}
-        self._free = {n: every[n].expand(len(lessons), *every[n].shape).clone() for n in names}
+        self._free = {n: every[n].expand(len(copies), *every[n].shape).clone() for n in names}
         moving = self._free if sgd.momentum else {}
         self._velocity = {name: torch.zeros_like(tensor) for name, tensor in moving.items()}
-        self._steps = [len(lesson.batches) for lesson in lessons]
-        self._rows = max(len(batch) for lesson in lessons for batch in lesson.batches)
-        self._totals = torch.zeros(len(lessons), dtype=torch.float64, device=self._place.device)
+        self._steps = [len(copy.batches) for copy in copies]
+        self._rows = max(len(batch) for copy in copies for batch in copy.batches)
+        self._totals = torch.zeros(len(copies), dtype=torch.float64, device=self._place.device)
 
     def run(self) -> None:
         """Runs all steps."""
@@ -141,23 +141,23 @@ class _Training:
 
     def _batch(self, step: int, k: int) -> tuple[NDArray[Any], ...]:
         """x (k, rows, *input), y (k, rows), each row's weight in the batch mean, 1 where its loss counts."""
-        lessons = self._lessons[:k]
-        x = np.zeros((k, self._rows, *lessons[0].x.shape[1:]), lessons[0].x.dtype)
+        copies = self._copies[:k]
+        x = np.zeros((k, self._rows, *copies[0].x.shape[1:]), copies[0].x.dtype)
         y = np.zeros((k, self._rows), np.int64)
         shares, counts = np.zeros(y.shape, np.float32), np.zeros(y.shape, np.float32)
-        for i, lesson in enumerate(lessons):
-            batch = lesson.batches[step]
+        for i, copy in enumerate(copies):
+            batch = copy.batches[step]
             rows = slice(0, len(batch))
-            x[i, rows], y[i, rows] = lesson.x[batch], lesson.y[batch]
+            x[i, rows], y[i, rows] = copy.x[batch], copy.y[batch]
             shares[i, rows] = 1 / len(batch)
-            counts[i, rows] = step >= lesson.counted
+            counts[i, rows] = step >= copy.counted
         return x, y, shares, counts
 
     def params(self) -> list[Flat]:
         """The trained tunable set of each copy."""
         there = {name: tensor.detach().cpu().numpy() for name, tensor in self._free.items()}
         made = []
-        for i in range(len(self._lessons)):
+        for i in range(len(self._copies)):
             flat = Flat(self._specs)
             for name, view in flat.views.items():
                 view[...] = there[name][i]
@@ -166,5 +166,5 @@ class _Training:
 
     def mean_losses(self) -> NDArray[np.float64]:
         """Mean loss of each copy, (k,); 0 if no step counts."""
-        seen = [sum(len(batch) for batch in lesson.batches[lesson.counted :]) for lesson in self._lessons]
+        seen = [sum(len(batch) for batch in copy.batches[copy.counted :]) for copy in self._copies]
         return np.asarray(self._totals.cpu().numpy() / np.maximum(seen, 1))

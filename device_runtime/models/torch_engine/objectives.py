@@ -108,9 +108,9 @@ def attention(given: ObjectiveBatch) -> Tensor:
 
     Mean over samples of sum_levels beta_level * || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2^2, where Q is the sum
     of squares over the channels at each place, and `teacher.LEVEL` is that of the teacher, (n, places).
-    Levels whose map is one vector for each sample, without places, are left out; `beta` is in the order of
-    the other levels. Both texts write the norm, Zagoruyko's code squares it: with the norm, training with
-    their beta diverges.
+    Levels whose map is one vector for each sample, without places, are ignored; `beta` is in the order of the
+    other levels. Both texts write the norm, Zagoruyko's code squares it: with the norm, training with their
+    beta diverges.
     """
     passed, extras = run(given.subject, given.x, given.tensors), given.extras
     apart: list[Tensor] = []

@@ -26,7 +26,7 @@ def find_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = name.partition(":")[2] or "0"
     if not (index.isdecimal() and int(index) < count):
-        raise EngineError(f"device {name} is not here: torch {torch.__version__} sees {count} GPUs")
+        raise EngineError(f"device {name} is not available: torch {torch.__version__} sees {count} GPUs")
     return torch.device("cuda", int(index))
 
 

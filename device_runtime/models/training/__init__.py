@@ -1,1 +1,1 @@
-"""Optimisers, gradient clipping and softmax heads: training in numpy, beside an engine."""
+"""Optimisers, gradient clipping and softmax heads: the parts of training that run in numpy."""

@@ -125,7 +125,7 @@ class PrivateGradients:
             self._add_clipped(self._trainer.grads.vector)
 
     def _add_clipped(self, sample: Vector) -> None:
-        """Adds a sample's clipped gradient; one without a finite norm is left out: it has no bound."""
+        """Adds a sample's clipped gradient; a gradient without a finite norm is ignored: it has no bound."""
         length = norm(sample)
         if not isfinite(length):
             return

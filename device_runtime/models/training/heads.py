@@ -116,10 +116,13 @@ class SoftmaxHead:
 
 
 @dataclass(frozen=True)
-class HeadLesson:
-    """The samples of one head, and a step for each batch of indices, of which each has at least one.
+class HeadTrainingData:
+    """The samples to train one head on.
 
-    inputs: (n, inputs), from `inputs_of`. y: (n,). counted: the first step whose loss counts.
+    inputs: (n, inputs), from `inputs_of`.
+    y: (n,).
+    batches: the sample indices of each training step, at least one index a step.
+    counted: the first step whose loss counts.
     """
 
     inputs: Matrix
@@ -161,35 +164,35 @@ def split_heads(heads: Heads, head: Head) -> list[dict[str, NDArray[np.float32]]
 
 
 def train_heads(
-    start: Matrix, lessons: Sequence[HeadLesson], sgd: Sgd, clip_norm: float = 0.0
+    start: Matrix, data: Sequence[HeadTrainingData], sgd: Sgd, clip_norm: float = 0.0
 ) -> TrainedHeads:
-    """Trains a copy of `start` (classes, inputs) on each of at least one lesson, all at once.
+    """Trains one or more heads at once, each from `start` (classes, inputs) on its own data.
 
-    Does for each what SoftmaxHead does for one, in batched products. clip_norm: the largest norm of a step's
-    gradient; 0: no limit. A head's result does not depend on the other heads. Values overflow silently if
-    training diverges. Memory: three matrices of the head's size for each lesson, four with momentum, and
+    Each head is trained as SoftmaxHead trains it, in batched products. clip_norm: the largest norm of a
+    step's gradient; 0: no limit. A head's result does not depend on the other heads. Values overflow silently
+    if training diverges. Memory: three matrices of the head's size for each head, four with momentum, and
     WINDOW_BYTES.
     """
-    learnt = TrainedHeads(np.empty((len(lessons), *start.shape), np.float32), np.full(len(lessons), np.nan))
+    learnt = TrainedHeads(np.empty((len(data), *start.shape), np.float32), np.full(len(data), np.nan))
     alike: dict[int, list[int]] = {}
-    for i, lesson in enumerate(lessons):
-        alike.setdefault(_rows(lesson), []).append(i)
+    for i, one in enumerate(data):
+        alike.setdefault(_rows(one), []).append(i)
     for rows, chosen in alike.items():
         # Most steps first: then at each step, the heads that still train are the first ones.
-        chosen.sort(key=lambda i: -len(lessons[i].batches))
-        training = _Training(start, [lessons[i] for i in chosen], sgd, clip_norm, rows)
+        chosen.sort(key=lambda i: -len(data[i].batches))
+        training = _Training(start, [data[i] for i in chosen], sgd, clip_norm, rows)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             training.run()
         learnt.heads[chosen], learnt.losses[chosen] = training.heads, training.mean_losses()
     return learnt
 
 
-def _rows(lesson: HeadLesson) -> int:
-    """The batch size to which a lesson is padded: its largest batch, rounded up to three significant bits.
+def _rows(one: HeadTrainingData) -> int:
+    """The batch size to which a head's batches are padded: the largest, rounded up to three significant bits.
 
-    It depends on the lesson alone, so that no bit of a result depends on the other lessons.
+    It depends on this head's data alone, so that no bit of its result depends on the other heads.
     """
-    longest = max((len(batch) for batch in lesson.batches), default=0)
+    longest = max((len(batch) for batch in one.batches), default=0)
     unit = 1 << max(0, longest.bit_length() - 3)
     return -(-longest // unit) * unit
 
@@ -198,34 +201,34 @@ class _Training:
     """Trains heads of one padded batch size; padding has weight 0. k: heads, s: steps, b: rows of a batch."""
 
     def __init__(
-        self, start: Matrix, lessons: Sequence[HeadLesson], sgd: Sgd, clip_norm: float, rows: int
+        self, start: Matrix, data: Sequence[HeadTrainingData], sgd: Sgd, clip_norm: float, rows: int
     ) -> None:
-        self._lessons, self._sgd, self._clip_norm = lessons, sgd, np.float32(clip_norm)
-        self.heads = np.repeat(start[None], len(lessons), axis=0)
+        self._data, self._sgd, self._clip_norm = data, sgd, np.float32(clip_norm)
+        self.heads = np.repeat(start[None], len(data), axis=0)
         self._slopes = np.empty_like(self.heads)
         self._velocity = np.zeros_like(self.heads) if sgd.momentum else None
-        lengths = [np.array([len(batch) for batch in lesson.batches], np.intp) for lesson in lessons]
+        lengths = [np.array([len(batch) for batch in one.batches], np.intp) for one in data]
         self._steps = np.array([len(steps) for steps in lengths])
-        shape = (len(lessons), int(self._steps[0]), rows)
+        shape = (len(data), int(self._steps[0]), rows)
         self._rows = np.zeros(shape, np.intp)  # (k, s, b)
         self._labels = np.zeros(shape, np.intp)
         self._shares = np.zeros(shape, np.float32)
         self._losses = np.zeros(shape, np.float32)
         self._counts = np.zeros(shape, bool)
-        self._which, self._rank = np.arange(len(lessons))[:, None], np.arange(rows)
-        for k in range(len(lessons)):
+        self._which, self._rank = np.arange(len(data))[:, None], np.arange(rows)
+        for k in range(len(data)):
             self._lay_out(k, lengths[k])
 
     def _lay_out(self, k: int, lengths: NDArray[np.intp]) -> None:
-        lesson, steps = self._lessons[k], len(lengths)
+        one, steps = self._data[k], len(lengths)
         if not steps:
             return
         there = self._rank < lengths[:, None]
-        rows = np.concatenate(lesson.batches)
+        rows = np.concatenate(one.batches)
         self._rows[k, :steps][there] = rows
-        self._labels[k, :steps][there] = lesson.y[rows]
+        self._labels[k, :steps][there] = one.y[rows]
         self._shares[k, :steps] = there / lengths[:, None]
-        self._counts[k, lesson.counted : steps] = there[lesson.counted :]
+        self._counts[k, one.counted : steps] = there[one.counted :]
 
     def run(self) -> None:
         """Runs all steps, one window of gathered samples at a time."""
@@ -238,7 +241,7 @@ class _Training:
             active = self._active(begin)
             for i in range(active):
                 rows, out = self._rows[i, begin:end], gathered[i, : end - begin]
-                np.take(self._lessons[i].inputs, rows, axis=0, out=out, mode="clip")
+                np.take(self._data[i].inputs, rows, axis=0, out=out, mode="clip")
             for step in range(begin, end):
                 still = self._active(step)
                 self._step(step, gathered[:still, step - begin])

@@ -70,7 +70,7 @@ class Adam:
 
 
 class SgdSteps:
-    """A run of `Sgd`; see `Steps`."""
+    """A run of `Sgd`; see `OptimizerRun`."""
 
     def __init__(self, sgd: Sgd, params: Vector) -> None:
         self._sgd = sgd
@@ -78,7 +78,7 @@ class SgdSteps:
         self._scratch = block_buffer(params)
 
     def step(self, params: Vector, grads: Vector) -> None:
-        """See `Steps`."""
+        """See `OptimizerRun`."""
         moving = [] if self._velocity is None else [self._velocity]
         for block in blocks(params, grads, *moving):
             self._block(*block)
@@ -97,7 +97,7 @@ class SgdSteps:
 
 
 class AdamSteps:
-    """A run of `Adam`; see `Steps`.
+    """A run of `Adam`; see `OptimizerRun`.
 
     `mean` and `square` are the moments after `count` steps, not corrected for bias.
     """
@@ -108,7 +108,7 @@ class AdamSteps:
         self._scratch, self._slope = block_buffer(params), block_buffer(params)
 
     def step(self, params: Vector, grads: Vector) -> None:
-        """See `Steps`."""
+        """See `OptimizerRun`."""
         self.count += 1
         for w, g, mean, square in blocks(params, grads, self.mean, self.square):
             self._average(self._decay(w, g), mean, square)

@@ -20,8 +20,9 @@ DAY = 86_400
 class Availability:
     """Daily windows of n devices, on the run's clock; `t` is in seconds since the run began.
 
-    `windows` is int32 (n, 4), as `joined` makes it: start and length of the first window, then of the
-    second, in seconds. A device with a length of 86,400 is always available, one with two lengths of 0 never.
+    `windows` is int32 (n, 4), as `normalised_windows` makes it: start and length of the first window, then of
+    the second, in seconds. A device with a length of 86,400 is always available, one with two lengths of 0
+    never.
     """
 
     windows: NDArray[np.int32]

@@ -24,14 +24,14 @@ from device_runtime.profiles.keys import explained
 from device_runtime.profiles.shipped import ProfileError, shipped
 
 from .availability import DAY, Availability, normalised_windows
-from .groups import Chances, FleetGroup, Odds
+from .groups import DisturbanceRates, Disturbances, FleetGroup
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["BatterySpec", "Chances", "Fleet", "FleetGroup", "FleetSpec", "load", "preset_names", "read"]
+__all__ = ["BatterySpec", "Disturbances", "Fleet", "FleetGroup", "FleetSpec", "load", "preset_names", "read"]
 
 _SHARES_OFF = 1e-6
 """The sum of the shares may differ from 1 by this much, since thirds are rounded to decimals."""
@@ -44,9 +44,11 @@ _ORDER, _SPEED, _LINK, _MEMORY, _CHARGE, _ZONE, _WINDOWS = range(7)
 class Draws:
     """The drawn properties of n devices, one entry each.
 
-    `group` is an index (int16). `speed` and `link` multiply the group's median rates (float64), `memory` is
-    the limit in bytes (int64), `charge` the battery's level at the start, 0 to 1 (float64, nan: no battery);
-    `windows` as in `Availability`.
+    group: an index.
+    speed, link: factors on the group's median rates.
+    memory: the limit in bytes.
+    charge: the battery's level at the start, 0 to 1; nan: no battery.
+    windows: as in `Availability`.
     """
 
     group: NDArray[np.int16]
@@ -312,12 +314,12 @@ class Fleet:
         """Which devices are available, bool (n,)."""
         return self._availability.present(t)
 
-    def chances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> Chances:
+    def disturbances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> Disturbances:
         """Draws slowdowns and failures of these devices for one round.
 
         Always takes the same count of numbers from `rng`.
         """
-        return self._odds.draw(self.draws.group[devices], rng)
+        return self._disturbance_rates.draw(self.draws.group[devices], rng)
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
@@ -336,8 +338,8 @@ class Fleet:
         return max(5, len(str(len(self) - 1)))
 
     @cached_property
-    def _odds(self) -> Odds:
-        return Odds.of(self._groups)
+    def _disturbance_rates(self) -> DisturbanceRates:
+        return DisturbanceRates.of(self._groups)
 
     @cached_property
     def _availability(self) -> Availability:

@@ -135,8 +135,8 @@ class BatteryPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class FleetGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A group of devices with one shipped `profile`: their share of the fleet, and how they differ.
 
-    Without windows they are always available. Their clocks are spread evenly over `zones_h` hours, west of
-    the fleet's.
+    Without windows they are always available. Their local times lag the fleet's by 0 to `zones_h` hours,
+    evenly spread.
     """
 
     profile: str
@@ -184,12 +184,14 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Chances:
+class Disturbances:
     """Slowdowns and failures of k asked devices in one round, each float64 (k,).
 
-    `slowdown` is actual over predicted compute seconds (a busy processor); `uplink` and `downlink` multiply
-    the bandwidth. `crash` and `drop` are the share of the work, in (0, 1), after which the process dies or
-    the link is lost; nan: neither happens. `away_s`: seconds until a crashed or dropped device is back.
+    slowdown: actual over predicted compute seconds (a busy processor).
+    uplink, downlink: factors on the bandwidth.
+    crash: the share of the work, in (0, 1), after which the process dies; nan: it does not.
+    drop: the share of the work, in (0, 1), after which the link is lost; nan: it is not.
+    away_s: seconds until a crashed or dropped device is back.
     """
 
     slowdown: Floats
@@ -201,8 +203,8 @@ class Chances:
 
 
 @dataclass(frozen=True, eq=False)
-class Odds:
-    """Parameters of the draws of `Chances` by group: float64 (6, groups).
+class DisturbanceRates:
+    """Parameters of the draws of `Disturbances` by group: float64 (6, groups).
 
     Rows: speed jitter, link jitter, away_sigma, away_s, crash, drop.
     """
@@ -210,19 +212,19 @@ class Odds:
     table: Floats
 
     @classmethod
-    def of(cls, groups: Sequence[FleetGroup]) -> Odds:
+    def of(cls, groups: Sequence[FleetGroup]) -> DisturbanceRates:
         rows = [(g.speed.jitter, g.link.jitter, g.failures.away_sigma) for g in groups]
         chances = [(g.failures.away_s, g.failures.crash, g.failures.drop) for g in groups]
         table = np.concatenate([np.array(rows, np.float64), np.array(chances, np.float64)], axis=1)
         return cls(table.T.copy())
 
-    def draw(self, groups: NDArray[np.integer], rng: np.random.Generator) -> Chances:
+    def draw(self, groups: NDArray[np.integer], rng: np.random.Generator) -> Disturbances:
         """Draws for k devices of these groups (k,). Always takes 8 * k numbers from `rng`."""
         load, link, away_sigma, away_s, crash, drop = self.table[:, groups]
         normal = rng.standard_normal((4, len(groups)))
         even = rng.random((4, len(groups)))
         share = np.maximum(even[2:], 2.0**-53)
-        return Chances(
+        return Disturbances(
             slowdown=np.exp(load * normal[0]),
             uplink=np.exp(link * normal[1]),
             downlink=np.exp(link * normal[2]),

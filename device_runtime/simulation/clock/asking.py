@@ -118,7 +118,7 @@ class DeviceSampler:
         self, devices: list[int], opening: OpenedRound, rng: np.random.Generator
     ) -> list[PendingUpdate]:
         self._serials[devices] = opening.serial
-        luck = self._devices.chances(np.array(devices, np.int64), rng)
+        luck = self._devices.round_draws(np.array(devices, np.int64), rng)
         return [self._flight(device, opening, drawn) for device, drawn in zip(devices, luck, strict=True)]
 
     def _flight(self, device: int, opening: OpenedRound, luck: RoundDraws) -> PendingUpdate:

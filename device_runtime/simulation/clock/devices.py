@@ -12,7 +12,7 @@ from device_runtime.client.selection.choose import MAIN, Loads
 from device_runtime.client.training.work import corrected
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.profiles import DeviceProfile, Workload
-from device_runtime.profiles.fleets.fleet import BatterySpec, Chances, Fleet
+from device_runtime.profiles.fleets.fleet import BatterySpec, Disturbances, Fleet
 from device_runtime.simulation.bases import NO_BASES_HELD, HeldBases
 from device_runtime.simulation.clients import Clients
 from device_runtime.strategies.kind import AnyStrategy
@@ -27,10 +27,11 @@ NOTHING_LEARNT: Mapping[str, float] = {}
 
 @dataclass
 class AskedDevice:
-    """The state of a device that was asked before: its corrections, and what it holds beside its bundles.
+    """The state of a device that was asked before: its corrections, and what it holds in addition to bundles.
 
-    `charge_j` is its battery's charge at `charged_s`, less the energy of the work that it was then given;
-    `ledger` is the privacy spent by its samples; `like` as in AskSchedule.
+    charge_j: its battery's charge at `charged_s`, less the energy of the work that it was then given.
+    ledger: the privacy spent by its samples.
+    like: the form of its latest contribution that the aggregator accepted and still knows.
     """
 
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
@@ -49,7 +50,7 @@ class FleetState:
     ) -> None:
         """`manifests` by member, the main model's by "".
 
-        `slow` makes every device so many times slower, so that a small task costs it as much as a large one.
+        slow: the factor by which every device is slower, so that a small task costs as much as a large one.
         """
         self.fleet = fleet
         self._counts = clients.class_counts(len(manifests[MAIN].labels))
@@ -98,9 +99,9 @@ class FleetState:
         """Which devices are not at work, bool (n,)."""
         return self._free_s <= now
 
-    def chances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> list[RoundDraws]:
+    def round_draws(self, devices: NDArray[np.int64], rng: np.random.Generator) -> list[RoundDraws]:
         """The random draws for these devices in one round."""
-        drawn: Chances = self.fleet.chances(devices, rng)
+        drawn: Disturbances = self.fleet.disturbances(devices, rng)
         columns = (drawn.slowdown, drawn.uplink, drawn.downlink, drawn.crash, drawn.drop, drawn.away_s)
         return [RoundDraws(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 

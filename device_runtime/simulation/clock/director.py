@@ -1,4 +1,4 @@
-"""Runs the aggregator's round machine in virtual time, and gives up runs that make no progress."""
+"""Runs the aggregator's round machine in virtual time, and abandons runs that make no progress."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SimulationLoop:
         self._task = task
         asked = min(task.devices_per_round or len(names), len(names))  # without a cohort: always all devices
         rules = replace(Rules.of(task), devices_per_round=asked, min_devices=1)
-        rules = replace(rules, max_extensions=0)  # here Patience gives up a run
+        rules = replace(rules, max_extensions=0)  # ProgressGuard abandons runs instead
         self._parts = parts
         self._agenda = VirtualTimeQueue()
         self._state = _initial_state(rules, names)
@@ -249,18 +249,18 @@ class VirtualTimeQueue:
 
 
 MOST_EXTENSIONS = 1000
-"""Deadlines in a row that may pass without an update of the asked devices; then the run is given up."""
+"""Deadlines in a row that may pass without an update of the asked devices; then the run is abandoned."""
 MOST_ASKS = 100
-"""Times that each device, on average, may be asked without an update; then the run is given up."""
+"""Times that each device, on average, may be asked without an update; then the run is abandoned."""
 ALONE_S = 2 * 86_400.0
-"""Seconds without a device that can be asked, after which the run is given up.
+"""Seconds without a device that can be asked, after which the run is abandoned.
 
 Two days, because devices come and go by the day.
 """
 
 
 class ProgressGuard:
-    """Gives up a run in which no device can be asked, or asked devices send no updates.
+    """Abandons a run in which no device can be asked, or asked devices send no updates.
 
     `extended` then raises SimulationError.
     """

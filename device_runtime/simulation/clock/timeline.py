@@ -21,7 +21,7 @@ from device_runtime.strategies.terms.dp_sgd import PrivacyLedger
 from .virtual_worker import UNSPENT, VirtualWorker, privacy_refusal
 
 MOST_WINDOWS = 100
-"""The most periods of availability that one update may be spread over; then the device is given up."""
+"""The most periods of availability that one update may be spread over; then its device counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class InterruptedWork:
 
 @dataclass(frozen=True)
 class RoundDraws:
-    """The random draws for one device and round; see `profiles.fleets.scenarios.Chances`."""
+    """The random draws for one device and round; see `profiles.fleets.groups.Disturbances`."""
 
     slowdown: float = 1.0
     uplink: float = 1.0
@@ -119,13 +119,15 @@ NO_INCIDENTS = RoundDraws()
 class AskConditions:
     """The circumstances in which a device is asked at `now`; `closes_s` is the deadline.
 
-    `down_bytes` are the bytes that it must fetch before it trains this member of the family ("": the main
-    model); `latency_s` is what each transfer takes beside its bytes. `until` and `back` say from a moment on
-    when it becomes unavailable, and when it is available again. `charge_j` is the charge of its battery (inf:
-    it is on mains), `charge_w` the watts that charge it while it works. `lobby_bytes` were fetched while it
-    waited to be asked: they cost energy, but no time of the round. `ledger` is the privacy spent so far by
-    its samples. `like` is the form of the contribution that was accepted last, if the aggregator still knows
-    it.
+    down_bytes: gives the bytes that it must fetch before it trains this member of the family ("": the main
+    model).
+    latency_s: the time of each transfer in addition to that of its bytes.
+    until, back: give the next time from a moment on at which it becomes unavailable, and available again.
+    charge_j: the charge of its battery; inf: it is on mains.
+    charge_w: the watts that charge the battery while it works.
+    lobby_bytes: bytes fetched while it waited to be asked: they cost energy, but no time of the round.
+    ledger: the privacy spent so far by its samples.
+    like: the form of the contribution that was accepted last, if the aggregator still knows it.
     """
 
     now: float
@@ -147,10 +149,12 @@ class AskConditions:
 class Timeline:
     """The course of one asked device in virtual seconds; `lost`: why no update arrives, else None.
 
-    `member` is the model that it fetched, completely if `fetched`; `straggler`: whether it is one for this
-    task. `ends_s`: when the update arrives or is lost, or the device reports that it sits out; `back_s`: when
-    the device can be asked again; `gaps`: when it cannot be reached, (from, to). `busy`, bytes, joules and
-    operations are what was really spent.
+    member: the model that it fetched, completely if `fetched`.
+    straggler: whether it is a straggler for this task.
+    ends_s: when the update arrives or is lost, or the device reports that it sits out.
+    back_s: when the device can be asked again.
+    gaps: when it cannot be reached, (from, to).
+    busy, bytes, joules, operations: what was really spent.
     """
 
     outcome: WorkOutcome

@@ -22,7 +22,7 @@ UNSPENT = PrivacyLedger()
 
 
 class VirtualWorker:
-    """A `client.training.work.Worker` that takes the time of training on a virtual clock, without training.
+    """An AssignmentWorker that lets the time of training pass on a virtual clock, without training.
 
     `believed` is the profile that the device plans with; `slowdown` is its real seconds over those predicted
     without its learnt corrections.
@@ -57,7 +57,7 @@ class VirtualWorker:
     def energy(self, power: Power, seconds: float) -> Energy:
         return modelled(power, seconds, busy_s=seconds)
 
-    def barred(self, strategy: AnyStrategy) -> str:
+    def forbidden_reason(self, strategy: AnyStrategy) -> str:
         return privacy_refusal(self.ledger, strategy, self._samples)
 
     def spent(self, strategy: AnyStrategy) -> float:

@@ -72,8 +72,9 @@ class ComparisonTerms:
 class RunFigures:
     """The figures of one run. Accuracies are of the served model, 0 to 1; nan: unknown or never reached.
 
-    `bytes_analytic` is by the papers' formula, beside the counted `bytes_up` and `bytes_down`;
-    `forward_passes` is compute in F; `learning_efficiency` per second of local training.
+    bytes_analytic: by the papers' formula; `bytes_up` and `bytes_down` are counted.
+    forward_passes: compute in F.
+    learning_efficiency: per second of local training.
     """
 
     acc_at_equal_time: float

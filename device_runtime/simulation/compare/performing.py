@@ -13,8 +13,8 @@ import msgspec
 from device_runtime.models.engines.available import open_model
 from device_runtime.simulation import scenario as policies
 from device_runtime.simulation.executors import choice
-from device_runtime.simulation.executors.choice import ExecutorWish
-from device_runtime.simulation.executors.job import Executor, TrainingJob, World
+from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
 from device_runtime.simulation.metrics.probes import ProbedRounds, ProbeLine, Probes, ProbeSet, spread_rounds
 from device_runtime.simulation.records import AskRecord, RunObserver, SimulatedRound
 from device_runtime.simulation.run import PreparedRun, ResumeOptions, prepare, simulate
@@ -31,7 +31,7 @@ PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
 class RunOptions:
     """The wanted executor, and the number of rounds in which local models are compared (0: none)."""
 
-    wish: ExecutorWish
+    executor: ExecutorRequest
     probed_rounds: int = 3
 
 
@@ -59,8 +59,10 @@ def of_policy(scenario: Scenario, policy: str) -> Scenario:
     return policies.of(policy, scenario)
 
 
-def perform(scenario: Scenario, name: RunName, folder: Path, how: RunOptions, told: RunObserver) -> RunInfo:
-    """Simulates one policy with one seed into `folder`; `told` is another watch on the run.
+def perform(
+    scenario: Scenario, name: RunName, folder: Path, how: RunOptions, observer: RunObserver
+) -> RunInfo:
+    """Simulates one policy with one seed into `folder`, with an additional observer.
 
     Raises SimulationError, ModelError.
     """
@@ -73,12 +75,12 @@ def perform(scenario: Scenario, name: RunName, folder: Path, how: RunOptions, to
         done = files.checkpoint.round if files.checkpoint else 0
         probes = _probes(prepared, folder / PROBES, how, done)
 
-        def executor(world: World) -> Executor:
-            made = choice.make(world, how.wish, [kind.strategy for kind in mine.task.kinds])
+        def executor(inputs: ExecutorInputs) -> Executor:
+            made = choice.make(inputs, how.executor, [kind.strategy for kind in mine.task.kinds])
             used.append(made.name)
             return probes.over(made) if probes else made
 
-        watch = CombinedWatch(*([probes] if probes else []), files, told)
+        watch = CombinedWatch(*([probes] if probes else []), files, observer)
         served = simulate(prepared, executor, watch, ResumeOptions(files.checkpoint, files.keeper.take))
         info = RunInfo(
             policy=name.policy,
@@ -88,7 +90,7 @@ def perform(scenario: Scenario, name: RunName, folder: Path, how: RunOptions, to
             finished=True,
             seconds=files.keeper.seconds,
             labels=prepared.data.labels,
-            params_sent=params_sent(mine, prepared.world),
+            params_sent=params_sent(mine, prepared.inputs),
             versions=versions(),
         )
         files.finish(served, info)
@@ -97,16 +99,16 @@ def perform(scenario: Scenario, name: RunName, folder: Path, how: RunOptions, to
     return info
 
 
-def params_sent(scenario: Scenario, world: World) -> dict[str, int]:
+def params_sent(scenario: Scenario, inputs: ExecutorInputs) -> dict[str, int]:
     """The most float32 values in an update of each kind that is offered."""
     kinds = [kind.strategy for kind in scenario.task.kinds]
-    return {kind.name: max(_values(form, world) for form in kind.variants()) for kind in kinds}
+    return {kind.name: max(_values(form, inputs) for form in kind.variants()) for kind in kinds}
 
 
-def _values(form: AnyStrategy, world: World) -> int:
-    if form.member not in world.bundles:
+def _values(form: AnyStrategy, inputs: ExecutorInputs) -> int:
+    if form.member not in inputs.bundles:
         return 0
-    return sum(spec.size for spec in form.expected(world.of(form.member).manifest))
+    return sum(spec.size for spec in form.expected(inputs.of(form.member).manifest))
 
 
 def versions() -> dict[str, str]:
@@ -124,7 +126,7 @@ def _probes(prepared: PreparedRun, path: Path, how: RunOptions, done: int) -> Pr
     rounds = spread_rounds(prepared.scenario.task.rounds, how.probed_rounds)
     if not rounds or not prepared.scenario.eval_every:
         return None
-    model: Any = open_model(prepared.world.bundle)
+    model: Any = open_model(prepared.inputs.bundle)
 
     def tell(line: ProbeLine) -> None:
         with path.open("ab") as lines:

@@ -17,7 +17,7 @@ from device_runtime.models.errors import ModelError
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
-from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.run import check_task, prepare
 from device_runtime.simulation.scenario import Scenario, decode
 
@@ -43,7 +43,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """A comparison and its folder. `without`: policies that are left out of its report, and why."""
+    """A comparison and its folder. `without`: policies that are not in its report, and why."""
 
     scenario: Scenario
     comparison: Comparison
@@ -151,7 +151,7 @@ LOOKED_AT = 256
 """Samples, evenly spaced, that are checked against the bundle's input."""
 
 
-def check(scenario: Scenario, missing: Sequence[RunName], wish: ExecutorWish) -> None:
+def check(scenario: Scenario, missing: Sequence[RunName], request: ExecutorRequest) -> None:
     """Checks for errors that every run would have: opens the bundle, loads the data and divides it.
 
     The data is divided as in the first missing run. This also fills the data cache once, rather than in each
@@ -159,7 +159,7 @@ def check(scenario: Scenario, missing: Sequence[RunName], wish: ExecutorWish) ->
     fit the bundle and for a policy whose kinds the bundle cannot do, and ExecutorError.
     """
     prepared = prepare(scenario, missing[0].seed)
-    manifest = prepared.world.bundle.manifest
+    manifest = prepared.inputs.bundle.manifest
     fit(prepared.data, manifest, scenario.data.source)
     for policy in dict.fromkeys(name.policy for name in missing):
         task = of_policy(scenario, policy).task
@@ -167,7 +167,7 @@ def check(scenario: Scenario, missing: Sequence[RunName], wish: ExecutorWish) ->
             check_task(task, prepared)
         except (ScenarioError, AggregatorError) as error:
             raise ScenarioError(f"{policy}: {error}") from None
-        choice.choose(prepared.world, wish, [kind.strategy for kind in task.kinds])
+        choice.choose(prepared.inputs, request, [kind.strategy for kind in task.kinds])
 
 
 def fit(data: DataSet, manifest: Manifest, source: str) -> None:

@@ -205,7 +205,7 @@ def within_round_text(now: UpdatesTrained) -> str:
 class ProgressWriter:
     """A watch that writes a `RoundDone` for each round, for the process that started this one.
 
-    Within a long round it writes `Working` every WORKING_EVERY_S seconds.
+    Within a long round it writes `UpdatesTrained` every WORKING_EVERY_S seconds.
     """
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

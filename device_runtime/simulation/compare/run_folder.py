@@ -142,7 +142,7 @@ R = TypeVar("R")
 
 
 class RecordWriter(AbstractContextManager["RecordWriter[R]"], Generic[R]):
-    """Writes records of one dataclass to STEM.jsonl and STEM.csv, anew or, with `more`, at their ends.
+    """Writes records of one dataclass to STEM.jsonl and STEM.csv; with `more` it appends to existing files.
 
     nan is null in JSON and empty in CSV. Tuples are in one cell, joined by spaces. Records may not be on disk
     before `flush` or the end.

@@ -35,7 +35,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """The way to start processes: `parallel` at a time, with `arguments` beside those that name the run.
+    """The way to start processes: `parallel` at a time, with `arguments` in addition to the run's names.
 
     `workers` is the number of threads that each may use; `held` are file descriptors that they inherit.
     """
@@ -74,7 +74,7 @@ def run_all(
 
 
 def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: ProgressView) -> None:
-    """Does these runs, of one comparison or several; the view gets the names that they have here.
+    """Does these runs, of one comparison or several; the view gets their names.
 
     If a run fails the others continue; then SimulationError is raised with its message. If this is
     interrupted the processes end, and finished runs are kept.
@@ -160,7 +160,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _command() -> str:
-    """The installed `device-runtime`, beside the Python that runs this."""
+    """The installed `device-runtime`, in the folder of the Python that runs this."""
     return str(Path(sys.executable).with_name("device-runtime"))
 
 

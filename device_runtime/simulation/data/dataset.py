@@ -19,9 +19,11 @@ SPLIT, SUBSET, GENERIC = 11, 12, 14  # purposes of draws from a run's seed
 class DataSet:
     """Training and test samples: raw inputs (n, ...) of any real dtype, labels int64 (n,).
 
-    Inputs may be memory-mapped. `labels` names the classes. `groups` int64 (n,) is the natural client
-    (writer, speaker) of each training sample, -1 for none. `vocabulary` of a text has the word of each token
-    id. `generic` are samples that are held out of training.
+    Inputs may be memory-mapped.
+    labels: the names of the classes.
+    groups: int64 (n,), the natural client (writer, speaker) of each training sample, -1 for none.
+    vocabulary: of a text, the word of each token id.
+    generic: samples that are held out of training.
     """
 
     train_x: NDArray[Any]

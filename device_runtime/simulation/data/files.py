@@ -37,7 +37,7 @@ def folder() -> Path:
 
 
 def content_key(files: Iterable[Path], *settings: object) -> str:
-    """A cache key of the files' bytes and the decoding settings: the same for copies, wherever they lie."""
+    """A cache key of the files' bytes and the decoding settings: the same for copies in any folder."""
     digest = hashlib.sha256(repr((VERSION, *settings)).encode())
     for file in files:
         digest.update(file.stat().st_size.to_bytes(8, "little"))
@@ -126,7 +126,7 @@ def read(path: Path) -> bytes:
 
 
 class SkippedFiles:
-    """Counts the damaged files of a data set, which are left out, and reports the first few by name."""
+    """Counts the damaged files of a data set, which are skipped, and reports the first few by name."""
 
     def __init__(self, what: str) -> None:
         self._what, self._first, self.count = what, [""] * 0, 0
@@ -137,13 +137,13 @@ class SkippedFiles:
             self._first.append(f"{name} ({' '.join(str(why).split())})")
 
     def report(self, of: int) -> None:
-        """Logs a warning if any of `of` files was left out. Raises DataSetError if all were."""
+        """Logs a warning if any of `of` files was skipped. Raises DataSetError if all were."""
         if not self.count:
             return
         named = ", ".join(self._first) + (", ..." if self.count > len(self._first) else "")
         if self.count >= of:
             raise DataSetError(f"none of {of} {self._what} can be read: {named}")
-        log.warning("left out %d of %d %s that cannot be read: %s", self.count, of, self._what, named)
+        log.warning("skipped %d of %d %s that cannot be read: %s", self.count, of, self._what, named)
 
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ Arrays = dict[str, NDArray[Any]]
 def load(spec: DataSpec, seed: int) -> DataSet:
     """Loads images uint8 (n, 3, size, size): the largest central square, resized (bilinear).
 
-    Classes are the names of the folders, sorted. Files that are not images are left out and counted.
+    Classes are the names of the folders, sorted. Files that are not images are skipped and counted.
     Raises DataSetError.
     """
     root = existing(spec)

@@ -23,7 +23,7 @@ Images = NDArray[np.uint8]
 
 
 def load(spec: DataSpec, seed: int) -> DataSet:
-    """Loads images uint8 (n, 3, height, width); images of another size than the first are left out.
+    """Loads images uint8 (n, 3, height, width); images of another size than the first are skipped.
 
     They are decoded once and then kept in the user's cache. Raises DataSetError.
     """

@@ -1,8 +1,7 @@
 """Speech Commands, unpacked (Warden 2018, arXiv:1804.03209): folders of WAV clips and two lists.
 
-Clips are WORD/SPEAKER_nohash_N.wav.
-testing_list.txt names the clips for evaluation; those of validation_list.txt are left out; all others are for
-training. No speaker is in two of the three.
+Clips are WORD/SPEAKER_nohash_N.wav. testing_list.txt names the clips for evaluation; those of
+validation_list.txt are not used; all others are for training. No speaker is in two of the three.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.data import sound as wav
 from device_runtime.models.data.sound import RATE, fit_length, log_mel
-from device_runtime.models.data.source import Refused
+from device_runtime.models.data.units import Refused
 from device_runtime.simulation.errors import DataSetError
 from device_runtime.simulation.partition.methods import NOBODY
 
@@ -50,7 +49,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
     """Loads log-mel features uint8 (n, 1, 61, 40) with speakers as groups; silence has no speaker.
 
     `words` are the classes: words of the data, _unknown_ (drawn from all other words), _silence_ (drawn from
-    the background noise). Broken clips are left out and counted. Features are kept in the user's cache.
+    the background noise). Broken clips are skipped and counted. Features are kept in the user's cache.
     Raises DataSetError.
     """
     root = existing(spec)

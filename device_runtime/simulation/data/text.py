@@ -95,9 +95,9 @@ def only(folder: Path, part: str) -> Path:
 
 
 def sentences(file: Path, spec: DataSpec) -> Sentences:
-    """The rows of one file; the first is a header if the spec names columns, or if it names the labels.
+    """The rows of one file, without the header. Raises DataSetError.
 
-    Raises DataSetError.
+    The first row is a header if the spec names columns, or if its label cell looks like a column title.
     """
     rows = _rows(file)
     named = [c for c in (spec.text_column, spec.label_column) if c and not c.isdecimal()]
@@ -136,7 +136,7 @@ def _rows(file: Path) -> list[Row]:
 
 
 def _is_name(first: str, labels: set[str]) -> bool:
-    """Whether the first cell of the label column is a header: a usual title, or the only non-number."""
+    """Whether the first cell of the label column is a header: a common title, or the only non-number."""
     numbers = bool(labels) and all(label.strip().lstrip("-").isdecimal() for label in labels)
     return first.strip().lower() in TITLES or (numbers and not first.strip().lstrip("-").isdecimal())
 

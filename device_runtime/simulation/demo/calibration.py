@@ -59,7 +59,7 @@ def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], given: DemoRound)
 
 
 def in_time(seconds: Sequence[float], stretches: Sequence[float], room_s: float) -> bool:
-    """Whether all boards that need at most `room_s` for a step still do here, where each is stretched."""
+    """Whether all boards that need at most `room_s` for a step still do when their steps are stretched."""
     return all(
         one * stretch <= room_s for one, stretch in zip(seconds, stretches, strict=True) if one <= room_s
     )

@@ -35,9 +35,11 @@ SAMPLES = 180
 class DemoDevice:
     """A device of the demo's fleet.
 
-    `profile` is the shipped profile that it emulates; without one it runs the browser's modules in Node, as
-    fast as they are here. `uplink` is in bytes per second, if it is narrow. `digits` are those of which it
-    has every sample; a device without any shares the digits that no device has alone.
+    profile: the shipped profile that it emulates; without a profile it runs the browser's modules in Node, at
+    the speed of this machine.
+    uplink: in bytes per second, if it is narrow.
+    digits: the digits of which it has every sample; a device without any shares the digits that no device has
+    alone.
     """
 
     name: str
@@ -46,7 +48,7 @@ class DemoDevice:
     digits: tuple[int, ...] = ()
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The profile or JavaScript, for tables and plots."""
         return self.profile or "JavaScript"
 

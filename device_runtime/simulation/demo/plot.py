@@ -78,7 +78,7 @@ def _participation(axes: Any, run: DemoRun) -> None:
     axes.set(
         xlabel="round", title=f"Who sent which kind (seed {run.seed})", xlim=(0.3, len(run.rounds) + 0.7)
     )
-    axes.set_yticks(range(len(names)), [f"{m.name} ({m.told})" for m in run.fleet])
+    axes.set_yticks(range(len(names)), [f"{m.name} ({m.label})" for m in run.fleet])
     axes.invert_yaxis()
     axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=5, fontsize=8, columnspacing=1.0)
 

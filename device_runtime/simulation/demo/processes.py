@@ -41,7 +41,7 @@ class PlacedMember:
 
 
 def device_command() -> str:
-    """The installed `device-runtime`, beside the Python that runs this."""
+    """The installed `device-runtime`, in the folder of the Python that runs this."""
     return str(Path(sys.executable).with_name("device-runtime"))
 
 

@@ -37,15 +37,16 @@ from .processes import FleetProcesses, PlacedMember
 
 BUNDLE = "digits-wrn-10-1"
 START_S = 120.0
-"""Seconds that the devices may take to start and measure themselves, before a run is given up."""
+"""Seconds that the devices may take to start and measure themselves, before a run is abandoned."""
 
 
 @dataclass(frozen=True)
 class DemoSetting:
     """The setting that all compared runs share; they differ in the kinds that are offered.
 
-    `broker`: "auto", "mosquitto" or "amqtt". `scale`: the factor by which all emulated devices are slower,
-    see `calibration`; `deadline_s` is already longer by it.
+    broker: "auto", "mosquitto" or "amqtt".
+    scale: the factor by which all emulated devices are slower, see `calibration`.
+    deadline_s: already longer by that factor.
     """
 
     seed: int
@@ -155,9 +156,9 @@ def _late(setting: DemoSetting, collected: RecallCollector, end: float) -> str:
 
 @contextmanager
 def _abandoned_if(failed: Callable[[], str]) -> Iterator[threading.Event]:
-    """Gives an event that is set once `failed` returns a message, because a round would wait for ever.
+    """Gives an event that is set once `failed` returns a message, so that the run does not wait forever.
 
-    At its end it then raises AggregatorError with that message.
+    On exit it then raises AggregatorError with that message.
     """
     stop, done = threading.Event(), threading.Event()
 

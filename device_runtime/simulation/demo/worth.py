@@ -19,7 +19,7 @@ from device_runtime.profiles.fleets.groups import FleetGroup, LinkSpread
 from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation import digits
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.executors.job import TrainingJob, World
+from device_runtime.simulation.executors.job import ExecutorInputs, TrainingJob
 from device_runtime.simulation.records import AskRecord, SimulatedRound
 from device_runtime.simulation.run import PreparedRun, simulate
 from device_runtime.simulation.scenario import Scenario
@@ -138,7 +138,7 @@ def prepared(policy: DemoPolicy, setting: DemoSetting, without: str = "") -> Pre
     bundle, data = Bundle.open(bundles.find_bundle(BUNDLE)), data_set(split)
     order = [held[fleet.group(device)] for device in range(len(held))]
     clients = Clients.of(data.train_x, data.train_y, order)
-    return PreparedRun(scenario, setting.seed, World(bundle, clients, EngineSettings()), data)
+    return PreparedRun(scenario, setting.seed, ExecutorInputs(bundle, clients, EngineSettings()), data)
 
 
 def _group(member: DemoDevice, devices: int) -> FleetGroup:

@@ -18,7 +18,13 @@ from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.engines.available import open_model
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
-from device_runtime.models.training.heads import HeadLesson, head_matrix, inputs_of, split_heads, train_heads
+from device_runtime.models.training.heads import (
+    HeadTrainingData,
+    head_matrix,
+    inputs_of,
+    split_heads,
+    train_heads,
+)
 from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics.class_statistics import split_statistics
 from device_runtime.strategies.statistics.kind_statistics import (
@@ -32,7 +38,7 @@ from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.local_training import HeadTraining, TakesFeatures, TrainsHead
 
 from .batched_many import BatchedNetworks
-from .job import Executor, FailedJob, Result, TrainingJob, World, run_of
+from .job import Executor, ExecutorInputs, FailedJob, Result, TrainingJob, run_of
 
 CACHE_BYTES = 256 << 20
 
@@ -63,18 +69,22 @@ class Batched:
     """
 
     def __init__(
-        self, world: World, fallback: Executor, cache_bytes: int = CACHE_BYTES, networks: bool | None = None
+        self,
+        inputs: ExecutorInputs,
+        fallback: Executor,
+        cache_bytes: int = CACHE_BYTES,
+        networks: bool | None = None,
     ) -> None:
         """`cache_bytes`: the approximate size of the feature cache.
 
         `networks`: whether whole networks are trained together on engine torch; None: decided by a rule.
         """
         self.name = f"batched, {fallback.name}"
-        self._world, self._fallback = world, fallback
-        self._features = Features(world, cache_bytes)
+        self._inputs, self._fallback = inputs, fallback
+        self._features = Features(inputs, cache_bytes)
         self._ways: tuple[BatchedTrainer, ...] = (
-            BatchedHeads(world, self._features),
-            BatchedNetworks(world, networks),
+            BatchedHeads(inputs, self._features),
+            BatchedNetworks(inputs, networks),
         )
         self._chosen: dict[AnyStrategy, BatchedTrainer | None] = {}
 
@@ -106,11 +116,11 @@ class Batched:
         if statistics_of(jobs[0].strategy) is None:
             return results
         known = self._features.of(base, [job.device for job in jobs])
-        manifest = self._world.bundle.manifest
+        manifest = self._inputs.bundle.manifest
         return [_with_statistics(*each, manifest) for each in zip(results, jobs, known, strict=True)]
 
     def _way(self, job: TrainingJob) -> BatchedTrainer | None:
-        if job.strategy.member or not len(self._world.clients.indices(job.device)):
+        if job.strategy.member or not len(self._inputs.clients.indices(job.device)):
             return None
         if (asked := statistics_of(job.strategy)) is not None and asked.hold_out:
             return None
@@ -125,7 +135,7 @@ def _alike(job: TrainingJob, other: TrainingJob) -> bool:
 
 
 def _with_statistics(made: Result, job: TrainingJob, known: HeadSamples, manifest: Manifest) -> Result:
-    """Adds class statistics to a result, with the same draws as `class_statistics.train`."""
+    """Adds class statistics to a result, with the same draws as `kind_statistics.train`."""
     if isinstance(made, FailedJob):
         return made
     strategy, run = job.strategy, run_of(job)
@@ -152,8 +162,8 @@ class BatchedHeads:
     For kinds that train only the head, or need only features (class sums).
     """
 
-    def __init__(self, world: World, features: Features) -> None:
-        self._manifest = world.bundle.manifest
+    def __init__(self, inputs: ExecutorInputs, features: Features) -> None:
+        self._manifest = inputs.bundle.manifest
         self._features = features
         head = self._manifest.head
         size = 4 * len(self._manifest.labels) * (head.features + 1)
@@ -183,9 +193,11 @@ class BatchedHeads:
         self, base: Tensors, jobs: Sequence[TrainingJob], known: Sequence[HeadSamples]
     ) -> list[Result]:
         plans = [_plan(job, k) for job, k in zip(jobs, known, strict=True)]
-        lessons = [HeadLesson(k.inputs, k.y, p.batches, p.counted) for k, p in zip(known, plans, strict=True)]
+        data = [
+            HeadTrainingData(k.inputs, k.y, p.batches, p.counted) for k, p in zip(known, plans, strict=True)
+        ]
         head, strategy = self._manifest.head, jobs[0].strategy
-        learnt = train_heads(head_matrix(base, head), lessons, plans[0].optimizer, plans[0].clip_norm)
+        learnt = train_heads(head_matrix(base, head), data, plans[0].optimizer, plans[0].clip_norm)
         made = [
             TrainedUpdate(strategy.name, tensors, len(k.y), float(loss), strategy.form)
             for tensors, k, loss in zip(split_heads(learnt.heads, head), known, learnt.losses, strict=True)
@@ -234,11 +246,11 @@ class Features:
     It takes about `most_bytes` at most; the devices longest unused are dropped first.
     """
 
-    def __init__(self, world: World, most_bytes: int) -> None:
-        self._world, self._most = world, most_bytes
-        head = world.bundle.manifest.head
+    def __init__(self, inputs: ExecutorInputs, most_bytes: int) -> None:
+        self._inputs, self._most = inputs, most_bytes
+        head = inputs.bundle.manifest.head
         self._head = head
-        names = {spec.name for spec in world.bundle.manifest.stored()} - {head.weight, head.bias}
+        names = {spec.name for spec in inputs.bundle.manifest.stored()} - {head.weight, head.bias}
         self._extractor: Tensors | None = None if names else {}
         self._names = sorted(names)
         self._known: OrderedDict[int, HeadSamples] = OrderedDict()
@@ -268,9 +280,9 @@ class Features:
     @cached_property
     def _model(self) -> DeviceModel:
         """The model, opened when it is first needed: it may take more memory than all else."""
-        forward = self._world.bundle.manifest.graphs["forward"]
+        forward = self._inputs.bundle.manifest.graphs["forward"]
         batch = BATCH if forward.activation_bytes(BATCH) <= BATCH_BYTES else SMALL_BATCH
-        return open_model(self._world.bundle, self._world.engine, batch=batch)
+        return open_model(self._inputs.bundle, self._inputs.engine, batch=batch)
 
     def _adopt(self, base: Tensors) -> None:
         old = self._extractor
@@ -283,7 +295,7 @@ class Features:
 
     def _computed(self, devices: Sequence[int]) -> Iterator[tuple[int, HeadSamples]]:
         """Computes each device's features by itself, so that they are bit for bit the plain executor's."""
-        clients, given = self._world.clients, self._world.bundle.manifest.input
+        clients, given = self._inputs.clients, self._inputs.bundle.manifest.input
         for group in _groups(devices, [len(clients.indices(device)) for device in devices]):
             rows = [clients.indices(device) for device in group]
             ends = np.cumsum([len(part) for part in rows])[:-1]
@@ -304,7 +316,7 @@ class Features:
     @cached_property
     def _given_through(self) -> bool:
         """Whether the network is only a head that takes the input unchanged, tested on one batch."""
-        manifest = self._world.bundle.manifest
+        manifest = self._inputs.bundle.manifest
         if (
             self._names
             or manifest.input.dtype != "float32"

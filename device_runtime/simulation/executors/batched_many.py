@@ -17,7 +17,7 @@ from device_runtime.strategies.training import local_training
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.local_training import HasTrainingPlan, TrainingPlan
 
-from .job import FailedJob, Result, TrainingJob, World, run_of
+from .job import ExecutorInputs, FailedJob, Result, TrainingJob, run_of
 
 if TYPE_CHECKING:
     from device_runtime.models.torch_engine.engine import TorchModel
@@ -30,13 +30,13 @@ MEMORY_BYTES = 4 << 30
 class BatchedNetworks:
     """Trains jobs of kinds whose only loss is cross-entropy, on engine torch."""
 
-    def __init__(self, world: World, pays: bool | None = None) -> None:
-        """`pays`: whether batched training is worth it; None: decided by a rule."""
-        self._world, self._pays = world, pays
-        self._manifest = world.bundle.manifest
+    def __init__(self, inputs: ExecutorInputs, pays: bool | None = None) -> None:
+        """`pays`: forces batched training on or off; None: decided by the size of the networks."""
+        self._inputs, self._pays = inputs, pays
+        self._manifest = inputs.bundle.manifest
         self._model: TorchModel | None = None
         self._loaded: Tensors | None = None
-        self.together = TOGETHER if world.engine.device == "cpu" else self._fitting()
+        self.together = TOGETHER if inputs.engine.device == "cpu" else self._fitting()
 
     def takes(self, strategy: AnyStrategy) -> bool:
         """Whether it can train the kind, by the kind's plan for one sample.
@@ -54,7 +54,7 @@ class BatchedNetworks:
 
         if not can_train_many(self._manifest, plan.tunable):
             return False
-        on_cpu = self._world.engine.device == "cpu"
+        on_cpu = self._inputs.engine.device == "cpu"
         return bool(self._pays or is_faster_together(self._manifest, plan.tunable, on_cpu))
 
     def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
@@ -65,17 +65,17 @@ class BatchedNetworks:
         if base is not self._loaded:
             model.load(base)
             self._loaded = base
-        lessons, plans = [], []
+        copies, plans = [], []
         for job in jobs:
-            data = self._world.clients.local(job.device, self._manifest.input)
+            data = self._inputs.clients.local(job.device, self._manifest.input)
             run = run_of(job)
             plan = _plan(job.strategy, model, data, run)
-            lessons.append(CopySamples(data.x, data.y, *local_training.plan_batches(plan, run)))
+            copies.append(CopySamples(data.x, data.y, *local_training.plan_batches(plan, run)))
             plans.append(plan)
         sgd = plans[0].optimizer
         if not isinstance(sgd, Sgd):
             raise EngineError(f"networks are trained together by SGD, not by {type(sgd).__name__}")
-        learnt = train_many(model, plans[0].tunable, lessons, sgd, plans[0].clip_norm)
+        learnt = train_many(model, plans[0].tunable, copies, sgd, plans[0].clip_norm)
         strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
         results: list[Result] = []
         for plan, params, loss in zip(plans, learnt.params, learnt.losses, strict=True):
@@ -92,14 +92,14 @@ class BatchedNetworks:
             self._model.unload()
 
     def _on_torch(self) -> bool:
-        return engine_choice(self._world.bundle, self._world.engine.engine).name == "torch"
+        return engine_choice(self._inputs.bundle, self._inputs.engine.engine).name == "torch"
 
     def _opened(self) -> TorchModel:
         if self._model is None:
             from device_runtime.models.torch_engine.engine import TorchModel
 
-            wish = self._world.engine
-            self._model = TorchModel(self._world.bundle, threads=wish.threads, device=wish.device)
+            settings = self._inputs.engine
+            self._model = TorchModel(self._inputs.bundle, threads=settings.threads, device=settings.device)
         return self._model
 
     def _fitting(self) -> int:

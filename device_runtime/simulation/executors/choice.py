@@ -16,7 +16,7 @@ from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.local_training import TakesFeatures, TrainsHead
 from device_runtime.strategies.training.workload import workload
 
-from .job import Executor, PlainExecutor, World
+from .job import Executor, ExecutorInputs, PlainExecutor
 from .processes import Processes
 
 AUTO = "auto"
@@ -32,14 +32,14 @@ SMALL_STEP_FLOPS = 6_000_000
 It then gains 1.5 to 2.5 times on one core.
 """
 FEW_CORES = 2
-"""Up to this many cores, small networks gain more by batched training than by a core each."""
+"""Up to this many cores, small networks gain more by batched training than by one core for each network."""
 
 # The operations of a job are the same on every device.
 _ANY_DEVICE = DeviceProfile("any", 1, Memory(0, 0), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 1))
 
 
 @dataclass(frozen=True)
-class ExecutorWish:
+class ExecutorRequest:
     """The wanted executor: one of NAMES, or AUTO.
 
     `workers` is for processes and ray; `address` is that of a Ray cluster.
@@ -65,51 +65,53 @@ class ExecutorChoice:
 
 
 def names() -> tuple[str, ...]:
-    """The names that an ExecutorWish may have."""
+    """The names that an ExecutorRequest may have."""
     return (AUTO, *NAMES)
 
 
-def make(world: World, wish: ExecutorWish, kinds: Sequence[AnyStrategy]) -> Executor:
+def make(inputs: ExecutorInputs, request: ExecutorRequest, kinds: Sequence[AnyStrategy]) -> Executor:
     """Makes the executor for jobs of these kinds. Raises ExecutorError, EngineError, BundleError."""
-    return make_chosen(world, wish, choose(world, wish, kinds))
+    return make_chosen(inputs, request, choose(inputs, request, kinds))
 
 
-def choose(world: World, wish: ExecutorWish, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:
-    """Chooses without starting anything or importing an engine. Raises ExecutorError for an invalid wish."""
-    if wish.name not in names():
-        raise ExecutorError(f"there is no executor {wish.name!r}; there are {', '.join(names())}")
-    if wish.address is not None and wish.name not in (AUTO, "ray"):
-        raise ExecutorError(f"executor {wish.name} takes no address ({wish.address}): only ray does")
-    if wish.name == "batched":
+def choose(inputs: ExecutorInputs, request: ExecutorRequest, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:
+    """Chooses; starts nothing and imports no engine. Raises ExecutorError for an invalid request."""
+    if request.name not in names():
+        raise ExecutorError(f"there is no executor {request.name!r}; there are {', '.join(names())}")
+    if request.address is not None and request.name not in (AUTO, "ray"):
+        raise ExecutorError(f"executor {request.name} takes no address ({request.address}): only ray does")
+    if request.name == "batched":
         return ExecutorChoice("plain", True, True, "as asked for")
-    if wish.name != AUTO:
-        return ExecutorChoice(wish.name, False, False, "as asked for")
-    if wish.address is not None:
-        return ExecutorChoice("ray", False, False, f"a Ray cluster is named: {wish.address}")
-    return _fastest(world, wish.workers or usable_cores(), kinds)
+    if request.name != AUTO:
+        return ExecutorChoice(request.name, False, False, "as asked for")
+    if request.address is not None:
+        return ExecutorChoice("ray", False, False, f"a Ray cluster is named: {request.address}")
+    return _fastest(inputs, request.workers or usable_cores(), kinds)
 
 
-def make_chosen(world: World, wish: ExecutorWish, choice: ExecutorChoice) -> Executor:
+def make_chosen(inputs: ExecutorInputs, request: ExecutorRequest, choice: ExecutorChoice) -> Executor:
     """Makes the chosen executor. Raises as `make` does."""
     if choice.name == "ray":
         from .ray_executor import RayExecutor
 
-        return RayExecutor(world, wish.address, wish.workers)
-    single: Executor = Processes(world, wish.workers) if choice.name == "processes" else PlainExecutor(world)
+        return RayExecutor(inputs, request.address, request.workers)
+    single: Executor = (
+        Processes(inputs, request.workers) if choice.name == "processes" else PlainExecutor(inputs)
+    )
     if not choice.batched:
         return single
     from .batched import Batched
 
-    return Batched(world, single, networks=None if choice.networks else False)
+    return Batched(inputs, single, networks=None if choice.networks else False)
 
 
-def _fastest(world: World, cores: int, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:
-    manifest = world.bundle.manifest
+def _fastest(inputs: ExecutorInputs, cores: int, kinds: Sequence[AnyStrategy]) -> ExecutorChoice:
+    manifest = inputs.bundle.manifest
     together = [kind for kind in kinds if _on_features(kind, manifest)]
     others = [kind for kind in kinds if kind not in together]
-    heaviest = max((job_flops(world, kind) for kind in others), default=0.0)
-    heavy = heaviest >= HEAVY_FLOPS and cores > 1 and world.engine.device == "cpu"
-    networks = bool(others) and _small(world) and not (heavy and cores > FEW_CORES)
+    heaviest = max((job_flops(inputs, kind) for kind in others), default=0.0)
+    heavy = heaviest >= HEAVY_FLOPS and cores > 1 and inputs.engine.device == "cpu"
+    networks = bool(others) and _small(inputs) and not (heavy and cores > FEW_CORES)
     why = [f"{kind.name} of many devices is one matrix product" for kind in together]
     why += ["steps of so small a network are batched"] if networks else []
     batched = bool(why)
@@ -118,8 +120,8 @@ def _fastest(world: World, cores: int, kinds: Sequence[AnyStrategy]) -> Executor
         return ExecutorChoice("plain", batched, False, "; ".join(why) or "there is nothing to train")
     if heavy:
         why.append(f"{work}, {cores} cores")
-    elif world.engine.device != "cpu":
-        why.append(f"all jobs share {world.engine.device}")
+    elif inputs.engine.device != "cpu":
+        why.append(f"all jobs share {inputs.engine.device}")
     elif cores < 2:
         why.append("one core is usable")
     else:
@@ -127,19 +129,19 @@ def _fastest(world: World, cores: int, kinds: Sequence[AnyStrategy]) -> Executor
     return ExecutorChoice("processes" if heavy else "plain", batched, networks, "; ".join(why))
 
 
-def job_flops(world: World, kind: AnyStrategy) -> float:
+def job_flops(inputs: ExecutorInputs, kind: AnyStrategy) -> float:
     """Predicted operations of one job of a kind's costliest form, on a device with a mean number of samples.
 
     0 for a kind that the bundle cannot do.
     """
-    return max(_form_flops(world, form) for form in kind.variants())
+    return max(_form_flops(inputs, form) for form in kind.variants())
 
 
-def _form_flops(world: World, form: AnyStrategy) -> float:
-    if form.member not in world.bundles:
+def _form_flops(inputs: ExecutorInputs, form: AnyStrategy) -> float:
+    if form.member not in inputs.bundles:
         return 0.0
-    manifest = world.of(form.member).manifest
-    labels, samples = len(manifest.labels), -(-len(world.clients.order) // max(1, len(world.clients)))
+    manifest = inputs.of(form.member).manifest
+    labels, samples = len(manifest.labels), -(-len(inputs.clients.order) // max(1, len(inputs.clients)))
     counts = tuple(samples // labels + (label < samples % labels) for label in range(labels))
     try:
         return form.cost(workload(manifest, counts), _ANY_DEVICE).flops
@@ -154,13 +156,13 @@ def _on_features(kind: AnyStrategy, manifest: Manifest) -> bool:
     return trains or isinstance(kind, TakesFeatures)
 
 
-def _small(world: World) -> bool:
+def _small(inputs: ExecutorInputs) -> bool:
     """Whether the engine is torch and the network small enough to gain by batched training."""
     try:
-        engine = engine_choice(world.bundle, world.engine.engine).name
+        engine = engine_choice(inputs.bundle, inputs.engine.engine).name
     except EngineError:
         return False  # reported when the engine is opened
-    graph = world.bundle.manifest.graphs.get("train.all")
+    graph = inputs.bundle.manifest.graphs.get("train.all")
     if engine != "torch" or graph is None or graph.statistics:
         return False
-    return world.engine.device != "cpu" or graph.flops <= SMALL_STEP_FLOPS
+    return inputs.engine.device != "cpu" or graph.flops <= SMALL_STEP_FLOPS

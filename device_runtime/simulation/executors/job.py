@@ -24,7 +24,7 @@ from device_runtime.strategies.training.device_half import NO_TENSORS, Run, Trai
 
 
 @dataclass(frozen=True)
-class World:
+class ExecutorInputs:
     """The input of every executor: the bundle, its family by name, the devices' samples, the engine."""
 
     bundle: Bundle
@@ -56,7 +56,7 @@ def base_key(number: int, member: str = "") -> str:
 
 
 def aside_key(number: int) -> str:
-    """The key of the tensors that round `number` sends beside the bases; no member has this name."""
+    """The key of the tensors that round `number` sends with the bases; no member has this name."""
     return f"{number}//aside"
 
 
@@ -64,8 +64,10 @@ def aside_key(number: int) -> str:
 class TrainingJob:
     """Device number `device`, called `name`, trains `strategy` from the base model with key `base`.
 
-    `seed` is the round's, shared by its devices. `memory` is the device's strategy state of this kind.
-    `aside` is the key of the tensors sent beside the base, empty where there are none. `rare` as in Run.
+    seed: the round's, shared by its devices.
+    memory: the device's strategy state of this kind.
+    aside: the key of the tensors sent with the base; empty where there are none.
+    rare: as in Run.
     """
 
     device: int
@@ -94,7 +96,7 @@ Result = TrainedUpdate | FailedJob
 
 
 class Executor(Protocol):
-    """Trains many devices. Equal jobs give equal results, whatever other jobs run beside them."""
+    """Trains many devices. Equal jobs give equal results, whatever other jobs run at the same time."""
 
     @property
     def name(self) -> str:
@@ -111,12 +113,14 @@ class Executor(Protocol):
         """Ends the workers and frees memory. May be called twice."""
 
 
-def train(model: DeviceModel, world: World, job: TrainingJob, aside: Tensors = NO_TENSORS) -> Result:
+def train(
+    model: DeviceModel, inputs: ExecutorInputs, job: TrainingJob, aside: Tensors = NO_TENSORS
+) -> Result:
     """Does one job by the device's own code; `model`, of the strategy's member, holds the job's base already.
 
     Whether it meets the deadline was decided before.
     """
-    data = world.clients.local(job.device, model.manifest.input)
+    data = inputs.clients.local(job.device, model.manifest.input)
     try:
         made = kind_statistics.train(job.strategy, model, data, run_of(job, aside))
         check(made.tensors, kind_statistics.expected(job.strategy, model.manifest))
@@ -150,17 +154,17 @@ class PlainExecutor:
 
     name = "plain"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, inputs: ExecutorInputs) -> None:
         """Raises EngineError, BundleError."""
-        self._world = world
-        self._models: dict[str, DeviceModel] = {"": open_model(world.bundle, world.engine)}
+        self._inputs = inputs
+        self._models: dict[str, DeviceModel] = {"": open_model(inputs.bundle, inputs.engine)}
         self._loaded: dict[str, Tensors] = {}
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         for job in jobs:
             model = self._holding(job.strategy.member, bases[job.base])
             aside = bases[job.aside] if job.aside else NO_TENSORS
-            yield _own(train(model, self._world, job, aside))
+            yield _own(train(model, self._inputs, job, aside))
 
     def _holding(self, member: str, base: Tensors) -> DeviceModel:
         """The member's model with this base; loads only new tensors.
@@ -168,7 +172,7 @@ class PlainExecutor:
         A tensor that no round has changed is the same array.
         """
         if member not in self._models:
-            self._models[member] = open_model(self._world.of(member), self._world.engine)
+            self._models[member] = open_model(self._inputs.of(member), self._inputs.engine)
         model, known = self._models[member], self._loaded.get(member, NO_TENSORS)
         if base is not known:
             model.load({name: value for name, value in base.items() if value is not known.get(name)})

@@ -21,7 +21,7 @@ from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.statistics import kind_statistics
 from device_runtime.strategies.training.device_half import TrainedUpdate
 
-from .job import FailedJob, Result, TrainingJob, World
+from .job import ExecutorInputs, FailedJob, Result, TrainingJob
 
 Layout = tuple[TensorSpec, ...]
 """The specs of tensors that are stored one after another; see `places`."""
@@ -173,7 +173,7 @@ class WorkerException(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class WorkerOpened(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A worker has opened its world; `pid` is its process."""
+    """A worker has opened its inputs; `pid` is its process id."""
 
     pid: int
 
@@ -205,8 +205,8 @@ def reply_of(job: int, result: Result) -> TrainedReply | DivergedReply:
 class ExpectedTensors:
     """The tensors that contributions consist of, computed once for each strategy of a run."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, inputs: ExecutorInputs) -> None:
+        self._inputs = inputs
         self._known: dict[int, tuple[AnyStrategy, dict[str, TensorSpec]]] = {}
 
     def specs(self, strategy: AnyStrategy) -> Mapping[str, TensorSpec]:
@@ -215,7 +215,7 @@ class ExpectedTensors:
         Raises ModelError where the bundle has no such tensors, ExecutorError for an unknown bundle.
         """
         if id(strategy) not in self._known:  # the strategy is kept too, so that its id is not reused
-            manifest = self._world.of(strategy.member).manifest
+            manifest = self._inputs.of(strategy.member).manifest
             specs = {spec.name: spec for spec in kind_statistics.expected(strategy, manifest)}
             self._known[id(strategy)] = strategy, specs
         return self._known[id(strategy)][1]
@@ -232,7 +232,7 @@ class ExpectedTensors:
     ) -> Result:
         """The result with its tensors in `buffer` and its memory in `memory`, neither of which is copied.
 
-        Raises the error that a `Broke` reply tells of.
+        Raises the error that a `WorkerException` reply names.
         """
         if isinstance(reply, TrainedReply):
             specs = self.specs(strategy)

@@ -14,11 +14,11 @@ from device_runtime.profiles.machine import usable_cores
 from device_runtime.simulation.errors import ExecutorError
 
 from . import packing
-from .job import Result, TrainingJob, World
+from .job import ExecutorInputs, Result, TrainingJob
 from .packing import ExpectedTensors, Packed, WorkerException, WorkerOpened
-from .processes_crew import BaseContent, BasesInMemory, WorkerMessage, WorkerPool
-from .processes_memory import MOST_WORKERS, WAVE_JOBS, JobBoard, SharedMemory
-from .processes_worker import Wave
+from .processes_memory import BATCH_JOBS, MOST_WORKERS, SharedJobQueue, SharedMemory
+from .processes_pool import BaseContent, BasesInMemory, WorkerMessage, WorkerPool
+from .processes_worker import JobBatch
 
 LARGE_BYTES = 1 << 20
 MOST_DEATHS = 3
@@ -31,7 +31,7 @@ class Processes:
     replaced and its job is done again. Workers end with `close`, with this process, and when it is killed.
     """
 
-    def __init__(self, world: World, workers: int | None = None) -> None:
+    def __init__(self, inputs: ExecutorInputs, workers: int | None = None) -> None:
         """`workers`: as many as usable cores if None. Clients that were opened from files are not copied.
 
         Raises EngineError, BundleError, and ExecutorError for workers that cannot be started.
@@ -40,12 +40,12 @@ class Processes:
         if not 1 <= count <= MOST_WORKERS:
             raise ExecutorError(f"workers is {count}, expected 1 to {MOST_WORKERS}")
         self.name = f"processes ({count})"
-        self._world = world
-        self._crew = WorkerPool(world)
-        self._end = weakref.finalize(self, self._crew.close)
-        self._board = JobBoard(self._crew.board)
-        self._bases = BasesInMemory(self._crew.bases)
-        self._going: RunningWave | None = None
+        self._inputs = inputs
+        self._pool = WorkerPool(inputs)
+        self._end = weakref.finalize(self, self._pool.close)
+        self._queue = SharedJobQueue(self._pool.queue)
+        self._bases = BasesInMemory(self._pool.bases)
+        self._going: RunningBatch | None = None
         self._opened = 0
         self._mapped: mmap.mmap | None = None
         try:
@@ -55,8 +55,8 @@ class Processes:
             raise
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
-        for start in range(0, len(jobs), WAVE_JOBS):
-            yield from self._wave(bases, jobs[start : start + WAVE_JOBS])
+        for start in range(0, len(jobs), BATCH_JOBS):
+            yield from self._run_batch(bases, jobs[start : start + BATCH_JOBS])
 
     def close(self) -> None:
         self._end()
@@ -64,21 +64,21 @@ class Processes:
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers that have sent theirs."""
-        return tuple(filter(None, self._crew.pids.values()))
+        return tuple(filter(None, self._pool.pids.values()))
 
     def _start(self, count: int) -> None:
-        self._crew.hire(*range(count))
+        self._pool.start_workers(*range(count))
         ready = 0
         while ready < count:
-            for heard in self._crew.listen():
+            for heard in self._pool.listen():
                 if heard.reply is None:
-                    how = self._crew.dismiss(heard.worker)
+                    how = self._pool.remove_worker(heard.worker)
                     raise ExecutorError(f"worker {heard.worker} did not start: {how}")
                 if isinstance(heard.reply, WorkerException):
                     raise packing.error_of(heard.reply)
                 ready += 1
 
-    def _wave(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
+    def _run_batch(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         going = self._begin(bases, jobs)
         try:
             buffer = self._results(going.slots * going.slot_bytes)
@@ -94,71 +94,71 @@ class Processes:
                 _let_go(buffer, start, going.slot_bytes)
         finally:
             if self._end.alive:
-                self._board.stop()
+                self._queue.stop()
             self._going = None
 
-    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> RunningWave:
-        """Writes a wave of jobs, none of which may be taken yet; waits for jobs left by an abandoned run."""
+    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> RunningBatch:
+        """Writes a batch of jobs, none of which may be taken yet; waits for jobs left by an abandoned run."""
         self._check_open()
         if self._going is not None:
             raise ExecutorError("a run is going on; its results must be taken first")
-        while self._board.taken():
+        while self._queue.taken():
             self._listen()
-        going = plan_wave(self._world, jobs, len(self._crew.pids))
-        places = self._bases.places(contents(self._world, bases, jobs))
-        self._crew.memories.grow(max(going.slots * going.memory_bytes, 1))
-        wave = Wave(going.packed, going.slots, going.slot_bytes, going.memory_bytes, places)
-        text = packing.pack(wave)
-        with self._board.locked():
-            self._crew.wave.write(text, 0)
-            self._board.begin(len(jobs), len(text))
+        going = plan_batch(self._inputs, jobs, len(self._pool.pids))
+        places = self._bases.places(contents(self._inputs, bases, jobs))
+        self._pool.memories.grow(max(going.slots * going.memory_bytes, 1))
+        batch = JobBatch(going.packed, going.slots, going.slot_bytes, going.memory_bytes, places)
+        text = packing.pack(batch)
+        with self._queue.locked():
+            self._pool.batch.write(text, 0)
+            self._queue.begin(len(jobs), len(text))
         self._going, self._opened = going, 0
         if going.slot_bytes >= LARGE_BYTES:
             trim_heap()  # memory that merging the last round has left
         return going
 
-    def _open(self, going: RunningWave, first: int) -> None:
+    def _open(self, going: RunningBatch, first: int) -> None:
         """Lets workers take as many jobs as results have room for; all jobs before `first` are done."""
         end = min(first + going.slots, len(going.jobs))
         if end > self._opened:
             for number in range(self._opened, end):
-                going.remember(number, self._crew.memories)
+                going.remember(number, self._pool.memories)
             self._opened = end
-            self._crew.wake(self._board.open(first, end))
+            self._pool.wake(self._queue.open(first, end))
 
     def _check_open(self) -> None:
         if not self._end.alive:
             raise ExecutorError("the executor is closed")
 
     def _results(self, size: int) -> mmap.mmap:
-        """The memory of a wave's results, mapped again only when it has grown."""
+        """The memory of a batch's results, mapped again only when it has grown."""
         if self._mapped is None or len(self._mapped) < size:
-            self._crew.results.grow(max(size, 1))
-            self._mapped = self._crew.results.view(max(size, 1))
+            self._pool.results.grow(max(size, 1))
+            self._mapped = self._pool.results.view(max(size, 1))
         return self._mapped
 
     def _listen(self) -> None:
-        for heard in self._crew.listen():
+        for heard in self._pool.listen():
             if heard.reply is None:
                 self._replace(heard.worker)
             elif isinstance(heard.reply, WorkerException) and heard.reply.job < 0:
                 raise packing.error_of(heard.reply)
             elif not isinstance(heard.reply, WorkerOpened):
-                self._board.done(heard.reply.job)
+                self._queue.done(heard.reply.job)
                 if self._going is not None:
                     self._going.heard[heard.reply.job] = heard
 
     def _replace(self, worker: int) -> None:
         """Replaces a worker that died, and frees its job."""
-        how, going = self._crew.dismiss(worker), self._going
-        lost = self._board.give_back(worker)
+        how, going = self._pool.remove_worker(worker), self._going
+        lost = self._queue.give_back(worker)
         blamed = lost[-1] if lost else -1
         if going is not None:
             going.deaths[blamed] += 1
         hopeless = going is not None and going.deaths[blamed] >= MOST_DEATHS
         if hopeless:
-            self._board.stop()
-        self._crew.hire(worker)
+            self._queue.stop()
+        self._pool.start_workers(worker)
         if going is not None and hopeless:
             work = _job_text(going.jobs, blamed)
             raise ExecutorError(f"{work} ended {MOST_DEATHS} workers; the last: {how}")
@@ -182,8 +182,8 @@ MOST_SLOTS = 1024
 
 
 @dataclass(frozen=True)
-class RunningWave:
-    """The state of one wave of jobs in the parent process.
+class RunningBatch:
+    """The state of one batch of jobs in the parent process.
 
     Result i is in slot i % slots, of `slot_bytes`; the memory of job i in that slot of the memories, of
     `memory_bytes`. `heard`: the replies by job; `deaths`: the workers that died on each job.
@@ -205,24 +205,24 @@ class RunningWave:
             memories.write(self.jobs[number].memory[spec.name], start + place)
 
 
-def plan_wave(world: World, jobs: Sequence[TrainingJob], workers: int) -> RunningWave:
-    """Plans a wave, with as many slots as there is room for results. Raises ExecutorError, ModelError."""
-    expected, packed = ExpectedTensors(world), packing.pack_jobs(jobs)
+def plan_batch(inputs: ExecutorInputs, jobs: Sequence[TrainingJob], workers: int) -> RunningBatch:
+    """Plans a batch, with as many slots as there is room for results. Raises ExecutorError, ModelError."""
+    expected, packed = ExpectedTensors(inputs), packing.pack_jobs(jobs)
     size = max(expected.size(job.strategy) for job in jobs)
     slot = size + -size % mmap.PAGESIZE
     memory = max((packing.size_of(layout) for layout in packed.layouts), default=0)
     room = RESULTS_BYTES // max(slot + memory, 1)
     slots = min(max(2 * workers + 1, min(MOST_SLOTS, room)), len(jobs))
-    return RunningWave(jobs, packed, expected, slots, slot, memory)
+    return RunningBatch(jobs, packed, expected, slots, slot, memory)
 
 
 def contents(
-    world: World, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]
+    inputs: ExecutorInputs, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]
 ) -> dict[str, BaseContent]:
     """The tensors of `bases` that the jobs use, by key."""
     members = {job.base: job.strategy.member for job in jobs}
     models = {
-        key: BaseContent(bases[key], world.of(member).manifest.stored()) for key, member in members.items()
+        key: BaseContent(bases[key], inputs.of(member).manifest.stored()) for key, member in members.items()
     }
     asides = {job.aside for job in jobs if job.aside}
     return models | {key: BaseContent(bases[key], packing.specs_of(bases[key])) for key in asides}

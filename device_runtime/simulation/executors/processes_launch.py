@@ -24,14 +24,16 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VEC
 class LaunchOrder(msgspec.Struct, frozen=True):
     """The arguments of a worker.
 
-    File descriptors are inherited; `clients` is the folder that `Clients.save` wrote; `bundle` and `family`
-    are paths. `made`: the parent made the clients' folder, and the workers remove it if the parent dies.
+    link to memories: file descriptors, which are inherited.
+    bundle, family: paths.
+    clients: the folder that `Clients.save` wrote.
+    made: the parent made the clients' folder, and the workers remove it if the parent dies.
     """
 
     number: int
     link: int
-    board: int
-    wave: int
+    queue: int
+    batch: int
     bases: int
     results: int
     memories: int
@@ -45,8 +47,8 @@ class LaunchOrder(msgspec.Struct, frozen=True):
 def launch(orders: Sequence[LaunchOrder]) -> subprocess.Popen[bytes]:
     """Starts a process that becomes the first of these workers and starts the others; all ignore Ctrl-C."""
     first = orders[0]
-    board = (first.board, first.wave, first.bases, first.results, first.memories)
-    shared = (*board, *(order.link for order in orders))
+    memories = (first.queue, first.batch, first.bases, first.results, first.memories)
+    shared = (*memories, *(order.link for order in orders))
     threads = str(first.engine.threads)
     with _no_interrupts():
         return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Shared memory of processes, of which nothing is left however they end, and the board of jobs in it."""
+"""Shared memory of processes, freed however they end, and the job queue in it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-WAVE_JOBS = 1 << 16
-"""The most jobs of one wave; more are done in several waves."""
+BATCH_JOBS = 1 << 16
+"""The most jobs of one batch; more are done in several batches."""
 MOST_WORKERS = 1 << 10
 FREE, DONE = -1, 0  # otherwise the number of the worker that has the job, counted from 1
-_WAVE, _SIZE, _FIRST, _END = range(4)
+_BATCH, _SIZE, _FIRST, _END = range(4)
 _WAITING = 64
 _OWNERS = _WAITING + MOST_WORKERS
 
@@ -64,8 +64,8 @@ class SharedMemory:
             self.fd = -1
 
 
-class JobBoard:
-    """The jobs of a wave and the workers that have them, in shared memory.
+class SharedJobQueue:
+    """The jobs of a batch and the workers that have them, in shared memory.
 
     Workers take jobs by themselves, so none waits for the parent. Jobs may be taken from `first` up to `end`.
     A lock guards this; it is released when its holder dies.
@@ -73,16 +73,16 @@ class JobBoard:
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
-        size = 4 * (_OWNERS + WAVE_JOBS)
+        size = 4 * (_OWNERS + BATCH_JOBS)
         shared.grow(size)
         self._cells = np.frombuffer(mmap.mmap(shared.fd, size), np.int32)
         self._owners = self._cells[_OWNERS:]
         self._waiting = self._cells[_WAITING:_OWNERS]
 
     def begin(self, jobs: int, size: int) -> None:
-        """Begins a wave that `size` bytes describe, without jobs to take yet. For the parent, locked."""
+        """Begins a batch that `size` bytes describe, without jobs to take yet. For the parent, locked."""
         self._owners[:jobs] = FREE
-        self._cells[_WAVE : _END + 1] = self._cells[_WAVE] + 1, size, 0, 0
+        self._cells[_BATCH : _END + 1] = self._cells[_BATCH] + 1, size, 0, 0
 
     def open(self, first: int, end: int) -> list[int]:
         """Lets workers take jobs from `first` up to `end`; returns the workers to wake. For the parent."""
@@ -122,18 +122,18 @@ class JobBoard:
         return lost
 
     def taken(self, worker: int | None = None) -> list[int]:
-        """The jobs of the wave that this worker (None: any) has taken and not done."""
+        """The jobs of the batch that this worker (None: any) has taken and not done."""
         owners = self._owners
         return [int(job) for job in np.flatnonzero(owners > 0 if worker is None else owners == worker + 1)]
 
     @property
-    def wave(self) -> tuple[int, int]:
-        """The wave's number, and the bytes that describe it. Locked."""
-        return int(self._cells[_WAVE]), int(self._cells[_SIZE])
+    def batch(self) -> tuple[int, int]:
+        """The batch's number, and the bytes that describe it. Locked."""
+        return int(self._cells[_BATCH]), int(self._cells[_SIZE])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """The board's lock, held by one process at a time; it is released when the process ends."""
+        """The queue's lock, held by one process at a time; it is released when the process ends."""
         fcntl.lockf(self._shared.fd, fcntl.LOCK_EX)
         try:
             yield

@@ -1,4 +1,4 @@
-"""A worker process: takes training jobs from the board and writes results to shared memory."""
+"""A worker process: takes training jobs from the shared queue and writes results to shared memory."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from device_runtime.strategies.kind import AnyStrategy
 from device_runtime.strategies.training.device_half import NO_TENSORS
 
 from . import packing
-from .job import FailedJob, Result, World, train
+from .job import ExecutorInputs, FailedJob, Result, train
 from .packing import Layout, Packed
 from .processes_launch import LaunchOrder, fork_workers
-from .processes_memory import JobBoard, SharedMemory
+from .processes_memory import SharedJobQueue, SharedMemory
 
 TOUCHED_BYTES = 8 << 20
 """Bytes of memory-mapped samples that stay in a worker's memory; others stay in the page cache."""
@@ -49,8 +49,8 @@ class BasePlace(msgspec.Struct, frozen=True, array_like=True):
         return self.start + packing.size_of(self.layout)
 
 
-class Wave(msgspec.Struct, frozen=True, array_like=True):
-    """A wave of jobs, and where their data is.
+class JobBatch(msgspec.Struct, frozen=True, array_like=True):
+    """A batch of jobs, and where their data is.
 
     Result i is in slot i % slots, of `slot_bytes`; base b at `bases[b]`; the memory of job i in slot i %
     slots of the memories, of `memory_bytes`.
@@ -103,43 +103,43 @@ class LoadedModel:
 
 
 class SimulationWorker:
-    """Does jobs of the board, with one engine for each model of the family that they use."""
+    """Does jobs of the shared queue, with one engine for each model of the family that they use."""
 
     def __init__(self, order: LaunchOrder) -> None:
         """Raises BundleError, EngineError, OSError."""
         self._number = order.number
-        self._board = JobBoard(SharedMemory(order.board))
-        self._described, self._bases = SharedMemory(order.wave), SharedMemory(order.bases)
+        self._queue = SharedJobQueue(SharedMemory(order.queue))
+        self._described, self._bases = SharedMemory(order.batch), SharedMemory(order.bases)
         self._results, self._memories = SharedMemory(order.results), SharedMemory(order.memories)
         bundle = Bundle.open(order.bundle)
         family = {name: Bundle.open(path) for name, path in order.family.items()}
-        self._world = World(bundle, Clients.open(Path(order.clients)), order.engine, family)
+        self._inputs = ExecutorInputs(bundle, Clients.open(Path(order.clients)), order.engine, family)
         self._models = {"": LoadedModel(open_model(bundle, order.engine))}
-        self._wave_number, self._touched = 0, 0
-        self._wave = Wave(Packed((), (), ()), 1, 0, 0, {})
+        self._batch_number, self._touched = 0, 0
+        self._batch = JobBatch(Packed((), (), ()), 1, 0, 0, {})
         self._strategies: dict[int, AnyStrategy] = {}
 
     def take(self) -> int | None:
-        """Takes the next job and returns its number; reads a new wave first."""
+        """Takes the next job and returns its number; reads a new batch first."""
         text = b""
-        with self._board.locked():
-            number, size = self._board.wave
-            if number != self._wave_number:
+        with self._queue.locked():
+            number, size = self._queue.batch
+            if number != self._batch_number:
                 text = self._described.read(size)
-            job = self._board.take(self._number)
+            job = self._queue.take(self._number)
         if text:
-            self._wave = msgspec.msgpack.decode(text, type=Wave)
-            self._strategies, self._wave_number = {}, number
+            self._batch = msgspec.msgpack.decode(text, type=JobBatch)
+            self._strategies, self._batch_number = {}, number
         return job
 
     def do(self, number: int) -> Iterator[Any]:
-        """Does a job of the wave and writes its tensors; yields its reply, then its memory if any."""
-        packed = self._wave.packed.jobs[number]
+        """Does a job of the batch and writes its tensors; yields its reply, then its memory if any."""
+        packed = self._batch.packed.jobs[number]
         try:
             strategy = self._strategy(packed.strategy)
-            model = self._holding(strategy.member, self._wave.bases[packed.base])
+            model = self._holding(strategy.member, self._batch.bases[packed.base])
             job = packing.unpack_job(packed, strategy, self._memory(number))
-            result = train(model, self._world, job, self._aside(packed.aside))
+            result = train(model, self._inputs, job, self._aside(packed.aside))
             self._leave(number, result)
             self._forget(packed.device)
         except Exception as error:
@@ -151,7 +151,7 @@ class SimulationWorker:
 
     def _strategy(self, number: int) -> AnyStrategy:
         if number not in self._strategies:
-            self._strategies[number] = registry.read(self._wave.packed.kinds[number])
+            self._strategies[number] = registry.read(self._batch.packed.kinds[number])
         return self._strategies[number]
 
     def _holding(self, member: str, base: BasePlace) -> DeviceModel:
@@ -160,7 +160,7 @@ class SimulationWorker:
         After an error all tensors are loaded again.
         """
         if member not in self._models:
-            self._models[member] = LoadedModel(open_model(self._world.of(member), self._world.engine))
+            self._models[member] = LoadedModel(open_model(self._inputs.of(member), self._inputs.engine))
         opened = self._models[member]
         if base.versions == opened.loaded:
             return opened.model
@@ -173,29 +173,29 @@ class SimulationWorker:
         return opened.model
 
     def _memory(self, number: int) -> Tensors:
-        layout = self._wave.packed.layout(self._wave.packed.jobs[number])
+        layout = self._batch.packed.layout(self._batch.packed.jobs[number])
         if not layout:
             return NO_TENSORS
-        start = number % self._wave.slots * self._wave.memory_bytes
-        return packing.views(self._memories.view(max(start + self._wave.memory_bytes, 1)), layout, start)
+        start = number % self._batch.slots * self._batch.memory_bytes
+        return packing.views(self._memories.view(max(start + self._batch.memory_bytes, 1)), layout, start)
 
     def _aside(self, key: str) -> Tensors:
         if not key:
             return NO_TENSORS
-        place = self._wave.bases[key]
+        place = self._batch.bases[key]
         return packing.views(self._bases.view(max(place.end, 1)), place.layout, place.start)
 
     def _leave(self, number: int, result: Result) -> None:
         if isinstance(result, FailedJob):
             return
-        start = number % self._wave.slots * self._wave.slot_bytes
+        start = number % self._batch.slots * self._batch.slot_bytes
         for spec, place in packing.places(packing.specs_of(result.tensors)):
             self._results.write(result.tensors[spec.name], start + place)
 
     def _forget(self, device: int) -> None:
         """Unmaps samples now and then: those that were read count as memory of this process until then."""
-        x: Any = self._world.clients.x
-        self._touched += len(self._world.clients.indices(device)) * (x.nbytes // max(len(x), 1))
+        x: Any = self._inputs.clients.x
+        self._touched += len(self._inputs.clients.indices(device)) * (x.nbytes // max(len(x), 1))
         if self._touched > TOUCHED_BYTES:
             self._touched = 0
             _drop_pages(x)

@@ -30,7 +30,7 @@ from device_runtime.strategies import registry
 from device_runtime.strategies.kind import AnyStrategy
 
 from . import packing
-from .job import FailedJob, World, train
+from .job import ExecutorInputs, FailedJob, train
 from .packing import Layout, PackedJob, Reply, read_reply
 from .processes_memory import SharedMemory
 
@@ -38,7 +38,7 @@ Bytes = NDArray[np.uint8]
 NOTHING: Bytes = np.empty(0, np.uint8)
 
 
-class RayWorld(msgspec.Struct, frozen=True, array_like=True):
+class RayInputs(msgspec.Struct, frozen=True, array_like=True):
     """The opening message of a worker: the engine, and the names of the family's other bundles."""
 
     engine: EngineSettings
@@ -67,16 +67,16 @@ class RayWorker:
     """A Ray actor on one core, with an engine for each model of the family that its jobs use."""
 
     def open(self, text: bytes, *arrays: NDArray[Any]) -> bytes:
-        """Opens a RayWorld, the four arrays of Clients, and the zipped bundles.
+        """Opens a RayInputs, the four arrays of Clients, and the zipped bundles.
 
-        Returns WorkerOpened or Broke, packed.
+        Returns WorkerOpened or WorkerException, packed.
         """
         try:
-            opening = msgspec.msgpack.decode(text, type=RayWorld)
+            opening = msgspec.msgpack.decode(text, type=RayInputs)
             self._shared: list[SharedMemory] = []
             main, *others = [self._opened(bundle) for bundle in arrays[4:]]
             family = dict(zip(opening.family, others, strict=True))
-            self._world = World(main, Clients(*arrays[:4]), opening.engine, family)
+            self._inputs = ExecutorInputs(main, Clients(*arrays[:4]), opening.engine, family)
             self._models = {"": open_model(main, opening.engine)}
         except Exception as error:
             return packing.pack(packing.worker_error(-1, error))
@@ -85,13 +85,13 @@ class RayWorker:
         return packing.pack(packing.WorkerOpened(os.getpid()))
 
     def do(self, text: bytes, base: Bytes, memory: Bytes, aside: Bytes) -> Answer:
-        """Does an Errand, given its base, memory and tensors beside the base."""
+        """Does a RayJob, given its base, memory and the tensors sent with the base."""
         errand = msgspec.msgpack.decode(text, type=RayJob)
         try:
             strategy = self._strategy(errand.kind)
             model = self._holding(strategy.member, errand.base, base)
             job = packing.unpack_job(errand.job, strategy, packing.views(memory, errand.memory))
-            result = train(model, self._world, job, packing.views(aside, errand.aside))
+            result = train(model, self._inputs, job, packing.views(aside, errand.aside))
             reply = packing.pack(packing.reply_of(errand.number, result))
             if isinstance(result, FailedJob):
                 return reply, NOTHING, NOTHING
@@ -102,9 +102,9 @@ class RayWorker:
 
     def _holding(self, member: str, key: int, base: Bytes) -> DeviceModel:
         """The model of this member with this base."""
-        bundle = self._world.of(member)
+        bundle = self._inputs.of(member)
         if member not in self._models:
-            self._models[member] = open_model(bundle, self._world.engine)
+            self._models[member] = open_model(bundle, self._inputs.engine)
         if self._loaded.get(member) != key:
             self._loaded.pop(member, None)
             self._models[member].load(packing.views(base, bundle.manifest.stored()))
@@ -139,7 +139,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        says = f"Ray is not here ({one_line(error)}): pip install 'device-runtime[ray]'"
+        says = f"Ray is not installed ({one_line(error)}): pip install 'device-runtime[ray]'"
         raise ExecutorError(says) from error
     return ray
 
@@ -157,19 +157,19 @@ class RayAnswer:
 
 
 class Cluster:
-    """The workers of a Ray cluster by number, one a core, and the answers that each still owes."""
+    """The workers of a Ray cluster by number, one a core, and the answers that they still owe."""
 
-    def __init__(self, world: World, address: str | None, cores: int | None) -> None:
+    def __init__(self, inputs: ExecutorInputs, address: str | None, cores: int | None) -> None:
         """Joins the cluster at `address`, or starts one on this machine. Raises ExecutorError."""
         self.ray = import_ray()
         self._own = not self.ray.is_initialized()
         if self._own:
             self._join(address, cores)
-        clients = world.clients
+        clients = inputs.clients
         arrays = (clients.x, clients.y, clients.order, clients.offsets)
-        bundles = (np.frombuffer(bundle.packed(), np.uint8) for bundle in world.bundles.values())
+        bundles = (np.frombuffer(bundle.packed(), np.uint8) for bundle in inputs.bundles.values())
         self._given = [
-            msgspec.msgpack.encode(RayWorld(world.engine, tuple(world.family))),
+            msgspec.msgpack.encode(RayInputs(inputs.engine, tuple(inputs.family))),
             *(self.ray.put(np.asarray(array)) for array in (*arrays, *bundles)),
         ]
         self._actors: dict[int, Any] = {}
@@ -181,7 +181,7 @@ class Cluster:
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
         return int(sum(node["Resources"].get("CPU", 0) for node in nodes))
 
-    def hire(self) -> int:
+    def start_worker(self) -> int:
         """Asks for a worker; it answers with ticket -1 when a core is free and it has started."""
         self._numbers += 1
         placed = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
@@ -190,7 +190,7 @@ class Cluster:
         return self._numbers
 
     def send(self, worker: int, ticket: int, errand: RayJob, *given: Any) -> None:
-        """Sends a worker an errand; `given` are base, memory and aside, as arrays or `ray.put` references."""
+        """Sends a worker a RayJob; `given` are base, memory and aside, as arrays or `ray.put` references."""
         answer = self._actors[worker].do.remote(msgspec.msgpack.encode(errand), *given)
         self._flying[answer] = worker, ticket
 
@@ -199,7 +199,7 @@ class Cluster:
         came, _ = self.ray.wait(list(self._flying), num_returns=1, timeout=START_S)
         return [self._returned(ref) for ref in came]
 
-    def dismiss(self, worker: int) -> None:
+    def remove_worker(self, worker: int) -> None:
         """Removes a worker that has died or does not answer."""
         with suppress(Exception):
             self.ray.kill(self._actors.pop(worker))

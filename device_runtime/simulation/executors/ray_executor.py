@@ -13,7 +13,7 @@ from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.simulation.errors import ExecutorError
 
 from . import packing
-from .job import Result, TrainingJob, World
+from .job import ExecutorInputs, Result, TrainingJob
 from .packing import ExpectedTensors, Layout, Packed, WorkerException
 from .processes import contents
 from .ray_cluster import NOTHING, Cluster, RayAnswer, RayJob
@@ -58,17 +58,19 @@ class RayExecutor:
     starts when a core is free on any node. Nodes that join are used from the next run on.
     """
 
-    def __init__(self, world: World, address: str | None = None, workers: int | None = None) -> None:
-        """`address`: "host:port", or "auto" for this machine's cluster; None starts one of its own.
+    def __init__(
+        self, inputs: ExecutorInputs, address: str | None = None, workers: int | None = None
+    ) -> None:
+        """`address`: "host:port", or "auto" for this machine's cluster; None starts a new cluster.
 
         Raises ExecutorError without Ray or a cluster, and the errors of `PlainExecutor`.
         """
         if workers is not None and workers < 1:
             raise ExecutorError(f"workers is {workers}, expected at least 1")
-        self._world, self._asked = world, workers
-        self._cluster = Cluster(world, address, workers)
+        self._inputs, self._asked = inputs, workers
+        self._cluster = Cluster(inputs, address, workers)
         self._end = weakref.finalize(self, self._cluster.close)
-        self._load: Counter[int] = Counter()  # errands of each worker that is ready
+        self._load: Counter[int] = Counter()  # jobs of each worker that is ready
         self._coming: set[int] = set()
         self._stored: dict[str, _Stored] = {}
         self._keys, self._tickets = 0, 0
@@ -85,7 +87,7 @@ class RayExecutor:
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         going = self._begin(bases, jobs)
-        expected = ExpectedTensors(self._world)
+        expected = ExpectedTensors(self._inputs)
         try:
             for number, job in enumerate(jobs):
                 self._feed(going, number)
@@ -103,7 +105,7 @@ class RayExecutor:
         self._end()
 
     def _start(self) -> None:
-        self._hire()
+        self._start_workers()
         expected = min(len(self._coming), max(1, self._cluster.cores()))
         while len(self._load) < expected:
             before = len(self._load)
@@ -111,11 +113,11 @@ class RayExecutor:
             if len(self._load) == before:
                 return  # others have the cores; the workers that are ready begin
 
-    def _hire(self) -> None:
+    def _start_workers(self) -> None:
         """Asks for workers up to the wanted number, or up to the cluster's present cores."""
         wanted = self._asked or max(1, self._cluster.cores())
         for _ in range(wanted - len(self._load) - len(self._coming)):
-            self._coming.add(self._cluster.hire())
+            self._coming.add(self._cluster.start_worker())
 
     def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> _Running:
         if not self._end.alive:
@@ -124,7 +126,7 @@ class RayExecutor:
             raise ExecutorError("a run is going on; its results must be taken first")
         packed = packing.pack_jobs(jobs)
         self._put(bases, jobs)
-        self._hire()
+        self._start_workers()
         self._going = _Running(self._tickets, jobs, packed, list(range(len(jobs))), {}, Counter())
         self._tickets += len(jobs)
         return self._going
@@ -132,7 +134,7 @@ class RayExecutor:
     def _put(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> None:
         """Puts the tensors that the jobs use into the object store, unless they are there."""
         kept: dict[str, _Stored] = {}
-        for key, content in contents(self._world, bases, jobs).items():
+        for key, content in contents(self._inputs, bases, jobs).items():
             tensors, layout = content.tensors, content.layout
             held = next((one for one in self._stored.values() if one.tensors is tensors), None)
             if held is None:
@@ -200,8 +202,8 @@ class RayExecutor:
     def _gone(self, worker: int) -> None:
         if worker in self._load:
             del self._load[worker]
-            self._cluster.dismiss(worker)
-            self._coming.add(self._cluster.hire())
+            self._cluster.remove_worker(worker)
+            self._coming.add(self._cluster.start_worker())
 
     def _again(self, going: _Running, number: int, why: str) -> None:
         going.losses[number] += 1

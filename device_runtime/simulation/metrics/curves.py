@@ -68,7 +68,7 @@ class Model:
     def recall(
         self, classes: Sequence[int], fold: Callable[[Iterable[float]], float] = mean
     ) -> Callable[[SimulatedRound], float]:
-        """Reads the recall of these classes, each weighing the same; classes without samples are left out."""
+        """Reads the mean recall of these classes, with equal weights; classes without samples are ignored."""
 
         def value(line: SimulatedRound) -> float:
             kept = self.by_class(line)

@@ -91,7 +91,7 @@ class Probes:
 
     A local model is the base that the device had, with the tensors that it sent; the executor wrapped by
     `over` gives the bases. Kinds that send no weights (scalars, class statistics) have no local model;
-    smaller models of a family are left out.
+    smaller models of a family are not compared.
     """
 
     def __init__(

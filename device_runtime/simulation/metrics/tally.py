@@ -26,9 +26,10 @@ class BusyDevice:
 class AskCounts:
     """Totals of the asks of a run.
 
-    `counted`: by device, how often its update counted; 0 for devices that were asked and never counted.
-    `outcomes`: asks by (group, outcome), where the outcome is the kind that counted, or else the fate.
-    `kinds`: counted updates by kind. `busy`: by device, without those that always sat out.
+    counted: by device, how often its update counted; 0 for devices that were asked and never counted.
+    outcomes: asks by (group, outcome), where the outcome is the kind that counted, or else the fate.
+    kinds: counted updates by kind.
+    busy: by device, without those that always sat out.
     """
 
     asks: int
@@ -70,9 +71,10 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
 class Participation:
     """The participation of a fleet in a run.
 
-    `devices`: the share of the fleet whose update ever counted. `asks`: the share of asks that counted.
-    `fairness`: Jain's index of counted updates over the whole fleet, with devices that were never asked: 1
-    when all counted equally often, k/n when k of n did and the others never.
+    devices: the share of the fleet whose update ever counted.
+    asks: the share of asks that counted.
+    fairness: Jain's index of counted updates over the whole fleet, with devices that were never asked: 1 when
+    all devices counted equally often, k/n when k of n devices did and the others never.
     """
 
     devices: float
@@ -115,6 +117,6 @@ def analytic_bytes(params_sent: int, devices: int, rounds: int, participation: f
     """Bytes both ways by the papers' formula: 2 * params_sent * 4 * K * R * participation.
 
     Thesis 000, A.1.1, equations 8 and 9; K devices, R rounds, float32. The formula takes downloads to be as
-    large as uploads, and leaves out headers, hashes and retries.
+    large as uploads, and ignores headers, hashes and retries.
     """
     return 2.0 * params_sent * 4 * devices * rounds * participation

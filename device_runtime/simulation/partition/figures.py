@@ -16,12 +16,14 @@ Floats = NDArray[np.float64]
 class PartitionShape:
     """Measures of a partition into k devices.
 
-    `counts` (k, classes): the samples of each class on each device; `samples`: those of the whole data set.
-    `sizes` (k,): the samples of each device. `classes` (k,): the classes of which it has any. `effective`
-    (k,): its effective number of classes, the exponential of the entropy of its label distribution.
-    `distance` (k,): total variation between its label distribution and that of all samples given out, 0
+    counts: (k, classes), the samples of each class on each device.
+    samples: the number of samples of the whole data set.
+    sizes: (k,), the number of samples of each device.
+    classes: (k,), the number of classes of which it has any.
+    effective: (k,), its effective number of classes: the exponential of its label distribution's entropy.
+    distance: (k,), total variation between its label distribution and that of all samples given out, 0
     (alike) to 1; twice this is what Zhao et al. 2018 (arXiv:1806.00582) call the earth mover's distance.
-    `groups` (k,): its group of the fleet; empty where groups have nothing to do with the data.
+    groups: (k,), its group of the fleet; empty where groups have nothing to do with the data.
     """
 
     counts: Ints

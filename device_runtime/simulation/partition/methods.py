@@ -23,7 +23,7 @@ Parts = list[Ints]
 """The sorted indices of each device's samples."""
 
 LAST_RESORT = 1e-9
-"""The least probability of every class in a mixture: it is drawn when no other class has samples left."""
+"""The least probability of a class in a mixture, so that an exhausted mixture falls back to other classes."""
 NOBODY = -1
 """The group of samples that belong to no natural client, such as clips of silence."""
 
@@ -32,10 +32,12 @@ NOBODY = -1
 class Sizes:
     """The wanted sizes of the devices' parts: equal or skewed.
 
-    `each`: samples of a device (the mean, if skewed); None divides all samples. `sigma`: sizes are
-    log-normal with this standard deviation of their logarithm. `alpha`: sizes are a draw of Dirichlet(alpha)
-    over the devices (Li et al. 2022, "NIID-Bench", arXiv:2102.02079, section IV-D). 0 is no skew. `least`:
-    the least samples of any device. `reuse`: several devices may have the same sample.
+    each: samples of a device (the mean, if skewed); None divides all samples.
+    sigma: sizes are log-normal with this standard deviation of their logarithm; 0: no skew.
+    alpha: sizes are a draw of Dirichlet(alpha) over the devices (Li et al. 2022, "NIID-Bench",
+    arXiv:2102.02079, section IV-D); 0: no skew.
+    least: the least samples of any device.
+    reuse: several devices may have the same sample.
     """
 
     each: int | None = None
@@ -103,7 +105,7 @@ def dirichlet(
     """Gives each device a class mixture drawn from Dirichlet(alpha), and equally many samples (or `wanted`).
 
     As in Hsu et al. 2019 (arXiv:1909.06335), section 3.1: each device draws its own class mixture and then
-    its samples without replacement; a class that has run out is left out of the mixture. The remainder of
+    its samples without replacement; a class that has run out is removed from the mixture. The remainder of
     len(y) / devices stays unused. Raises DataSetError when there are too few samples.
     """
     sizes = wanted.draw(len(y), devices, rng)
@@ -120,8 +122,9 @@ def dirichlet_by_class(
     """Divides each class among the devices by a draw of Dirichlet(alpha), so that sizes differ as well.
 
     Li et al. 2022 ("NIID-Bench", arXiv:2102.02079, section IV-B; Yurochkin et al. 2019). They repeat the draw
-    until every device has enough, which does not end for many devices; here a device with fewer than `least`
-    is given single samples of the devices that have most. All samples are used; len(y) >= devices * least.
+    until every device has enough, which does not end for many devices. This function gives a device with
+    fewer than `least` single samples of the devices that have most. All samples are used; len(y) >= devices *
+    least.
     """
     codes = _codes(y)
     pools = np.bincount(codes)
@@ -222,7 +225,7 @@ def natural(groups: Ints, devices: int, rng: np.random.Generator, each: int = 0,
 
     A group is a natural client: a writer, speaker or sender. groups: that of each sample, (n,). `each`: the
     groups of a device, the others stay unused; 0 gives out all groups, equally many to each device (within
-    one). Groups of fewer than `least` samples are left out. Raises DataSetError when there are too few
+    one). Groups of fewer than `least` samples are not used. Raises DataSetError when there are too few
     groups.
     """
     names, members = np.unique(groups[groups != NOBODY], return_counts=True)
@@ -283,7 +286,10 @@ def grouped(indices: Ints, owners: Ints, devices: int) -> Parts:
 
 
 def _again(wanted: Ints, size: int) -> tuple[Ints, int]:
-    """The start of each device's samples in a repeated pool, none across a seam; and the repeats."""
+    """The start of each device's samples in copies of the pool, end to end; and the number of copies.
+
+    No device's samples span two copies.
+    """
     ends = np.cumsum(wanted)
     begins = ends - wanted
     first, rounds = 0, 0

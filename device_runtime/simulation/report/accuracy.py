@@ -141,7 +141,7 @@ def _known(runs: Sequence[FinishedRun], axis: Axis, value: Callable[[SimulatedRo
 
 
 def _curve(on: Any, policy: str, curves: Sequence[Curve], size: float) -> None:
-    """Draws the mean and band of all seeds where all are known; if they do not overlap, each by itself."""
+    """Draws the mean and range over the interval that all seeds cover; without overlap, one line per seed."""
     look = stroke(policy)
     line = {"color": look.colour, "linestyle": look.dashes}
     if _apart(curves):

@@ -50,7 +50,7 @@ SPARE = (
     "#7f6bb0", "#8c6d1f", "#4f9d69", "#d1495b", "#3d7ea6", "#a05195", "#c98a4b", "#5f7c3a", "#8a5a44",
     "#2f9e9e", "#b0508f", "#6c5ce7", "#9b870c",
 )  # fmt: skip
-"""Colours for kinds and policies without one of their own."""
+"""Colours for kinds and policies that have no fixed colour."""
 MARKERS = ("^", "v", "<", ">", "p", "h", "*", "P")
 
 

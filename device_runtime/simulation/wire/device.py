@@ -42,7 +42,7 @@ class DeviceTime:
         return self._agenda.now + self._ahead_s
 
     def sleep(self, seconds: float) -> None:
-        """Advances the clock. Raises Died if the device loses power before then."""
+        """Advances the clock. Raises PowerLost if the device loses power before then."""
         self._ahead_s += seconds
         if self.clock() > self.dies_s:
             raise PowerLost
@@ -93,8 +93,8 @@ class VirtualDevice:
         placed.folder.mkdir(parents=True, exist_ok=True)
         self._lives += 1
         boot = np.random.default_rng([self._seed, BOOTS, placed.number, self._lives]).integers(2**32)
-        pretence = Emulation(placed.profile, time=Time(self._time.clock, self._time.sleep))
-        settings = Settings(placed.name, placed.data, placed.folder, pretence)
+        emulation = Emulation(placed.profile, time=Time(self._time.clock, self._time.sleep))
+        settings = Settings(placed.name, placed.data, placed.folder, emulation)
         agent = Agent(settings, int(boot), self._time.clock)
         who = ClientIdentity(placed.name, agent.subscriptions(), agent.will(), agent.greeting())
         ends = ClientEnd(self._heard, self._time.clock)

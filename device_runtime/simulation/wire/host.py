@@ -34,7 +34,7 @@ class MessageBuffer:
     no order of their own.
     """
 
-    told: list[tuple[int, str, str, bytes, bool]] = field(default_factory=list)
+    waiting: list[tuple[int, str, str, bytes, bool]] = field(default_factory=list)
     asked: bool = False
     """Whether blocks were asked for."""
     _broadcasts: int = 0
@@ -44,15 +44,15 @@ class MessageBuffer:
             address = topics.parse(topic)
         except TopicError:  # a message to all devices
             self._broadcasts += 2
-            self.told.append((self._broadcasts - 1, "", topic, payload, retain))
+            self.waiting.append((self._broadcasts - 1, "", topic, payload, retain))
             return True
         self.asked = self.asked or address.leaf == "get"
-        self.told.append((self._broadcasts, address.device, topic, payload, retain))
+        self.waiting.append((self._broadcasts, address.device, topic, payload, retain))
         return True
 
     def flush(self, publish: Callable[[str, bytes, bool], bool]) -> None:
-        told, self.told, self._broadcasts = self.told, [], 0
-        for _, _, topic, payload, retain in sorted(told, key=lambda one: one[:2]):
+        waiting, self.waiting, self._broadcasts = self.waiting, [], 0
+        for _, _, topic, payload, retain in sorted(waiting, key=lambda one: one[:2]):
             publish(topic, payload, retain)
 
 
@@ -60,7 +60,7 @@ class VirtualAggregator:
     """The service of one task on one run folder, through kills and restarts."""
 
     def __init__(self, task: Task, folder: Path, broker: VirtualBroker, log: PacketLog) -> None:
-        self.told: list[tuple[float, RunEvent]] = []
+        self.events: list[tuple[float, RunEvent]] = []
         """The reports of the service, each with its virtual seconds."""
         self._task, self._folder, self._broker, self._log = task, folder, broker, log
         self._agenda = broker.agenda
@@ -109,7 +109,7 @@ class VirtualAggregator:
             self._service.close()
 
     def _tell(self, happening: RunEvent) -> None:
-        self.told.append((self._agenda.now, happening))
+        self.events.append((self._agenda.now, happening))
 
     def _heard(self, event: Event) -> None:
         if self._service is None:

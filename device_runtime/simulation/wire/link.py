@@ -107,8 +107,8 @@ class VirtualLink:
             self._queue(message)
         return True
 
-    def under_way(self, topic: str = "") -> int:
-        """As `broker.wire.link.Link.under_way`."""
+    def unacknowledged(self, topic: str = "") -> int:
+        """As `broker.wire.link.Link.unacknowledged`."""
         return sum(topic in ("", message.topic) for message in self._waiting.values())
 
     def close(self, farewell: Will) -> None:

@@ -119,25 +119,25 @@ class WireCourse:
 
 @dataclass(frozen=True)
 class WireResult:
-    """The result of a run: the served weights, and `told`, the aggregator's reports with virtual seconds."""
+    """The result of a run: the served weights, and the aggregator's events with virtual seconds."""
 
     weights: Tensors
-    told: tuple[tuple[float, RunEvent], ...]
+    events: tuple[tuple[float, RunEvent], ...]
     log: tuple[PassedPacket, ...]
     seconds: float
 
     @property
     def rounds(self) -> tuple[RoundRecord, ...]:
-        return tuple(what.record for _, what in self.told if isinstance(what, RoundClosed))
+        return tuple(what.record for _, what in self.events if isinstance(what, RoundClosed))
 
     @property
     def contributions(self) -> tuple[tuple[float, ContributionRecord], ...]:
         """The contributions that counted, each with its time in virtual seconds."""
-        return tuple((at_s, what.record) for at_s, what in self.told if isinstance(what, Contributed))
+        return tuple((at_s, what.record) for at_s, what in self.events if isinstance(what, Contributed))
 
     @property
     def plans(self) -> tuple[tuple[float, PlanMade], ...]:
-        return tuple((at_s, what) for at_s, what in self.told if isinstance(what, PlanMade))
+        return tuple((at_s, what) for at_s, what in self.events if isinstance(what, PlanMade))
 
 
 def run_on_wire(task: Task, fleet: Sequence[WireMember], course: WireCourse | None = None) -> WireResult:
@@ -184,7 +184,7 @@ class _Run:
         finally:
             self._host.close()
         weights = tensors.decode((self._folder / "run" / SERVED).read_bytes())
-        return WireResult(weights, tuple(self._host.told), tuple(self._log.passed), self._agenda.now)
+        return WireResult(weights, tuple(self._host.events), tuple(self._log.passed), self._agenda.now)
 
     def _placed(self, number: int, member: WireMember) -> PlacedDevice:
         data = self._folder / "data" / f"{check_device(member.name)}.npz"
@@ -223,16 +223,16 @@ def _make_run_folder(task: Task, folder: Path, seed: int) -> None:
     try:
         models = (Bundle.open(bundles.find_bundle(path)) for path in (task.bundle, *task.family))
         shas = [store.models.put(model.packed()).sha for model in models]
-        store.found(Identity(task.json(), name, b"".join(shas)))
+        store.begin_run(Identity(task.json(), name, b"".join(shas)))
     finally:
         store.close()
 
 
 def members(prepared: PreparedRun) -> list[WireMember]:
     """The scenario's devices, each with its samples, its own speed, bandwidth and latency."""
-    scenario, clients = prepared.scenario, prepared.world.clients
+    scenario, clients = prepared.scenario, prepared.inputs.clients
     fleet = scenario.fleet.draw(scenario.devices, prepared.seed)
-    manifests = {member: bundle.manifest for member, bundle in prepared.world.bundles.items()}
+    manifests = {member: bundle.manifest for member, bundle in prepared.inputs.bundles.items()}
     devices = FleetState(fleet, clients, manifests, scenario.slow)
     made = []
     for number, name in enumerate(devices.names()):
@@ -245,7 +245,7 @@ def members(prepared: PreparedRun) -> list[WireMember]:
 def perform(prepared: PreparedRun, course: WireCourse | None = None) -> WireResult:
     """Runs all rounds of a scenario with the faults of `course`; the first round waits for all devices.
 
-    The fleet's random draws of each round (jitter, crashes, hours of the day) are left out. Raises as
+    The fleet's random draws of each round (jitter, crashes, hours of the day) are ignored. Raises as
     `run_on_wire` does.
     """
     scenario = prepared.scenario

@@ -1,4 +1,4 @@
-"""Composes codecs from words, as in `named("delta+int8+deflate")`, and encodes updates with them."""
+"""Composes codecs from words, as in `codec_named("delta+int8+deflate")`, and encodes updates with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADER_BYTES = 4096
 TENSOR_HEADER_BYTES = 512
 """The most bytes of safetensors' header: in all, and for each tensor besides."""
 NAME_BYTES = 72
-"""Usual header bytes for one tensor."""
+"""Typical header bytes for one tensor."""
 
 PACKED: Mapping[tuple[bool, str], float] = {
     (False, ""): 0.93,
@@ -64,7 +64,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Chain:
-    """A codec: shortens float32 parameters that the base has in the same shape; see `named`.
+    """A codec: shortens float32 parameters that the base has in the same shape; see `codec_named`.
 
     Other tensors are not changed: integers, counts, feature maps, running statistics of a normalisation. A
     parameter that cannot be shortened, because a number would overflow, or that is too small to gain
@@ -193,7 +193,7 @@ class Chain:
             return base + change if self.delta else change
 
     def _restore(self, wire: dict[str, NDArray[Any]], name: str, base: NDArray[np.float32]) -> NDArray[Any]:
-        """The tensor of this name; removes its parts beside the main one from `wire`. Raises TensorError."""
+        """The tensor of this name; removes its parts but the main one from `wire`. Raises TensorError."""
         beside = self.numbers.beside if self.numbers else ()
         there = {part: wire.pop(_path(name, part)) for part in beside if _path(name, part) in wire}
         parts = {MAIN: wire[name], **there}

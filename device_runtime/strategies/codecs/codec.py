@@ -26,7 +26,7 @@ class Numbers(Protocol):
 
     name: str
     beside: tuple[str, ...]
-    """The names of the parts beside the main one."""
+    """The names of the parts other than the main one."""
 
     def write(self, values: NDArray[np.float32]) -> Parts | None:
         """Encode `values`, finite, at least one; None if that is impossible or saves nothing."""
@@ -112,7 +112,7 @@ def write_delta(values: NDArray[np.float32], base: NDArray[np.float32]) -> Parts
 
 
 def read_delta(parts: Parts, base: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The exact values that `write` encoded. Raises TensorError for parts that it does not make."""
+    """The exact values that `write_delta` encoded. Raises TensorError for parts that it does not make."""
     folded = join_planes(parts[MAIN], "uint32", base.shape)
     with np.errstate(over="ignore"):
         steps = (folded >> np.uint32(1)) ^ (np.uint32(0) - (folded & np.uint32(1)))

@@ -16,7 +16,7 @@ Sizing = Literal["absolute", "relative"]
 SMALLEST = 2.0**-10
 """The smallest unit, for weights that are nearly 0 (Adafactor's 1e-3, Shazeer and Stern 2018, section 8)."""
 GRID, MOST = 32, 127
-"""A relative scalar is an integer from -MOST to MOST, in parts of the usual scalar: one byte in the log."""
+"""A relative scalar is an integer from -MOST to MOST: a past scalar's size is GRID; one byte in the log."""
 
 
 def unit(weights: Tensors, specs: Iterable[TensorSpec], sizing: Sizing) -> float:
@@ -40,8 +40,8 @@ class ScalarMoment:
     """The decaying mean square of all scalars so far: one number for the whole model.
 
     `total` is beta * total + (1 - beta) * mean(g^2), and `weight` the same of 1 (Adam's second moment, Kingma
-    and Ba 2015, as a scalar). A sudden jump counts as at most MOST / GRID times the usual scalar, which is
-    the longest step taken. In the first round the usual scalar is that of the median device, and the second
+    and Ba 2015, as a scalar). A sudden jump counts as at most MOST / GRID times that size, which is the
+    longest step taken. In the first round the size is that of the median device, and the second
     round bounds the first in the same way: otherwise one false value would leave thousands of rounds without
     a step.
     """
@@ -76,7 +76,7 @@ class ScalarMoment:
 
 
 def relative(scalars: NDArray[np.float64], usual: float) -> NDArray[np.float64]:
-    """The scalars divided by the usual one, times GRID, rounded to integers and clipped to +-MOST."""
+    """The scalars divided by their size so far, times GRID, rounded to integers and clipped to +-MOST."""
     if not usual:
         return np.zeros_like(scalars)
     return np.clip(np.rint(scalars / usual * GRID), -MOST, MOST) + 0.0  # turns -0.0 into 0.0

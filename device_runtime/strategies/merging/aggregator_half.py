@@ -39,8 +39,9 @@ class ServerTools(Protocol):
 class RoundModel:
     """The model that was distributed in a round, and the round's number and seed.
 
-    family: the weights of the smaller models that were distributed beside it, by name. memory: what this kind
-    kept on the aggregator after an earlier round. tools: None where the aggregator has no engine.
+    family: the weights of the smaller models that were distributed with it, by name.
+    memory: what this kind kept on the aggregator after an earlier round.
+    tools: None where the aggregator has no engine.
     """
 
     manifest: Manifest
@@ -53,20 +54,20 @@ class RoundModel:
 
 
 @dataclass(frozen=True)
-class Effect:
-    """The effect of one kind's contributions on the model; `merge` joins the effects of all kinds.
+class KindResult:
+    """The result of one kind's contributions in a round; `merge` joins the results of all kinds.
 
     mean: averaged with the other kinds' by tensor and weight; the server optimiser steps towards the result.
     steps: zeroth-order steps, taken after that.
     served: replaces tensors of the *distributed* model to give the served one.
     served_mean: as `served`, averaged over all kinds that have one.
-    num_examples: samples behind the effect.
+    num_examples: samples behind the result.
     assigned: tensors that are put into the base as they are.
     refine: called with the base that all of the above made; gives tensors to replace in it.
     family: the next bases of smaller models.
     teach: as `family`, made from the next base once it is final.
     memory: kept on the aggregator for the kind's next round; None: what was kept stays.
-    aside: sent to the kind's devices beside the next base; None: what was sent stays.
+    aside: sent to the kind's devices with the next base; None: what was sent stays.
     """
 
     mean: TensorMean | None = None
@@ -84,11 +85,12 @@ class Effect:
 
 @dataclass(frozen=True)
 class CarriedState:
-    """The state that a round hands to the next beside the base model.
+    """The state that a round hands to the next in addition to the base model.
 
-    family: the base of each smaller model. memory: what each kind keeps on the aggregator, by name; the
-    server optimiser and other parts of merging have names of their own. aside: tensors sent to devices beside
-    the base.
+    family: the base of each smaller model.
+    memory: what each kind keeps on the aggregator, by name; the server optimiser and other parts of merging
+    have other names.
+    aside: tensors sent to devices with the base.
     """
 
     family: Mapping[str, Tensors] = field(default_factory=lambda: NO_FAMILY)

@@ -12,7 +12,7 @@ from device_runtime.models.errors import TensorError
 from device_runtime.strategies.kind import AnyStrategy, DerivesMembers, form_named
 from device_runtime.strategies.statistics import closed_form, held_out
 from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site
-from device_runtime.strategies.statistics.kind_statistics import per_measured
+from device_runtime.strategies.statistics.kind_statistics import samples_per_measured
 from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
 from .aggregator_half import CarriedState, RoundModel
@@ -60,7 +60,7 @@ class Folding:
             return rest, None
         times = 1.0
         if not is_from_site(contribution.tensors):
-            times = per_measured(strategy, contribution.num_examples, found.sums.counts.sum())
+            times = samples_per_measured(strategy, contribution.num_examples, found.sums.counts.sum())
         times *= contribution.late.times if contribution.late else 1.0
         return rest, found if times == 1 else found.standing_for(times)
 
@@ -89,7 +89,7 @@ class Folding:
         return self._kinds[contribution.kind].counted(contribution)
 
     def merged(self) -> tuple[Merged, str]:
-        """The result of the round, and a note for people about anything unusual.
+        """The result of the round, and a note about anything unusual.
 
         If the result is not finite, or a kind cannot go on with its updates, everything stays as it was.
         """
@@ -114,7 +114,7 @@ class Folding:
     def _pooled(self, merged: Merged) -> tuple[Merged, str]:
         """Serve the closed-form head if the round's kinds send class statistics; a note, as `merged`.
 
-        If devices hold samples out, the head is also sent to them beside the next base, and the base is
+        If devices hold samples out, the head is also sent to them with the next base, and the base is
         served with its trained head if that is better on those samples.
         """
         if self._statistics is None:

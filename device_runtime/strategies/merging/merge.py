@@ -19,23 +19,23 @@ from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
-from .aggregator_half import CarriedState, Effect, RoundModel
+from .aggregator_half import CarriedState, KindResult, RoundModel
 from .server_optimizer import STATISTICS, ServerOptimizer
 from .tensor_mean import TensorMean
 
 NOTHING_CARRIED = CarriedState()
 FEDAVG = ServerOptimizer()
 OPTIMIZER = "server-optimizer"
-"""The key of the optimiser's moments in `Carried.memory`, beside the names of the kinds."""
+"""The key of the optimiser's moments in `CarriedState.memory`, whose other keys are names of kinds."""
 
 
 @dataclass(frozen=True)
 class Merged:
     """The result of a round: `base` is distributed next, `served` is evaluated and deployed.
 
-    `replayable`: only `steps` changed the base, so devices may replay them instead of fetching it. `carried`
-    goes to the next round. `closed_form` is the model with the closed-form head, served or not; empty for
-    none.
+    replayable: only `steps` changed the base, so devices may replay them instead of fetching it.
+    carried: the state for the next round.
+    closed_form: the model with the closed-form head, served or not; empty for none.
     """
 
     base: Tensors
@@ -48,15 +48,15 @@ class Merged:
 
 def merge(
     model: RoundModel,
-    kinds: Mapping[str, Effect],
+    kinds: Mapping[str, KindResult],
     optimizer: ServerOptimizer = FEDAVG,
     carried: CarriedState = NOTHING_CARRIED,
     mixed: bool = False,
 ) -> Merged:
-    """Join the effects of all kinds; `kinds` is by name, in the order of preference.
+    """Join the results of all kinds; `kinds` is by name, in the order of preference.
 
     1. Each tensor is averaged across kinds over the devices that trained it, by weight; a tensor that no
-       device trained stays. In `mixed` rounds few samples move it by less (`stepped`).
+       device trained stays. In `mixed` rounds few samples move it by less (`damped_step`).
     2. `optimizer` steps towards that mean.
     3. Zeroth-order steps follow, scaled by their share of the samples behind all that moves the base (1 if
        there is nothing else).
@@ -66,71 +66,71 @@ def merge(
     distributed one with the tensors that the most preferred kind serves; without any, it is the new base.
     Raises TensorError where a kind cannot go on.
     """
-    effects = tuple(kinds.values())
+    results = tuple(kinds.values())
     joined = TensorMean()
-    for effect in effects:
-        if effect.mean is not None:
-            joined = joined.join(effect.mean)
-    means, usual = joined.mean(), NO_TENSORS
+    for result in results:
+        if result.mean is not None:
+            joined = joined.join(result.mean)
+    means, mean_weights = joined.mean(), NO_TENSORS
     if mixed:
-        usual = carried.memory.get(DAMPING_MEMORY, NO_TENSORS)
-        means, usual = damped_step(model.weights, joined, usual)
+        mean_weights = carried.memory.get(DAMPING_MEMORY, NO_TENSORS)
+        means, mean_weights = damped_step(model.weights, joined, mean_weights)
     moved, moments = optimizer.step(model.weights, means, carried.memory.get(OPTIMIZER, {}))
-    moving = sum(effect.num_examples for effect in effects if effect.mean is not None or effect.steps)
+    moving = sum(result.num_examples for result in results if result.mean is not None or result.steps)
     steps = tuple(
-        msgspec.structs.replace(step, share=step.share * effect.num_examples / moving)
-        for effect in effects
-        for step in effect.steps
+        msgspec.structs.replace(step, share=step.share * result.num_examples / moving)
+        for result in results
+        for step in result.steps
     )
     base = replay({**model.weights, **moved}, steps, model.manifest)
     replayable = not joined.sums
-    for effect in effects:
-        if effect.assigned:
-            base, replayable = {**base, **effect.assigned}, False
-    for effect in effects:
-        if effect.refine is not None and all_finite(base):
-            base, replayable = {**base, **effect.refine(base)}, False
-    served = _served(effects)
+    for result in results:
+        if result.assigned:
+            base, replayable = {**base, **result.assigned}, False
+    for result in results:
+        if result.refine is not None and all_finite(base):
+            base, replayable = {**base, **result.refine(base)}, False
+    served = _served(results)
     return Merged(
         base=base,
         served={**model.weights, **served} if served else base,
         steps=steps,
         replayable=replayable,
-        carried=_carried(carried, kinds, {OPTIMIZER: moments, DAMPING_MEMORY: usual}, base),
+        carried=_carried(carried, kinds, {OPTIMIZER: moments, DAMPING_MEMORY: mean_weights}, base),
     )
 
 
-def _served(effects: Sequence[Effect]) -> Tensors:
+def _served(results: Sequence[KindResult]) -> Tensors:
     """The tensors that the most preferred kind serves; a mean is over all kinds that have one."""
-    for effect in effects:
-        if effect.served:
-            return effect.served
-        if effect.served_mean is not None and effect.served_mean.sums:
-            means = (other.served_mean for other in effects if other.served_mean is not None)
+    for result in results:
+        if result.served:
+            return result.served
+        if result.served_mean is not None and result.served_mean.sums:
+            means = (other.served_mean for other in results if other.served_mean is not None)
             return reduce(TensorMean.join, means).mean()
     return {}
 
 
 def _carried(
-    before: CarriedState, kinds: Mapping[str, Effect], own: Mapping[str, Tensors], base: Tensors
+    before: CarriedState, kinds: Mapping[str, KindResult], own: Mapping[str, Tensors], base: Tensors
 ) -> CarriedState:
     """The state for the next round: as `before`, updated by the kinds; `own` is memory of merging itself."""
     family, memory, aside = dict(before.family), dict(before.memory), dict(before.aside)
-    sound = any(effect.teach is not None for effect in kinds.values()) and all_finite(base)
+    sound = any(result.teach is not None for result in kinds.values()) and all_finite(base)
     memory |= {name: kept for name, kept in own.items() if kept}
-    for name, effect in kinds.items():
-        family |= {**effect.family, **(effect.teach(base) if effect.teach is not None and sound else {})}
-        if effect.memory is not None:
-            memory[name] = effect.memory
-        if effect.aside is not None:
-            aside |= effect.aside
+    for name, result in kinds.items():
+        family |= {**result.family, **(result.teach(base) if result.teach is not None and sound else {})}
+        if result.memory is not None:
+            memory[name] = result.memory
+        if result.aside is not None:
+            aside |= result.aside
     return CarriedState(family, memory, aside)
 
 
 def rebased_update(
     update: TrainedUpdate, late: Late, now: int, base: Callable[[int], Tensors]
 ) -> TrainedUpdate:
-    """A late update, made to count in round `now`: its tensors are `rebased`, and `late` is set on it.
+    """A late update, made to count in round `now`: its tensors are rebased, and `late` is set on it.
 
     Content that is no tensor of the base is not moved; kinds read `late` for it, as for scalars along the
     directions of their own round. `base` gives the weights that a round distributed.
@@ -162,7 +162,7 @@ def rebased_tensors(update: Tensors, made_for: Tensors, now: Tensors, share: flo
 
 
 DAMPING_MEMORY = "few-samples"
-"""The key of the running mean weights in `Carried.memory`, beside the names of the kinds."""
+"""The key of the running mean weights in `CarriedState.memory`, whose other keys are names of kinds."""
 WINDOW = 10
 """About how many rounds the running mean weight looks back on."""
 
@@ -186,10 +186,10 @@ def damped_step(
     """
     means, kept = joined.mean(), dict(memory)
     for name, mean in means.items():
-        weight, (usual, rounds) = joined.behind(name), memory.get(name, np.zeros(2)).tolist()
+        weight, (mean_weight, rounds) = joined.behind(name), memory.get(name, np.zeros(2)).tolist()
         rounds = min(rounds + 1, WINDOW)
-        usual += (weight - usual) / rounds
-        kept[name] = np.array([usual, rounds])
-        if name in base and weight < usual:
-            means[name] = base[name] + np.float32(weight / usual) * (mean - base[name])
+        mean_weight += (weight - mean_weight) / rounds
+        kept[name] = np.array([mean_weight, rounds])
+        if name in base and weight < mean_weight:
+            means[name] = base[name] + np.float32(weight / mean_weight) * (mean - base[name])
     return means, kept

@@ -83,7 +83,7 @@ class ServerOptimizer:
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """The tensors of `mean` after a step from `base` towards it, and the memory for the next round.
 
-        Memory: m/NAME and v/NAME float32, of the shape of NAME; moments of tensors not in `mean` stay.
+        Memory: m/NAME and v/NAME float32, of the shape of tensor NAME; moments of tensors not in `mean` stay.
         Running statistics, integers and tensors that the base does not have are set to the mean. Arguments
         are not changed. Raises ValueError if shapes differ.
         """

@@ -1,13 +1,12 @@
 """Robust rules for class means: compares the mean features of a class over the devices that have it.
 
 Sums of features grow with the number of samples, and devices have different classes, so neither sums nor
-distances between devices tell which device lies. The rules for values (median, trimmed mean, value-clip by
+distances between devices show which device lies. The rules for values (median, trimmed mean, value-clip by
 the spread) are therefore applied to each class's mean over the devices that have the class, and norm-clip
 shortens a class's mean to the median length of these. The median replaces Krum, which would pick the device
 with the most common classes, and the weighted median, because weights are of devices and not of classes.
-Counts are claimed by
-devices: a count above the class's median counts as the median, and all counts of a device together as at most
-the samples of the round's median device.
+Counts are claimed by devices: a count above the class's median counts as the median, and all counts of a
+device together as at most the samples of the round's median device.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def as_sums(update: TrainedUpdate, most: NDArray[np.int32], most_samples: float)
     return replace(update, tensors={**content, "sums": sums.astype(np.float32)})
 
 
-def usual_counts(spool: Spool) -> NDArray[np.int32]:
+def median_counts(spool: Spool) -> NDArray[np.int32]:
     """The median count of each class over the devices that have it, int32 (classes,); 0 if none has."""
     having = [column[column > 0] for column in counts_in(spool).T]
     return np.array([np.median(counts) if counts.size else 0 for counts in having]).astype(np.int32)

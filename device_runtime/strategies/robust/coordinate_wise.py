@@ -1,11 +1,11 @@
 """Robust rules for each value of the model by itself: median, trimmed mean, value clipping.
 
 Median (Yin et al. 2018, Byzantine-robust distributed learning, definition 1): with fewer lying devices than
-honest ones it lies between the values of honest devices, however large a false value is. The weighted median
+honest ones it is between the values of honest devices, however large a false value is. The weighted median
 does so as long as lying devices have less than half of the weight.
 
-Trimmed mean (same paper, definition 2): the largest and the smallest values are left out, a share `trim` at
-either end; the rest is averaged. It withstands as many lying devices as are left out at one end.
+Trimmed mean (same paper, definition 2): the largest and the smallest values are ignored, a share `trim` at
+either end; the rest is averaged. It withstands as many lying devices as are ignored at one end.
 
 Value clipping (one step of Huber 1964): each value is held within a bound around the median. The spread of a
 value is its median distance from the median over the devices, times 1.4826: a normal distribution's standard
@@ -49,9 +49,9 @@ def median(values: Vector) -> Vector:
 def weighted_median(values: Vector, weights: Sequence[float]) -> Vector:
     """The weighted median: float32 (devices, values) -> (values,); `weights` (devices,).
 
-    Half of the weight lies below it and half above. If exactly half of the weight lies at or below a value,
-    it is the mean of that value and the next. Works on PIECE values at a time: sorting holds 24 bytes beside
-    each.
+    Half of the weight is below it and half above. If exactly half of the weight is at or below a value, it is
+    the mean of that value and the next. Works on PIECE values at a time: sorting takes 24 more bytes for each
+    value.
     """
     step = max(1, PIECE // len(values))
     parts = (values[:, begin : begin + step] for begin in range(0, values.shape[1], step))
@@ -72,7 +72,7 @@ def _weighted(values: Vector, weights: NDArray[np.float64]) -> Vector:
 
 
 def trim_count(devices: int, share: float) -> int:
-    """How many values are left out at either end: at least this share, but one value always remains."""
+    """The number of values ignored at either end: at least this share, but one value always remains."""
     return min(ceil(share * devices - 1e-9), (devices - 1) // 2)
 
 

@@ -3,8 +3,8 @@
 The sign of a scalar cannot be checked along directions that no other device measured, but its length can:
 lengths along random directions are alike. A device chooses itself with which others it is late or in time, so
 all devices that share directions may be lying. Such scalars are therefore bounded by the lengths of all
-scalars of the round, the latest of each device. Rules that compare devices leave out late scalars of fewer
-than three devices, because a lying device could choose to be alone.
+scalars of the round, the latest of each device. Rules that compare devices reject late scalars of fewer than
+three devices, because a lying device could choose to be alone.
 """
 
 from __future__ import annotations
@@ -66,5 +66,5 @@ def scalar_bounds(every: Iterable[Spool], robust: Robust) -> ScalarBounds:
 
 def _round(spool: Spool) -> float:
     """The round that a spool's scalars were made for; infinite for the open round."""
-    late = spool.rows[0].told.late
+    late = spool.rows[0].metadata.late
     return inf if late is None else late.round

@@ -1,13 +1,17 @@
-"""Screens a round's updates before they are folded: applies the robust rule to each sort of update.
+"""Screens a round's updates before they are folded: applies the robust rule to each group of updates.
 
-Updates of one kind, of one member of the family and with the same tensors are compared with each other.
-Tensors that a kind sends beside the model's own (feature maps, prototypes) are not changed. Claimed numbers
-of samples give no device more influence: within a group, a weight above the median counts as the median; no
-device weighs more than it would with as many samples as the round's median device, even if it is alone in its
-group; and of a device's several updates of one sort, if some are late, only the latest counts. A sort that is
-too small to compare is bounded in length (`sorts`). Class statistics of all kinds are compared with each
-other (`statistics`), in the same way under every rule. Folding still gets one update for each device, so that
-each kind's own merging does not change.
+Updates of one kind, of one member of the family and with the same tensors are a group: they are compared with
+each other. Other tensors of a kind (feature maps, prototypes) are not changed. Claimed numbers of samples
+give no device more influence:
+
+- Within a group, a weight above the median counts as the median.
+- No device weighs more than it would with as many samples as the round's median device, even if it is alone
+  in its group.
+- If a device has several updates in a group because some are late, only the latest counts.
+
+In a group that is too small to compare, the length of updates is bounded (`groups`). Class statistics of all
+kinds are compared with each other (`statistics`), in the same way under every rule. Folding still gets one
+update for each device, so that each kind's own merging does not change.
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ from device_runtime.strategies.merging.merge import Merged
 from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.zeroth_order import ZerothOrder
 
-from . import sorts
-from .ruling import FAR, Ruling, Screened, UpdateGroup
+from . import groups
+from .groups import device_list, group_update
+from .robust_rule import FAR, RobustRule, Screened, UpdateGroup
 from .scalars import BY_LENGTH, ScalarBounds, scalar_bounds
 from .settings import LEAST_DEVICES, Robust
-from .sorts import device_list, sort_update
 from .spool import Spool
 from .statistics import StatisticsOfDevices
 
@@ -50,7 +54,7 @@ class Screen:
         self._samples: dict[str, float] = {}
         self._lengths: dict[str, float] = {}
         self._notes: list[str] = []
-        self._ruling = Ruling(robust, self._note)
+        self._rule = RobustRule(robust, self._note)
         self._statistics = StatisticsOfDevices(scratch, self._note)
 
     def __enter__(self) -> Screen:
@@ -78,91 +82,94 @@ class Screen:
             self._samples[device] = max(self._samples.get(device, 0.0), counted)
 
     def _spooled(self, contribution: TrainedUpdate, weight: float, device: str) -> bool:
-        """Keep an update with those of its sort; returns whether it is finite, and so was kept."""
+        """Keep an update with those of its group; returns whether it is finite, and so was kept."""
         trained = self._folding.trained(contribution)
-        one = sort_update(contribution, *trained)
-        if one.sort not in self._spools:
-            self._spools[one.sort] = Spool(one.update.tensors, one.start, self._scratch)
-            self._bases[one.sort] = trained
-        if self._spools[one.sort].add(one.update, weight, device):
+        one = group_update(contribution, *trained)
+        if one.group not in self._spools:
+            self._spools[one.group] = Spool(one.update.tensors, one.start, self._scratch)
+            self._bases[one.group] = trained
+        if self._spools[one.group].add(one.update, weight, device):
             return True
-        self._note(f"{device} ({contribution.kind}) is not finite and is left out")
+        self._note(f"{device} ({contribution.kind}) is not finite, rejected")
         return False
 
     def merged(self) -> tuple[Merged, str]:
-        """As `Folding.merged`; the note also says what the rule left out or could not do. Raises OSError."""
-        for sort, spool in self._spools.items():
-            if len(spool) and (done := self._held(spool, *self._bases[sort])):
+        """As `Folding.merged`; the note also says what the rule rejected or could not do. Raises OSError."""
+        for key, spool in self._spools.items():
+            if len(spool) and (done := self._bound_small_group(spool, *self._bases[key])):
                 self._note(f"too few to compare: {done}")
         for spool in self._spools.values():
             for contribution, weight in self._screened(spool) if len(spool) else ():
                 self._folding.add(contribution, weight)
-        for held, late in self._statistics.held(self._usual_samples) if self._samples else ():
+        for held, late in self._statistics.held(self._median_samples) if self._samples else ():
             self._folding.pool(held, late)
         merged, odd = self._folding.merged()
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
 
-    def _held(self, spool: Spool, member: str, base: Tensors) -> str:
-        """Bound the length of a sort that is too small to compare (`sorts`); returns a note, or ""."""
-        kind = self._folding.strategy(spool.rows[0].told.kind)
+    def _bound_small_group(self, spool: Spool, member: str, base: Tensors) -> str:
+        """Bound the updates of a group that is too small to compare (`groups`); returns a note, or ""."""
+        kind = self._folding.strategy(spool.rows[0].metadata.kind)
         if isinstance(kind, ClassMeans):
-            return sorts.shorten_class_means(spool)
+            return groups.shorten_class_means(spool)
         if isinstance(kind, ZerothOrder):
-            devices = {row.device for one in self._sorts(kind.name) for row in one.rows}
+            devices = {row.device for one in self._spools_of(kind.name) for row in one.rows}
             if len(devices) >= LEAST_DEVICES:
                 return ""
             values = sum(value.size for value in base.values())
-            return sorts.shorten(spool, sorts.scalar_bound(kind, self._base_length(member, base), values))
+            return groups.shorten(spool, groups.scalar_bound(kind, self._base_length(member, base), values))
         if len(spool) >= LEAST_DEVICES:
             return ""
-        return sorts.shorten(spool, min(sorts.TIMES * self._usual_length, self._base_length(member, base)))
+        return groups.shorten(spool, min(groups.TIMES * self._median_length, self._base_length(member, base)))
 
     def _base_length(self, member: str, base: Tensors) -> float:
         if member not in self._lengths:
-            self._lengths[member] = sorts.length_of_base(base)
+            self._lengths[member] = groups.length_of_base(base)
         return self._lengths[member]
 
     @cached_property
-    def _usual_length(self) -> float:
+    def _median_length(self) -> float:
         """The median length of the round's changes of the base, before any is shortened."""
-        return sorts.usual_length(one for one in self._spools.values() if one.rows and sorts.is_change(one))
+        return groups.median_length(
+            one for one in self._spools.values() if one.rows and groups.is_change(one)
+        )
 
     def _screened(self, spool: Spool) -> Screened:
-        told, rule = spool.rows[0].told, self._robust.rule
+        metadata, rule = spool.rows[0].metadata, self._robust.rule
         if spool.earlier:
-            self._note(f"{spool.earlier} {told.kind} do not count: their devices sent a later one too")
-        late = told.kind == ZerothOrder.name and told.late is not None
-        left_out = late and rule not in BY_LENGTH
-        if len(spool) < LEAST_DEVICES and (left_out or not late):
-            of = f" of round {told.late.round}" if told.late else ""
-            text = f"{len(spool)} {told.kind}{of} too few for {rule} to tell who lies"
-            self._note(f"{text}, and left out" if left_out else text)
-            if left_out:
+            self._note(f"{spool.earlier} {metadata.kind} do not count: their devices sent a later one too")
+        late = metadata.kind == ZerothOrder.name and metadata.late is not None
+        rejected = late and rule not in BY_LENGTH
+        if len(spool) < LEAST_DEVICES and (rejected or not late):
+            of = f" of round {metadata.late.round}" if metadata.late else ""
+            text = f"{len(spool)} {metadata.kind}{of} too few for {rule} to detect false updates"
+            self._note(f"{text}, rejected" if rejected else text)
+            if rejected:
                 return iter(())
-        beside = told.kind == ZerothOrder.name and len(self._sorts(told.kind)) > 1
+        beside = metadata.kind == ZerothOrder.name and len(self._spools_of(metadata.kind)) > 1
         group = self._group(spool)
-        return self._as_usual(group) if late or beside else self._ruling.ruled(group)
+        return self._bounded_scalars(group) if late or beside else self._rule.apply(group)
 
-    def _sorts(self, kind: str) -> list[Spool]:
-        return [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == kind]
+    def _spools_of(self, kind: str) -> list[Spool]:
+        return [each for each in self._spools.values() if each.rows and each.rows[0].metadata.kind == kind]
 
-    def _as_usual(self, group: UpdateGroup) -> Screened:
+    def _bounded_scalars(self, group: UpdateGroup) -> Screened:
         """Bound scalars of a round that has other scalars, along other directions."""
         rule = self._robust.rule
         by_length = rule == "norm-clip" or (rule == "value-clip" and len(group.spool) < LEAST_DEVICES)
         far = []
-        for update, weight in group.as_they_came() if by_length else self._ruling.ruled(group):
-            far += [update.device] if self._usual.is_far(update, FAR) else []
-            yield self._usual.held(update, 1.0 if by_length else FAR), weight
+        for update, weight in group.unchanged() if by_length else self._rule.apply(group):
+            far += [update.device] if self._scalar_bounds.is_far(update, FAR) else []
+            yield self._scalar_bounds.held(update, 1.0 if by_length else FAR), weight
         if far:
             self._note(f"{rule} shortened {device_list(far, group.kind)}, longer than others of the round")
 
     @cached_property
-    def _usual(self) -> ScalarBounds:
+    def _scalar_bounds(self) -> ScalarBounds:
         """The bounds from all scalars of the round; used once all have come."""
-        found = scalar_bounds(self._sorts(ZerothOrder.name), self._robust)
+        found = scalar_bounds(self._spools_of(ZerothOrder.name), self._robust)
         if found.devices < LEAST_DEVICES:
-            self._note(f"{found.devices} {ZerothOrder.name} too few for {self._robust.rule} to tell who lies")
+            rule = self._robust.rule
+            self._note(f"{found.devices} {ZerothOrder.name} too few for {rule} to detect false updates")
         return found
 
     def _group(self, spool: Spool) -> UpdateGroup:
@@ -172,8 +179,8 @@ class Screen:
         round's median device has.
         """
         most = float(np.median([row.weight for row in spool.rows]))
-        samples = self._usual_samples
-        counted = [max(1.0, self._folding.counted(row.told)) for row in spool.rows]
+        samples = self._median_samples
+        counted = [max(1.0, self._folding.counted(row.metadata)) for row in spool.rows]
         weights = [
             min(row.weight, most, row.weight * samples / own)
             for row, own in zip(spool.rows, counted, strict=True)
@@ -181,7 +188,7 @@ class Screen:
         return UpdateGroup(spool, weights, samples)
 
     @property
-    def _usual_samples(self) -> float:
+    def _median_samples(self) -> float:
         """The number of samples of the round's median device."""
         return float(np.median(list(self._samples.values())))
 

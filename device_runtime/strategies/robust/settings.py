@@ -13,12 +13,12 @@ Rule = Literal[
 ]  # fmt: skip
 RULES: tuple[str, ...] = get_args(Rule)
 LEAST_DEVICES = 3
-"""The least number of updates of one sort among which a rule can tell false ones."""
+"""The least number of updates in a group for a rule to detect false updates."""
 
 
 Trim = Annotated[
     float,
-    Setting("trimmed-mean: share left out at either end.", 0.1, more_than=0, less_than=0.5),
+    Setting("trimmed-mean: share of values ignored at either end.", 0.1, more_than=0, less_than=0.5),
 ]
 Clip = Annotated[
     float | None,
@@ -29,11 +29,13 @@ Clip = Annotated[
     ),
 ]
 ClipFactor = Annotated[
-    float, Setting("norm-clip, value-clip: times what is usual in the round.", 2.0, more_than=0)
+    float, Setting("norm-clip, value-clip: bound as a multiple of the round's median.", 2.0, more_than=0)
 ]
 Byzantine = Annotated[
     int | None,
-    Setting("krum, multi-krum: lying devices to stand; none: as many as can be.", 2, "devices", at_least=0),
+    Setting(
+        "krum, multi-krum: lying devices to withstand; none: the most possible.", 2, "devices", at_least=0
+    ),
 ]
 
 
@@ -41,7 +43,7 @@ Byzantine = Annotated[
 class Robust:
     """The robust rule of a task, for all kinds of update; "none" is the plain mean.
 
-    trim: the share of values that trimmed-mean leaves out at either end, more than 0 and less than 0.5.
+    trim: the share of values that trimmed-mean ignores at either end, more than 0 and less than 0.5.
     clip: for norm-clip, the largest change of the base that passes (Euclidean, over all tensors). None, and
     for scalars and class means, which do not change the base: clip_factor times the median update's. For
     value-clip, the largest change of any one value, for all kinds; None: clip_factor times the spread of the

@@ -24,29 +24,35 @@ BUDGET = 32 * 1024 * 1024
 """Bytes of values that are in memory at one time."""
 
 Start = Callable[[str, NDArray[Any]], NDArray[Any] | None]
-"""Gives what a tensor is compared with, in its shape: the base's, or zeros; None: it is not compared."""
+"""Gives the tensor, of the same shape, from which a tensor's change is measured: the base's, or zeros.
+
+None: the tensor is not compared.
+"""
 
 
 @dataclass(frozen=True)
 class SpooledUpdate:
-    """One update in the file: its device and weight, and the offsets of its values and of its rest.
+    """One update in the file.
 
-    told: the update without tensors. at, rest_at: byte offsets. The rest is tensors that are not compared.
+    metadata: the update without tensors.
+    at: byte offset of its values.
+    rest_at, rest_size: byte offset and size of the rest, the tensors that are not compared.
     """
 
     device: str
     weight: float
-    told: TrainedUpdate
+    metadata: TrainedUpdate
     at: int
     rest_at: int
     rest_size: int
 
 
 class Spool:
-    """Updates whose compared tensors have the same names and shapes. `rows` has them in order.
+    """Updates whose compared tensors have the same names and shapes.
 
-    Each device has one, its latest; `earlier` counts those that a later one replaced. `starts` float32
-    (values,) is what they are compared from, in the same layout as their values.
+    rows: the updates in order, only the latest of each device.
+    earlier: the number of updates that a later one of the device replaced.
+    starts: float32 (values,), subtracted from updates to compare them; in the same layout as their values.
     """
 
     def __init__(self, first: Tensors, start: Start, scratch: Path | None) -> None:
@@ -68,10 +74,10 @@ class Spool:
         return len(self.rows)
 
     def add(self, update: TrainedUpdate, weight: float, device: str) -> bool:
-        """Keep one more update, unless its values are not finite, because it cannot be compared then.
+        """Keep one more update, unless its values are not finite and so cannot be compared.
 
         Updates of a device must come one after another: only its latest is kept, also if late updates count.
-        Returns whether it was kept.
+        Returns whether the update was kept.
         """
         values = [np.asarray(update.tensors[name], np.float32).reshape(-1) for name in self._starts]
         if not all(bool(np.isfinite(value).all()) for value in values):
@@ -83,11 +89,11 @@ class Spool:
             self._file.write(np.ascontiguousarray(value).data)
         self._file.write(packed)
         at, rest_at = self._end, self._end + 4 * self.starts.size
-        told = replace(update, tensors=NO_TENSORS, memory=None)
+        metadata = replace(update, tensors=NO_TENSORS, memory=None)
         if self.rows and self.rows[-1].device == device:
             self.rows.pop()
             self.earlier += 1
-        self.rows.append(SpooledUpdate(device, weight, told, at, rest_at, len(packed)))
+        self.rows.append(SpooledUpdate(device, weight, metadata, at, rest_at, len(packed)))
         self._end = rest_at + len(packed)
         return True
 
@@ -136,7 +142,7 @@ class Spool:
         for name, start in self._starts.items():
             content[name] = values[begin : begin + start.size].reshape(start.shape)
             begin += start.size
-        return replace(row.told, tensors=content)
+        return replace(row.metadata, tensors=content)
 
 
 def signature(content: Tensors, start: Start) -> tuple[tuple[str, tuple[int, ...]], ...]:

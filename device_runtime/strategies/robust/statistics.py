@@ -1,16 +1,14 @@
 """Robust merging of class statistics: which statistics of a device count, and for how many samples.
 
 All rules treat them alike. Of each device only the latest statistics count, for at most as many samples as
-the round's median device has. A class mean is left out if it is too far, first from the coordinate-wise
+the round's median device has. A class mean is rejected if it is too far, first from the coordinate-wise
 median of the devices' centres (a centre is the mean of a device's class means), then, if three devices or
 more sent the class, from the coordinate-wise median of the class's remaining means. Too far is more than
-three times the usual
-distance: the median over devices of each device's median over its classes.
+three times the median distance: the median over devices of each device's median over its classes.
 
 Second moments are split into the part that class means explain, which is kept for means that count, and the
-scatter within classes. Negative eigenvalues of the scatter, which no samples can have, are set to 0. A device
-whose trace is more than three times the median is left out of the covariance. Fewer than three devices cannot
-be
+scatter within classes. Negative eigenvalues of the scatter, which no samples can have, are set to 0. A
+scatter whose trace is more than three times the median is rejected. Fewer than three devices cannot be
 compared: their statistics do not count; if fewer than three sent second moments, these do not count. Held-out
 samples of a device weigh as if it had at most as many samples as the median device, and do not count if none
 of its class means does.
@@ -32,8 +30,8 @@ from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.training.device_half import NO_TENSORS, Late, TrainedUpdate
 
 from . import by_class
+from .groups import TIMES, device_list, devices_of
 from .settings import LEAST_DEVICES
-from .sorts import TIMES, device_list, devices_of
 from .spool import Spool, SpooledUpdate, start_in
 
 KIND = "class statistics"
@@ -53,7 +51,7 @@ class Limits:
 class StatisticsOfDevices:
     """The class statistics of a round's devices, kept in a file until all have come.
 
-    `note` is called with a text for people about anything left out.
+    `note` is called with a text about anything rejected.
     """
 
     def __init__(self, scratch: Path | None, note: Callable[[str], None]) -> None:
@@ -65,8 +63,8 @@ class StatisticsOfDevices:
         if self._spool is not None:
             self._spool.close()
 
-    def add(self, sent: Statistics, told: TrainedUpdate) -> None:
-        """Add the statistics of contribution `told`. Raises OSError."""
+    def add(self, sent: Statistics, contribution: TrainedUpdate) -> None:
+        """Add the statistics `sent` with a contribution. Raises OSError."""
         if not sent.sums.present.size:
             return
         means = np.zeros(sent.sums.sums.shape, np.float32)
@@ -81,7 +79,9 @@ class StatisticsOfDevices:
             start = start_in(NO_TENSORS, "", frozenset({by_class.MEANS}))
             self._spool = Spool(content, start, self._scratch)
         self._spool.add(
-            TrainedUpdate(KIND, content, told.num_examples, nan, late=told.late), 1.0, told.device
+            TrainedUpdate(KIND, content, contribution.num_examples, nan, late=contribution.late),
+            1.0,
+            contribution.device,
         )
 
     def held(self, samples: float) -> Iterator[tuple[Statistics, Late | None]]:
@@ -94,15 +94,15 @@ class StatisticsOfDevices:
         spool = self._spool
         spool.rows = _latest(spool.rows)
         if len(spool) < LEAST_DEVICES:
-            self._note(f"{devices_of(spool.rows)} too few to tell who lies, and left out")
+            self._note(f"{devices_of(spool.rows)} too few to detect false ones, rejected")
             return
         counts = by_class.counts_in(spool)
         near = _near(spool, counts > 0)
         if far := [row for row, was, own in zip(spool.rows, counts, near, strict=True) if was[~own].any()]:
-            self._note(f"means of {devices_of(far)} left out, far from the others'")
+            self._note(f"means of {devices_of(far)} rejected, far from the others'")
         most = self._most_scatter(spool)
         for row, own in zip(spool.rows, near, strict=True):
-            yield _statistics(spool, row, Limits(own, samples, most)), row.told.late
+            yield _statistics(spool, row, Limits(own, samples, most)), row.metadata.late
 
     def _most_scatter(self, spool: Spool) -> float:
         """The largest scatter trace that counts in the covariance; -1: none counts."""
@@ -110,11 +110,11 @@ class StatisticsOfDevices:
         if not known:
             return -1.0
         if len(known) < LEAST_DEVICES:
-            self._note(f"second moments of {len(known)} devices too few to tell who lies, and left out")
+            self._note(f"second moments of {len(known)} devices too few to detect false ones, rejected")
             return -1.0
         most = TIMES * float(np.median(list(known.values())))
         if far := [device for device, trace in known.items() if trace > most]:
-            self._note(f"second moments of {device_list(far, KIND)} left out")
+            self._note(f"second moments of {device_list(far, KIND)} rejected")
         return most
 
 
@@ -128,7 +128,7 @@ def _latest(rows: list[SpooledUpdate]) -> list[SpooledUpdate]:
 
 
 def _round(row: SpooledUpdate) -> float:
-    return inf if row.told.late is None else row.told.late.round
+    return inf if row.metadata.late is None else row.metadata.late.round
 
 
 def _means(spool: Spool, row: SpooledUpdate, labels: int) -> NDArray[np.float64]:
@@ -194,7 +194,7 @@ def _statistics(spool: Spool, row: SpooledUpdate, limits: Limits) -> Statistics:
     counts = rest["counts"] * limits.classes * min(1.0, limits.samples / rest["counts"].sum())
     means = _means(spool, row, labels) * limits.classes[:, None]
     sums, width = ClassSums(means * counts[:, None], counts), means.shape[1]
-    right = rest["right"] * min(1.0, limits.samples / row.told.num_examples) * counts.any()
+    right = rest["right"] * min(1.0, limits.samples / row.metadata.num_examples) * counts.any()
     scatter = _whole(rest[SCATTER], width) if rest[SCATTER].size else None
     if scatter is None or scatter.trace() > limits.scatter:
         nothing = Statistics.none(labels, width)

@@ -1,16 +1,15 @@
-"""Class statistics of features, sent beside an update: counts, means, second moments.
+"""Class statistics of features, sent with an update: counts, means, second moments.
 
 The method is in docs/closed-form-head.md. Before local training, a device computes the features f that the
 base's head takes, or fewer random sums of them if there are many (`class_sums.Projection`). For each class it
 sends the count n_c and the mean of f; time permitting, it also sends one mean of f f^T for all classes. The
 sums that these stand for add up over devices to those of all samples, however these are divided (FedNCM:
-Legate et al. 2023; with second moments
-Fed3R: Fani et al. 2024).
+Legate et al. 2023; with second moments Fed3R: Fani et al. 2024).
 
 A site sends the sums of its devices in the same way; if not all of them sent second moments, it also
 sends the counts and means of those that did.
 
-Held-out samples are not included; the counts of how many each head classifies right are sent beside the
+Held-out samples are not included; the counts of those that each head classifies correctly are sent with the
 statistics (`held_out`).
 
 A device may send statistics of only some of its classes (`most_classes`). These include no samples of other
@@ -50,7 +49,7 @@ With one fewer, moments and means together would reveal the features of two samp
 MOST_MOMENT = class_sums.MOST_NORM**2
 """The largest second moment that the aggregator accepts."""
 TENSOR_BYTES = 72
-"""Usual bytes of a tensor on the wire beside its values."""
+"""Typical bytes of a tensor on the wire in addition to its values."""
 OTHERS = 4
 """A device with more rare classes than it may send sends its other classes in one of OTHERS rounds."""
 
@@ -62,9 +61,10 @@ Shape = tuple[int, int]
 class Statistics:
     """Sums of class statistics over samples, devices or rounds.
 
-    sums: of all devices. moments: the sum of f f^T, float64 (width, width), of devices that sent second
-    moments.
-    moment_sums: as `sums`, of those devices. right: counts of held-out samples, float64 (`held_out.COUNTS`,).
+    sums: of all devices.
+    moments: the sum of f f^T, float64 (width, width), of devices that sent second moments.
+    moment_sums: as `sums`, of those devices.
+    right: counts of held-out samples, float64 (`held_out.COUNTS`,).
     Counts of samples are float64 if they decay.
     """
 
@@ -158,7 +158,7 @@ def shape_of(statistics: ClassStatistics, manifest: Manifest) -> Shape:
 
 
 def decode(sent: Tensors, shape: Shape) -> Statistics:
-    """The statistics that tensors of the wire stand for; the tensors must have passed `doubt`."""
+    """The statistics that tensors of the wire stand for; the tensors must have passed `rejection_reason`."""
     known, nothing = class_sums.read_rows(sent[ROWS], *shape), Statistics.none(*shape)
     right = sent[RIGHT].sum(axis=0, dtype=np.float64) if RIGHT in sent else nothing.right
     if MOMENTS not in sent or not len(sent[MOMENTS]):
@@ -192,7 +192,7 @@ def split_statistics(sent: Tensors) -> tuple[Tensors, Tensors]:
     return {name: value for name, value in sent.items() if name not in found}, found
 
 
-def doubt(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:
+def rejection_reason(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:
     """Why class statistics of the right shapes and dtypes are rejected, with values.
 
     Empty if they are accepted, or there are none. `samples`: the most that the device can have. Allows for
@@ -200,7 +200,7 @@ def doubt(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:
     """
     if not sent:
         return ""
-    if why := class_sums.doubt_rows(sent[ROWS], *shape, smallest):
+    if why := class_sums.rows_rejection_reason(sent[ROWS], *shape, smallest):
         return why
     counts = class_sums.read_rows(sent[ROWS], *shape).counts
     if counts.sum() > samples:
@@ -208,15 +208,15 @@ def doubt(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:
     if MOMENTS not in sent:
         return ""
     if MOMENT_ROWS not in sent:
-        return _doubt_moments(sent, sent[ROWS], shape)
-    if why := class_sums.doubt_rows(sent[MOMENT_ROWS], *shape, smallest):
+        return _moments_rejection_reason(sent, sent[ROWS], shape)
+    if why := class_sums.rows_rejection_reason(sent[MOMENT_ROWS], *shape, smallest):
         return why
     if len(more := np.flatnonzero(class_sums.read_rows(sent[MOMENT_ROWS], *shape).counts > counts)):
         return f"class {more[0]} has second moments of more samples than are counted"
-    return _doubt_moments(sent, sent[MOMENT_ROWS], shape)
+    return _moments_rejection_reason(sent, sent[MOMENT_ROWS], shape)
 
 
-def _doubt_moments(sent: Tensors, rows: NDArray[np.uint8], shape: Shape) -> str:
+def _moments_rejection_reason(sent: Tensors, rows: NDArray[np.uint8], shape: Shape) -> str:
     """Why second moments are rejected; empty if they are accepted.
 
     By Cauchy-Schwarz, the mean of f_i^2 is at least the weighted mean of squared class means in `rows`, and
@@ -228,7 +228,7 @@ def _doubt_moments(sent: Tensors, rows: NDArray[np.uint8], shape: Shape) -> str:
         return ""
     if (np.abs(sent[MOMENTS]) > 1).any() or not 0 <= sent[SPREAD][0] <= MOST_MOMENT:
         largest = float(np.abs(sent[MOMENTS]).max()) * float(sent[SPREAD][0])
-        return f"the largest second moment is {largest:.4g}, at most {MOST_MOMENT:g} is believed"
+        return f"the largest second moment is {largest:.4g}, at most {MOST_MOMENT:g} is accepted"
     known = decode(sent, shape)
     sums, moments = known.moment_sums, known.moments / known.moment_sums.counts.sum()
     means = sums.sums[sums.present] / sums.counts[sums.present, None]

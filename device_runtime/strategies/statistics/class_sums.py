@@ -94,7 +94,7 @@ def quantise_rows(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any]
 
 
 def restore_rows(values: NDArray[Any], largest: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The rows that `short` has written, up to rounding."""
+    """The rows that `quantise_rows` shortened, up to rounding."""
     relative = values.astype(np.float64) / (127 if values.dtype == np.int8 else 1)
     return relative * largest.astype(np.float64)[:, None]
 
@@ -126,7 +126,7 @@ def write_rows(sums: ClassSums, numbers: str) -> NDArray[np.uint8]:
 
 
 def read_rows(rows: NDArray[np.uint8], labels: int, width: int) -> ClassSums:
-    """The sums that rows stand for; the rows must have passed `doubt_rows`."""
+    """The sums that rows stand for; the rows must have passed `rows_rejection_reason`."""
     begin, means, scales = _parts(rows, width)
     known = ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
     known.counts[begin["label"]] = begin["count"]
@@ -134,7 +134,7 @@ def read_rows(rows: NDArray[np.uint8], labels: int, width: int) -> ClassSums:
     return known
 
 
-def doubt_rows(rows: NDArray[np.uint8], labels: int, width: int, smallest: int) -> str:
+def rows_rejection_reason(rows: NDArray[np.uint8], labels: int, width: int, smallest: int) -> str:
     """Why rows of the right shape are rejected, with values; empty if they are accepted."""
     begin, means, scales = _parts(rows, width)
     present, counts = begin["label"].astype(np.int64), begin["count"].astype(np.int64)
@@ -146,13 +146,13 @@ def doubt_rows(rows: NDArray[np.uint8], labels: int, width: int, smallest: int) 
         norms = np.linalg.norm(restore_rows(means, scales), axis=1)
     if len(wrong := np.flatnonzero(~((norms <= MOST_NORM) & (scales >= 0)))):
         worst = wrong[0]
-        known = f"is {norms[worst]:.4g} long, at most {MOST_NORM:g} is believed"
+        known = f"is {norms[worst]:.4g} long, at most {MOST_NORM:g} is accepted"
         return f"the mean of class {present[worst]} {known}"
     return ""
 
 
 def step_of(rows: NDArray[np.uint8], width: int) -> float:
-    """The largest rounding error of these rows, relative to the largest number of each (`STEP`)."""
+    """The largest rounding error of these rows, relative to the largest number of each row."""
     return ROUNDING_ERROR[(rows.shape[1] - ROW.itemsize) // width]
 
 

@@ -17,7 +17,7 @@ model is the extractor E with the head W, b: E is averaged with the weights of t
 means fit it to first order. Late statistics add the base that they were measured on to w_t theta_t. The next
 base keeps its own, trained head. If the head has more features than the statistics, these are of f R
 (`class_sums.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
-and rounds that a device's statistics stand for (`kind_statistics.per_measured`, `device_half.Late`).
+and rounds that a device's statistics stand for (`kind_statistics.samples_per_measured`, `device_half.Late`).
 
 Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
 over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:
@@ -46,7 +46,7 @@ from .class_sums import ClassSums, Projection
 from .feature_scale import scale_in
 
 MEMORY = "closed-form"
-"""The key of the pool in `Carried.memory`, beside the names of the kinds."""
+"""The key of the pool in `CarriedState.memory`, whose other keys are names of kinds."""
 UNSEEN = -30.0
 """The bias of a class that no device sent."""
 SHRINKAGE = 0.1
@@ -60,8 +60,9 @@ _EXTRACTOR = "extractor/"
 class StatisticsPool:
     """The pooled statistics of all rounds so far, in float64.
 
-    extractor: E, the float tensors of the base without the head. weight: w. samples: nbar, the mean over
-    `rounds` rounds.
+    extractor: E, the float tensors of the base without the head.
+    weight: w.
+    samples: nbar, the mean over `rounds` rounds.
     """
 
     statistics: Statistics
@@ -208,7 +209,7 @@ class RoundStatistics:
         self._bases: dict[int | None, Tensors] = {}
 
     def parted(self, contribution: TrainedUpdate) -> tuple[TrainedUpdate, Statistics | None]:
-        """Split a contribution into its update and its class statistics, None if it has none."""
+        """Split a contribution into its update and its class statistics; None if it has no statistics."""
         update, found = class_statistics.split_statistics(contribution.tensors)
         if not found:
             return contribution, None

@@ -1,9 +1,9 @@
 """Held-out samples on devices, which compare the closed-form head with the trained head.
 
 A device neither trains on held-out samples nor includes them in its class statistics. On features of the
-distributed base, it counts how many of them each head classifies right: the closed-form head of the last
-round, which was sent beside that base, and the base's own. The counts are sent beside the class statistics,
-and add up over devices.
+distributed base, it counts how many of them each head classifies correctly: the closed-form head of the last
+round, which was sent with that base, and the base's own. The counts are sent with the class statistics, and
+add up over devices.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from device_runtime.strategies.training.workload import head_specs
 from .feature_scale import scale_in
 
 CLOSED_FORM = "closed-form/"
-"""Prefix of the names of the closed-form head's tensors among those sent beside the base."""
+"""Prefix of the names of the closed-form head's tensors among those sent with the base."""
 COUNTS = 3
-"""Length of the counts: held-out samples, right by the closed-form head, right by the trained head."""
+"""Length of the counts: held-out samples, correct by the closed-form head, correct by the trained head."""
 
 GOLDEN = (5**0.5 - 1) / 2
 """The golden ratio's inverse: its multiples, modulo 1, are spread evenly."""
@@ -64,7 +64,7 @@ def rest(workload: Workload, share: float) -> Workload:
 
 
 def head_tensors(served: Tensors, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
-    """The closed-form head of a served model, for features of `base`, as it is sent beside that base."""
+    """The closed-form head of a served model, for features of `base`, as it is sent with that base."""
     head = {spec.name: served[spec.name] for spec in head_specs(manifest)}
     if manifest.scale is not None:
         times = scale_in(manifest, served) / scale_in(manifest, base)
@@ -75,7 +75,7 @@ def head_tensors(served: Tensors, base: Tensors, manifest: Manifest) -> dict[str
 def count_right(model: DeviceModel, held: LocalData, aside: Tensors) -> NDArray[np.float64]:
     """The counts of held-out samples, float64 (COUNTS,); `model` holds the base.
 
-    Zeros if no closed-form head came beside that base. Raises TensorError for a head that does not fit.
+    Zeros if no closed-form head came with that base. Raises TensorError for a head that does not fit.
     """
     named = [(n.removeprefix(CLOSED_FORM), v) for n, v in aside.items() if n.startswith(CLOSED_FORM)]
     if not len(held) or not named:
@@ -87,18 +87,18 @@ def count_right(model: DeviceModel, held: LocalData, aside: Tensors) -> NDArray[
 
 
 def most(share: float, others: float) -> int:
-    """The most samples that a device with `others` other samples can hold out."""
+    """The most samples that a device with `others` training samples can hold out."""
     return floor((share * others + 1) / (1 - share))
 
 
-def doubt(counts: NDArray[np.int32], share: float, others: float) -> str:
+def rejection_reason(counts: NDArray[np.int32], share: float, others: float) -> str:
     """Why counts int32 (n, COUNTS) are rejected, with values; empty if they are accepted, or n is 0."""
     limit = most(share, others)
     for held, closed, trained in counts.tolist():
         if not 1 <= held <= limit:
-            return f"{held} samples are held out, expected 1 to {limit} beside {others:g} others"
+            return f"{held} samples are held out, expected 1 to {limit} with {others:g} training samples"
         if not 0 <= min(closed, trained) <= max(closed, trained) <= held:
-            return f"{closed} and {trained} of {held} held-out samples are right"
+            return f"{closed} and {trained} of {held} held-out samples are counted as correct"
     return ""
 
 

@@ -23,7 +23,7 @@ from device_runtime.strategies.terms.dp_sgd import dp_settings
 from device_runtime.strategies.training.device_half import LocalData, Run, TrainedUpdate
 from device_runtime.strategies.training.workload import forward_work, passes
 
-from . import class_sums, held_out
+from . import class_statistics, class_sums, held_out
 from .class_statistics import (
     MOMENT_ROWS,
     MOMENTS,
@@ -32,7 +32,6 @@ from .class_statistics import (
     ROWS,
     SPREAD,
     TENSOR_BYTES,
-    doubt,
     encode,
     measure_statistics,
     shape_of,
@@ -72,7 +71,7 @@ def _can_send(kind: AnyStrategy) -> bool:
 def statistics_of(strategy: AnyStrategy) -> ClassStatistics | None:
     """The settings of the class statistics that an update of this form has; None if it has none.
 
-    An update of class means consists of them. There, and beside scalars, means are sent as int8.
+    An update of class means consists of them. There, and with scalars, means are sent as int8.
     """
     statistics = strategy.statistics
     if statistics is None or not _can_send(strategy):
@@ -99,7 +98,7 @@ def with_most_classes(strategy: AnyStrategy, most: int) -> AnyStrategy:
 
 
 def class_coverage(strategy: AnyStrategy, workload: Workload) -> tuple[int, int]:
-    """How many classes an update sends statistics of, and how many it could."""
+    """The number of classes of which an update sends statistics, and of which it could."""
     statistics = statistics_of(strategy)
     if statistics is None:
         return 0, 0
@@ -156,7 +155,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
 
 
 def _measured(strategy: AnyStrategy, samples: int) -> int:
-    """Of how many samples a device with `samples` samples computes features."""
+    """The number of samples whose features a device with `samples` samples computes."""
     statistics = strategy.statistics
     all_of_them = strategy.trains_extractor or isinstance(strategy, FewShot)
     if all_of_them or statistics is None or not statistics.samples:
@@ -170,13 +169,13 @@ def most_samples(strategy: AnyStrategy, num_examples: int) -> int:
     return floor(num_examples / share + 1e-6)
 
 
-def per_measured(strategy: AnyStrategy, num_examples: int, counted: float) -> float:
+def samples_per_measured(strategy: AnyStrategy, num_examples: int, counted: float) -> float:
     """How many samples one measured sample counts for, on a device with `num_examples` samples.
 
     A kind that trains no extractor measures only some of the samples: without this factor, classes on such
     devices would seem rare. `counted`: samples in the statistics; fewer than were measured if not all classes
-    are sent, which does not change the factor for those that are. A site has already applied the factor
-    (`of_site`).
+    are sent, which does not change the factor for those that are. Statistics of a site (`is_from_site`)
+    have the factor applied already.
     """
     if statistics_of(strategy) is None or strategy.trains_extractor:
         return 1.0
@@ -292,13 +291,13 @@ def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...
     return (*whole, class_sums.spec_of_rows(MOMENT_ROWS, *shape_of(statistics, manifest), statistics.numbers))
 
 
-def doubt_of(strategy: AnyStrategy, sent: Tensors, num_examples: int, manifest: Manifest) -> str:
-    """Why the class statistics of an update of this form are rejected; see `doubt`."""
+def rejection_reason(strategy: AnyStrategy, sent: Tensors, num_examples: int, manifest: Manifest) -> str:
+    """As `class_statistics.rejection_reason`, for the class statistics of an update of this form."""
     statistics = statistics_of(strategy)
     if statistics is None:
         return ""
     if not sent and isinstance(strategy, ClassMeans):
         return "class means came without class statistics"
     shape, samples = shape_of(statistics, manifest), most_samples(strategy, num_examples)
-    right = held_out.doubt(sent[RIGHT], statistics.hold_out, samples) if RIGHT in sent else ""
-    return right or doubt(sent, samples, statistics.smallest_count, shape)
+    right = held_out.rejection_reason(sent[RIGHT], statistics.hold_out, samples) if RIGHT in sent else ""
+    return right or class_statistics.rejection_reason(sent, samples, statistics.smallest_count, shape)

@@ -31,7 +31,7 @@ class Contrast:
     tau: float
 
     def extras(self, batch: NDArray[np.int64]) -> Tensors:
-        """The inputs of graph moon.SET for these samples, beside x and y (equations 3 and 4)."""
+        """The inputs of graph moon.SET for these samples, in addition to x and y (equations 3 and 4)."""
         rows = self._rows[batch]
         return {
             "z_glob": self.z_glob[rows],

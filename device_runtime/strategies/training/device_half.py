@@ -33,12 +33,15 @@ class OutOfTime(Exception):
 class Run:
     """The context of one device's work in one round; times are in seconds.
 
-    seed: the round's, shared by all devices. round: the round's number. rare: labels of which the aggregator
-    knows few samples, as the offer says, the rarest first. memory: what this kind kept on this device when it
-    last trained in this run. aside: tensors that the aggregator sent for it beside the base. noise: gives the
-    randomness of private training, which must not be repeatable: the operating system's, except in a
-    simulation. clock: stands still while the work is paused. lost: gives how long the work has been paused,
-    out of the time until `deadline`.
+    seed: the round's, shared by all devices.
+    round: the round's number.
+    rare: labels of which the aggregator knows few samples, as the offer says, the rarest first.
+    memory: what this kind kept on this device when it last trained in this run.
+    aside: tensors that the aggregator sent for this kind with the base.
+    noise: gives the randomness of private training, which must not be repeatable: the operating system's,
+    except in a simulation.
+    clock: stops while the work is paused.
+    lost: gives how long the work has been paused, out of the time until `deadline`.
     """
 
     seed: int
@@ -82,8 +85,9 @@ class Run:
 class Late:
     """Marks an update that was made for an earlier round, with that round's number and seed.
 
-    share: the part of its change that counts in this round. times: how many rounds it stands for. base: gives
-    the weights that its round distributed; {} if they are not known.
+    share: the part of its change that counts in this round.
+    times: the number of rounds that it counts for.
+    base: gives the weights that its round distributed; {} if they are not known.
     """
 
     round: int
@@ -97,10 +101,12 @@ class Late:
 class TrainedUpdate:
     """A contribution, as a device's half returns it and the aggregator's half folds it.
 
-    train_loss: the mean over the samples trained on; nan if there was no training. form: the form of the kind
-    that made it, by which `fold` knows the member of the family. memory: not sent; the device keeps it for
-    the next time that it trains this kind, in place of what it kept before (None: that stays). device, late:
-    set on the aggregator; tensors of a late update that the base has are rebased onto this round's base.
+    train_loss: the mean over the samples trained on; nan if there was no training.
+    form: the form of the kind that made it, by which `fold` knows the member of the family.
+    memory: not sent; the device keeps it for the next time that it trains this kind, in place of what it kept
+    before (None: that stays).
+    device, late: set on the aggregator; tensors of a late update that the base has are rebased onto this
+    round's base.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """Local training: mini-batch epochs on a tunable set, and plans to train many devices at once.
 
-All kinds that train a device's model use `train`. A kind that describes its training (`Plans`, `TrainsHead`,
-`TakesFeatures`) lets the simulation train many devices together.
+All kinds that train a device's model use `train`. A kind that describes its training (`HasTrainingPlan`,
+`TrainsHead`, `TakesFeatures`) lets the simulation train many devices together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TrainingPlan:
     privacy: clips each sample's gradient instead, and draws batches as the accountants assume:
     ceil(n / batch) an epoch, each of which holds any sample with probability batch / n.
     proximal: terms whose anchors are tensors of the tunable set.
-    extras: gives the objective's inputs for the samples at these indices, beside x and y.
+    extras: gives the objective's inputs for the samples at these indices, in addition to x and y.
     least: the fewest epochs that may be sent. If 1 or more, and the clock shows that not all `epochs` fit
     before the deadline, training ends after the last whole epoch that does; 0: all epochs or none.
     """
@@ -66,8 +66,8 @@ class TrainingResult:
 def train(model: DeviceModel, data: LocalData, plan: TrainingPlan, run: Run) -> TrainingResult:
     """Train from the weights that the model holds.
 
-    Memory beside the engine's: the optimiser's state, and a copy of the set where training may end early. The
-    returned tensors are the trainer's own buffers. Raises OutOfTime by the device's own clock, and
+    Memory in addition to the engine's: the optimiser's state, and a copy of the set where training may end
+    early. The returned tensors are the trainer's own buffers. Raises OutOfTime by the device's own clock, and
     TensorError for a proximal term that does not fit.
     """
     trainer = _trainer(model, plan)
@@ -97,7 +97,7 @@ def train(model: DeviceModel, data: LocalData, plan: TrainingPlan, run: Run) -> 
 
 
 class _EpochBudget:
-    """How many epochs there is time for; keeps the parameters of the last whole epoch that may be sent."""
+    """The epochs that fit in the time; keeps the parameters of the last whole epoch that may be sent."""
 
     def __init__(self, plan: TrainingPlan, run: Run, trainer: Gradients) -> None:
         self.epochs = self._planned = plan.epochs

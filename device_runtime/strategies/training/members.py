@@ -110,5 +110,5 @@ def tools_of(model: RoundModel, kind: str) -> tuple[ServerTools, LocalData]:
     """The aggregator's tools and its generic set. Raises ValueError if there is none."""
     tools = model.tools
     if tools is None or tools.generic is None or not len(tools.generic):
-        raise ValueError(f"{kind} needs samples that are nobody's own on the aggregator: a generic set")
+        raise ValueError(f"{kind} needs a generic data set on the aggregator")
     return tools, tools.generic

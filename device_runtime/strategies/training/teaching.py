@@ -39,8 +39,8 @@ class Diverged(Exception):
 class ServerTraining:
     """Settings of training on the aggregator: `epochs` epochs, reshuffled in each, in batches of `batch`.
 
-    extras: gives the objective's inputs for the samples at these indices, beside x and y. held: names of
-    parameters that stay as they are.
+    extras: gives the objective's inputs for the samples at these indices, in addition to x and y.
+    held: names of parameters that stay as they are.
     """
 
     optimizer: Optimizer
@@ -53,36 +53,36 @@ class ServerTraining:
 
 
 def teach(
-    model: DeviceModel, weights: Tensors, data: LocalData, lesson: ServerTraining, rng: np.random.Generator
+    model: DeviceModel, weights: Tensors, data: LocalData, training: ServerTraining, rng: np.random.Generator
 ) -> dict[str, NDArray[Any]]:
     """The weights after training; `weights` are the whole model's, and `model` is left with them loaded.
 
     Raises BundleError if the bundle has no such graph, and Diverged.
     """
     model.load(weights)
-    trainer = model.trainer(lesson.tunable, lesson.objective)
+    trainer = model.trainer(training.tunable, training.objective)
     params, grads = trainer.params, trainer.grads
-    steps = lesson.optimizer.start(params.vector)
-    held = {name: params.views[name].copy() for name in lesson.held}
-    for _ in range(lesson.epochs):
+    steps = training.optimizer.start(params.vector)
+    held = {name: params.views[name].copy() for name in training.held}
+    for _ in range(training.epochs):
         order = rng.permutation(len(data))
-        for start in range(0, len(order), lesson.batch):
-            batch = order[start : start + lesson.batch]
-            trainer.loss_and_grads(data.x[batch], data.y[batch], lesson.extras(batch))
+        for start in range(0, len(order), training.batch):
+            batch = order[start : start + training.batch]
+            trainer.loss_and_grads(data.x[batch], data.y[batch], training.extras(batch))
             steps.step(params.vector, grads.vector)
             for name, value in held.items():
                 params.views[name][...] = value
     if not (np.isfinite(params.vector).all() and np.isfinite(trainer.statistics.vector).all()):
-        raise Diverged(f"{lesson.objective} at {lesson.optimizer}")
+        raise Diverged(f"{training.objective} at {training.optimizer}")
     return {**weights, **params.tensors(), **trainer.statistics.tensors()}
 
 
 def teach_or_keep(
-    model: DeviceModel, weights: Tensors, data: LocalData, lesson: ServerTraining, rng: np.random.Generator
+    model: DeviceModel, weights: Tensors, data: LocalData, training: ServerTraining, rng: np.random.Generator
 ) -> Tensors:
     """As `teach`; if training diverges, `weights` unchanged."""
     try:
-        return teach(model, weights, data, lesson, rng)
+        return teach(model, weights, data, training, rng)
     except Diverged as error:
         log.warning("%s diverges: %s", model.manifest.name, error)
         return weights

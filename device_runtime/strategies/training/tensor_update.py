@@ -15,7 +15,7 @@ from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.kind import StrategyDefaults, TakesCodec
-from device_runtime.strategies.merging.aggregator_half import Effect, RoundModel
+from device_runtime.strategies.merging.aggregator_half import KindResult, RoundModel
 from device_runtime.strategies.merging.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     BatchSize,
@@ -35,7 +35,7 @@ from .local_training import HeadTraining
 from .workload import Training, head_specs, work_of_training
 
 FEW_SHOT = "few-shot/"
-"""Prefix of the names of a few-shot trained classifier's tensors where the model's own are beside them."""
+"""Prefix of the names of a few-shot trained classifier's tensors, in updates that hold the model's too."""
 
 
 ACCOUNTANT_BYTES = 75_000_000
@@ -53,9 +53,9 @@ class Averaged(StrategyDefaults):
     def fold(self, state: TensorMean, contribution: TrainedUpdate, weight: float) -> TensorMean:
         return state.add(contribution.tensors, weight)
 
-    def finish(self, state: TensorMean, model: RoundModel) -> Effect:
+    def finish(self, state: TensorMean, model: RoundModel) -> KindResult:
         """The mean over the updates that arrived, weighted by n_k (thesis 002, equation 2.4)."""
-        return Effect(mean=state, num_examples=state.most)
+        return KindResult(mean=state, num_examples=state.most)
 
 
 ProximalWeight = Annotated[

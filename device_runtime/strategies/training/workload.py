@@ -75,7 +75,7 @@ def passes(load: Workload, **samples: float) -> tuple[GraphPass, ...]:
 def upload_bytes(values: int, tensors: int, codec: str = "", exact: int = 0) -> int:
     """Bytes on the wire of `values` float32 parameters in `tensors` tensors, with header and envelope.
 
-    `exact`: how many float32 or int32 values the tensors hold besides, which the codec leaves as they are.
+    `exact`: the number of further float32 or int32 values in the tensors, which the codec does not change.
     """
     return codecs.codec_named(codec).payload_bytes(values, tensors, exact) + ENVELOPE_BYTES
 
@@ -84,8 +84,9 @@ def upload_bytes(values: int, tensors: int, codec: str = "", exact: int = 0) -> 
 class Training:
     """SGD on a tunable set over `trained` samples in all, after a forward pass over `scored` samples.
 
-    kept: extra vectors of the set's size in memory. singly: samples are run one by one, as in private
-    training. codec: the codec that the update is sent by.
+    kept: extra vectors of the set's size in memory.
+    singly: samples are run one by one, as in private training.
+    codec: the codec of the update.
     """
 
     tunable: str

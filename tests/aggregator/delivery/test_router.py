@@ -148,7 +148,7 @@ def test_of_a_device_that_sends_ever_more_only_the_latest_blobs_are_known(two):
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        (hello("a", "faces"), "a asks for task faces; there is digits, speech"),
+        (hello("a", "faces"), "a asks for task faces; this aggregator has tasks digits, speech"),
         (contribution("a", "faces"), "message for task faces dropped"),
         (Received(topics.up("a", "plan"), b"\xc1"), "not a Plan"),
         (Received(topics.up("a", "hello"), b"\xc1"), "not a Hello"),

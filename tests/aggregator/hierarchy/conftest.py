@@ -63,7 +63,7 @@ class Above:
             self.levels.service.handle(Received(topic, payload, retain))
         return True
 
-    def under_way(self, topic=""):
+    def unacknowledged(self, topic=""):
         return 0
 
 
@@ -167,7 +167,7 @@ class Levels:
         self.say(device, "contribution", Contribution(**{**fields, **where, **changes}))
         for _ in range(4):
             seen = len(self.below.sent)
-            self.edge.ground.step(0.001)
+            self.edge.site_manager.step(0.001)
             for topic, payload in self.below.sent[seen:]:
                 if topic == topics.down(device, "get"):
                     get = messages.decode(payload, Get)

@@ -2,7 +2,12 @@
 
 import pytest
 
-from device_runtime.aggregator.hierarchy.forwarding import NothingToForward, site_kinds, usual_kinds, why_not
+from device_runtime.aggregator.hierarchy.forwarding import (
+    NothingToForward,
+    default_site_kinds,
+    site_kinds,
+    why_not,
+)
 from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.strategies import registry
@@ -35,12 +40,12 @@ def test_what_only_moves_the_base_is_offered_in_the_order_of_the_round_above(bun
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (make("few-shot"), "its classifiers do not join the base only"),
-        (make("few-shot", {"join_base": True, "send_mean": True}), "its classifiers do not join"),
+        (make("few-shot"), "its classifiers are also used outside the base model"),
+        (make("few-shot", {"join_base": True, "send_mean": True}), "its classifiers are also used"),
         (make("class-means"), "its classifier is served, not trained into the base"),
-        (make("prototypes"), "what the aggregator makes of it is more than a base"),
-        (make("sparse"), "more than a base"),
-        (make("width-slice"), "more than a base"),
+        (make("prototypes"), "its merge changes more than the base model"),
+        (make("sparse"), "changes more than the base model"),
+        (make("width-slice"), "changes more than the base model"),
         (make("peft", {"tunable": "lora"}), "has no tunable set 'lora'"),
     ],
 )
@@ -93,4 +98,4 @@ def test_where_neither_is_asked_for_there_is_nothing_to_forward(bundle):
 
 
 def test_before_any_round_a_site_gets_ready_for_the_usual_kinds(bundle):
-    assert [kind.name for kind in usual_kinds(bundle.manifest)] == list(registry.DEFAULT_KINDS)
+    assert [kind.name for kind in default_site_kinds(bundle.manifest)] == list(registry.DEFAULT_KINDS)

@@ -89,8 +89,8 @@ def test_strangers_without_end_are_not_remembered_for_the_next_site(levels, monk
     h = levels("full", rules=SiteRules(min_devices=2))
     h.go().join("a", "b")
     h.join(*(f"stranger-{number}" for number in range(20)))
-    assert len(h.edge.ground._present) == 3
-    assert {"a", "b"} <= set(h.edge.ground._present)
+    assert len(h.edge.site_manager._present) == 3
+    assert {"a", "b"} <= set(h.edge.site_manager._present)
 
 
 def test_the_site_offers_the_base_the_seed_and_the_kinds_of_the_round_above_with_less_time(levels):
@@ -193,7 +193,7 @@ def test_another_run_above_does_not_delete_a_site_with_contributions_to_forward(
     h = levels("full", rounds=2)
     h.go().join("a", "b")
     assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
-    mine = h.edge.ground.site.source
+    mine = h.edge.site_manager.site.source
     other = msgspec.structs.replace(mine, run="another")
     for offer in (other, mine):
         h.edge.agent.inbox.put(Received(topics.down("site", "task"), encode(offer)))
@@ -209,11 +209,11 @@ def test_another_run_above_does_not_delete_a_site_with_contributions_to_forward(
 def test_another_run_above_deletes_a_site_that_has_nothing_to_forward(levels, bundle):
     h = levels("full", rounds=2)
     h.go().join("a", "b")
-    before = h.edge.ground._at
-    other = msgspec.structs.replace(h.edge.ground.site.source, run="another")
+    before = h.edge.site_manager._at
+    other = msgspec.structs.replace(h.edge.site_manager.site.source, run="another")
     h.edge.agent.inbox.put(Received(topics.down("site", "task"), encode(other)))
     h.go()
-    assert h.edge.ground._at != before
+    assert h.edge.site_manager._at != before
     assert not before.exists()
 
 
@@ -247,8 +247,8 @@ def test_killed_between_merging_and_sending_it_forwards_the_same_once(levels, bu
     h.go().join("a")
     h.above.up = False
     h.contribute("a", "full", moved(bundle, 1), 30)
-    h.edge.ground.step(0.001)  # the site has merged, the agent has not had its turn
-    assert h.edge.ground.site.standing(h.edge.ground.site.source) == "merged"
+    h.edge.site_manager.step(0.001)  # the site has merged, the agent has not had its turn
+    assert h.edge.site_manager.site.phase(h.edge.site_manager.site.source) == "merged"
     h.kill()
     h.go()
     assert h.counted == [(1, "site", "full", 30)]

@@ -29,7 +29,7 @@ def scalars(seed):
 
 def site(levels):
     """What the site has on its disk."""
-    return levels.edge.ground.site._service.rounds
+    return levels.edge.site_manager.site._service.rounds
 
 
 def same_model(levels):
@@ -240,7 +240,7 @@ def test_seeds_of_earlier_rounds_outlive_the_process_and_are_bounded(tmp_path):
 def test_steps_that_cannot_be_taken_lead_to_no_base(levels, change):
     h = levels(KIND, rounds=3)
     h.go().join("a")
-    here = h.edge.ground.site
+    here = h.edge.site_manager.site
     given = SimpleNamespace(base=site(h).weights(1))
     assert here._leads(given, ())
     wrong = {"generator": directions.GENERATOR, "tunable": "all"} | change

@@ -139,7 +139,7 @@ def test_a_line_that_cannot_be_written_costs_itself_alone(tmp_path, clock, caplo
     journal.close()
     assert [one.device for one in journal.page(Filter()).entries] == ["b", "a"]
     assert journal.dropped == 2
-    assert caplog.text.count("a line is left out") == 2
+    assert caplog.text.count("a line is skipped") == 2
 
 
 def test_the_end_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path, clock, monkeypatch, caplog):
@@ -187,11 +187,11 @@ def test_health_says_what_is_wrong(tmp_path, clock):
         return [check.name for check in health_of([one], settings).checks if not check.ok]
 
     one.watch(RoundOpened(1, ("full",), 50.0))
-    one.pulse()
+    one.loop_clock()
     assert wrong() == []
     clock.now = 149.0
     assert wrong() == ["loop"]
-    one.pulse()
+    one.loop_clock()
     one.watch(RoundExtended(1, 50.0, 0, 1))
     clock.now = 151.0
     assert wrong() == ["round"]

@@ -107,7 +107,7 @@ def test_an_update_too_far_from_the_base_is_refused_with_both_numbers(manifest, 
     bias[0] += 3.0
     against = offered(manifest, KindSettings(name="few-shot", max_norm=2.0), base=base)
     far, body = message("few-shot", {**head, "head.bias": bias})
-    assert refusal(check_content, far, body, against) == ("it is 3 away from the base, at most 2 is believed")
+    assert refusal(check_content, far, body, against) == ("it is 3 away from the base, at most 2 is accepted")
     check_content(*message("few-shot", head), against)
 
 

@@ -121,7 +121,7 @@ def test_a_round_takes_so_many_valid_updates_of_strangers_and_tells_the_others_w
     assert {(one.reason.split(": ")[1], one.retry_after_s) for one in answers[4:]} == {
         ("round 1 has 4 contributions, as many as it takes", 10)
     }
-    assert caplog.text.count("round 1 takes 4 contributions, others are put off: raise max_devices") == 1
+    assert caplog.text.count("round 1 takes 4 contributions, later ones are deferred: raise max_devices") == 1
     b.wait(3.5)
     [receipt] = b.contribute("pi-1", b.contribution("few-shot", update_of("few-shot")))
     assert (receipt.status, receipt.retry_after_s) == ("refused", 7)

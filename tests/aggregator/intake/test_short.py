@@ -240,7 +240,7 @@ def test_killed_at_any_instant_before_the_next_round_is_told_each_short_one_coun
 def test_killed_before_it_has_opened_the_next_round_it_offers_that_twice_and_who_hears_it_says_hello(
     two, monkeypatch
 ):
-    """Else short ones would be like what it does not know, and enrolled devices without a word for good."""
+    """Else short ones would be like what it does not know, and enrolled devices without a MAC for good."""
     b, _ = two
 
     def killed(*_):

@@ -151,7 +151,7 @@ def test_a_base_that_cannot_be_read_leaves_the_check_to_the_aggregator(looked_at
         path = b.store.models.path(part.sha)
         path.write_bytes(path.read_bytes()[::-1])
     assert b.checker.refusal(b.contribution("few-shot", update_of("few-shot", 1))) is None
-    assert "is not checked here" in caplog.text
+    assert "is not checked by the worker" in caplog.text
 
 
 def test_a_worker_whose_database_was_away_for_too_long_ends_and_another_begins_anew(
@@ -241,7 +241,7 @@ def test_an_embedded_broker_that_cannot_share_is_refused(make_task, tmp_path, mo
     command.add_arguments(parser)
     args = parser.parse_args(["--workers", "2", "--run-dir", str(tmp_path / "run")])
     with pytest.raises(
-        ConfigError, match=r"workers share what comes in, and amqtt .* cannot: install Mosquitto"
+        ConfigError, match=r"workers need shared subscriptions, which amqtt .* lacks: install Mosquitto"
     ):
         Process(command.server_config(args), [make_task("few-shot")]).run()
 

@@ -173,7 +173,7 @@ def test_bases_are_kept_while_late_updates_may_be_made_for_them_and_no_longer(be
 
 
 def test_the_norm_of_a_late_update_is_taken_from_the_base_that_it_was_made_for(bench, make_task, bundle):
-    """Round 1 moves the bias by 3 where at most 4 is believed: an update for round 1 may be 6 from there."""
+    """Round 1 moves the bias by 3 where at most 4 is accepted: an update for round 1 may be 6 from there."""
     b = bench(make_task(KindSettings(name="full", max_norm=4.0), rounds=3, buffer_size=1))
     name = bundle.manifest.head.bias
 

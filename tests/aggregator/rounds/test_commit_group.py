@@ -173,7 +173,7 @@ def test_a_receipt_that_cannot_be_sent_keeps_no_other_from_its_device(crowd, upd
     heard(b, update_of, *DEVICES)
     b.wait(0.1)
     assert statuses(b) == [[], ["accepted"], ["accepted"]]
-    assert "what is kept could not be told: ValueError: no such topic" in caplog.text
+    assert "a report after a commit failed: ValueError: no such topic" in caplog.text
     assert b.service._run.reception._in_hand == {}
     monkeypatch.undo()
     heard(b, update_of, DEVICES[0])

@@ -145,7 +145,7 @@ def test_rounds_that_were_not_given_take_no_contributions_and_harm_nobody(bench,
     [refused] = site.contribute("b", site.contribution("full", update_of("full"), 4))
     assert (refused.status, refused.reason) == (
         "refused",
-        "update from b refused: round 4 was not offered here",
+        "update from b refused: round 4 was not offered by this site",
     )
     assert site.contribute("b", site.contribution("full", update_of("full"), 2))[0].status == "accepted"
     site.service.close_round()

@@ -291,7 +291,10 @@ def test_what_comes_late_for_a_round_that_was_given_up_does_not_count():
         state, RolledBack(2, frozenset({3, 4})), believed("a", number=3), believed("b", number=2)
     )
     assert statuses(commands) == ["late", "accepted"]
-    assert commands[0].reason == "round 3 is closed, and was given up: the run went back to an earlier model"
+    assert (
+        commands[0].reason
+        == "round 3 is closed, and was discarded: the run was rolled back to an earlier model"
+    )
     state, commands = play(state, Announced(2, update("a", 4)))
     assert statuses(commands) == ["late"]
 

@@ -12,10 +12,10 @@ from device_runtime.aggregator.rounds.state import RoundsState, Rules, Saved
 from device_runtime.broker.wire import step_log as steps
 
 
-def through(scores, gain=0.0, anew=()):
+def through(scores, gain=0.0, rolled_back=()):
     progress = Progress()
     for number, score in enumerate(scores, 1):
-        progress = progress.after(number, score, gain, number in anew)
+        progress = progress.after(number, score, gain, number in rolled_back)
     return progress
 
 
@@ -47,9 +47,9 @@ def test_two_rounds_without_a_gain_since_the_best_are_enough(scores, gain, best,
 
 def test_a_run_that_was_set_back_has_as_many_rounds_again():
     assert through([0.6, 0.5, 0.5]).stuck(3, 2)
-    assert not through([0.6, 0.5, 0.5], anew={3}).stuck(3, 2)
-    assert through([0.6, 0.5, 0.5, 0.5, 0.5], anew={3}).stuck(5, 2)
-    assert through([0.6, 0.5, 0.5, 0.5, 0.5], anew={3}).best == 1
+    assert not through([0.6, 0.5, 0.5], rolled_back={3}).stuck(3, 2)
+    assert through([0.6, 0.5, 0.5, 0.5, 0.5], rolled_back={3}).stuck(5, 2)
+    assert through([0.6, 0.5, 0.5, 0.5, 0.5], rolled_back={3}).best == 1
 
 
 def test_without_stop_after_nothing_is_ever_stuck():

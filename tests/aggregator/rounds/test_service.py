@@ -246,7 +246,7 @@ def test_a_run_to_which_no_device_contributes_ends_with_the_devices_reasons(benc
     assert b.service.finished
     said = b.service._run.gave_up
     assert said.startswith(
-        "round 1 is given up: 2 deadlines in a row, the last of 10 s, brought no contribution"
+        "round 1 is abandoned: 2 deadlines in a row, the last of 10 s, brought no contribution"
     )
     assert "; 2 sit out: pi-01 (nothing fits), pi-02 (nothing fits). " in said
 
@@ -720,7 +720,7 @@ def test_who_is_here_is_remembered_once_the_disk_has_room_again(bench, make_task
         raise RunFolderError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(b.store), "attend", full)
+        patch.setattr(type(b.store), "save_presence", full)
         b.join("pi-01")
     b.wait(0.1)
     b = b.restart()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from device_runtime.aggregator.rounds import task_thread as lodger
+from device_runtime.aggregator.rounds import task_thread
 from device_runtime.aggregator.rounds.task_thread import TaskThread
 from device_runtime.broker.wire.link_events import Connected, Received, Will
 
@@ -46,13 +46,13 @@ class Wire:
 def house(make_task):
     """Two tasks that are served in a thread of their own, as one process does."""
     services = {name: Scripted(name) for name in ("digits", "speech")}
-    lodgers = [TaskThread(make_task("few-shot", name=name), threading.Event()) for name in services]
-    for one in lodgers:
+    threads = [TaskThread(make_task("few-shot", name=name), threading.Event()) for name in services]
+    for one in threads:
         one.open(lambda one=one: services[one.task.name])
-    inbox, wire = lodger.inbox_of(lodgers), Wire()
-    thread = threading.Thread(target=lodger.serve, args=(lodgers, inbox, wire.publish))
+    inbox, wire = task_thread.inbox_of(threads), Wire()
+    thread = threading.Thread(target=task_thread.serve, args=(threads, inbox, wire.publish))
     thread.start()
-    yield SimpleNamespace(services=services, lodgers=lodgers, inbox=inbox, wire=wire, thread=thread)
+    yield SimpleNamespace(services=services, threads=threads, inbox=inbox, wire=wire, thread=thread)
     for service in services.values():
         service.over.set()
     thread.join(120)
@@ -67,7 +67,7 @@ def ended(one):
 def test_that_a_task_has_ended_is_said_at_once_and_again_to_a_broker_that_may_have_forgotten_it(house):
     house.inbox.put(Connected(first=True))
     house.services["digits"].over.set()
-    ended(house.lodgers[0])
+    ended(house.threads[0])
     over = ("offers/digits", b"done", True)
     assert house.wire.sent.get(timeout=120) == over
     house.inbox.put(Received("rubbish", b""))

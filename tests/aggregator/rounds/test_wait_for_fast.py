@@ -287,7 +287,7 @@ def test_the_first_rounds_without_a_deadline_wait_for_all():
     ("settings", "why"),
     [
         ({"buffer_size": 2}, "buffer_size is set: a buffered round closes by its number of devices"),
-        ({"deadline_quantile": 0.9}, "deadline_quantile is set: both learn when a round ends, give one"),
+        ({"deadline_quantile": 0.9}, "deadline_quantile is set: both learn when a round ends, give only one"),
         (
             {"staleness_weight": 1.0},
             "an update weighs as many times as the rounds that its device was at work",

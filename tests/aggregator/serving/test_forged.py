@@ -132,18 +132,18 @@ def test_contributions_in_few_bytes_count_with_the_word_of_the_device_alone(serv
         signed(b, name, "contribution", like)
     short = small.compact_contribution(b.contribution(KIND, scalars(2), 2), like)
     topic, run = topics.up("a", "c"), b.service.run_id
-    word = b.trusts["a"].word(topic, run, short)
+    mac = b.trusts["a"].mac(topic, run, short)
     for forged in (
         short,
         small.with_mac(short, bytes(8)),
-        small.with_mac(short, b.trusts["b"].word(topic, run, short)),
-        small.with_mac(short, b.trusts["a"].word(topic, "another", short)),
-        small.with_mac(short[:-1] + b"?", word),
+        small.with_mac(short, b.trusts["b"].mac(topic, run, short)),
+        small.with_mac(short, b.trusts["a"].mac(topic, "another", short)),
+        small.with_mac(short[:-1] + b"?", mac),
     ):
         b.raw(topic, forged)
     assert b.service.state.contributions == 0
-    assert caplog.text.count("a contribution in few bytes without the word of a") == 1
-    b.raw(topic, small.with_mac(short, word))
+    assert caplog.text.count("a contribution in few bytes without the MAC of a") == 1
+    b.raw(topic, small.with_mac(short, mac))
     assert b.service.state.contributions == 1
 
 

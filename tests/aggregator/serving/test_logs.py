@@ -20,7 +20,7 @@ def test_warnings_of_one_place_are_limited_and_what_was_left_out_is_counted():
     assert limited.filter(line("another", 5.0, number=2))
     later = line("the next", WITHIN_S)
     assert limited.filter(later)
-    assert later.getMessage() == f"the next dropped ({100 - WARNINGS} such lines before it were left out)"
+    assert later.getMessage() == f"the next dropped ({100 - WARNINGS} such lines before it were suppressed)"
     after = line("one more", WITHIN_S + 1.0)
     assert limited.filter(after)
     assert after.getMessage() == "one more dropped"

@@ -112,7 +112,7 @@ def test_what_comes_late_from_before_does_not_count_in_what_was_gone_back_to(ben
             b.join("a", "b")
         receipt = b.contribute("b", b.contribution("full", update_of("full", 50 + number), number))[0]
         assert receipt.status == "late"
-        assert "was given up: the run went back to an earlier model" in receipt.reason
+        assert "was discarded: the run was rolled back to an earlier model" in receipt.reason
     assert b.service.state.contributions == 0
     late = b.contribute("b", b.contribution("full", update_of("full", 60), 1))[0]
     assert late.status == "accepted"

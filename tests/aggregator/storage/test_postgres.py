@@ -365,7 +365,7 @@ def test_the_settings_name_their_key(tmp_path):
     assert server("", "--database", "postgresql://db/fl").url == "postgresql://db/fl"
     with pytest.raises(ConfigError, match=r"database.url: expected postgresql://"):
         server('[database]\nurl = "mysql://db"\n')
-    with pytest.raises(ConfigError, match="database.password_file is for a database.url"):
+    with pytest.raises(ConfigError, match="database.password_file needs database.url"):
         server('[database]\npassword_file = "pw"\n')
     with pytest.raises(ConfigError, match="database.uri: there is no such key"):
         server('[database]\nuri = "postgresql://db"\n')
@@ -420,10 +420,10 @@ def test_a_damaged_word_on_where_a_run_is_begins_no_other(postgres, opened, tmp_
 
 def test_a_store_in_postgres_belongs_to_one_run(postgres, tmp_path):
     with closing(Store(tmp_path / "run", database=postgres.url)) as store:
-        store.found(MINE)
-        store.found(MINE)  # done again, as after a lost answer
+        store.begin_run(MINE)
+        store.begin_run(MINE)  # done again, as after a lost answer
         with pytest.raises(RunFolderError, match="belongs to a run already"):
-            store.found(Identity(b"{}", "other", bytes(32)))
+            store.begin_run(Identity(b"{}", "other", bytes(32)))
         assert store.identity() == MINE
 
 

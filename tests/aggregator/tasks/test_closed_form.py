@@ -213,7 +213,7 @@ def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task
         if counts is not None:
             wrong = {**content, RIGHT: np.array([[24, 25, 0]], np.int32)}
             receipt = b.contribute("a", b.contribution("full", (wrong, examples), number, seq=9))[0]
-            assert "25 and 0 of 24 held-out samples are right" in receipt.reason
+            assert "25 and 0 of 24 held-out samples are counted as correct" in receipt.reason
             content = {**content, RIGHT: np.array([counts], np.int32)}
         message = b.contribution("full", (content, examples), number=number)
         assert b.contribute("a", message)[0].status == "accepted"

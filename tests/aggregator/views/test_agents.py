@@ -33,7 +33,7 @@ class Cable:
         self.hall.bench.raw(topic, payload)
         return True
 
-    def under_way(self, topic=""):
+    def unacknowledged(self, topic=""):
         return 0
 
 

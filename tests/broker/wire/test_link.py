@@ -157,16 +157,21 @@ def test_what_the_broker_has_not_acknowledged_is_under_way(house: Any) -> None:
     writer.expect(Disconnected)
     for topic in ("fl/v1/a", "fl/v1/b", "fl/v1/a"):
         writer.link.publish(topic, b"x")
-    assert [writer.link.under_way(topic) for topic in ("", "fl/v1/a", "fl/v1/b", "fl/v1/c")] == [3, 2, 1, 0]
+    assert [writer.link.unacknowledged(topic) for topic in ("", "fl/v1/a", "fl/v1/b", "fl/v1/c")] == [
+        3,
+        2,
+        1,
+        0,
+    ]
     house.broker(BrokerOptions(port=port))
     assert settled(writer.link)
 
 
 def settled(link: Link) -> bool:
     end = time.monotonic() + 120
-    while link.under_way() and time.monotonic() < end:
+    while link.unacknowledged() and time.monotonic() < end:
         time.sleep(0.01)
-    return not link.under_way()
+    return not link.unacknowledged()
 
 
 def test_whoever_is_busy_is_said_to_be_here_again_before_anything_that_waited(bare_broker: Bare) -> None:
@@ -373,9 +378,9 @@ def test_what_is_said_in_few_bytes_is_not_acknowledged_and_not_kept_while_the_br
     assert link.publish(topic, payload)
     assert server.wait_for(lambda: len(server.heard) == sent)
     assert server.heard[0] == 0x30  # PUBLISH, QoS 0
-    assert link.under_way() == 0
+    assert link.unacknowledged() == 0
     server.hang_up()
     assert server.wait_for(lambda: not link.connected)
     assert link.publish(topic, payload)
-    assert (link.under_way(), link.bytes_up) == (0, sent)
+    assert (link.unacknowledged(), link.bytes_up) == (0, sent)
     link.close()

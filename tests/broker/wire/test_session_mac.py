@@ -1,4 +1,4 @@
-"""The word of 8 bytes, worked out beside it from RFC 7748, section 6.1, and the standard library."""
+"""The MAC of 8 bytes, worked out beside it from RFC 7748, section 6.1, and the standard library."""
 
 import hmac
 from hashlib import sha256
@@ -21,8 +21,8 @@ def test_both_ends_make_the_word_that_the_protocol_says():
     secret = hmac.new(SHARED, b"device-runtime pact/1\0" + ITS_KEY + ITS_PUBLIC, sha256).digest()
     expected = hmac.new(secret, b"fl/v1/d/a/dn/n\0r\0\x04\x03abcd", sha256).digest()[:8]
     assert session_mac.public_key(DEVICE) == ITS_KEY
-    assert session_mac.aggregator_session(AGGREGATOR, ITS_KEY).word(*SAID) == expected
-    assert session_mac.device_session(DEVICE, ITS_PUBLIC).word(*SAID) == expected
+    assert session_mac.aggregator_session(AGGREGATOR, ITS_KEY).mac(*SAID) == expected
+    assert session_mac.device_session(DEVICE, ITS_PUBLIC).mac(*SAID) == expected
 
 
 def test_the_half_of_the_aggregator_is_its_key_of_signatures():
@@ -30,9 +30,9 @@ def test_the_half_of_the_aggregator_is_its_key_of_signatures():
     signer, p = Signer(bytes(range(32))), 2**255 - 19
     y = int.from_bytes(signer.public, "little") & (2**255 - 1)
     half = ((1 + y) * pow(1 - y, -1, p) % p).to_bytes(32, "little")
-    word = session_mac.device_session(DEVICE, half).word(*SAID)
-    assert signer.agree(ITS_KEY).word(*SAID) == word
-    assert Verifier(signer.public).agree(DEVICE).word(*SAID) == word
+    mac = session_mac.device_session(DEVICE, half).mac(*SAID)
+    assert signer.agree(ITS_KEY).mac(*SAID) == mac
+    assert Verifier(signer.public).agree(DEVICE).mac(*SAID) == mac
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_the_half_of_the_aggregator_is_its_key_of_signatures():
 )
 def test_a_word_is_good_for_nothing_else(said):
     one = session_mac.device_session(DEVICE, ITS_PUBLIC)
-    word = one.word(*SAID)
-    assert one.holds(word, *SAID)
-    assert not one.holds(word, *said)
+    mac = one.mac(*SAID)
+    assert one.verifies(mac, *SAID)
+    assert not one.verifies(mac, *said)
 
 
 def test_a_word_of_another_or_of_another_life_or_cut_short_does_not_hold():
     mine = Verifier(Signer(bytes(32)).public).agree(DEVICE)
-    word = Signer(bytes(32)).agree(ITS_KEY).word(*SAID)
-    assert mine.holds(word, *SAID)
+    mac = Signer(bytes(32)).agree(ITS_KEY).mac(*SAID)
+    assert mine.verifies(mac, *SAID)
     others = (Signer(bytes([1]) * 32).agree(ITS_KEY), Signer(bytes(32)).agree(ITS_PUBLIC))
-    for wrong in (*(one.word(*SAID) for one in others), word[:7], b""):
-        assert not mine.holds(wrong, *SAID)
+    for wrong in (*(one.mac(*SAID) for one in others), mac[:7], b""):
+        assert not mine.verifies(wrong, *SAID)
 
 
 @pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), bytes(32), bytes([1]) + bytes(31)])

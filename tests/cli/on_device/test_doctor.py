@@ -13,7 +13,7 @@ from device_runtime.cli import main
 from device_runtime.cli.on_device.doctor import examine
 from device_runtime.client.doctor import installation as examining
 from device_runtime.client.doctor.installation import energy, rules
-from device_runtime.client.energy import FoundMeter, find
+from device_runtime.client.energy import FoundMeter, find_meter
 from device_runtime.client.policy import work_gate as owner
 from device_runtime.client.policy.privacy_budget import Budget
 from device_runtime.client.policy.rules import DayWindow, Policy
@@ -118,7 +118,7 @@ def test_memory_is_held_against_what_the_graphs_need(bundle, monkeypatch, free_o
     }
     own = namedtuple("own", "rss")(5)
     monkeypatch.setattr(examining.psutil.Process, "memory_info", lambda self: own)
-    monkeypatch.setattr(examining, "limit_bytes", lambda pretence, memory: free_of(need) + 5)
+    monkeypatch.setattr(examining, "limit_bytes", lambda emulation, memory: free_of(need) + 5)
     assert examining.memory(bundle).state == state
 
 
@@ -127,7 +127,7 @@ def test_with_memory_for_some_graphs_only_these_are_named(bundle, monkeypatch):
     monkeypatch.setattr(examining.psutil.Process, "memory_info", lambda self: namedtuple("own", "rss")(0))
     enough = examining.session_bytes(graphs["train.all"].bytes)
     enough += graphs["train.all"].memory_bytes(1) - 1  # not even one sample
-    monkeypatch.setattr(examining, "limit_bytes", lambda pretence, memory: enough)
+    monkeypatch.setattr(examining, "limit_bytes", lambda emulation, memory: enough)
     found = examining.memory(bundle)
     assert found.state == "missing"
     assert "train.head" in found.advice
@@ -201,7 +201,7 @@ def test_the_meter_of_energy_is_named_with_those_that_cannot_be_read():
     assert states(found) == {"energy meter": "missing", "energy meter rapl": "missing"}
     assert found[0].found == "modelled: from 2 W idle, 8 W under load (assumed: no profile), ± 100%"
     assert found[1].found == "/sys/x may be read by root only: sudo chmod"
-    [ok] = energy(find("command:echo 3 W"))
+    [ok] = energy(find_meter("command:echo 3 W"))
     assert (ok.state, ok.found) == ("ok", "command: what the command measures, ± 5%")
 
 

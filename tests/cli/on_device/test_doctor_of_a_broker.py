@@ -193,7 +193,7 @@ def test_whose_offers_there_are(running, by, state):
     link = Link(plain(broker.url, "aggregator", "all").url, "aggregator", queue.SimpleQueue(), LinkOptions())
     link.connect()
     link.publish(topic, by.seal(topic, given, issued), retain=True)
-    while link.under_way():
+    while link.unacknowledged():
         time.sleep(0.01)
     link.close()
     seen = found(plain(broker.url, key=SIGNER.public))

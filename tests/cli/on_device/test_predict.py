@@ -29,7 +29,7 @@ def device(tmp_path, bundle):
 def test_what_is_kept_is_told_and_how_good_it_is(device, capsys):
     assert main(["predict", "--state-dir", str(device)]) == 0
     told = "digits-wrn-10-1, task 'digits', the model of round 3"
-    assert capsys.readouterr().out == f"{told}, not judged here yet\n"
+    assert capsys.readouterr().out == f"{told}, not evaluated on this device yet\n"
     PersonalModelStore(device).judge(
         RoundEvaluation(4, Evaluation(0.75, 1.0, 8), Evaluation(0.5, 2.0, 8)), None
     )

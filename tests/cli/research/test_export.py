@@ -37,9 +37,9 @@ def test_a_bundle_that_is_there_is_overwritten_only_where_that_is_asked_for(tmp_
 def test_a_folder_with_other_things_is_not_written_into(tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
     words = (WRN, "--input", "1,8,8", "--labels", "0,1", "--out", str(tmp_path), "--overwrite")
-    with pytest.raises(ExportError, match="is there and is no bundle: give another --out"):
+    with pytest.raises(ExportError, match="exists and is no bundle: give another --out"):
         export.run(parsed(*words))
-    with pytest.raises(ExportError, match="is there and is no bundle"):
+    with pytest.raises(ExportError, match="exists and is no bundle"):
         export.check_free(tmp_path / "letter.txt", True)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     (tmp_path / "empty").mkdir()

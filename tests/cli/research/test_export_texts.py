@@ -89,7 +89,7 @@ def test_what_is_set_beats_what_follows_and_there_may_be_more_ids_than_tokens(le
         (
             "roberta",
             ("--prompt", PROMPT, "--words", " terrible, great", "--new-head"),
-            "leave --new-head out",
+            "omit --new-head",
         ),
     ],
 )  # fmt: skip

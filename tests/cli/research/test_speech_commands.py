@@ -82,7 +82,7 @@ def test_broken_clips_are_left_out_and_counted(root, caplog):
     with caplog.at_level(logging.WARNING):
         data = load(spec(root, words=("yes", "no", "up")), 0)
     assert np.bincount(data.train_y).tolist() == [1, 1, 1]
-    assert "left out 3 of 6 clips" in caplog.text
+    assert "skipped 3 of 6 clips" in caplog.text
     assert "16 bits at 8000 Hz, expected 1, 16, 16000" in caplog.text
 
 

@@ -111,8 +111,8 @@ def endless(bundle, tmp_path):
 
 def begun(apart, endless, monkeypatch, act):
     """An offer of it to a device that has measured the bundle already: `act` is called when it trains."""
-    monkeypatch.setattr(working, "GRACE_S", 2.0)
-    monkeypatch.setattr(working, "STILL_S", 2.0)
+    monkeypatch.setattr(working, "CLOSED_SILENT_S", 2.0)
+    monkeypatch.setattr(working, "PAUSED_SILENT_S", 2.0)
     known = (apart.folder / "speed.json").read_text().replace(apart.bundle.sha256, endless.sha256)
     (apart.folder / "speed.json").write_text(known)
     apart.agent.close()
@@ -158,8 +158,8 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, en
                 alive.append(False)
         return PAUSED if looks and not alive else RuleVerdict()
 
-    pids = begun(known, endless, monkeypatch, known.agent.hours.look_again)
-    known.agent.hours.judged = judged
+    pids = begun(known, endless, monkeypatch, known.agent.work_gate.look_again)
+    known.agent.work_gate.judged = judged
     run_until_it_is_over(known)
     assert (known.contributions, alive) == ([], [False])
     why = "it did not pause within 2 s"
@@ -168,15 +168,15 @@ def test_work_that_does_not_stand_still_when_the_rules_say_no_is_ended(known, en
 
 def test_anything_else_that_says_nothing_for_an_hour_is_ended(stage, endless, monkeypatch):
     monkeypatch.setattr(working, "SILENT_S", 5.0)
-    place = Subprocess(
+    backend = Subprocess(
         Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(stage.clock), LinkSpeed()
     )
     offer = stage.offer(bundle=endless)
     for content in stage.contents.values():
         Blobs(stage.folder / "blobs").put(content)
     with pytest.raises(working.WorkDied, match="ended: it said nothing for 5 s"):
-        place.look(OpenRound(offer, 1e9))
-    assert place._child is None
+        backend.preview(OpenRound(offer, 1e9))
+    assert backend._child is None
 
 
 def test_such_a_graph_is_allowed_so_that_only_the_clock_ends_it(endless):

@@ -24,7 +24,7 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.client.backend import child_process as child
 from device_runtime.client.backend import subprocess as working
-from device_runtime.client.backend.rpc import LENGTH, Settle
+from device_runtime.client.backend.rpc import LENGTH, ReceiptRequest
 from device_runtime.client.backend.subprocess import AGAIN_S, Subprocess
 from device_runtime.client.connection.offers import OpenRound
 from device_runtime.client.duty import in_this_process
@@ -66,7 +66,7 @@ def apart(stage, measured):
     """The stage with a device that works apart, in real time."""
     if "speed" in measured:
         (stage.folder / "speed.json").write_bytes(measured["speed"])
-    stage.clock, stage.place = Ahead(), partial(Subprocess, stays_s=DAY_S)
+    stage.clock, stage.make_backend = Ahead(), partial(Subprocess, stays_s=DAY_S)
     stage.start()
     yield stage
     stage.agent.close()
@@ -76,7 +76,7 @@ def apart(stage, measured):
 
 def process(stage):
     """The process that works for it now."""
-    working = stage.agent._duty.place._child
+    working = stage.agent._rounds.backend._child
     return None if working is None else working.process
 
 
@@ -112,7 +112,7 @@ def test_the_same_update_comes_from_either_process(apart, kind):
     (there,) = apart.go().contributions
     apart.agent.close()
     shutil.rmtree(apart.folder / "outbox")
-    apart.place = in_this_process
+    apart.make_backend = in_this_process
     apart.start(boot=2).link.announce(apart.offer(kinds=(kind,), remaining_s=DAY_S))
     (here,) = apart.go().contributions
     assert (there.kind, there.num_examples, there.form) == (here.kind, here.num_examples, here.form)
@@ -130,7 +130,7 @@ def test_work_that_dies_is_given_up_for_a_cheaper_kind_and_the_device_stays(apar
     why = f"the process that worked on it was ended by {number.name}"
     assert (plan.kind, plan.reasons) == ("class-means", (f"full given up: {why}",))
     assert f"full given up: {why}" in caplog.text
-    (death,) = apart.agent._duty.place._deaths[1]
+    (death,) = apart.agent._rounds.backend._deaths[1]
     assert death == WorkerDeath("full", why, memory=number == signal.SIGKILL)
     apart.link.announce(apart.offer(number=2, kinds=(MEANS,)))
     assert len(apart.go().contributions) == 2
@@ -165,13 +165,13 @@ def test_what_died_is_tried_again_when_its_round_has_a_new_deadline_and_not_befo
 
 @pytest.mark.slow
 def test_an_update_that_was_handed_over_is_not_made_again_when_its_process_dies(apart):
-    add = apart.agent._duty.outbox.add
+    add = apart.agent._rounds.outbox.add
 
     def killed(message):
         add(message)
         kill(apart)
 
-    apart.agent._duty.outbox.add = killed
+    apart.agent._rounds.outbox.add = killed
     apart.link.announce(apart.offer(kinds=(SHORT, MEANS), remaining_s=DAY_S))
     (sent,) = apart.go().contributions
     assert sent.kind == "full"
@@ -214,18 +214,18 @@ def test_work_stands_still_while_the_rules_say_no_and_then_goes_on(apart):
         looks.append(bool(apart.link.of(Plan)))
         return PAUSED if sum(looks) in (1, 2) else RuleVerdict()
 
-    apart.agent.hours.judged = judged
-    when_tried(apart, apart.agent.hours.look_again)
+    apart.agent.work_gate.judged = judged
+    when_tried(apart, apart.agent.work_gate.look_again)
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
     run_until_it_is_over(apart)
     (sent,) = apart.contributions
     assert sent.kind == "full"
-    assert apart.agent.hours.lost() > 0
+    assert apart.agent.work_gate.lost() > 0
 
 
 @pytest.mark.slow
 def test_work_that_stands_still_is_not_ended_however_long_the_rules_say_no(apart, monkeypatch):
-    monkeypatch.setattr(working, "STILL_S", 1.0)
+    monkeypatch.setattr(working, "PAUSED_SILENT_S", 1.0)
     until = []
 
     def judged(_held):
@@ -233,17 +233,17 @@ def test_work_that_stands_still_is_not_ended_however_long_the_rules_say_no(apart
             until.append(monotonic() + 3.0)
         return PAUSED if until and monotonic() < until[0] else RuleVerdict()
 
-    when_tried(apart, apart.agent.hours.look_again)
-    apart.agent.hours.judged = judged
+    when_tried(apart, apart.agent.work_gate.look_again)
+    apart.agent.work_gate.judged = judged
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
     run_until_it_is_over(apart, pause_s=0.0)
     assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(Plan)[-1].reasons
 
 
 def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog):
-    apart.agent.hours.judged = lambda _held: PAUSED if apart.link.of(Plan) else RuleVerdict()
+    apart.agent.work_gate.judged = lambda _held: PAUSED if apart.link.of(Plan) else RuleVerdict()
     worked = []
-    when_tried(apart, lambda: (worked.append(process(apart).pid), apart.agent.hours.look_again()))
+    when_tried(apart, lambda: (worked.append(process(apart).pid), apart.agent.work_gate.look_again()))
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=3600.0))
     run_until_it_is_over(apart, pause_s=600.0)
     assert (apart.contributions, [process(apart).pid]) == ([], worked)
@@ -252,27 +252,27 @@ def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog)
 
 @pytest.mark.slow
 def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it(apart):
-    place, looks, settled, worked = apart.agent._duty.place, [], [], set()
-    ask, place._stays_s = place._ask, 0.0
+    backend, looks, settled, worked = apart.agent._rounds.backend, [], [], set()
+    ask, backend._stays_s = backend._ask, 0.0
     (apart.folder / "left" / "r").mkdir(parents=True)
     earlier = contribution(number=0)
 
     def judged(_held):
         looks.append(bool(apart.link.of(Plan)))
         if sum(looks) == 1:
-            place.settle(earlier, counts=True)
+            backend.receipt_received(earlier, counts=True)
         return PAUSED if 1 <= sum(looks) <= 3 else RuleVerdict()
 
     def asked(request, *more):
         worked.add(process(apart) and process(apart).pid)
-        settled.append(isinstance(request, Settle))
+        settled.append(isinstance(request, ReceiptRequest))
         return ask(request, *more)
 
-    when_tried(apart, lambda: (setattr(place, "_ask", asked), apart.agent.hours.look_again()))
-    apart.agent.hours.judged = judged
+    when_tried(apart, lambda: (setattr(backend, "_ask", asked), apart.agent.work_gate.look_again()))
+    apart.agent.work_gate.judged = judged
     apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
     run_until_it_is_over(apart, pause_s=1000.0)
-    place.put_down()
+    backend.save_state()
     (sent,) = apart.contributions
     assert (sent.kind, settled, len(worked)) == ("full", [False, True], 1)
 
@@ -280,14 +280,14 @@ def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it
 def run_until_it_is_over(stage, pause_s=LOOK_S):
     """In real time: what comes is waited for. Only a pause is skipped, in looks of so many seconds."""
     stop = threading.Event()
-    agent, duty, take = stage.agent, stage.agent._duty, stage.agent.inbox.next
+    agent, rounds, take = stage.agent, stage.agent._rounds, stage.agent.inbox.next
     begun = []
 
     def next_event(timeout):
-        begun.append(duty.open is not None)
-        if any(begun) and duty.open is None:
+        begun.append(rounds.open is not None)
+        if any(begun) and rounds.open is None:
             stop.set()
-        if agent.hours.verdict.allows:
+        if agent.work_gate.verdict.allows:
             return take(timeout)
         stage.clock.skipped += pause_s
         return take(0.0)
@@ -305,12 +305,12 @@ def test_noise_on_the_standard_output_of_the_work_disturbs_nothing(apart, monkey
 
 
 def test_a_process_that_is_idle_ends_and_another_comes_with_the_next_round(apart):
-    apart.place = partial(Subprocess, stays_s=0.0)
+    apart.make_backend = partial(Subprocess, stays_s=0.0)
     apart.start().link.announce(apart.offer())
     apart.go(ticks=3)
-    place = apart.agent._duty.place
-    place._cpu_s = 0.0
-    place.tidy()
+    backend = apart.agent._rounds.backend
+    backend._cpu_s = 0.0
+    backend.end_if_idle()
     assert (len(apart.contributions), process(apart)) == (1, None)
     greetings = len(apart.link.of(Hello))
     apart.link.announce(apart.offer(number=2))
@@ -333,14 +333,14 @@ def test_a_round_that_makes_no_sense_is_left_out(apart, caplog):
 
 
 def test_a_meter_that_cannot_be_had_is_told_by_whoever_asks_first(stage):
-    place = Subprocess(
+    backend = Subprocess(
         Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(monotonic), LinkSpeed(), "sundial"
     )
     try:
         with pytest.raises(MeterError, match="--meter sundial: expected"):
-            place.look(OpenRound(stage.offer(), monotonic() + 60))
+            backend.preview(OpenRound(stage.offer(), monotonic() + 60))
     finally:
-        place.close()
+        backend.close()
 
 
 PREPARE = (
@@ -362,29 +362,33 @@ def test_what_dies_before_it_has_done_any_work_is_started_again_later_and_later(
 
     monkeypatch.setattr(child, "PROGRAM", child.PROGRAM.replace("from", f"{program}; from", 1))
     monkeypatch.setattr(subprocess.Popen, "__init__", counted)
-    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(clock), LinkSpeed())
+    backend = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(clock), LinkSpeed())
     current = OpenRound(stage.offer(), 1e9)
     for _ in range(40):
         with pytest.raises(WorkDied, match="ended with code 3"):
-            place.look(current)
-            place.prepare(current)
+            backend.preview(current)
+            backend.prepare(current)
         clock.now += AGAIN_S / 10
     assert started == pytest.approx([0, 1, 3], abs=0.25)
 
 
 def test_what_cannot_hear_any_more_ends_instead_of_being_waited_for(stage):
-    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(monotonic), LinkSpeed())
-    place.warm_up()
-    with place._child.process as working:
-        place._child.crossing._end.sendall(LENGTH.pack(1) + b"\xc1")
+    backend = Subprocess(
+        Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(monotonic), LinkSpeed()
+    )
+    backend.warm_up()
+    with backend._child.process as working:
+        backend._child.rpc._socket.sendall(LENGTH.pack(1) + b"\xc1")
         assert working.wait() == 1
-    place.close()
+    backend.close()
 
 
 def test_a_device_that_cannot_start_its_work_goes_on(stage, monkeypatch, caplog):
-    place = Subprocess(Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(monotonic), LinkSpeed())
+    backend = Subprocess(
+        Settings("a", stage.folder / "a.npz", stage.folder), WorkGate(monotonic), LinkSpeed()
+    )
     monkeypatch.setattr(sys, "executable", "/nowhere")
-    place.warm_up()
+    backend.warm_up()
     assert "no worker process can be started" in caplog.text
 
 
@@ -404,20 +408,20 @@ from device_runtime.client.backend.base import BackendListener
 
 folder, hangs = Path(sys.argv[1]), sys.argv[2] == "hangs"
 offer = decode((folder / "offer").read_bytes(), Offer)
-hours = WorkGate(monotonic)
-place = Subprocess(Settings("a", folder / "a.npz", folder), hours, LinkSpeed())
+gate = WorkGate(monotonic)
+backend = Subprocess(Settings("a", folder / "a.npz", folder), gate, LinkSpeed())
 current = OpenRound(offer, monotonic() + offer.remaining_s)
-look = place.look(current)
+look = backend.preview(current)
 assert not look.missing, look
 current = OpenRound(offer, current.closes, look.member)
-place.prepare(current)
+backend.prepare(current)
 made = []
 def decided(offer, plan, room):
-    print(plan.kind, place._child.process.pid, flush=True)
-quiet = (lambda _: None, lambda: None, hours.lost)
+    print(plan.kind, backend._child.process.pid, flush=True)
+quiet = (lambda _: None, lambda: None, gate.lost)
 ears = BackendListener(*quiet, decided, made.append, lambda _: False, lambda _: ())
-assert place.work(current, ears)
-place.close()
+assert backend.work(current, ears)
+backend.close()
 print(made[0].message.kind, [name for name in ("numpy", "onnxruntime", "safetensors") if name in sys.modules])
 """
 
@@ -427,7 +431,7 @@ def alone(stage, kind, *how):
     offer = stage.offer(kinds=(kind,), remaining_s=DAY_S)
     (stage.folder / "offer").write_bytes(encode(offer))
     for data in stage.contents.values():
-        stage.agent._duty.blobs.put(data)
+        stage.agent._rounds.blobs.put(data)
     script = stage.folder / "bin" / "alone.py"
     script.parent.mkdir()
     script.write_text(ALONE)
@@ -468,14 +472,14 @@ def test_the_command_of_a_device_imports_nothing_that_only_work_needs():
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
 
 
-def test_a_device_that_ends_has_put_down_first_what_is_in_memory_alone(apart):
-    place, done = apart.agent._duty.place, []
-    ask, close = place._ask, place.close
-    place._ask = lambda request, *more: (done.append(type(request).__name__), ask(request, *more))[1]
-    place.close = lambda: (done.append("close"), close())
+def test_a_device_that_ends_has_saved_first_what_is_in_memory_alone(apart):
+    backend, done = apart.agent._rounds.backend, []
+    ask, close = backend._ask, backend.close
+    backend._ask = lambda request, *more: (done.append(type(request).__name__), ask(request, *more))[1]
+    backend.close = lambda: (done.append("close"), close())
     apart.agent.warm_up()
     apart.agent.close()
     assert done == ["close"]
-    place.look(OpenRound(apart.offer(), monotonic() + 60))
+    backend.preview(OpenRound(apart.offer(), monotonic() + 60))
     apart.agent.close()
-    assert done == ["close", "LookAt", "PutDown", "close"]
+    assert done == ["close", "PreviewRequest", "SaveStateRequest", "close"]

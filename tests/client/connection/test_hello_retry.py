@@ -14,30 +14,30 @@ def said(greeting, seconds):
     for now in range(seconds):
         if greeting.due(float(now)):
             moments.append(now)
-            greeting.said(float(now))
+            greeting.sent(float(now))
     return moments
 
 
 def test_what_has_no_answer_is_said_again_after_waits_that_double_up_to_a_minute():
     greeting = HelloRetry(lambda: 0)
-    greeting.said(0.0)
+    greeting.sent(0.0)
     assert said(greeting, 200) == [10, 30, 70, 130, 190]
 
 
 def test_nothing_is_said_again_once_there_is_an_answer_or_before_anything_was_said():
     greeting = HelloRetry(lambda: 0)
     assert said(greeting, 100) == []
-    greeting.said(0.0)
+    greeting.sent(0.0)
     greeting.answered()
     assert said(greeting, 100) == []
-    greeting.said(0.0)
+    greeting.sent(0.0)
     assert said(greeting, 12) == [10]  # waits are short again
 
 
 def test_what_is_still_on_its_way_to_the_broker_is_not_said_again():
     slow = iter([1] * 50 + [0] * 50)
     greeting = HelloRetry(lambda: next(slow))
-    greeting.said(0.0)
+    greeting.sent(0.0)
     assert said(greeting, 100) == [59, 79]
 
 

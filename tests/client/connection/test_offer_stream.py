@@ -80,9 +80,9 @@ def test_each_task_is_followed_by_itself_and_only_so_many():
 
 
 def said(trust, by=SIGNER, topic=MINE, run="r", number=3):
-    """A next round with the word for who says such a key."""
+    """A next round with the MAC for a device that has sent this key."""
     payload = after(number)
-    return small.with_mac(payload, by.agree(trust.key).word(topic, run, payload))
+    return small.with_mac(payload, by.agree(trust.key).mac(topic, run, payload))
 
 
 def test_an_enrolled_device_follows_nobody_else():
@@ -144,7 +144,7 @@ class Line:
         self.sent.append((topic, payload))
         return True
 
-    def under_way(self, topic=""):
+    def unacknowledged(self, topic=""):
         return 0
 
 
@@ -156,12 +156,12 @@ def test_an_enrolled_device_says_a_key_in_its_hello_and_takes_the_next_round_tha
     [hello] = [decode(payload, Hello) for topic, payload in line.sent if topic.endswith("hello")]
     task = down("a", "task")
     payload = after(3)
-    for word, expected in ((bytes(8), 2), (SIGNER.agree(hello.key).word(MINE, "r", payload), 3)):
+    for mac, expected in ((bytes(8), 2), (SIGNER.agree(hello.key).mac(MINE, "r", payload), 3)):
         agent.inbox.put(Received(task, SIGNER.seal(task, offer(), 7)))
-        agent.inbox.put(Received(MINE, small.with_mac(payload, word)))
+        agent.inbox.put(Received(MINE, small.with_mac(payload, mac)))
         for _ in range(2):
             agent.step()
-        assert agent._duty.open.offer.round == expected
+        assert agent._rounds.open.offer.round == expected
 
 
 def test_two_lives_of_a_device_say_different_keys_and_one_that_is_not_enrolled_none():

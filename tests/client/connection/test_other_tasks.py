@@ -103,7 +103,7 @@ def offering(broker, eventually):
         links.append(link)
         for task, payload in payloads.items():
             link.publish(topics.offer(task), payload, retain=True)
-        eventually(lambda: link.under_way() == 0)
+        eventually(lambda: link.unacknowledged() == 0)
         return url
 
     yield keep

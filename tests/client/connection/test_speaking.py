@@ -24,7 +24,7 @@ class Line:
         self.published.append((topic, payload))
         return True
 
-    def under_way(self, topic=""):
+    def unacknowledged(self, topic=""):
         return len(self.waiting) if not topic else int(topic in self.waiting)
 
     @property
@@ -42,10 +42,10 @@ def line():
 
 
 @pytest.fixture
-def voice(line):
-    voice = DeviceMessages("a", 7)
-    voice.link = line
-    return voice
+def messages(line):
+    messages = DeviceMessages("a", 7)
+    messages.link = line
+    return messages
 
 
 def plan(kind="zeroth-order", number=1, reasons=REASONS):
@@ -56,67 +56,67 @@ def plan(kind="zeroth-order", number=1, reasons=REASONS):
 
 def size(reasons):
     line = Line()
-    voice = DeviceMessages("a", 7)
-    voice.link = line
-    voice.plan(plan(reasons=reasons), float("inf"))
+    messages = DeviceMessages("a", 7)
+    messages.link = line
+    messages.plan(plan(reasons=reasons), float("inf"))
     return line.plan_bytes[0]
 
 
-def test_presence_is_told_in_the_name_of_this_life(voice):
+def test_presence_is_told_in_the_name_of_this_life(messages):
     for online in (True, False):
-        will = voice.presence(online)
+        will = messages.presence(online)
         assert (will.topic, will.retain) == (up("a", "state"), True)
         assert decode(will.payload, State) == State(boot=7, online=online)
 
 
-def test_a_plan_is_told_when_it_is_another_than_the_last_or_the_device_sits_out(voice, line):
-    voice.plan(plan(), 1e6)
-    voice.plan(plan(number=2), 1e6)
-    voice.plan(plan(number=3, reasons=REASONS[:1]), 1e6)
-    voice.plan(plan("", 4), 1e6)
-    voice.plan(plan("", 5), 1e6)
+def test_a_plan_is_told_when_it_is_another_than_the_last_or_the_device_sits_out(messages, line):
+    messages.plan(plan(), 1e6)
+    messages.plan(plan(number=2), 1e6)
+    messages.plan(plan(number=3, reasons=REASONS[:1]), 1e6)
+    messages.plan(plan("", 4), 1e6)
+    messages.plan(plan("", 5), 1e6)
     assert [(told.round, told.reasons) for told in line.plans] == [
         (1, REASONS), (3, REASONS[:1]), (4, REASONS), (5, REASONS)
     ]  # fmt: skip
 
 
-def test_after_a_hello_the_same_plan_is_told_anew(voice, line):
-    voice.plan(plan(), 1e6)
-    voice.hello(Hello(boot=7, num_examples=1, profile="", memory_bytes=0, engine=""))
-    voice.plan(plan(), 1e6)
+def test_after_a_hello_the_same_plan_is_told_anew(messages, line):
+    messages.plan(plan(), 1e6)
+    messages.hello(Hello(boot=7, num_examples=1, profile="", memory_bytes=0, engine=""))
+    messages.plan(plan(), 1e6)
     assert len(line.plans) == 2
 
 
 @pytest.mark.parametrize("kept", [2, 1, 0])
-def test_reasons_for_which_the_update_would_have_to_wait_too_long_are_left_out(voice, line, kept):
+def test_reasons_for_which_the_update_would_have_to_wait_too_long_are_left_out(messages, line, kept):
     told = (*REASONS[:kept], "...")
-    voice.plan(plan(), size(told))
+    messages.plan(plan(), size(told))
     assert [one.reasons for one in line.plans] == [told]
-    voice.plan(plan(number=2), size(told))  # nor are they repeated in each round
+    messages.plan(plan(number=2), size(told))  # nor are they repeated in each round
     assert len(line.plans) == 1
 
 
-def test_a_plan_that_leaves_no_time_for_its_update_is_not_told(voice, line):
-    voice.plan(plan(), size(("...",)) - 1)
-    voice.plan(plan(reasons=()), size(()) - 1)
+def test_a_plan_that_leaves_no_time_for_its_update_is_not_told(messages, line):
+    messages.plan(plan(), size(("...",)) - 1)
+    messages.plan(plan(reasons=()), size(()) - 1)
     assert line.plans == []
-    voice.plan(plan(number=2), 1e6)  # there is time now
+    messages.plan(plan(number=2), 1e6)  # there is time now
     assert [(one.round, one.reasons) for one in line.plans] == [(2, REASONS)]
 
 
-def test_who_sits_out_says_all(voice, line):
-    voice.plan(plan(""), 0.0)
+def test_who_sits_out_says_all(messages, line):
+    messages.plan(plan(""), 0.0)
     assert [one.reasons for one in line.plans] == [REASONS]
 
 
-def test_a_block_that_is_still_on_its_way_is_not_sent_twice(voice, line, tmp_path):
+def test_a_block_that_is_still_on_its_way_is_not_sent_twice(messages, line, tmp_path):
     blobs = Blobs(tmp_path)
     blob = blobs.put(bytes(2 * BLOCK) + b"end")
     topics = [up("a", block(blob.sha, index)) for index in range(3)]
     line.waiting.add(topics[1])
-    voice.blocks(blobs, Get(blob=blob, blocks=(0, 1, 2)))
+    messages.blocks(blobs, Get(blob=blob, blocks=(0, 1, 2)))
     assert [topic for topic, _ in line.published] == [topics[0], topics[2]]
     line.waiting.clear()  # the broker had it, but it was lost after that
-    voice.blocks(blobs, Get(blob=blob, blocks=(1,)))
+    messages.blocks(blobs, Get(blob=blob, blocks=(1,)))
     assert [topic for topic, _ in line.published][2:] == [topics[1]]
     assert blob == blob_of(bytes(2 * BLOCK) + b"end")

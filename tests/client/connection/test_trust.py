@@ -93,8 +93,8 @@ def test_a_new_key_of_the_aggregator_is_kept_and_what_was_issued_before_it_stays
     link = SIGNER.succeeded(OTHER.public, 3)
     next_topic, payload = topics.down("a", "n"), b"\x04\x02abcd"
     assert trust.offer(TASK, OTHER.seal(TASK, offer(1), 9, (link,))) == offer(1)
-    word = OTHER.agree(trust.key).word(next_topic, "r", payload)
-    assert trust.next(next_topic, "r", small.with_mac(payload, word)).round == 2
+    mac = OTHER.agree(trust.key).mac(next_topic, "r", payload)
+    assert trust.next(next_topic, "r", small.with_mac(payload, mac)).round == 2
     kept = Enrolment.load(tmp_path)
     assert kept == msgspec.structs.replace(enrolment, key=OTHER.public)
     again = Trust(kept.key, folder=tmp_path)
@@ -158,7 +158,7 @@ class Line:
     def publish(self, topic, payload, retain=False):
         return True
 
-    def under_way(self, topic=""):
+    def unacknowledged(self, topic=""):
         return 0
 
 
@@ -213,7 +213,7 @@ def test_an_agent_with_a_key_of_its_own_signs_its_hello_and_takes_no_receipt_wit
     agent.step()
     assert "receipt on fl/v1/d/a/dn/receipt refused" in caplog.text
     caplog.clear()
-    agent.inbox.put(Received(where, receipt + SIGNER.agree(hello.key).word(where, "", receipt)))
+    agent.inbox.put(Received(where, receipt + SIGNER.agree(hello.key).mac(where, "", receipt)))
     agent.step()
     assert caplog.text == ""
 

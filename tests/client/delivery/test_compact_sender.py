@@ -25,7 +25,7 @@ class Line:
         self.sent.append((topic.rsplit("/", 1)[-1], payload))
         return True
 
-    def under_way(self, topic=""):
+    def unacknowledged(self, topic=""):
         return 0
 
     @property
@@ -40,9 +40,9 @@ def line():
 
 @pytest.fixture
 def sending(line, tmp_path):
-    voice = DeviceMessages("a", BOOT)
-    voice.link = line
-    return ContributionSender(Outbox(tmp_path), voice)
+    messages = DeviceMessages("a", BOOT)
+    messages.link = line
+    return ContributionSender(Outbox(tmp_path), messages)
 
 
 def give(sending, number, now=0.0, kind="zeroth-order", **changes):
@@ -151,18 +151,18 @@ def test_that_the_next_round_is_open_ends_the_wait_for_short_ones_alone(sending,
 
 
 def test_a_short_one_goes_on_its_own_topic(line):
-    voice = DeviceMessages("pi-0", 1)
+    messages = DeviceMessages("pi-0", 1)
     published = []
     line.publish = lambda topic, payload, retain=False: published.append((topic, payload))
-    voice.link = line
-    voice.short(b"abc", "a run")
+    messages.link = line
+    messages.short(b"abc", "a run")
     assert published == [(up("pi-0", "c"), b"abc")]
 
 
 def test_after_a_lost_session_a_short_one_goes_again_whole_at_once(sending, line):
     receive(sending, give(sending, 1))
     second = give(sending, 2)
-    line.under_way = lambda topic="": 1  # something that went whole is still on its way
+    line.unacknowledged = lambda topic="": 1  # something that went whole is still on its way
     sending.restart()
     sending.due(1.0)
     assert line.leaves == ["contribution", "c", "contribution"]

@@ -25,7 +25,7 @@ class Line:
         self.waiting.append(topic)
         return True
 
-    def under_way(self, topic=""):
+    def unacknowledged(self, topic=""):
         return sum(topic in ("", one) for one in self.waiting)
 
     @property
@@ -40,9 +40,9 @@ def line():
 
 @pytest.fixture
 def sending(line, tmp_path):
-    voice = DeviceMessages("a", BOOT)
-    voice.link = line
-    return ContributionSender(Outbox(tmp_path), voice)
+    messages = DeviceMessages("a", BOOT)
+    messages.link = line
+    return ContributionSender(Outbox(tmp_path), messages)
 
 
 def keep(sending, number=1, epsilon_milli=0):

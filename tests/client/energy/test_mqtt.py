@@ -4,7 +4,7 @@ from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.client.energy import MeterError, find, spent
+from device_runtime.client.energy import MeterError, find_meter, spent
 from device_runtime.client.energy.mqtt import MeterTopic, MqttMeter
 
 TASMOTA = '{"Time":"2023-05-19T20:52:56","ENERGY":{"Total":514.153,"Power":56,"Voltage":234}}'
@@ -42,7 +42,7 @@ def test_an_address_is_broker_topic_path_and_unit():
 def test_a_plug_s_broker_on_the_network_may_be_plain_where_no_password_goes_there():
     assert MeterTopic.of("mqtt://plugs.home/a").topic == "a"
     with pytest.raises(MeterError, match="--meter mqtt://plugs.home/a: .* in the clear") as refused:
-        find("mqtt://user:secret@plugs.home/a")
+        find_meter("mqtt://user:secret@plugs.home/a")
     assert "secret" not in str(refused.value)
 
 
@@ -130,7 +130,7 @@ def test_a_message_that_is_no_figure_does_not_undo_the_last_one(clock):
 
 def test_a_real_broker_s_plug_is_found(broker, publish):
     publish("tele/plug/SENSOR", TASMOTA)
-    found = find(f"mqtt://127.0.0.1:{port(broker)}/tele/plug/SENSOR")
+    found = find_meter(f"mqtt://127.0.0.1:{port(broker)}/tele/plug/SENSOR")
     assert found.source == "mqtt"
     first = found.meter.read()
     publish("tele/plug/SENSOR", TASMOTA)

@@ -79,7 +79,7 @@ def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, off
     "name, content, message",
     [
         ("a.png", b"\x89PNG", "a damaged picture"),
-        ("a.doc", b"text", "a kind of file that is not read"),
+        ("a.doc", b"text", "unsupported kind of file"),
         ("a.txt", b"text", "the task's input is no text"),
         ("a.wav", b"RIFF", "a damaged sound"),
         ("none.png", None, "cannot be read"),

@@ -11,21 +11,21 @@ from device_runtime.client.duty import FINAL_S
 from device_runtime.client.errors import WorkDied
 from device_runtime.client.personal.after_round import judged
 from device_runtime.client.personal.kept import PersonalModelStore
-from device_runtime.client.personal.wish import PersonalWish
+from device_runtime.client.personal.personal_settings import PersonalModelSettings
 from device_runtime.client.settings import Settings
 from device_runtime.models.bundles import tensors
-from device_runtime.models.data import Place
+from device_runtime.models.data import SampleSource
 
 
 @pytest.fixture
 def device(stage, digits):
-    """A device on the stage with a folder of digits and this wish."""
+    """A device on the stage with a folder of digits and these settings."""
 
-    def started(wish, count=120):
+    def started(personal, count=120):
         folder = stage.folder / "samples"
         folder.mkdir(exist_ok=True)
         np.savez(folder / "a.npz", x=digits[0][:count], y=digits[1][:count])
-        settings = Settings("a", Place(folder), stage.folder, personal=wish)
+        settings = Settings("a", SampleSource(folder), stage.folder, personal=personal)
         stage.agent = Agent(settings, 1, stage.clock)
         stage.link = stage.wire(stage.agent)
         stage.agent.inbox.put(Connected(first=True))
@@ -40,7 +40,7 @@ def record(stage):
 
 def test_after_each_round_the_served_model_is_kept_and_judged(device, caplog):
     caplog.set_level("INFO")
-    stage = device(PersonalWish(keep=True, held_out=0.25))
+    stage = device(PersonalModelSettings(keep=True, held_out=0.25))
     for number in (1, 2):
         stage.link.announce(stage.offer(number))
         stage.go()
@@ -54,7 +54,7 @@ def test_after_each_round_the_served_model_is_kept_and_judged(device, caplog):
 
 
 def test_an_own_head_is_trained_where_it_is_wished_for(device):
-    stage = device(PersonalWish(keep=True, held_out=0.25, head=True))
+    stage = device(PersonalModelSettings(keep=True, held_out=0.25, head=True))
     stage.link.announce(stage.offer(1))
     stage.go()
     [judged] = record(stage).rounds
@@ -63,7 +63,7 @@ def test_an_own_head_is_trained_where_it_is_wished_for(device):
 
 
 def test_without_samples_held_out_it_is_kept_and_not_judged(device):
-    stage = device(PersonalWish(keep=True))
+    stage = device(PersonalModelSettings(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
     assert (record(stage).round, record(stage).rounds) == (1, ())
@@ -71,7 +71,7 @@ def test_without_samples_held_out_it_is_kept_and_not_judged(device):
 
 
 def test_without_the_wish_nothing_is_kept(device):
-    stage = device(PersonalWish(held_out=0.25))
+    stage = device(PersonalModelSettings(held_out=0.25))
     stage.link.announce(stage.offer(1))
     stage.go()
     assert record(stage) is None
@@ -79,7 +79,7 @@ def test_without_the_wish_nothing_is_kept(device):
 
 
 def test_it_is_judged_only_when_nothing_waits_to_be_sent(device):
-    stage = device(PersonalWish(keep=True, held_out=0.25))
+    stage = device(PersonalModelSettings(keep=True, held_out=0.25))
     stage.link.receipts = False
     stage.link.announce(stage.offer(1))
     stage.go()
@@ -91,10 +91,10 @@ def test_it_is_judged_only_when_nothing_waits_to_be_sent(device):
 
 def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, monkeypatch):
     caplog.set_level("INFO")
-    stage = device(PersonalWish(keep=True, held_out=0.25))
+    stage = device(PersonalModelSettings(keep=True, held_out=0.25))
 
     def stopping(*given):
-        stage.agent._going.stop.set()
+        stage.agent._interruption.stop.set()
         return judged(*given)
 
     monkeypatch.setattr("device_runtime.client.training.local_task.judged", stopping)
@@ -110,7 +110,7 @@ def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypa
         raise OSError("the disk is full")
 
     monkeypatch.setattr("device_runtime.client.personal.kept.replace_file", full)
-    stage = device(PersonalWish(keep=True, held_out=0.25))
+    stage = device(PersonalModelSettings(keep=True, held_out=0.25))
     stage.link.announce(stage.offer(1))
     stage.go()
     assert len(stage.contributions) == 1
@@ -118,7 +118,7 @@ def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypa
 
 
 def test_samples_that_come_between_rounds_take_part_in_the_next(device, digits):
-    stage = device(PersonalWish())
+    stage = device(PersonalModelSettings())
     stage.link.announce(stage.offer(1))
     stage.go()
     np.savez(stage.folder / "samples" / "b.npz", x=digits[0][200:230], y=digits[1][200:230])
@@ -131,7 +131,7 @@ def test_samples_that_come_between_rounds_take_part_in_the_next(device, digits):
 
 
 def test_a_hello_says_no_fewer_samples_than_what_waits_to_be_sent(device, digits):
-    stage = device(PersonalWish())
+    stage = device(PersonalModelSettings())
     stage.link.receipts = False
     stage.link.announce(stage.offer(1))
     stage.go()
@@ -146,7 +146,7 @@ def test_a_hello_says_no_fewer_samples_than_what_waits_to_be_sent(device, digits
 
 
 def test_a_round_without_samples_is_left_out_and_the_next_with_some_is_not(device, digits, caplog):
-    stage = device(PersonalWish())
+    stage = device(PersonalModelSettings())
     (stage.folder / "samples" / "a.npz").rename(stage.folder / "samples" / "a.away")
     np.savez(stage.folder / "samples" / "b.npz", x=digits[0][:30], y=digits[1][:30])
     stage.link.announce(stage.offer(1))
@@ -173,7 +173,7 @@ def over(stage, number=1):
 
 @pytest.mark.slow
 def test_the_model_of_a_task_that_is_done_is_fetched_kept_and_judged(device):
-    stage = device(PersonalWish(keep=True, held_out=0.25))
+    stage = device(PersonalModelSettings(keep=True, held_out=0.25))
     stage.link.announce(stage.offer(1))
     stage.go()
     offer, data = over(stage)
@@ -191,7 +191,7 @@ def test_the_model_of_a_task_that_is_done_is_fetched_kept_and_judged(device):
 
 
 def test_a_final_model_is_asked_for_before_whoever_works_is_there(device, monkeypatch):
-    stage = device(PersonalWish(keep=True))
+    stage = device(PersonalModelSettings(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
     asked = len(stage.link.of(Get))
@@ -202,7 +202,7 @@ def test_a_final_model_is_asked_for_before_whoever_works_is_there(device, monkey
 
     offer, data = over(stage)
     with monkeypatch.context() as patch:
-        patch.setattr(stage.agent._duty.place, "look", starting)
+        patch.setattr(stage.agent._rounds.backend, "preview", starting)
         stage.link.announce(offer, unasked=False)
         stage.agent.step()
     assert stage.go().agent.finished
@@ -211,18 +211,18 @@ def test_a_final_model_is_asked_for_before_whoever_works_is_there(device, monkey
 
 
 def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, caplog):
-    stage = device(PersonalWish(keep=True))
+    stage = device(PersonalModelSettings(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
-    place, deaths = stage.agent._duty.place, [WorkDied("it was ended by SIGKILL")]
-    keep = place.keep
+    backend, deaths = stage.agent._rounds.backend, [WorkDied("it was ended by SIGKILL")]
+    keep = backend.keep_final_model
 
     def dies(*given):
         if deaths:
             raise deaths.pop()
         keep(*given)
 
-    place.keep = dies
+    backend.keep_final_model = dies
     offer, data = over(stage)
     stage.link.announce(offer, unasked=False)
     assert stage.go().agent.finished
@@ -231,7 +231,7 @@ def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, c
 
 
 def test_a_final_model_that_does_not_come_in_time_is_not_waited_for(device, caplog):
-    stage = device(PersonalWish(keep=True))
+    stage = device(PersonalModelSettings(keep=True))
     stage.link.announce(stage.offer(1))
     stage.go()
     stage.link._answer = lambda _message: None
@@ -246,7 +246,7 @@ def test_a_final_model_that_does_not_come_in_time_is_not_waited_for(device, capl
 
 
 def test_a_final_model_that_is_not_wished_for_is_not_fetched(device):
-    stage = device(PersonalWish())
+    stage = device(PersonalModelSettings())
     stage.link.announce(stage.offer(1))
     asked = len(stage.go().link.of(Get))
     stage.link.announce(over(stage)[0], unasked=False)

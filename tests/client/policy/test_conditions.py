@@ -17,7 +17,7 @@ from device_runtime.client.policy.conditions import (
     ConditionReader,
     Load,
     own_cpu_s,
-    said,
+    program_output,
 )
 from device_runtime.client.policy.rules import Charge, Policy
 
@@ -254,7 +254,7 @@ def test_where_nobody_tells_of_the_network_that_is_said(clock):
 
 def test_programs_that_are_not_there_fail_or_hang_say_nothing(monkeypatch):
     monkeypatch.setattr("device_runtime.client.policy.conditions.COMMAND_S", 0.2)
-    assert said(["echo", "yes"]) == "yes\n"
-    assert said(["no-such-program-anywhere"]) == ""
-    assert said(["false"]) == ""
-    assert said(["sleep", "30"]) == ""
+    assert program_output(["echo", "yes"]) == "yes\n"
+    assert program_output(["no-such-program-anywhere"]) == ""
+    assert program_output(["false"]) == ""
+    assert program_output(["sleep", "30"]) == ""

@@ -27,7 +27,7 @@ class Says:
     def __init__(self, stage, verdict=YES):
         self.verdict, self.asked, self.then = verdict, 0, {}
         self.clock = stage.clock
-        stage.agent.hours.judged = self
+        stage.agent.work_gate.judged = self
         self.states = []
         publish = stage.link.publish
 
@@ -172,7 +172,7 @@ def test_work_that_stands_still_until_its_round_closes_is_given_up_with_the_reas
 
     def noted(share):
         says.verdict = NO
-        stage.agent.hours.look_again()
+        stage.agent.work_gate.look_again()
         go_on(share)
 
     stage.agent._go_on = noted
@@ -181,7 +181,7 @@ def test_work_that_stands_still_until_its_round_closes_is_given_up_with_the_reas
     last = stage.link.of(Plan)[-1]
     assert last.kind == ""
     assert any("when the round closed; paused: on battery power" in reason for reason in last.reasons)
-    assert stage.agent._duty.open is None
+    assert stage.agent._rounds.open is None
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_a_newer_round_that_is_heard_during_a_pause_ends_the_work_on_the_old_one
     def noted(share):
         if not stage.contributions and says.verdict is YES and stage.link.offer.round == 1:
             says.verdict, says.then = NO, {says.asked + 5: YES}
-            stage.agent.hours.look_again()
+            stage.agent.work_gate.look_again()
             stage.link.announce(ten_steps(stage, number=2))
         go_on(share)
 
@@ -243,23 +243,23 @@ def test_where_the_link_is_to_be_spared_nothing_is_sent_until_it_need_not_be(sta
 
 
 def test_the_clock_of_the_work_stands_still_while_it_is_held(clock):
-    hours = WorkGate(clock)
+    gate = WorkGate(clock)
     clock.now = 10.0
-    with hours.held():
+    with gate.held():
         clock.now = 25.0
-        assert (hours.worked(), hours.lost()) == (10.0, 15.0)
+        assert (gate.worked(), gate.lost()) == (10.0, 15.0)
     clock.now = 30.0
-    assert (hours.worked(), hours.lost()) == (15.0, 15.0)
+    assert (gate.worked(), gate.lost()) == (15.0, 15.0)
 
 
 def test_rules_are_looked_at_once_a_second_or_when_somebody_asks(clock):
     looks = []
-    hours = WorkGate(clock, lambda held: looks.append(held) or NO)
+    gate = WorkGate(clock, lambda held: looks.append(held) or NO)
     for clock.now in (0.0, 0.5, 0.9, 1.0, 1.5):
-        assert not hours.open()
+        assert not gate.open()
     assert looks == [frozenset(), frozenset({"mains"})]
-    hours.look_again()
-    hours.open()
+    gate.look_again()
+    gate.open()
     assert len(looks) == 3
 
 

@@ -16,12 +16,14 @@ def device(**growth):
     return DeviceProfile("d", 1, memory, Speed(1.0), link, Power(1, 2), growth=growth)
 
 
-def outcome(peak, gave_up=(), outgrew=()):
+def outcome(peak, gave_up=(), out_of_memory_kinds=()):
     """Of class means that were predicted to take the process to 300 bytes."""
     cost = Cost(1.0, 1.0, 300, 0, 0, 0.0)
     plan = UpdateChoice(Candidate(ClassMeans(), cost, ()), (), StragglerVerdict(False, ()))
     made = TrainedUpdate("class-means", {}, 1, 0.0)
-    return WorkOutcome(plan, made, peak_memory_bytes=peak, gave_up=gave_up, outgrew=outgrew)
+    return WorkOutcome(
+        plan, made, peak_memory_bytes=peak, gave_up=gave_up, out_of_memory_kinds=out_of_memory_kinds
+    )
 
 
 def test_an_update_that_added_more_than_predicted_is_taken_to_add_as_much_again():
@@ -35,7 +37,7 @@ def test_one_that_added_less_changes_nothing_and_what_was_feared_is_forgotten_by
 
 
 def test_a_kind_given_up_for_want_of_memory_is_taken_to_need_more_and_the_peak_is_of_nobody():
-    after = grown(device(full=2.0), outcome(900, gave_up=("full given up",), outgrew=("full",)))
+    after = grown(device(full=2.0), outcome(900, gave_up=("full given up",), out_of_memory_kinds=("full",)))
     assert after == {"full": pytest.approx(2.5)}
     assert grown(device(full=3.9), outcome(900, ("full given up",), ("full",))) == {"full": 4.0}
 

@@ -165,7 +165,7 @@ def test_a_bundle_without_training_graphs_leaves_the_kinds_that_need_none(load):
 )
 def test_a_model_that_was_not_fetched_would_not_have_fitted_or_was_not_wanted(load, flops_per_s, says):
     kinds = [registry.make("width-slice", {"members": ["half"]}), registry.make("class-means")]
-    plan = choose(device(flops_per_s), kinds, {MAIN: load}, 3.0, elsewhere={"half": load})
+    plan = choose(device(flops_per_s), kinds, {MAIN: load}, 3.0, unfetched_loads={"half": load})
     assert plan.chosen is None or plan.chosen.kind == "class-means"
     assert re.match(says, plan.reasons[0])
 

@@ -2,7 +2,7 @@ from math import isnan, nan
 
 import pytest
 
-from device_runtime.client.energy import MODELLED, MeterInfo, find
+from device_runtime.client.energy import MODELLED, MeterInfo, find_meter
 from device_runtime.client.energy.meter import CounterIntegral, PolledMeter
 from device_runtime.client.selection import measurement as trials
 from device_runtime.client.selection.measure_one import (
@@ -43,14 +43,14 @@ def figures(seconds, joules=4.0, **changes):
 def test_the_middle_run_counts_and_half_of_the_range_is_told():
     spread = MeasuredSpread.of([3.0, 1.0, 2.0])
     assert spread == MeasuredSpread(2.0, 1.0, 3.0)
-    assert spread.said(".2f") == "2.00 ± 1.00"
-    assert spread.said(".1f", 1e3) == "2000.0 ± 1000.0"
+    assert spread.formatted(".2f") == "2.00 ± 1.00"
+    assert spread.formatted(".1f", 1e3) == "2000.0 ± 1000.0"
 
 
 def test_what_was_not_measured_is_left_out_and_nothing_is_told_of_nothing():
     assert MeasuredSpread.of([nan, 5.0, nan]) == MeasuredSpread(5.0, 5.0, 5.0)
     assert isnan(MeasuredSpread.of([nan]).median)
-    assert MeasuredSpread.of([]).said(".2f") == ""
+    assert MeasuredSpread.of([]).formatted(".2f") == ""
 
 
 def test_a_kind_is_believed_as_little_as_its_least_believable_run():
@@ -135,7 +135,7 @@ def test_a_child_that_is_killed_is_told_so(monkeypatch):
 
 
 def test_power_at_rest_is_what_the_meter_shows_while_nothing_is_done(clock):
-    found = find("command:echo 3 W", clock)
+    found = find_meter("command:echo 3 W", clock)
     assert idle_watts(found.meter, 4.0, Time(clock, clock.sleep)) == pytest.approx(3.0)
 
 

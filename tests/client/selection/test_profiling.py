@@ -89,8 +89,11 @@ def test_what_is_not_measured_is_as_fast_as_its_sort_and_opens_as_slowly_as_its_
 def test_what_a_gpu_or_a_pretended_device_computes_is_not_known():
     known = clocks(time.monotonic, EngineSettings(), None)
     assert (known.passed, known.busy) == (time.monotonic, time.process_time)
-    for wish, pretence in ((EngineSettings(device="cuda"), None), (EngineSettings(), Emulation.of("pi-4"))):
-        assert clocks(time.monotonic, wish, pretence).busy == time.monotonic
+    for settings, emulation in (
+        (EngineSettings(device="cuda"), None),
+        (EngineSettings(), Emulation.of("pi-4")),
+    ):
+        assert clocks(time.monotonic, settings, emulation).busy == time.monotonic
 
 
 def test_a_device_whose_speed_is_remembered_has_its_engine_loaded_and_no_graph(manifest):

@@ -54,7 +54,7 @@ def read(tmp_path):
 def test_every_option_of_join_may_stand_in_a_file(read, tmp_path):
     options = read(ALL)
     assert (options.broker, options.name, options.threads) == ("mqtts://broker.example.org", "kitchen-pi", 2)
-    assert (options.until_done, options.pretend) == (True, "pi-5")
+    assert (options.until_done, options.emulated) == (True, "pi-5")
     assert Path(options.data) in (tmp_path / "samples.npz", Path("samples.npz"))
     windows = (DayWindow.of("22:00-06:30"), DayWindow.of("12:00-13:00"))
     assert policy_options.policy(options) == Policy(True, 40.0, 65.5, True, windows, 30.0, 50_000_000)

@@ -30,10 +30,10 @@ def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):
 
 def test_what_took_longer_than_pretended_is_made_up_for_later(bundle, clock):
     graph = bundle.manifest.graphs["forward"]
-    pretence = Emulation.of("pi-4", slow=10)
-    watcher = EngineGuard(10**12, pretence, time=Time(clock, clock.sleep))
+    emulation = Emulation.of("pi-4", slow=10)
+    watcher = EngineGuard(10**12, emulation, time=Time(clock, clock.sleep))
     watcher.start()
-    each = 32 * graph.flops / pretence.profile.speed.flops_per_s
+    each = 32 * graph.flops / emulation.profile.speed.flops_per_s
     watcher.ran("forward", graph, 32, seconds=each + 0.02)  # this machine was busy
     assert clock.now == 0
     watcher.ran("forward", graph, 32, seconds=0.0)

@@ -14,7 +14,7 @@ from device_runtime.client.training.emulation import Emulation, Time
 from device_runtime.client.training.engine_guard import EngineGuard
 from device_runtime.client.training.work import (
     Assignment,
-    Equipment,
+    RealWorker,
     Timing,
     WorkOutcome,
     cheaper,
@@ -41,9 +41,16 @@ def every_kind():
     return tuple(registry.make(name) for name in registry.DEFAULT_KINDS)
 
 
-def equip(bundle, digits, clock, pretence=None, guard=UNLIMITED):
-    watcher = EngineGuard(10**12, pretence, time=Time(clock, clock.sleep))
-    return Equipment(
+class OnTestClock(EngineGuard):
+    """By the test's clock a run of an engine takes no time, however slow this machine is."""
+
+    def ran(self, name, graph, samples, seconds):
+        super().ran(name, graph, samples, 0.0)
+
+
+def equip(bundle, digits, clock, emulation=None, guard=UNLIMITED):
+    watcher = OnTestClock(10**12, emulation, time=Time(clock, clock.sleep))
+    return RealWorker(
         "dev",
         {MAIN: OnnxModel(bundle, watch=watcher)},
         digits,
@@ -61,9 +68,9 @@ def believed(flops_per_s):
 
 
 def test_a_plan_that_fits_is_carried_out_and_accounted_for(bundle, digits, clock, every_kind):
-    pretence = Emulation.of("pi-4", slow=1)
-    equipment = equip(bundle, digits, clock, pretence)
-    outcome = perform(equipment, believed(0.6e9 / 0.062), Assignment(every_kind, 1, deadline=1.0))
+    emulation = Emulation.of("pi-4", slow=1)
+    worker = equip(bundle, digits, clock, emulation)
+    outcome = perform(worker, believed(0.6e9 / 0.062), Assignment(every_kind, 1, deadline=1.0))
     assert outcome.contribution.kind == outcome.plan.chosen.kind == "entropy-subset"
     assert outcome.train_time_s <= 1.0
     assert outcome.energy_j == pytest.approx(5 * outcome.train_time_s)
@@ -86,17 +93,17 @@ class Metered:
 
 
 def test_energy_is_what_the_meter_says_where_there_is_one(bundle, digits, clock):
-    equipment = replace(
+    worker = replace(
         equip(bundle, digits, clock, Emulation.of("pi-4", slow=1)), account=Account(Metered(clock))
     )
-    outcome = perform(equipment, believed(0.6e9 / 0.062), Assignment((ClassMeans(),), 1, deadline=60.0))
+    outcome = perform(worker, believed(0.6e9 / 0.062), Assignment((ClassMeans(),), 1, deadline=60.0))
     assert outcome.energy_j == pytest.approx(3 * outcome.train_time_s)
     assert (outcome.energy.source, outcome.energy.uncertainty) == ("bench", pytest.approx(0.02))
 
 
 def test_a_contribution_tells_what_its_energy_is_from(bundle, digits, clock):
-    equipment = equip(bundle, digits, clock)
-    outcome = perform(equipment, believed(1e12), Assignment((ClassMeans(),), 1, deadline=60.0))
+    worker = equip(bundle, digits, clock)
+    outcome = perform(worker, believed(1e12), Assignment((ClassMeans(),), 1, deadline=60.0))
     offer = Offer(
         task="t", run="r", round=1, seed=0, deadline_s=1, remaining_s=1, kinds=(), bundle=BLOB,
         base=Base(checkpoint=(BLOB,), sha=BLOB.sha),
@@ -112,8 +119,8 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
     bundle, digits, clock, every_kind
 ):
     """It believes in 57 GFLOP/s and pretends to a board of 0.16: its own clock tells in time."""
-    equipment = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
-    outcome = perform(equipment, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
+    worker = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
+    outcome = perform(worker, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
     assert outcome.gave_up
     assert outcome.gave_up[0].startswith("full given up: ")
     assert outcome.contribution is not None
@@ -124,10 +131,10 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
 def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, digits, clock):
     """It believes to be twice as fast as it is: the plan says what was done, the correction what it took."""
     kinds = (Full(epochs=4, reduced_epochs=1),)
-    equipment = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
+    worker = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
     profile = believed(2 * 0.6e9 / 0.062 / 1000)
-    whole_s = kinds[0].cost(equipment.loads[MAIN], profile).compute_s
-    outcome = perform(equipment, profile, Assignment(kinds, 1, deadline=1.2 * whole_s))
+    whole_s = kinds[0].cost(worker.loads[MAIN], profile).compute_s
+    outcome = perform(worker, profile, Assignment(kinds, 1, deadline=1.2 * whole_s))
     assert outcome.gave_up == ()
     assert outcome.contribution.form == outcome.plan.chosen.strategy.form == "epochs=1"
     assert outcome.plan.chosen.cost.compute_s == pytest.approx(whole_s / 4)
@@ -136,26 +143,26 @@ def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, d
 
 
 def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock)
-    real = equipment.watcher.will_load
+    worker = equip(bundle, digits, clock)
+    real = worker.watcher.will_load
 
     def refuse_training(name, graph):
         if name.startswith("train."):
             raise OutOfMemory(f"{name} needs too much")
         real(name, graph)
 
-    equipment.watcher.will_load = refuse_training
-    outcome = perform(equipment, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
+    worker.watcher.will_load = refuse_training
+    outcome = perform(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
     assert outcome.contribution.kind == "few-shot"
     assert len(outcome.gave_up) == 4  # full, and the three shares of the entropy subset
-    assert outcome.outgrew == ("full", *["entropy-subset"] * 3)
+    assert outcome.out_of_memory_kinds == ("full", *["entropy-subset"] * 3)
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("too much"), TensorError("it diverged")])
 def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits, clock, error):
     """Full updates are given up after their first run, and class means run a graph of their own."""
-    equipment = equip(bundle, digits, clock)
-    ran, watcher, model = [], equipment.watcher, equipment.models[MAIN]
+    worker = equip(bundle, digits, clock)
+    ran, watcher, model = [], worker.watcher, worker.models[MAIN]
 
     def outgrown(name, graph, samples, seconds):
         ran.append((name, set(model._sessions)))
@@ -164,15 +171,15 @@ def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits
 
     watcher.ran = outgrown
     kinds = (Full(), ClassMeans())
-    outcome = perform(equipment, believed(1e12), Assignment(kinds, 1, deadline=60.0))
+    outcome = perform(worker, believed(1e12), Assignment(kinds, 1, deadline=60.0))
     assert outcome.contribution.kind == "class-means"
     assert ran[0] == ("train.all", {"train.all"})
     assert all(held == {"forward"} for name, held in ran[1:])
 
 
 def test_a_device_for_which_nothing_fits_sits_out_with_its_reasons(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock)
-    outcome = perform(equipment, believed(1e3), Assignment(every_kind, 1, deadline=3.0))
+    worker = equip(bundle, digits, clock)
+    outcome = perform(worker, believed(1e3), Assignment(every_kind, 1, deadline=3.0))
     assert outcome.contribution is None
     assert len(outcome.reasons) == 7
 
@@ -184,17 +191,17 @@ def test_cheaper_leaves_the_forms_after_the_failed_one(every_kind):
 
 
 def test_what_a_process_died_at_is_not_tried_again_nor_what_is_dearer(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock)
+    worker = equip(bundle, digits, clock)
     quarter = "entropy-subset 25%"
     deaths = (WorkerDeath("full", "killed", memory=True), WorkerDeath(quarter, "crashed", memory=False))
     assignment = Assignment(every_kind, 1, deadline=3600.0, deaths=deaths)
-    outcome = perform(equipment, believed(1e12), assignment)
+    outcome = perform(worker, believed(1e12), assignment)
     forms = [form for kind in every_kind for form in kind.variants()]
     labels = [Candidate(form, None, ()).label for form in forms]
     left = labels[labels.index(quarter) + 1 :]
     assert [candidate.label for candidate in outcome.plan.candidates] == left
     assert outcome.gave_up == ("full given up: killed", f"{quarter} given up: crashed")
-    assert outcome.outgrew == ("full",)
+    assert outcome.out_of_memory_kinds == ("full",)
 
 
 def test_after_a_death_at_something_unheard_of_nothing_is_tried(bundle, digits, clock, every_kind):
@@ -202,43 +209,43 @@ def test_after_a_death_at_something_unheard_of_nothing_is_tried(bundle, digits, 
         every_kind, 1, deadline=3600.0, deaths=(WorkerDeath("another", "killed", memory=True),)
     )
     outcome = perform(equip(bundle, digits, clock), believed(1e12), assignment)
-    assert (outcome.contribution, outcome.outgrew) == (None, ())
+    assert (outcome.contribution, outcome.out_of_memory_kinds) == (None, ())
     assert outcome.gave_up == ("another given up: killed",)
 
 
 def test_predictions_are_corrected_by_what_was_measured(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
+    worker = equip(bundle, digits, clock, Emulation.of("pi-4", slow=1000))
     profile = believed(2 * 0.6e9 / 0.062 / 1000)  # it thinks it is twice as fast as it is
-    outcome = perform(equipment, profile, Assignment(every_kind, 1, deadline=60_000.0))
+    outcome = perform(worker, profile, Assignment(every_kind, 1, deadline=60_000.0))
     assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)
 
 
 def test_what_was_given_up_for_want_of_time_corrects_its_prediction_too(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
+    worker = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
     profile = believed(57e9)
-    outcome = perform(equipment, profile, Assignment(every_kind, 1, deadline=20.0))
+    outcome = perform(worker, profile, Assignment(every_kind, 1, deadline=20.0))
     assert outcome.timings[0].kind == "full"
     assert outcome.timings[0].seconds > 20.0
     assert corrected(profile, outcome)["full"] == 10.0  # as much as one round may change
 
 
 def test_the_time_of_what_was_given_up_is_accounted_for(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
-    outcome = perform(equipment, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
+    worker = equip(bundle, digits, clock, Emulation.of("pi-zero-2w", slow=25))
+    outcome = perform(worker, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
     assert outcome.gave_up
     assert outcome.train_time_s == pytest.approx(clock.now)
     assert outcome.energy_j == pytest.approx(5 * clock.now)
 
 
 def test_an_engine_that_fails_midway_steps_down(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock)
+    worker = equip(bundle, digits, clock)
 
     def fail(name, graph, samples, seconds):
         if name.startswith("train."):
             raise EngineError(f"{name}: bad allocation")
 
-    equipment.watcher.ran = fail
-    outcome = perform(equipment, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
+    worker.watcher.ran = fail
+    outcome = perform(worker, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
     assert outcome.contribution.kind == "few-shot"
     assert outcome.gave_up[0] == "full given up: train.all: bad allocation"
 
@@ -256,8 +263,8 @@ def test_what_is_tried_is_told_before_it_is_with_the_room_that_it_leaves_on_the_
 ):
     decisions = []
     profile = believed(1e12)
-    equipment = equip(bundle, digits, clock)
-    outcome = perform(equipment, profile, Assignment(every_kind, 1, 60.0, decisions.append))
+    worker = equip(bundle, digits, clock)
+    outcome = perform(worker, profile, Assignment(every_kind, 1, 60.0, decisions.append))
     [decision] = decisions
     assert decision.plan == outcome.plan
     assert decision.reasons == outcome.reasons
@@ -274,8 +281,8 @@ def test_private_training_is_refused_as_soon_as_it_would_exceed_the_budget(bundl
     kinds = (registry.make("peft", settings), registry.make("class-means"))
     sent, spent = [], []
     for _ in range(3):
-        equipment = equip(bundle, few, clock, guard=PrivacyGuard.of(tmp_path, data))
-        outcome = perform(equipment, believed(57e9), Assignment(kinds, 1, deadline=clock.now + 60))
+        worker = equip(bundle, few, clock, guard=PrivacyGuard.of(tmp_path, data))
+        outcome = perform(worker, believed(57e9), Assignment(kinds, 1, deadline=clock.now + 60))
         sent.append(outcome.contribution.kind)
         spent.append(outcome.epsilon)
     assert sent == ["peft", "peft", "class-means"]

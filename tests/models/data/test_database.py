@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models import data
-from device_runtime.models.data import LocalSamples, Place, open_samples
+from device_runtime.models.data import LocalSamples, SampleSource, open_samples
 from device_runtime.models.errors import DataError
 
 
@@ -24,7 +24,7 @@ def database(tmp_path):
 
 
 def query(path, text="SELECT x, label FROM t"):
-    return Place.of(f"sqlite:{path}?{text}")
+    return SampleSource.of(f"sqlite:{path}?{text}")
 
 
 def test_blobs_are_files_or_the_values_of_the_input(database, bundle, digit_png):
@@ -35,28 +35,28 @@ def test_blobs_are_files_or_the_values_of_the_input(database, bundle, digit_png)
         (values.tobytes(), b"1"),
         (b"??", "1"),
     ]
-    shelf = open_samples(query(database(rows)), bundle.manifest)
-    assert shelf.training.y.tolist() == [7, 3, 1]
-    assert np.array_equal(shelf.training.x[1], shelf.training.x[2])
-    assert shelf.training.x[0] == pytest.approx((1 - 0.305) / 0.376)
-    assert [(s.reason, s.examples) for s in shelf.skipped] == [
-        ("a blob that is not read", ("row 4: 2 bytes, the input has 64 values",))
+    samples = open_samples(query(database(rows)), bundle.manifest)
+    assert samples.training.y.tolist() == [7, 3, 1]
+    assert np.array_equal(samples.training.x[1], samples.training.x[2])
+    assert samples.training.x[0] == pytest.approx((1 - 0.305) / 0.376)
+    assert [(s.reason, s.examples) for s in samples.skipped] == [
+        ("unsupported kind of blob", ("row 4: 2 bytes, the input has 64 values",))
     ]
 
 
 def test_columns_of_numbers_and_a_label_by_its_name(database, bundle):
     columns = ", ".join(f"p{n}" for n in range(64))
     path = database([(7, *range(64)), (3, *range(64)), (None, *range(64))], f"digit, {columns}")
-    place = Place(path, f"SELECT digit, {columns} FROM t", label_column="digit")  # noqa: S608
+    place = SampleSource(path, f"SELECT digit, {columns} FROM t", label_column="digit")  # noqa: S608
     assert data.load(place, bundle.manifest).y.tolist() == [7, 3]
 
 
 def test_a_database_that_grows_is_read_again(database, bundle, digit_png):
-    shelf = open_samples(query(database([(digit_png(), "7")])), bundle.manifest)
-    assert not shelf.refresh()
+    samples = open_samples(query(database([(digit_png(), "7")])), bundle.manifest)
+    assert not samples.refresh()
     database([(digit_png(1), "3")])
-    assert shelf.refresh()
-    assert shelf.training.y.tolist() == [7, 3]
+    assert samples.refresh()
+    assert samples.training.y.tolist() == [7, 3]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_is_no_database_is_an_error(tmp_path, bundle):
 @pytest.mark.parametrize("given", ["sqlite:a.db", "sqlite:?SELECT 1", "a.db"])
 def test_a_database_without_a_query_says_what_to_give(given):
     with pytest.raises(DataError, match="sqlite:.*QUERY"):
-        Place.of(given)
+        SampleSource.of(given)
 
 
 def test_a_sample_as_it_is_stored_does_not_depend_on_its_label(database):
@@ -101,6 +101,6 @@ def test_a_sample_as_it_is_stored_does_not_depend_on_its_label(database):
 
 def test_a_value_that_is_too_large_for_a_sample_is_not_read(database, bundle, digit_png, monkeypatch):
     monkeypatch.setattr("device_runtime.models.data.database.ONE_SAMPLE_BYTES", 10_000)
-    shelf = LocalSamples(query(database([(digit_png(), "7"), (bytes(100_000), "7")])), bundle.manifest)
-    shelf.refresh()
-    assert shelf.skipped[0].reason == "too large for one sample"
+    samples = LocalSamples(query(database([(digit_png(), "7"), (bytes(100_000), "7")])), bundle.manifest)
+    samples.refresh()
+    assert samples.skipped[0].reason == "too large for one sample"

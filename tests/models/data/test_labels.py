@@ -1,8 +1,8 @@
 import pytest
 
-from device_runtime.models.data import Place
+from device_runtime.models.data import SampleSource
 from device_runtime.models.data.labels import LabelMap
-from device_runtime.models.data.source import Refused
+from device_runtime.models.data.units import Refused
 from device_runtime.models.errors import DataError
 
 ANIMALS = ("cat", "dog", "Wild boar")
@@ -32,7 +32,7 @@ def test_a_map_names_aliases_and_what_is_left_out(tmp_path):
     (tmp_path / "labels.toml").write_text(
         '[labels]\nkitty = "cat"\nnoise = ""\n"*" = "Wild boar"\n[aliases]\ndog = ["puppy", "hound"]\n'
     )
-    known = LabelMap.of(Place(tmp_path), ANIMALS)
+    known = LabelMap.of(SampleSource(tmp_path), ANIMALS)
     names = ("kitty", "Kitty", "puppy", "hound", "cat", "a thing")
     assert [known.number(name) for name in names] == [0, 0, 1, 1, 0, 2]
     with pytest.raises(Refused, match="label 'noise' is left out by the label map"):
@@ -42,7 +42,7 @@ def test_a_map_names_aliases_and_what_is_left_out(tmp_path):
 def test_a_map_that_is_given_goes_before_the_one_beside_the_samples(tmp_path):
     (tmp_path / "labels.toml").write_text('[labels]\nx = "cat"\n')
     (tmp_path / "mine").write_text('[labels]\nx = "dog"\n')
-    assert LabelMap.of(Place(tmp_path, labels=tmp_path / "mine"), ANIMALS).number("x") == 1
+    assert LabelMap.of(SampleSource(tmp_path, labels=tmp_path / "mine"), ANIMALS).number("x") == 1
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_a_map_that_is_given_goes_before_the_one_beside_the_samples(tmp_path):
 def test_a_map_that_does_not_fit_is_an_error(tmp_path, text, message):
     (tmp_path / "labels.toml").write_text(text)
     with pytest.raises(DataError, match=message):
-        LabelMap.of(Place(tmp_path), ANIMALS)
+        LabelMap.of(SampleSource(tmp_path), ANIMALS)
     with pytest.raises(DataError, match="is no label map"):
-        LabelMap.of(Place(tmp_path, labels=tmp_path / "none"), ANIMALS)
+        LabelMap.of(SampleSource(tmp_path, labels=tmp_path / "none"), ANIMALS)
 
 
 def test_accents_that_are_written_apart_are_the_same_name():

@@ -3,9 +3,9 @@ import os
 import numpy as np
 import pytest
 
-from device_runtime.models.data import Place, open_samples, raw
+from device_runtime.models.data import SampleSource, open_samples, raw
 from device_runtime.models.data.listing import listing
-from device_runtime.models.data.source import OTHER, REASONS, Skip, SkippedTally
+from device_runtime.models.data.units import OTHER, REASONS, Skip, SkippedTally
 
 
 def strays(found):
@@ -19,7 +19,7 @@ def test_a_pipe_or_a_broken_link_is_passed_over(tmp_path):
     (tmp_path / "a" / "gone.png").symlink_to(tmp_path / "nowhere")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "a" / "up").symlink_to(tmp_path)
-    found = listing(Place(tmp_path))
+    found = listing(SampleSource(tmp_path))
     assert (found.units, strays(found)) == ({}, {})
 
 
@@ -29,7 +29,7 @@ def test_names_that_cannot_be_printed_are_escaped_and_stay_apart(tmp_path, digit
     for name in (b"a\xff.png", b"a\xfe.png", b"line\nbreak.png", "ü.png".encode()):
         with open(os.path.join(folder, name), "wb") as file:  # noqa: PTH118, PTH123
             file.write(digit_png())
-    assert sorted(listing(Place(tmp_path)).units) == [
+    assert sorted(listing(SampleSource(tmp_path)).units) == [
         "7/a\\udcfe.png", "7/a\\udcff.png", "7/line\\nbreak.png", "7/ü.png",
     ]  # fmt: skip
 
@@ -37,10 +37,10 @@ def test_names_that_cannot_be_printed_are_escaped_and_stay_apart(tmp_path, digit
 def test_what_is_not_read_is_said_by_its_kind(tmp_path, digit_png):
     for name in ("a.doc", "b.doc", "README", "alone.png", "all.sqlite", ".hidden"):
         (tmp_path / name).write_bytes(digit_png())
-    assert strays(listing(Place(tmp_path))) == {
-        "a kind of file that is not read (.doc)": ("a.doc", "b.doc"),
-        "a kind of file that is not read (no ending)": ("README",),
-        "a file without a label: it lies in no class folder": ("alone.png",),
+    assert strays(listing(SampleSource(tmp_path))) == {
+        "unsupported kind of file (.doc)": ("a.doc", "b.doc"),
+        "unsupported kind of file (no ending)": ("README",),
+        "a file without a label: it is in no class folder": ("alone.png",),
         "a database is read by a query: sqlite:FILE?QUERY": ("all.sqlite",),
     }
 
@@ -68,9 +68,9 @@ def test_an_array_file_may_have_one_sample_or_many(tmp_path, bundle):
     (tmp_path / "7").mkdir()
     for name, shape in (("one", (1, 8, 8)), ("flat", (8, 8)), ("many", (5, 8, 8)), ("wrong", (8, 9))):
         np.save(tmp_path / "7" / f"{name}.npy", np.ones(shape))
-    shelf = open_samples(tmp_path, bundle.manifest)
-    assert len(shelf.training) == 7
-    assert [skipped.examples for skipped in shelf.skipped] == [("7/wrong.npy: (8, 9), expected (1, 8, 8)",)]
+    samples = open_samples(tmp_path, bundle.manifest)
+    assert len(samples.training) == 7
+    assert [skipped.examples for skipped in samples.skipped] == [("7/wrong.npy: (8, 9), expected (1, 8, 8)",)]
 
 
 def test_a_link_that_no_name_can_be_is_passed_over(tmp_path, digit_png):
@@ -78,4 +78,4 @@ def test_a_link_that_no_name_can_be_is_passed_over(tmp_path, digit_png):
     (tmp_path / "7" / "a.png").write_bytes(digit_png())
     for folder in (tmp_path, tmp_path / "7"):
         (folder / "odd.png").symlink_to("x" * 300)
-    assert list(listing(Place(tmp_path)).units) == ["7/a.png"]
+    assert list(listing(SampleSource(tmp_path)).units) == ["7/a.png"]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from device_runtime.models import data
-from device_runtime.models.data import Place, Selection, arrays, open_samples
-from device_runtime.models.data.shelf import LocalSamples
-from device_runtime.models.data.source import Refused
+from device_runtime.models.data import SampleSource, Selection, arrays, open_samples
+from device_runtime.models.data.local_samples import LocalSamples
+from device_runtime.models.data.units import Refused
 from device_runtime.models.errors import DataError
 
 
@@ -86,10 +86,10 @@ def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, bundle, m
 def test_an_archive_of_more_than_the_device_has_room_for_is_not_unpacked(tmp_path, bundle):
     np.savez(tmp_path / "large.npz", x=images(2000), y=np.zeros(2000, int))
     np.savez(tmp_path / "small.npz", x=images(20), y=np.zeros(20, int))
-    shelf = LocalSamples(Place(tmp_path), bundle.manifest, Selection(room_bytes=20_000))
-    shelf.refresh()
-    assert len(shelf.training) == 20
-    assert [one.reason for one in shelf.skipped] == ["unpacks to too much"]
+    samples = LocalSamples(SampleSource(tmp_path), bundle.manifest, Selection(room_bytes=20_000))
+    samples.refresh()
+    assert len(samples.training) == 20
+    assert [one.reason for one in samples.skipped] == ["unpacks to too much"]
 
 
 def test_class_numbers_may_have_names_and_labels_may_be_names(tmp_path, bundle):
@@ -120,5 +120,5 @@ def test_a_header_that_python_cannot_read_is_no_array():
 def test_names_of_classes_that_are_no_list_leave_the_file_out(tmp_path, bundle):
     np.savez(tmp_path / "a.npz", x=np.zeros((1, 8, 8)), y=np.zeros(1, int), class_names=np.array("zero"))
     np.savez(tmp_path / "b.npz", x=np.zeros((1, 8, 8)), y=np.zeros(1, int))
-    shelf = open_samples(tmp_path, bundle.manifest)
-    assert [skipped.reason for skipped in shelf.skipped] == ["class_names is no list of names"]
+    samples = open_samples(tmp_path, bundle.manifest)
+    assert [skipped.reason for skipped in samples.skipped] == ["class_names is no list of names"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.data import picture
 from device_runtime.models.data.picture import Picture, resized, white
-from device_runtime.models.data.source import Refused
+from device_runtime.models.data.units import Refused
 
 COLOURS = np.random.default_rng(1).integers(0, 256, (23, 31, 3)).astype(np.uint8)
 BYTES = 0.00392157  # 1 / 255, as it is often written
@@ -125,7 +125,7 @@ def test_a_photo_is_turned_as_its_camera_noted():
 
 def test_a_photo_of_more_than_8_bits_is_refused_and_not_made_white():
     file = written("TIFF", np.full((3, 3), 700, np.uint16))
-    with pytest.raises(Refused, match=r"a picture that is not read: TIFF of mode I;16"):
+    with pytest.raises(Refused, match=r"unsupported picture format: TIFF of mode I;16"):
         picture.decode(file)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_runtime.models.data import png
-from device_runtime.models.data.source import Refused
+from device_runtime.models.data.units import Refused
 
 
 def drawn(shape, dtype=np.uint8, seed=0):
@@ -48,7 +48,7 @@ def test_palettes_and_small_depths_are_those_that_pillow_writes(mode, bits):
 
 
 def test_an_interlaced_one_is_refused_with_what_to_do(png_bytes):
-    with pytest.raises(Refused, match="an interlaced PNG is not read: save it without interlacing"):
+    with pytest.raises(Refused, match="an interlaced PNG is not supported: save it without interlacing"):
         png.decode(png_bytes(drawn((4, 4)), interlace=1))
 
 

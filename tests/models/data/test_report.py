@@ -27,7 +27,7 @@ def test_the_report_counts_classes_and_says_what_is_left_out_and_why(samples, ca
     assert "\n7      6 ##############################\n" in shown
     assert "\n0      1 #####\n" in shown
     assert "     2  label 'tree' is not of the task: tree/0.png, tree/1.png" in shown
-    assert "     1  a kind of file that is not read (.me): read.me" in shown
+    assert "     1  unsupported kind of file (.me): read.me" in shown
 
 
 @pytest.mark.parametrize("factor, told", [(1, ""), (16, "0 to 256"), (1 / 255, "0 to 0.06")])
@@ -66,10 +66,10 @@ def test_speech_is_taken_by_its_folders(tmp_path, speech, wav_bytes):
     for word in ("yes", "No", "maybe"):
         (tmp_path / word).mkdir()
         (tmp_path / word / "a.wav").write_bytes(wav_bytes(bytes(range(200)) * 100, rate=8000))
-    shelf = open_samples(tmp_path, speech)
-    assert sorted(shelf.training.y.tolist()) == [0, 1]
-    assert shelf.training.x.shape == (2, 1, 61, 40)
-    assert shelf.forms == {"sound 8000 Hz, 1 channel, 16 bits": 2}
+    samples = open_samples(tmp_path, speech)
+    assert sorted(samples.training.y.tolist()) == [0, 1]
+    assert samples.training.x.shape == (2, 1, 61, 40)
+    assert samples.forms == {"sound 8000 Hz, 1 channel, 16 bits": 2}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing caps the memory of a process")

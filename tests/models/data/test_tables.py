@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.models import data
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.data import Place, open_samples, table
+from device_runtime.models.data import SampleSource, open_samples, table
 from device_runtime.models.errors import DataError
 
 ROW = ",".join(str(n) for n in range(64))
@@ -13,8 +13,8 @@ PREPARED = (np.arange(64, dtype=np.float32).reshape(1, 8, 8) * np.float32(1 / 16
 )
 
 
-def reasons(shelf):
-    return {skipped.reason: skipped.count for skipped in shelf.skipped}
+def reasons(samples):
+    return {skipped.reason: skipped.count for skipped in samples.skipped}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def reasons(shelf):
 )
 def test_rows_of_features_and_a_label(tmp_path, bundle, text, column):
     (tmp_path / "a.csv").write_text(text, "utf-8")
-    loaded = data.load(Place(tmp_path / "a.csv", label_column=column), bundle.manifest)
+    loaded = data.load(SampleSource(tmp_path / "a.csv", label_column=column), bundle.manifest)
     assert loaded.y.tolist() == [7, 3]
     assert np.array_equal(loaded.x[0], PREPARED)
 
@@ -49,9 +49,11 @@ def digits_table(path, header, rows=60):
 def test_the_column_that_holds_the_task_s_labels_is_taken_though_it_is_the_first(tmp_path, bundle):
     header = ",".join(["digit", *(f"pixel_{n}" for n in range(64))])
     digits = digits_table(tmp_path / "a.csv", [header])
-    shelf = open_samples(tmp_path / "a.csv", bundle.manifest)
-    assert shelf.training.y.tolist() == digits
-    assert shelf.forms == {"table of 64 columns, labels in column 'digit' (it holds labels of the task)": 60}
+    samples = open_samples(tmp_path / "a.csv", bundle.manifest)
+    assert samples.training.y.tolist() == digits
+    assert samples.forms == {
+        "table of 64 columns, labels in column 'digit' (it holds labels of the task)": 60
+    }
 
 
 def test_several_columns_that_may_be_the_labels_are_refused_by_name(tmp_path, bundle):
@@ -59,7 +61,7 @@ def test_several_columns_that_may_be_the_labels_are_refused_by_name(tmp_path, bu
     digits_table(tmp_path / "a.csv", [header])
     with pytest.raises(DataError, match="which column has the labels.* --label-column.*: shown, seen"):
         open_samples(tmp_path / "a.csv", bundle.manifest)
-    column = Place(tmp_path / "a.csv", label_column="shown")
+    column = SampleSource(tmp_path / "a.csv", label_column="shown")
     assert len(open_samples(column, bundle.manifest).training) == 60
 
 
@@ -67,9 +69,9 @@ def test_a_word_that_is_a_label_tells_its_column_where_others_are_not_of_the_tas
     manifest = msgspec.structs.replace(bundle.manifest, labels=tuple("abcdefghij"))
     rows = [f"{name},{ROW}" for name in ("a", "tree", "b")]
     (tmp_path / "a.csv").write_text("\n".join(rows))
-    shelf = open_samples(tmp_path / "a.csv", manifest)
-    assert shelf.training.y.tolist() == [0, 1]
-    assert reasons(shelf) == {"label 'tree' is not of the task": 1}
+    samples = open_samples(tmp_path / "a.csv", manifest)
+    assert samples.training.y.tolist() == [0, 1]
+    assert reasons(samples) == {"label 'tree' is not of the task": 1}
 
 
 def test_without_a_header_the_last_of_several_columns_has_the_labels_and_it_is_said(tmp_path, bundle, caplog):
@@ -88,9 +90,9 @@ def test_tables_are_read_from_a_folder_and_in_tabs(tmp_path, bundle):
 def test_rows_that_are_none_of_the_task_are_left_out_by_reason(tmp_path, bundle):
     bad = (f"{ROW},77", f"1,2,{ROW},1", f"x{ROW},1", f"nan,{ROW.partition(',')[2]},1", f"{ROW},")
     (tmp_path / "a.csv").write_text("\n".join((f"{ROW},7", *bad, f"{ROW},1")))
-    shelf = open_samples(tmp_path, bundle.manifest)
-    assert shelf.training.y.tolist() == [7, 1]
-    assert reasons(shelf) == {
+    samples = open_samples(tmp_path, bundle.manifest)
+    assert samples.training.y.tolist() == [7, 1]
+    assert reasons(samples) == {
         "label '77' is not of the task": 1,
         "a row of another length": 1,
         "a feature that is no number": 1,
@@ -112,9 +114,9 @@ def test_files_that_a_table_names_have_its_labels_and_their_folder_is_no_class(t
         "/b.png,1",
     )
     (tmp_path / "list.csv").write_text("\n".join(rows))
-    shelf = open_samples(tmp_path, bundle.manifest)
-    assert shelf.training.y.tolist() == [7, 3]
-    assert reasons(shelf) == {
+    samples = open_samples(tmp_path, bundle.manifest)
+    assert samples.training.y.tolist() == [7, 3]
+    assert reasons(samples) == {
         "a file name that leads out of the folder": 2,
         "cannot be read": 1,
         "label 'pictures' is not of the task": 1,  # c.png, which the list does not have
@@ -139,17 +141,17 @@ def test_what_is_no_table_is_an_error_of_one_line(tmp_path, bundle, content, mes
 def test_a_column_that_is_not_there_is_said(tmp_path, bundle):
     (tmp_path / "a.csv").write_text(f"{ROW},7\n")
     with pytest.raises(DataError, match="no column 'kind' for the labels: a.csv: there are 0 to 64|a.csv"):
-        data.load(Place(tmp_path / "a.csv", label_column="kind"), bundle.manifest)
+        data.load(SampleSource(tmp_path / "a.csv", label_column="kind"), bundle.manifest)
 
 
 def test_a_column_that_is_called_none_is_one_like_others(tmp_path, bundle):
     names = ",".join(f"p{n}" for n in range(64))
     (tmp_path / "a.csv").write_text(f"none,{names}\n7,{ROW}\n3,{ROW}\n")
-    loaded = data.load(Place(tmp_path / "a.csv", label_column="none"), bundle.manifest)
+    loaded = data.load(SampleSource(tmp_path / "a.csv", label_column="none"), bundle.manifest)
     assert loaded.y.tolist() == [7, 3]
     (tmp_path / "b.csv").write_text(f"{names}\n{ROW}\n")
     with pytest.raises(DataError, match="no column 'none' for the labels"):
-        data.load(Place(tmp_path / "b.csv", label_column="none"), bundle.manifest)
+        data.load(SampleSource(tmp_path / "b.csv", label_column="none"), bundle.manifest)
 
 
 def test_a_row_as_it_is_stored_does_not_depend_on_its_label(tmp_path):
@@ -168,8 +170,8 @@ def test_a_table_without_ends_of_lines_is_not_read_as_one_line(tmp_path, bundle,
 
 def test_a_row_beyond_float32_is_left_out_and_not_its_table(tmp_path, bundle):
     (tmp_path / "a.csv").write_text(f"{ROW},7\n{ROW.replace('5', '1e39', 1)},3\n")
-    shelf = open_samples(tmp_path, bundle.manifest)
-    assert (shelf.training.y.tolist(), reasons(shelf)) == ([7], {"values are not finite": 1})
+    samples = open_samples(tmp_path, bundle.manifest)
+    assert (samples.training.y.tolist(), reasons(samples)) == ([7], {"values are not finite": 1})
 
 
 @pytest.mark.parametrize(
@@ -184,5 +186,5 @@ def test_a_row_beyond_float32_is_left_out_and_not_its_table(tmp_path, bundle):
 def test_a_token_that_is_none_leaves_out_its_row_alone(tmp_path, bundle, cell, reason):
     given = InputSpec((2,), dtype="int64", vocabulary=12)
     (tmp_path / "a.csv").write_text(f"3,4,7\n{cell},4,3\n")
-    shelf = open_samples(tmp_path, msgspec.structs.replace(bundle.manifest, input=given))
-    assert (shelf.training.x.tolist(), reasons(shelf)) == ([[3, 4]], {reason: 1})
+    samples = open_samples(tmp_path, msgspec.structs.replace(bundle.manifest, input=given))
+    assert (samples.training.x.tolist(), reasons(samples)) == ([[3, 4]], {reason: 1})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.data import sound as wav
 from device_runtime.models.data.sound import log_mel, resampled, samples_needed
-from device_runtime.models.data.source import Refused
+from device_runtime.models.data.units import Refused
 from device_runtime.simulation.data import speech_commands
 
 SPEECH = InputSpec((1, 61, 40), 1 / 255)

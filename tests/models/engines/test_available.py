@@ -82,7 +82,7 @@ FAMILIES = {
 }
 
 ENGINES: dict[str, Callable[..., DeviceModel]] = {
-    "onnxruntime-training": partial(open_model, wish=EngineSettings("onnxruntime-training")),
+    "onnxruntime-training": partial(open_model, settings=EngineSettings("onnxruntime-training")),
     "torch": TorchModel,
     "torch on a GPU": partial(TorchModel, device="cuda"),
 }

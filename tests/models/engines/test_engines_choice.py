@@ -85,7 +85,7 @@ def test_a_device_is_for_engine_torch_alone_and_must_be_here(digits):
     ):
         open_model(digits, EngineSettings(device="cuda"))
     pytest.importorskip("torch")
-    with pytest.raises(EngineError, match="device cuda:99 is not here"):
+    with pytest.raises(EngineError, match="device cuda:99 is not available"):
         open_model(digits, EngineSettings("torch", device="cuda:99"))
 
 

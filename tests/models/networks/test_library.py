@@ -61,7 +61,7 @@ def test_torchvision_that_does_not_load_is_told_with_its_reason(monkeypatch, tmp
     monkeypatch.delitem(sys.modules, "torchvision.models", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
-        ExportError, match="does not load beside torch .*torchvision::nms does not exist; install"
+        ExportError, match="does not load with torch .*torchvision::nms does not exist; install"
     ):
         build("resnet18", {})
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from device_runtime.cli.options import add_data
-from device_runtime.models.data import Place, load, open_samples, raw
+from device_runtime.models.data import SampleSource, load, open_samples, raw
 from device_runtime.models.data.cells import text_column
+from device_runtime.models.data.local_samples import LocalSamples
 from device_runtime.models.data.report import lines, report
-from device_runtime.models.data.shelf import LocalSamples
-from device_runtime.models.data.source import Refused
+from device_runtime.models.data.units import Refused
 from device_runtime.models.errors import DataError
 
 GOOD, BAD = "a great film , it was warm .", "a terrible plot , it was dull ."
@@ -30,9 +30,9 @@ def loaded(text_bundle):
 
 
 def skipped(place, bundle):
-    shelf = LocalSamples(Place.of(place), bundle.manifest, texts=bundle.texts)
-    shelf.refresh()
-    return {one.reason: one.examples for one in shelf.skipped}
+    samples = LocalSamples(SampleSource.of(place), bundle.manifest, texts=bundle.texts)
+    samples.refresh()
+    return {one.reason: one.examples for one in samples.skipped}
 
 
 def test_a_file_in_a_class_folder_is_one_text(tmp_path, loaded, ids):
@@ -58,7 +58,7 @@ def test_a_file_in_a_class_folder_is_one_text(tmp_path, loaded, ids):
 )
 def test_a_row_of_a_table_is_a_text_and_its_label(tmp_path, loaded, ids, name, content, columns):
     (tmp_path / name).write_text(content, "utf-8")
-    found = loaded(Place(tmp_path / name, **columns))
+    found = loaded(SampleSource(tmp_path / name, **columns))
     assert (found.x.tolist(), found.y.tolist()) == (ids(GOOD, BAD), [1, 0])
 
 

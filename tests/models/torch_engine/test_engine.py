@@ -101,7 +101,7 @@ def test_building_the_network_leaves_torch_s_random_numbers_alone(digits):
 def test_a_device_that_is_not_here_is_refused(digits):
     with pytest.raises(EngineError, match="device is 'abacus'"):
         TorchModel(digits, device="abacus")
-    with pytest.raises(EngineError, match="device cuda:99 is not here"):
+    with pytest.raises(EngineError, match="device cuda:99 is not available"):
         TorchModel(digits, device="cuda:99")
     with pytest.raises(EngineError, match="threads is 0"):
         TorchModel(digits, threads=0)

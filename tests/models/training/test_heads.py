@@ -10,7 +10,7 @@ import pytest
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.training.heads import (
-    HeadLesson,
+    HeadTrainingData,
     SoftmaxHead,
     head_matrix,
     inputs_of,
@@ -43,13 +43,13 @@ def batches(samples: int, epochs: int, seed: int) -> list[np.ndarray]:
     return list(chain(*([order[i : i + 8] for i in range(0, samples, 8)] for order in orders)))
 
 
-def lessons(manifest: Manifest, epochs: int = 3) -> tuple[list[HeadLesson], list[np.ndarray]]:
+def lessons(manifest: Manifest, epochs: int = 3) -> tuple[list[HeadTrainingData], list[np.ndarray]]:
     """The lessons, and the features that they are about. All samples of the third are of one class."""
     rng, made, features = np.random.default_rng(3), [], []
     for k, samples in enumerate(SIZES):
         x = rng.standard_normal((samples, manifest.head.features), np.float32)
         y = rng.integers(10, size=samples) if k != 2 else np.full(samples, 4)
-        made.append(HeadLesson(inputs_of(x, manifest.head), y, batches(samples, epochs, k)))
+        made.append(HeadTrainingData(inputs_of(x, manifest.head), y, batches(samples, epochs, k)))
         features.append(x)
     return made, features
 

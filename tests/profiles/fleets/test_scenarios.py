@@ -163,7 +163,7 @@ def test_chances_have_their_probabilities_and_spreads():
         failures={"crash": 0.02, "drop": 0.1, "away_s": 600, "away_sigma": 1.0},
     )  # fmt: skip
     devices = np.arange(len(drawn))
-    chances = drawn.chances(devices, np.random.default_rng(0))
+    chances = drawn.disturbances(devices, np.random.default_rng(0))
     assert np.mean(~np.isnan(chances.crash)) == pytest.approx(0.02, abs=0.003)
     assert np.mean(~np.isnan(chances.drop)) == pytest.approx(0.1, abs=0.007)
     assert np.nanmin(chances.drop) > 0
@@ -183,12 +183,12 @@ def test_chances_are_of_the_device_s_own_group_and_repeat():
     }})  # fmt: skip
     drawn = spec.draw(40, 2)
     devices = np.array([39, 3, 17, 8])
-    one, same = (drawn.chances(devices, np.random.default_rng(9)) for _ in range(2))
+    one, same = (drawn.disturbances(devices, np.random.default_rng(9)) for _ in range(2))
     assert [isnan(share) for share in one.crash] == [drawn.group(i) == "never" for i in devices]
     assert (one.slowdown == 1).all()
     assert set(one.away_s) <= {60.0, 600.0}
     np.testing.assert_array_equal(one.crash, same.crash)
-    assert len(drawn.chances(np.array([], np.int64), np.random.default_rng(9)).drop) == 0
+    assert len(drawn.disturbances(np.array([], np.int64), np.random.default_rng(9)).drop) == 0
 
 
 @pytest.mark.parametrize("name", preset_names())

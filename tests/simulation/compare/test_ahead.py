@@ -12,7 +12,7 @@ from device_runtime.simulation.compare.plan import bundle_sha256, check, fit
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import DataSetError, ExecutorError, ScenarioError
-from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.executors.choice import ExecutorRequest
 
 RUNS = (RunName("choose", 0), RunName("drop", 0))
 DIGITS = Bundle.open(bundles.find_bundle("digits-wrn-10-1"))
@@ -24,7 +24,7 @@ def of(x, labels=10):
 
 
 def test_what_fits_is_passed_with_or_without_the_axis_of_a_single_channel():
-    check(scenario.load("digits", {"devices": 3}), RUNS, ExecutorWish("plain"))
+    check(scenario.load("digits", {"devices": 3}), RUNS, ExecutorRequest("plain"))
     fit(of(np.zeros((5, 8, 8), np.uint8)), DIGITS.manifest, "npz")
 
 
@@ -41,17 +41,17 @@ def test_more_classes_than_the_bundle_has_are_refused_even_if_no_sample_is_of_th
 
 
 @pytest.mark.parametrize(
-    "over, wish, error",
+    "over, wanted, error",
     [
-        ({"devices": 5000}, ExecutorWish(), DataSetError),
-        ({"data": {"source": "cifar10"}}, ExecutorWish(), DataSetError),
-        ({"task": {"bundle": "nothing"}}, ExecutorWish(), bundles.BundleError),
-        ({}, ExecutorWish("magic"), ExecutorError),
+        ({"devices": 5000}, ExecutorRequest(), DataSetError),
+        ({"data": {"source": "cifar10"}}, ExecutorRequest(), DataSetError),
+        ({"task": {"bundle": "nothing"}}, ExecutorRequest(), bundles.BundleError),
+        ({}, ExecutorRequest("magic"), ExecutorError),
     ],
 )
-def test_what_every_run_would_stumble_over_is_raised(over, wish, error):
+def test_what_every_run_would_stumble_over_is_raised(over, wanted, error):
     with pytest.raises(error):
-        check(scenario.load("digits", over), RUNS, wish)
+        check(scenario.load("digits", over), RUNS, wanted)
 
 
 def test_a_policy_that_the_bundle_cannot_do_is_refused(monkeypatch):
@@ -60,7 +60,7 @@ def test_a_policy_that_the_bundle_cannot_do_is_refused(monkeypatch):
     graphs = {name: graph for name, graph in DIGITS.manifest.graphs.items() if name != "train.all"}
     monkeypatch.setattr(manifest, "graphs", graphs)
     with pytest.raises(ScenarioError, match="no device can do what round 1 offers"):
-        check(mine, RUNS, ExecutorWish("plain"))
+        check(mine, RUNS, ExecutorRequest("plain"))
 
 
 def test_a_bundle_is_known_by_its_content_and_none_by_nothing():
@@ -74,9 +74,9 @@ def test_a_policy_is_held_against_the_family_that_the_task_has(tmp_path, monkeyp
     graphs = {name: DIGITS.graph(name) for name in named.graphs}
     twin = bundles.write(tmp_path / "twin", named, DIGITS.weights(), graphs)
     mine = scenario.load("digits", {"devices": 3, "task": {"family": [str(twin.path)]}})
-    check(mine, (RunName("heterofl", 0),), ExecutorWish("plain"))
+    check(mine, (RunName("heterofl", 0),), ExecutorRequest("plain"))
     kind = KindSettings(name="width-slice", settings={"members": ["other"]})
     other = msgspec.structs.replace(mine, task=msgspec.structs.replace(mine.task, kinds=(kind,)))
     monkeypatch.setattr("device_runtime.simulation.compare.plan.of_policy", lambda *_: other)
     with pytest.raises(ScenarioError, match="heterofl: width-slice cannot be merged: 'other'"):
-        check(mine, (RunName("heterofl", 0),), ExecutorWish("plain"))
+        check(mine, (RunName("heterofl", 0),), ExecutorRequest("plain"))

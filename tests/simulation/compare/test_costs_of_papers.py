@@ -10,11 +10,11 @@ from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.figures import ComparisonTerms, figures, read_run
 from device_runtime.simulation.compare.performing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import RunName
-from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.records import NullWatch
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-PLAIN = RunOptions(ExecutorWish("plain"), probed_rounds=0)
+PLAIN = RunOptions(ExecutorRequest("plain"), probed_rounds=0)
 
 
 def ran(asked, policy, folder):

@@ -8,7 +8,7 @@ from device_runtime.simulation.compare.figures import read_run
 from device_runtime.simulation.compare.performing import RunOptions, of_policy, perform
 from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished, info_of
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.executors.choice import ExecutorWish
+from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.records import NullWatch
 
 NAME = RunName("choose", 0)
@@ -17,7 +17,7 @@ SMALL = scenario.load("uniform", {
     "devices": 3, "slow": 20.0, "data": {"max_train": 90, "max_test": 40},
     "task": {"rounds": 4, "round_deadline_s": 6.0},
 })  # fmt: skip
-HOW = RunOptions(ExecutorWish("plain"), probed_rounds=2)
+HOW = RunOptions(ExecutorRequest("plain"), probed_rounds=2)
 
 
 class Stops(NullWatch):

@@ -62,7 +62,7 @@ def test_a_damaged_image_is_left_out_and_counted(tree, caplog):
     with caplog.at_level(logging.WARNING):
         data = load(spec(tree, size=4), 0)
     assert data.train_y.tolist() == [0, 0, 1]
-    assert "left out 1 of 4 images" in caplog.text
+    assert "skipped 1 of 4 images" in caplog.text
     assert "2.png" in caplog.text
 
 

@@ -51,7 +51,7 @@ def test_damaged_images_and_those_of_another_size_are_left_out(tmp_path, caplog)
     with caplog.at_level(logging.WARNING):
         data = load(stored(tmp_path / "d.npz", files, [jpeg(90)]), 0)
     assert data.train_y.tolist() == [0, 2]
-    assert "left out 2 of 4 train images of d.npz" in caplog.text
+    assert "skipped 2 of 4 train images of d.npz" in caplog.text
 
 
 def test_offsets_that_do_not_fit_are_an_error(tmp_path):

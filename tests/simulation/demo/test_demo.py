@@ -155,7 +155,7 @@ def test_in_simulation_each_device_holds_what_it_holds_in_the_demo_and_one_may_b
 
 def held_in(prepared, seed):
     fleet = prepared.scenario.fleet.draw(prepared.scenario.devices, seed)
-    return {fleet.group(k): prepared.world.clients.indices(k).tolist() for k in range(len(fleet))}
+    return {fleet.group(k): prepared.inputs.clients.indices(k).tolist() for k in range(len(fleet))}
 
 
 def test_what_a_device_is_worth_is_what_is_lost_without_it_in_the_mean_over_the_seeds(monkeypatch, capsys):
@@ -248,7 +248,7 @@ def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monk
 def test_devices_in_javascript_stand_behind_the_eight_and_are_marked_in_the_table(capsys, tmp_path):
     fleet = with_javascript(2)
     assert fleet[:8] == FLEET
-    assert [(member.name, member.told) for member in fleet[8:]] == [
+    assert [(member.name, member.label) for member in fleet[8:]] == [
         ("javascript-1", "JavaScript"),
         ("javascript-2", "JavaScript"),
     ]

@@ -1,4 +1,4 @@
-"""A world of digits for executors, jobs of every kind, and what makes two results the same."""
+"""Inputs of digits for executors, jobs of every kind, and what makes two results the same."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,13 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob, World, base_key
+from device_runtime.simulation.executors.job import (
+    ExecutorInputs,
+    FailedJob,
+    PlainExecutor,
+    TrainingJob,
+    base_key,
+)
 from device_runtime.strategies import registry
 from device_runtime.strategies.training.tensor_update import FEW_SHOT
 
@@ -28,8 +34,8 @@ def six() -> Clients:
 
 
 @pytest.fixture(scope="session")
-def world(bundle) -> World:
-    return World(bundle, six())
+def inputs(bundle) -> ExecutorInputs:
+    return ExecutorInputs(bundle, six())
 
 
 @pytest.fixture(scope="session")
@@ -57,9 +63,9 @@ def every_kind() -> list[TrainingJob]:
 
 
 @pytest.fixture(scope="session")
-def plainly(world, bases, every_kind):
+def plainly(inputs, bases, every_kind):
     """What the plain executor makes of `every_kind`."""
-    return same(PlainExecutor(world).run(bases, every_kind))
+    return same(PlainExecutor(inputs).run(bases, every_kind))
 
 
 def same(results):
@@ -81,9 +87,9 @@ def same(results):
 
 @dataclass(frozen=True)
 class Kept:
-    """A world with a family; bases with what is beside them; jobs of kinds that need more than their base."""
+    """Inputs with a family; bases and the tensors sent with them; jobs that need more than their base."""
 
-    world: World
+    inputs: ExecutorInputs
     bases: dict[str, Tensors]
     jobs: list[TrainingJob]
 
@@ -122,10 +128,10 @@ def kept(exported) -> Kept:
         for kind in kinds
         for device in range(3)
     ]
-    return Kept(World(main, six(), EngineSettings("onnxruntime"), {"half": half}), bases, jobs)
+    return Kept(ExecutorInputs(main, six(), EngineSettings("onnxruntime"), {"half": half}), bases, jobs)
 
 
 @pytest.fixture(scope="session")
 def kept_plainly(kept):
     """What the plain executor makes of the jobs of `kept`."""
-    return same(PlainExecutor(kept.world).run(kept.bases, kept.jobs))
+    return same(PlainExecutor(kept.inputs).run(kept.bases, kept.jobs))

@@ -11,7 +11,13 @@ from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.executors.batched import Batched
-from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, Result, TrainingJob, World
+from device_runtime.simulation.executors.job import (
+    ExecutorInputs,
+    FailedJob,
+    PlainExecutor,
+    Result,
+    TrainingJob,
+)
 from device_runtime.strategies import registry
 from device_runtime.strategies.class_means import ClassMeans
 from device_runtime.strategies.entropy_subset import EntropySubset
@@ -31,8 +37,8 @@ SIZES = (23, 1, 40, 7, 64, 0, 12)
 class Watched:
     """The plain executor, and which devices it was asked for."""
 
-    def __init__(self, world: World) -> None:
-        self.plain, self.asked = PlainExecutor(world), []
+    def __init__(self, inputs: ExecutorInputs) -> None:
+        self.plain, self.asked = PlainExecutor(inputs), []
         self.name, self.closed = self.plain.name, False
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
@@ -56,8 +62,8 @@ def clients(digits: LocalData, bundle: Bundle) -> Clients:
 
 
 @pytest.fixture(scope="module")
-def world(bundle: Bundle, clients: Clients) -> World:
-    return World(bundle, clients, EngineSettings("onnxruntime"))
+def inputs(bundle: Bundle, clients: Clients) -> ExecutorInputs:
+    return ExecutorInputs(bundle, clients, EngineSettings("onnxruntime"))
 
 
 def jobs(
@@ -100,17 +106,17 @@ def assert_alike(found: list[Result], expected: list[Result], within: float = 1e
         ClassMeans(),
     ],
 )
-def test_head_only_kinds_are_trained_together_and_equal_the_plain_executor(world, bundle, strategy):
-    bases, watched = {"0": bundle.weights()}, Watched(world)
-    batched, devices = Batched(world, watched), [2, 0, 1, 3, 4, 6]
-    expected = results(PlainExecutor(world), bases, jobs(strategy, devices))
+def test_head_only_kinds_are_trained_together_and_equal_the_plain_executor(inputs, bundle, strategy):
+    bases, watched = {"0": bundle.weights()}, Watched(inputs)
+    batched, devices = Batched(inputs, watched), [2, 0, 1, 3, 4, 6]
+    expected = results(PlainExecutor(inputs), bases, jobs(strategy, devices))
     for _ in range(2):  # computed, then kept
         assert_alike(results(batched, bases, jobs(strategy, devices)), expected)
     assert watched.asked == []
 
 
-def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in_their_order(world, bundle):
-    bases, watched = {"0": bundle.weights()}, Watched(world)
+def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in_their_order(inputs, bundle):
+    bases, watched = {"0": bundle.weights()}, Watched(inputs)
     full, few = Full(epochs=1, batch=8), FewShot(epochs=2)
     mixed = [
         *jobs(full, [2]),
@@ -119,23 +125,23 @@ def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in
         *jobs(few, [6]),
         *jobs(ClassMeans(), [5, 1]),
     ]
-    found = results(Batched(world, watched), bases, mixed)
-    assert_alike(found, results(PlainExecutor(world), bases, mixed))
+    found = results(Batched(inputs, watched), bases, mixed)
+    assert_alike(found, results(PlainExecutor(inputs), bases, mixed))
     assert watched.asked == [[2, 6, 5]]
     assert [result.kind for result in found] == [job.strategy.name for job in mixed]
 
 
 def test_smaller_models_and_what_takes_more_than_the_base_go_to_the_fallback(kept):
-    watched = Watched(kept.world)
-    found = results(Batched(kept.world, watched), kept.bases, kept.jobs)
-    assert_alike(found, results(PlainExecutor(kept.world), kept.bases, kept.jobs))
+    watched = Watched(kept.inputs)
+    found = results(Batched(kept.inputs, watched), kept.bases, kept.jobs)
+    assert_alike(found, results(PlainExecutor(kept.inputs), kept.bases, kept.jobs))
     assert [result.form for result in found] == [job.strategy.form for job in kept.jobs]
     [asked] = watched.asked
     assert len(asked) == sum(job.strategy.name != "few-shot" for job in kept.jobs)
 
 
 def test_features_are_computed_anew_for_another_extractor_and_not_for_another_head(
-    world, bundle, monkeypatch
+    inputs, bundle, monkeypatch
 ):
     first, few = bundle.weights(), FewShot(epochs=2)
     head = bundle.manifest.head
@@ -143,18 +149,18 @@ def test_features_are_computed_anew_for_another_extractor_and_not_for_another_he
     other_head = {**{n: v.copy() for n, v in first.items()}, head.weight: first[head.weight] * 2}
     other_body = {**bodies, head.weight: first[head.weight]}
     bases = {"0": first, "1": other_head, "2": other_body}
-    batched, seen = Batched(world, PlainExecutor(world)), []
+    batched, seen = Batched(inputs, PlainExecutor(inputs)), []
     features = batched._ways[0]._features
     compute = features._model.features
     monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
     for base, computed in (("0", [23, 40]), ("1", [23, 40]), ("2", [23, 40] * 2)):
         asked = jobs(few, [0, 2], base)
-        assert_alike(results(batched, bases, asked), results(PlainExecutor(world), bases, asked))
+        assert_alike(results(batched, bases, asked), results(PlainExecutor(inputs), bases, asked))
         assert seen == computed
 
 
 @pytest.fixture(scope="module")
-def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> World:
+def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> ExecutorInputs:
     """Softmax regression: all that is trained is the head."""
     torch = pytest.importorskip("torch")
     from device_runtime.models.export.export import ExportSpec, export
@@ -163,7 +169,7 @@ def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPa
     torch.manual_seed(0)
     spec = ExportSpec("regression", bundle.manifest.input, bundle.manifest.labels)
     made = export(build("linear", {"inputs": 64}), spec, tmp_path_factory.mktemp("bundles") / "regression")
-    return World(made, clients, EngineSettings("onnxruntime"))
+    return ExecutorInputs(made, clients, EngineSettings("onnxruntime"))
 
 
 @pytest.mark.parametrize(
@@ -191,39 +197,39 @@ def test_full_updates_with_terms_that_heads_do_not_have_go_to_the_fallback(regre
     assert watched.asked == [[0, 2]]
 
 
-def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(world, bundle):
+def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(inputs, bundle):
     bases, few = {"0": bundle.weights()}, FewShot(epochs=2)
     one = 40 * (4 * (bundle.manifest.head.features + 1) + 8)  # device 2, the largest but one
-    batched = Batched(world, PlainExecutor(world), cache_bytes=one)
-    expected = results(PlainExecutor(world), bases, jobs(few, [0, 2, 4]))
+    batched = Batched(inputs, PlainExecutor(inputs), cache_bytes=one)
+    expected = results(PlainExecutor(inputs), bases, jobs(few, [0, 2, 4]))
     for _ in range(2):
         assert_alike(results(batched, bases, jobs(few, [0, 2, 4])), expected)
     assert batched._ways[0]._features._bytes <= one
 
 
-def test_a_job_gives_the_same_bits_whatever_is_run_beside_it(world, bundle):
+def test_a_job_gives_the_same_bits_whatever_is_run_beside_it(inputs, bundle):
     bases, few = {"0": bundle.weights()}, FewShot()
-    together = results(Batched(world, PlainExecutor(world)), bases, jobs(few, [0, 1, 2, 3, 4, 6]))
-    [alone] = results(Batched(world, PlainExecutor(world)), bases, jobs(few, [3]))
+    together = results(Batched(inputs, PlainExecutor(inputs)), bases, jobs(few, [0, 1, 2, 3, 4, 6]))
+    [alone] = results(Batched(inputs, PlainExecutor(inputs)), bases, jobs(few, [3]))
     for name, value in alone.tensors.items():
         assert value.tobytes() == together[3].tensors[name].tobytes()
 
 
-def test_a_training_that_diverges_is_told_and_leaves_the_others(world, bundle):
+def test_a_training_that_diverges_is_told_and_leaves_the_others(inputs, bundle):
     weights = bundle.weights()
     head = bundle.manifest.head
     spoilt = {**weights, head.weight: np.full_like(weights[head.weight], 3e38)}
     bases, few = {"0": weights, "1": spoilt}, FewShot(lr=1e30, epochs=3)
     asked = [*jobs(few, [2], "1"), *jobs(FewShot(), [2], "0")]
-    found = results(Batched(world, PlainExecutor(world)), bases, asked)
+    found = results(Batched(inputs, PlainExecutor(inputs)), bases, asked)
     assert isinstance(found[0], FailedJob)
     assert "non-finite" in found[0].why
     assert isinstance(found[1], TrainedUpdate)
 
 
-def test_it_says_what_it_works_with_and_closes_it(world):
-    watched = Watched(world)
-    batched = Batched(world, watched)
+def test_it_says_what_it_works_with_and_closes_it(inputs):
+    watched = Watched(inputs)
+    batched = Batched(inputs, watched)
     assert batched.name == "batched, plain"
     batched.close()
     batched.close()
@@ -231,9 +237,9 @@ def test_it_says_what_it_works_with_and_closes_it(world):
 
 
 @pytest.fixture(scope="module")
-def on_torch(bundle: Bundle, clients: Clients) -> World:
+def on_torch(bundle: Bundle, clients: Clients) -> ExecutorInputs:
     pytest.importorskip("torch")
-    return World(bundle, clients, EngineSettings("torch"))
+    return ExecutorInputs(bundle, clients, EngineSettings("torch"))
 
 
 @pytest.mark.slow
@@ -263,18 +269,18 @@ def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(ke
         for tunable in ("bias", "lora", "head")
     ]
     kinds += [registry.make("sparse", settings), registry.make("full", {**settings, "moon": 1.0})]
-    on_torch, bases = replace(kept.world, engine=EngineSettings("torch")), {"1": kept.bases["1"]}
+    on_torch, bases = replace(kept.inputs, engine=EngineSettings("torch")), {"1": kept.bases["1"]}
     asked = [job for kind in kinds for job in jobs(kind, [0, 1, 2], "1")]
     found = results(Batched(on_torch, PlainExecutor(on_torch), networks=True), bases, asked)
     assert_alike(found, results(PlainExecutor(on_torch), bases, asked), within=5e-4)
     assert [result.memory is not None for result in found] == [False] * 12 + [True] * 3
 
 
-def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(world, on_torch, bundle):
+def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(inputs, on_torch, bundle):
     bases, full = {"0": bundle.weights()}, Full(epochs=1, batch=8)
     for asked, networks, strategy in (
-        (world, None, full),
-        (world, True, full),
+        (inputs, None, full),
+        (inputs, True, full),
         (on_torch, False, full),
         (on_torch, True, Full(epochs=1, batch=8, mu=0.1)),
         (on_torch, True, Full(epochs=1, batch=8, mu_head=0.1)),
@@ -330,14 +336,14 @@ def without_statistics(results: list[Result]) -> list[Result]:
     ],
 )
 def test_statistics_beside_heads_are_of_the_features_that_heads_learn_from(
-    world, bundle, strategy, monkeypatch
+    inputs, bundle, strategy, monkeypatch
 ):
-    bases, watched, devices = {"0": bundle.weights()}, Watched(world), [2, 0, 1, 3, 4, 6]
-    batched, seen = Batched(world, watched), []
+    bases, watched, devices = {"0": bundle.weights()}, Watched(inputs), [2, 0, 1, 3, 4, 6]
+    batched, seen = Batched(inputs, watched), []
     features = batched._features
     compute = features._model.features
     monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
-    expected = results(PlainExecutor(world), bases, jobs(strategy, devices))
+    expected = results(PlainExecutor(inputs), bases, jobs(strategy, devices))
     for _ in range(2):
         found = results(batched, bases, jobs(strategy, devices))
         assert_statistics_alike(found, expected)
@@ -389,12 +395,12 @@ def test_features_of_a_base_that_has_diverged_are_told(on_torch, bundle):
         assert "non-finite" in found.why
 
 
-def test_jobs_that_hold_samples_out_are_done_as_a_device_does_them(world, bundle):
+def test_jobs_that_hold_samples_out_are_done_as_a_device_does_them(inputs, bundle):
     strategy = with_statistics(FewShot(epochs=1), hold_out=0.25)
     head = {held_out.CLOSED_FORM + n: bundle.weights()[n] for n in ("head.weight", "head.bias")}
-    bases, watched, devices = {"0": bundle.weights(), "0//aside": head}, Watched(world), [0, 1, 2]
+    bases, watched, devices = {"0": bundle.weights(), "0//aside": head}, Watched(inputs), [0, 1, 2]
     asked = [replace(job, aside="0//aside") for job in jobs(strategy, devices)]
-    found = results(Batched(world, watched), bases, asked)
+    found = results(Batched(inputs, watched), bases, asked)
     assert watched.asked == [devices]
     held = [int(held_out.mask(SIZES[device], 0.25, f"pi-{device}").sum()) for device in devices]
     assert [made.num_examples for made in found] == [

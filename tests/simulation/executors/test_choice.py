@@ -11,50 +11,50 @@ from device_runtime.profiles.machine import cpu_quota
 from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors import choice
-from device_runtime.simulation.executors.choice import ExecutorWish, choose, job_flops, make, names
+from device_runtime.simulation.executors.choice import ExecutorRequest, choose, job_flops, make, names
 from device_runtime.strategies import registry
 
 from .conftest import jobs_of, same
 
 FULL = registry.make("full", {"epochs": 1})
 HEADS = [registry.make("few-shot"), registry.make("class-means")]
-ONE = ExecutorWish(workers=1)
-FOUR = ExecutorWish(workers=4)
+ONE = ExecutorRequest(workers=1)
+FOUR = ExecutorRequest(workers=4)
 
 
 @pytest.fixture
-def chosen(world):
+def chosen(inputs):
     """What is chosen, said shortly: who trains one by one, and whether others are batched."""
 
-    def short(wish, kinds, **changes):
-        found = choose(replace(world, **changes), wish, kinds)
+    def short(wanted, kinds, **changes):
+        found = choose(replace(inputs, **changes), wanted, kinds)
         return found.name, found.batched, found.networks
 
     return short
 
 
-def with_samples(world, count: int):
+def with_samples(inputs, count: int):
     """One device of so many samples."""
-    return Clients(world.clients.x, world.clients.y, np.zeros(count, np.int64), np.array([0, count]))
+    return Clients(inputs.clients.x, inputs.clients.y, np.zeros(count, np.int64), np.array([0, count]))
 
 
-def test_operations_of_a_job_are_those_of_a_device_of_mean_size(world):
+def test_operations_of_a_job_are_those_of_a_device_of_mean_size(inputs):
     """40 samples of six devices: seven, once through train.all."""
-    expected = 7 * world.bundle.manifest.graphs["train.all"].flops
-    assert job_flops(world, FULL) == expected
-    assert job_flops(world, registry.make("zeroth-order", {"tunable": "lora"})) == 0.0
+    expected = 7 * inputs.bundle.manifest.graphs["train.all"].flops
+    assert job_flops(inputs, FULL) == expected
+    assert job_flops(inputs, registry.make("zeroth-order", {"tunable": "lora"})) == 0.0
 
 
-def test_heavy_jobs_go_to_processes_where_there_is_more_than_one_core(chosen, world):
-    assert job_flops(world, FULL) > choice.HEAVY_FLOPS
+def test_heavy_jobs_go_to_processes_where_there_is_more_than_one_core(chosen, inputs):
+    assert job_flops(inputs, FULL) > choice.HEAVY_FLOPS
     assert chosen(FOUR, [FULL]) == ("processes", False, False)
     assert chosen(ONE, [FULL]) == ("plain", False, False)
 
 
-def test_light_jobs_stay_here(chosen, world):
-    samples = int(choice.HEAVY_FLOPS // world.bundle.manifest.graphs["train.all"].flops)
-    assert chosen(FOUR, [FULL], clients=with_samples(world, samples)) == ("plain", False, False)
-    assert chosen(FOUR, [FULL], clients=with_samples(world, samples + 1)) == ("processes", False, False)
+def test_light_jobs_stay_here(chosen, inputs):
+    samples = int(choice.HEAVY_FLOPS // inputs.bundle.manifest.graphs["train.all"].flops)
+    assert chosen(FOUR, [FULL], clients=with_samples(inputs, samples)) == ("plain", False, False)
+    assert chosen(FOUR, [FULL], clients=with_samples(inputs, samples + 1)) == ("processes", False, False)
 
 
 def test_heads_are_batched_and_the_rest_as_if_they_were_not_there(chosen):
@@ -71,51 +71,51 @@ def test_small_networks_are_batched_on_torch_where_cores_are_few(chosen):
     assert PAYS_BELOW_FLOPS == choice.SMALL_STEP_FLOPS
     assert chosen(ONE, [FULL], engine=EngineSettings(engine="torch")) == ("plain", True, True)
     assert chosen(FOUR, [FULL], engine=EngineSettings(engine="torch", device="cuda")) == ("plain", True, True)
-    assert chosen(ExecutorWish(workers=2), [FULL], engine=EngineSettings(engine="torch"))[2]
+    assert chosen(ExecutorRequest(workers=2), [FULL], engine=EngineSettings(engine="torch"))[2]
     assert chosen(FOUR, [FULL], engine=EngineSettings(engine="torch")) == ("processes", False, False)
     assert chosen(FOUR, HEADS, engine=EngineSettings(engine="torch")) == ("plain", True, False)
 
 
 def test_a_named_cluster_is_used(chosen):
-    assert chosen(ExecutorWish(address="auto"), [FULL, *HEADS]) == ("ray", False, False)
+    assert chosen(ExecutorRequest(address="auto"), [FULL, *HEADS]) == ("ray", False, False)
 
 
 @pytest.mark.parametrize("name", choice.NAMES)
 def test_what_is_asked_for_is_taken(chosen, name):
-    trains, batched, _ = chosen(ExecutorWish(name), [FULL])
+    trains, batched, _ = chosen(ExecutorRequest(name), [FULL])
     assert (trains, batched) == (("plain", True) if name == "batched" else (name, False))
 
 
-def test_why_is_said_with_figures(world):
-    assert choose(world, FOUR, [FULL]).why == f"{job_flops(world, FULL) / 1e6:.3g} MFLOP a job, 4 cores"
-    assert choose(world, ONE, [FULL]).why == "one core is usable"
-    assert choose(world, ONE, HEADS[:1]).why == "few-shot of many devices is one matrix product"
-    assert choose(world, ExecutorWish("plain"), [FULL]).why == "as asked for"
-    assert choose(world, ExecutorWish(address="h:1"), [FULL]).why == "a Ray cluster is named: h:1"
+def test_why_is_said_with_figures(inputs):
+    assert choose(inputs, FOUR, [FULL]).why == f"{job_flops(inputs, FULL) / 1e6:.3g} MFLOP a job, 4 cores"
+    assert choose(inputs, ONE, [FULL]).why == "one core is usable"
+    assert choose(inputs, ONE, HEADS[:1]).why == "few-shot of many devices is one matrix product"
+    assert choose(inputs, ExecutorRequest("plain"), [FULL]).why == "as asked for"
+    assert choose(inputs, ExecutorRequest(address="h:1"), [FULL]).why == "a Ray cluster is named: h:1"
 
 
-def test_wishes_that_cannot_be_meant_are_refused(world):
+def test_requests_that_cannot_be_met_are_refused(inputs):
     with pytest.raises(ExecutorError, match="no executor 'abacus'; there are auto, plain, batched"):
-        choose(world, ExecutorWish("abacus"), [FULL])
+        choose(inputs, ExecutorRequest("abacus"), [FULL])
     with pytest.raises(ExecutorError, match="executor plain takes no address"):
-        choose(world, ExecutorWish("plain", address="h:1"), [FULL])
+        choose(inputs, ExecutorRequest("plain", address="h:1"), [FULL])
     with pytest.raises(EngineError, match="no engine 'abacus'"):
-        make(replace(world, engine=EngineSettings(engine="abacus")), ONE, [FULL])
+        make(replace(inputs, engine=EngineSettings(engine="abacus")), ONE, [FULL])
     assert names() == ("auto", "plain", "batched", "processes", "ray")
 
 
 @pytest.mark.parametrize(
-    ("wish", "kinds", "name"),
+    ("wanted", "kinds", "name"),
     [
         (ONE, [FULL], "plain"),
-        (ExecutorWish("processes", workers=1), [FULL], "processes (1)"),
+        (ExecutorRequest("processes", workers=1), [FULL], "processes (1)"),
         (ONE, HEADS, "batched, plain"),
-        (ExecutorWish("batched"), [FULL], "batched, plain"),
-        (ExecutorWish(workers=2), [FULL, *HEADS], "batched, processes (2)"),
+        (ExecutorRequest("batched"), [FULL], "batched, plain"),
+        (ExecutorRequest(workers=2), [FULL, *HEADS], "batched, processes (2)"),
     ],
 )
-def test_what_is_made_says_what_it_is_and_works(world, bases, wish, kinds, name):
-    executor = make(world, wish, kinds)
+def test_what_is_made_says_what_it_is_and_works(inputs, bases, wanted, kinds, name):
+    executor = make(inputs, wanted, kinds)
     try:
         assert executor.name == name
         assert len(same(executor.run(bases, jobs_of("full", 2)))) == 2

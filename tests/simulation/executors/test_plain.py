@@ -17,12 +17,12 @@ from .conftest import jobs_of, same
 
 
 @pytest.mark.parametrize("kind", registry.DEFAULT_KINDS)
-def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, world, bases):
+def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, inputs, bases):
     jobs = jobs_of(kind)
-    results = [(result, dict(result.tensors)) for result in PlainExecutor(world).run(bases, jobs)]
+    results = [(result, dict(result.tensors)) for result in PlainExecutor(inputs).run(bases, jobs)]
     for job, (result, sent) in zip(jobs, results, strict=True):
-        model = OnnxModel(world.bundle, bases[job.base])
-        data = world.clients.local(job.device, world.bundle.manifest.input)
+        model = OnnxModel(inputs.bundle, bases[job.base])
+        data = inputs.clients.local(job.device, inputs.bundle.manifest.input)
         run = Run(job.seed, job.name, clock=lambda: 0.0, deadline=1.0)
         alone = job.strategy.train(model, data, run)
         assert tensors.encode(sent) == tensors.encode(alone.tensors)
@@ -30,11 +30,11 @@ def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, world, ba
 
 
 def test_a_job_begins_with_what_its_device_kept_and_was_sent_and_ends_with_what_it_keeps(kept):
-    executor = PlainExecutor(kept.world)
+    executor = PlainExecutor(kept.inputs)
     for job in kept.jobs:
         [made] = executor.run(kept.bases, [job])
-        model = OnnxModel(kept.world.of(job.strategy.member), kept.bases[job.base])
-        data = kept.world.clients.local(job.device, model.manifest.input)
+        model = OnnxModel(kept.inputs.of(job.strategy.member), kept.bases[job.base])
+        data = kept.inputs.clients.local(job.device, model.manifest.input)
         aside = kept.bases[job.aside] if job.aside else {}
         run = Run(job.seed, job.name, lambda: 0.0, 1.0, memory=job.memory, aside=aside)
         alone = job.strategy.train(model, data, run)
@@ -47,8 +47,8 @@ def test_a_job_begins_with_what_its_device_kept_and_was_sent_and_ends_with_what_
 
 def test_memory_and_what_is_beside_the_base_change_what_is_trained(kept):
     """Of the second round: kinds that take neither are trained to the same bits without."""
-    executor = PlainExecutor(kept.world)
-    second = [job for job in kept.jobs if job.round == 2 and len(kept.world.clients.indices(job.device)) > 1]
+    executor = PlainExecutor(kept.inputs)
+    second = [job for job in kept.jobs if job.round == 2 and len(kept.inputs.clients.indices(job.device)) > 1]
     without = [replace(job, memory={}, aside="") for job in second]
     with_it, without_it = (same(executor.run(kept.bases, jobs)) for jobs in (second, without))
     pairs = zip(second, with_it, without_it, strict=True)
@@ -58,7 +58,7 @@ def test_memory_and_what_is_beside_the_base_change_what_is_trained(kept):
 
 def test_a_result_s_memory_is_the_caller_s_own(kept):
     first, second = (job for job in kept.jobs[:2])
-    executor = PlainExecutor(kept.world)
+    executor = PlainExecutor(kept.inputs)
     [made] = executor.run(kept.bases, [first])
     before = tensors.encode(made.memory)
     list(executor.run(kept.bases, [second]))
@@ -72,23 +72,23 @@ def test_noise_is_a_job_s_own_and_the_same_whenever_it_is_done():
     assert len({*drawn, *(run_of(job).rng().random() for job in jobs)}) == 8
 
 
-def test_a_member_that_is_not_there_is_named(world):
+def test_a_member_that_is_not_there_is_named(inputs):
     with pytest.raises(ExecutorError, match="no member 'wrn-22-1'; it has none"):
-        world.of("wrn-22-1")
+        inputs.of("wrn-22-1")
 
 
-def test_order_and_company_of_jobs_change_nothing(world, bases, every_kind, plainly):
-    executor = PlainExecutor(world)
+def test_order_and_company_of_jobs_change_nothing(inputs, bases, every_kind, plainly):
+    executor = PlainExecutor(inputs)
     back = same(executor.run(bases, every_kind[::-1]))
     assert back[::-1] == plainly
     assert same(executor.run(bases, every_kind[:1])) == plainly[:1]
 
 
-def test_a_job_that_diverges_says_so_and_the_next_goes_on(world, bases):
+def test_a_job_that_diverges_says_so_and_the_next_goes_on(inputs, bases):
     wild = TrainingJob(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
     [calm] = jobs_of("class-means", 1)
     with np.errstate(all="ignore"):
-        diverged, fine = PlainExecutor(world).run(bases, [wild, calm])
+        diverged, fine = PlainExecutor(inputs).run(bases, [wild, calm])
     assert isinstance(diverged, FailedJob)
     assert "non-finite" in diverged.why
     assert fine.kind == "class-means"

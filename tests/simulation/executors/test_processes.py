@@ -36,12 +36,12 @@ import sys
 from pathlib import Path
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.clients import Clients
-from device_runtime.simulation.executors.job import TrainingJob, World
+from device_runtime.simulation.executors.job import TrainingJob, ExecutorInputs
 from device_runtime.simulation.executors.processes import Processes
 from device_runtime.strategies.full import Full
 
 bundle = Bundle.open(sys.argv[1])
-executor = Processes(World(bundle, Clients.open(Path(sys.argv[2]))), 2)
+executor = Processes(ExecutorInputs(bundle, Clients.open(Path(sys.argv[2]))), 2)
 print(*executor.pids, flush=True)
 job = TrainingJob(0, "pi-0", Full(epochs=int(sys.argv[3])), 7, "1")
 results = executor.run({"1": bundle.weights()}, [job] * 2)
@@ -50,8 +50,8 @@ next(results)
 
 
 @pytest.fixture(scope="module")
-def executor(world):
-    made = Processes(world, 2)
+def executor(inputs):
+    made = Processes(inputs, 2)
     yield made
     made.close()
 
@@ -89,7 +89,7 @@ def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases
 
 
 @pytest.mark.slow
-def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
+def test_class_statistics_come_with_updates_bit_for_bit(executor, inputs, bases):
     asked = [job for kind in ("full", "few-shot", "zeroth-order") for job in jobs_of(kind)]
     statistics = ClassStatistics(numbers="int8", most_classes=1)
     jobs = [
@@ -99,7 +99,7 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
         for job in asked
         for label in (0, 1)
     ]
-    plainly = same(PlainExecutor(world).run(bases, jobs))
+    plainly = same(PlainExecutor(inputs).run(bases, jobs))
     assert plainly[::2] != plainly[1::2]
     assert same(executor.run(bases, jobs)) == plainly
     assert all(class_statistics.ROWS in names for _, names, *_ in plainly)
@@ -112,7 +112,7 @@ def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_b
     monkeypatch.setattr(
         "device_runtime.simulation.executors.processes.RESULTS_BYTES", 1
     )  # slots are used again
-    executor = Processes(kept.world, 2)
+    executor = Processes(kept.inputs, 2)
     try:
         assert same(executor.run(kept.bases, kept.jobs)) == kept_plainly
         results = executor.run(kept.bases, kept.jobs[::-1])
@@ -126,12 +126,12 @@ def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_b
 @pytest.mark.slow
 def test_what_is_beside_the_base_may_change_its_shape(kept):
     """Shared memory that another layout has left is written anew."""
-    executor = Processes(kept.world, 1)
+    executor = Processes(kept.inputs, 1)
     job = next(job for job in kept.jobs if job.aside and job.strategy.name == "full+few-shot")
     try:
         for beside in (kept.bases[job.aside], {}, {f"{FEW_SHOT}head.bias": np.ones(10, np.float32)}):
             bases = kept.bases | {job.aside: beside}
-            assert same(executor.run(bases, [job])) == same(PlainExecutor(kept.world).run(bases, [job]))
+            assert same(executor.run(bases, [job])) == same(PlainExecutor(kept.inputs).run(bases, [job]))
     finally:
         executor.close()
 
@@ -142,13 +142,13 @@ def test_the_same_workers_give_the_same_again_in_another_order(executor, bases, 
 
 
 @pytest.mark.slow
-def test_more_jobs_than_there_is_room_for_results_come_in_their_order(world, bases, monkeypatch):
+def test_more_jobs_than_there_is_room_for_results_come_in_their_order(inputs, bases, monkeypatch):
     monkeypatch.setattr("device_runtime.simulation.executors.processes.RESULTS_BYTES", 1)
     jobs = jobs_of("class-means", 40)
-    executor = Processes(world, 1)
+    executor = Processes(inputs, 1)
     try:
-        assert same(executor.run(bases, jobs)) == same(PlainExecutor(world).run(bases, jobs))
-        assert os.fstat(executor._crew.results.fd).st_size == 3 * mmap.PAGESIZE
+        assert same(executor.run(bases, jobs)) == same(PlainExecutor(inputs).run(bases, jobs))
+        assert os.fstat(executor._pool.results.fd).st_size == 3 * mmap.PAGESIZE
     finally:
         executor.close()
 
@@ -156,16 +156,16 @@ def test_more_jobs_than_there_is_room_for_results_come_in_their_order(world, bas
 def test_a_run_of_several_waves_is_one_run(executor, bases, monkeypatch):
     jobs = jobs_of("class-means", 7)
     whole = same(executor.run(bases, jobs))
-    monkeypatch.setattr("device_runtime.simulation.executors.processes.WAVE_JOBS", 3)
+    monkeypatch.setattr("device_runtime.simulation.executors.processes.BATCH_JOBS", 3)
     assert same(executor.run(bases, jobs)) == whole
     assert list(executor.run(bases, [])) == []
 
 
-def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, world, bases):
+def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, inputs, bases):
     jobs = [replace(job, base="1") for job in jobs_of("class-means")]
     for weights in (bases["1"], bases["4"], dict(bases["1"]), bases["4"]):
         assert same(executor.run({"1": weights}, jobs)) == same(
-            PlainExecutor(world).run({"1": weights}, jobs)
+            PlainExecutor(inputs).run({"1": weights}, jobs)
         )
 
 
@@ -183,14 +183,14 @@ def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
     assert fine.kind == "class-means"
 
 
-def test_what_a_bundle_cannot_do_is_said_as_plainly_and_others_go_on(executor, world, bases):
+def test_what_a_bundle_cannot_do_is_said_as_plainly_and_others_go_on(executor, inputs, bases):
     jobs = [*jobs_of("class-means", 2), TrainingJob(0, "pi-0", ZerothOrder(tunable="lora"), 77, "1")]
     with pytest.raises(ModelError) as plainly:
-        list(PlainExecutor(world).run(bases, jobs))
+        list(PlainExecutor(inputs).run(bases, jobs))
     with pytest.raises(type(plainly.value)) as raised:
         list(executor.run(bases, jobs))
     assert str(raised.value) == str(plainly.value)
-    assert same(executor.run(bases, jobs[:2])) == same(PlainExecutor(world).run(bases, jobs[:2]))
+    assert same(executor.run(bases, jobs[:2])) == same(PlainExecutor(inputs).run(bases, jobs[:2]))
 
 
 def test_a_strategy_that_is_not_in_the_registry_is_refused_before_it_is_sent(executor, bases):
@@ -228,15 +228,15 @@ def test_workers_killed_between_runs_change_no_bit(executor, bases, every_kind, 
 
 
 @pytest.mark.slow
-def test_a_job_that_ends_every_worker_is_named(world, bases):
-    executor = Processes(world, 1)
+def test_a_job_that_ends_every_worker_is_named(inputs, bases):
+    executor = Processes(inputs, 1)
 
     killed: list[int] = []
 
     def kill_three_times() -> None:
         while len(killed) < 3:
             for pid in executor.pids:
-                if pid not in killed and executor._board.taken() == [1]:
+                if pid not in killed and executor._queue.taken() == [1]:
                     killed.append(pid)
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
@@ -251,8 +251,8 @@ def test_a_job_that_ends_every_worker_is_named(world, bases):
     executor.close()
 
 
-def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
-    executor = Processes(world, 2)
+def test_nothing_is_left_behind_when_it_is_closed(inputs, bases, scratch):
+    executor = Processes(inputs, 2)
     pids = executor.pids
     results = executor.run(bases, [*jobs_of("class-means", 1), TrainingJob(3, "pi-3", ENDLESS, 77, "1")])
     next(results)
@@ -268,9 +268,9 @@ def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
 
 
 @pytest.mark.slow
-def test_workers_of_torch_are_copies_of_one_and_as_good_as_any(world, bases, every_kind):
+def test_workers_of_torch_are_copies_of_one_and_as_good_as_any(inputs, bases, every_kind):
     pytest.importorskip("torch")
-    jobs, on_torch = every_kind[::2], replace(world, engine=EngineSettings(engine="torch"))
+    jobs, on_torch = every_kind[::2], replace(inputs, engine=EngineSettings(engine="torch"))
     plainly = same(PlainExecutor(on_torch).run(bases, jobs))
     executor = Processes(on_torch, 3)
     first, *copies = pids = executor.pids
@@ -287,41 +287,41 @@ def test_workers_of_torch_are_copies_of_one_and_as_good_as_any(world, bases, eve
     assert all(gone(pid) for pid in {*pids, *last})
 
 
-def test_clients_that_were_opened_from_files_are_used_where_they_are(world, bases, tmp_path, scratch):
-    world.clients.save(tmp_path / "clients")
-    executor = Processes(replace(world, clients=Clients.open(tmp_path / "clients")), 1)
+def test_clients_that_were_opened_from_files_are_used_where_they_are(inputs, bases, tmp_path, scratch):
+    inputs.clients.save(tmp_path / "clients")
+    executor = Processes(replace(inputs, clients=Clients.open(tmp_path / "clients")), 1)
     jobs = jobs_of("class-means")
-    assert same(executor.run(bases, jobs)) == same(PlainExecutor(world).run(bases, jobs))
+    assert same(executor.run(bases, jobs)) == same(PlainExecutor(inputs).run(bases, jobs))
     assert folders(scratch) == []
     executor.close()
-    assert len(Clients.open(tmp_path / "clients")) == len(world.clients)
+    assert len(Clients.open(tmp_path / "clients")) == len(inputs.clients)
 
 
 @pytest.mark.parametrize(
-    ("wish", "error", "says"),
+    ("settings", "error", "says"),
     [
         (EngineSettings(engine="abacus"), EngineError, "no engine 'abacus'"),
         (EngineSettings(precision="int8"), BundleError, "int8"),
     ],
 )
-def test_what_a_worker_finds_wrong_at_its_start_is_said_here(world, wish, error, says, scratch):
+def test_what_a_worker_finds_wrong_at_its_start_is_said_here(inputs, settings, error, says, scratch):
     with pytest.raises(error, match=says):
-        Processes(replace(world, engine=wish), 2)
+        Processes(replace(inputs, engine=settings), 2)
     assert folders(scratch) == []
 
 
 @pytest.mark.parametrize("workers", [0, 5000])
-def test_a_senseless_number_of_workers_is_refused(world, workers):
+def test_a_senseless_number_of_workers_is_refused(inputs, workers):
     with pytest.raises(ExecutorError, match=f"workers is {workers}, expected 1 to 1024"):
-        Processes(world, workers)
+        Processes(inputs, workers)
 
 
 class Started:
     """The script above, in a session of its own: a signal reaches it and its workers alike."""
 
-    def __init__(self, world, tmp_path, scratch, epochs: int) -> None:
-        world.clients.save(tmp_path / "clients")
-        code = [sys.executable, "-c", SCRIPT, str(world.bundle.path), str(tmp_path / "clients"), str(epochs)]
+    def __init__(self, inputs, tmp_path, scratch, epochs: int) -> None:
+        inputs.clients.save(tmp_path / "clients")
+        code = [sys.executable, "-c", SCRIPT, str(inputs.bundle.path), str(tmp_path / "clients"), str(epochs)]
         self.process = subprocess.Popen(
             code,
             stdout=subprocess.PIPE,
@@ -348,8 +348,8 @@ def at_work(pids) -> bool:
 
 
 @pytest.fixture
-def started(world, tmp_path, scratch):
-    return lambda epochs: Started(world, tmp_path, scratch, epochs)
+def started(inputs, tmp_path, scratch):
+    return lambda epochs: Started(inputs, tmp_path, scratch, epochs)
 
 
 def test_a_program_that_forgets_to_close_it_leaves_nothing_behind(started, scratch):

@@ -14,7 +14,7 @@ from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
 from device_runtime.simulation.executors.packing import error_of, read_reply
-from device_runtime.simulation.executors.ray_cluster import RayWorker, RayWorld
+from device_runtime.simulation.executors.ray_cluster import RayInputs, RayWorker
 from device_runtime.simulation.executors.ray_executor import RayExecutor
 from device_runtime.strategies.full import Full
 from device_runtime.strategies.zeroth_order import ZerothOrder
@@ -25,9 +25,9 @@ with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not insta
 
 
 @pytest.fixture(scope="module")
-def executor(world):
+def executor(inputs):
     """On a cluster of its own, of two workers."""
-    made = RayExecutor(world, workers=2)
+    made = RayExecutor(inputs, workers=2)
     yield made
     made.close()
 
@@ -40,11 +40,11 @@ def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases
 
 
 @with_ray
-def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, world, bases):
+def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, inputs, bases):
     jobs = [replace(job, base="1") for job in jobs_of("class-means")]
     for weights in (bases["1"], bases["4"], bases["1"]):
         assert same(executor.run({"1": weights}, jobs)) == same(
-            PlainExecutor(world).run({"1": weights}, jobs)
+            PlainExecutor(inputs).run({"1": weights}, jobs)
         )
 
 
@@ -58,10 +58,10 @@ def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
 
 
 @with_ray
-def test_what_cannot_be_done_is_said_as_plainly(executor, world, bases):
+def test_what_cannot_be_done_is_said_as_plainly(executor, inputs, bases):
     jobs = [*jobs_of("class-means", 2), TrainingJob(0, "pi-0", ZerothOrder(tunable="lora"), 77, "1")]
     with pytest.raises(ModelError) as plainly:
-        list(PlainExecutor(world).run(bases, jobs))
+        list(PlainExecutor(inputs).run(bases, jobs))
     with pytest.raises(type(plainly.value)) as raised:
         list(executor.run(bases, jobs))
     assert str(raised.value) == str(plainly.value)
@@ -89,25 +89,25 @@ def test_a_worker_killed_in_the_middle_changes_no_bit(executor, bases, every_kin
     assert first + same(results) == plainly
 
 
-def test_without_ray_it_is_said_what_to_install(world, monkeypatch):
+def test_without_ray_it_is_said_what_to_install(inputs, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ExecutorError, match=r"pip install 'device-runtime\[ray\]'"):
-        RayExecutor(world)
+        RayExecutor(inputs)
 
 
-def test_no_workers_are_refused(world):
+def test_no_workers_are_refused(inputs):
     with pytest.raises(ExecutorError, match="workers is 0, expected at least 1"):
-        RayExecutor(world, workers=0)
+        RayExecutor(inputs, workers=0)
 
 
 @pytest.mark.parametrize(
-    ("wish", "error"),
+    ("settings", "error"),
     [(EngineSettings(engine="abacus"), EngineError), (EngineSettings(precision="int8"), BundleError)],
 )
-def test_what_a_worker_finds_wrong_at_its_start_is_told_as_it_is(world, wish, error):
-    zipped, held = np.frombuffer(world.bundle.packed(), np.uint8), world.clients
+def test_what_a_worker_finds_wrong_at_its_start_is_told_as_it_is(inputs, settings, error):
+    zipped, held = np.frombuffer(inputs.bundle.packed(), np.uint8), inputs.clients
     arrays = held.x, held.y, held.order, held.offsets
-    opening = msgspec.msgpack.encode(RayWorld(wish, ()))
+    opening = msgspec.msgpack.encode(RayInputs(settings, ()))
     reply = read_reply(RayWorker().open(opening, *arrays, zipped))
-    with pytest.raises(error, match=wish.engine if error is EngineError else wish.precision):
+    with pytest.raises(error, match=settings.engine if error is EngineError else settings.precision):
         raise error_of(reply)

@@ -11,7 +11,7 @@ from .conftest import same
 @pytest.mark.slow
 def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors(kept, kept_plainly):
     pytest.importorskip("ray")
-    executor = RayExecutor(kept.world, workers=1)
+    executor = RayExecutor(kept.inputs, workers=1)
     try:
         assert same(executor.run(kept.bases, kept.jobs)) == kept_plainly
     finally:
@@ -19,7 +19,7 @@ def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors(k
 
 
 @pytest.mark.slow
-def test_a_node_killed_in_the_middle_of_a_round_changes_no_bit(world, bases, every_kind, plainly):
+def test_a_node_killed_in_the_middle_of_a_round_changes_no_bit(inputs, bases, every_kind, plainly):
     pytest.importorskip("ray")
     ray = import_ray()
     from ray.cluster_utils import Cluster
@@ -28,7 +28,7 @@ def test_a_node_killed_in_the_middle_of_a_round_changes_no_bit(world, bases, eve
     try:
         lost = cluster.add_node(num_cpus=2)
         cluster.wait_for_nodes()
-        executor = RayExecutor(world, address=cluster.address)
+        executor = RayExecutor(inputs, address=cluster.address)
         assert executor.name == "ray (3)"
         results = executor.run(bases, every_kind)
         made = same([next(results), next(results)])

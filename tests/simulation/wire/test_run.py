@@ -33,7 +33,7 @@ def counted(finished, device, number=1):
 
 
 def opened(finished, number):
-    return next(at for at, what in finished.told if isinstance(what, RoundOpened) and what.round == number)
+    return next(at for at, what in finished.events if isinstance(what, RoundOpened) and what.round == number)
 
 
 def same(one, other):
@@ -64,7 +64,7 @@ def test_every_device_sends_the_richest_kind_that_it_is_predicted_to_afford(
 
 def test_all_three_rounds_count_everyone_and_the_model_learns(undisturbed):
     assert [(r.round, r.participants) for r in undisturbed.rounds] == [(1, 6), (2, 6), (3, 6)]
-    assert not any(isinstance(what, RoundExtended) for _, what in undisturbed.told)
+    assert not any(isinstance(what, RoundExtended) for _, what in undisturbed.events)
     assert undisturbed.rounds[2].eval_acc > undisturbed.rounds[0].eval_acc > 0.3
 
 
@@ -187,7 +187,7 @@ def test_an_aggregator_that_is_killed_goes_on_where_it_was(undisturbed, mixed, m
     assert [(r.round, r.participants) for r in finished.rounds] == [(1, 6), (2, 6), (3, 6)]
     assert kinds(finished) == kinds(undisturbed)
     assert same(finished, undisturbed)
-    assert sum(isinstance(what, RoundOpened) and what.again for _, what in finished.told) == 1
+    assert sum(isinstance(what, RoundOpened) and what.again for _, what in finished.events) == 1
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_device_that_never_comes_back_costs_a_round_its_deadline(mixed, member
     )
     assert [r.participants for r in finished.rounds] == [6, 5, 5]
     assert finished.rounds[1].duration_s == pytest.approx(2.8)
-    assert not any(isinstance(what, RoundExtended) for _, what in finished.told)
+    assert not any(isinstance(what, RoundExtended) for _, what in finished.events)
 
 
 def test_the_bytes_of_the_records_are_those_that_went_over_the_wire(undisturbed):

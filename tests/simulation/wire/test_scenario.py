@@ -116,7 +116,7 @@ def test_an_update_arrives_on_the_wire_when_the_fast_simulator_says(eight):
     """
     made, noted, _, finished = eight
     bandwidth = {member.name: member.profile.bandwidth.up for member in members(prepare(made, SEED))}
-    opened = {what.round: at for at, what in finished.told if isinstance(what, RoundOpened)}
+    opened = {what.round: at for at, what in finished.events if isinstance(what, RoundOpened)}
     arrived = {(r.round, r.device): at - opened[r.round] for at, r in finished.contributions}
     compared = [ask for ask in noted.asks if ask.round > 1 and bandwidth[ask.device] > BROAD]
     assert len(compared) == 14

@@ -41,7 +41,7 @@ def test_a_device_that_was_there_before_the_aggregator_loses_no_time(one_member)
     away = AggregatorKilled(0.0, 10.0)
     finished = run_on_wire(task("class-means", rounds=1), [one_member("pi-5")], WireCourse(faults=(away,)))
     down = [p.at_s for p in finished.log if p.client == "alone" and not p.up]
-    opened = next(at for at, what in finished.told if isinstance(what, RoundOpened))
+    opened = next(at for at, what in finished.events if isinstance(what, RoundOpened))
     assert min(down) >= 10.0
     assert opened - min(down) < 1.0
 
@@ -57,7 +57,7 @@ def test_an_update_does_not_come_late_because_of_the_words_about_it(one_member, 
         WireCourse(until_s=100),
     )
     assert [record.kind for _, record in finished.contributions] == ["zeroth-order"] * 3
-    assert not any(isinstance(what, RoundExtended) for _, what in finished.told)
+    assert not any(isinstance(what, RoundExtended) for _, what in finished.events)
     assert all(record.duration_s < deadline_s for record in finished.rounds)
     reasons = {record.why for _, record in finished.contributions}
     if deadline_s >= 1.3:
@@ -74,7 +74,7 @@ def test_a_device_whose_link_fails_for_a_moment_while_it_computes_is_waited_for(
     begins_s = first_s - 0.5 * first.train_time_s
     lost = LinkLost(begins_s, begins_s + 0.1, "jetson")
     finished = run_on_wire(one_round, pair, WireCourse(1, (lost,), keepalive_s=0.02, until_s=100))
-    seen = [at for at, what in finished.told if what == DeviceSeen("jetson", False)]
+    seen = [at for at, what in finished.events if what == DeviceSeen("jetson", False)]
     assert lost.at_s < seen[0] < lost.back_s < first_s < last_s - 0.1
     assert [(at, record.device) for at, record in finished.contributions] == [
         (pytest.approx(first_s), "phone-a"), (pytest.approx(last_s, abs=0.001), "jetson")

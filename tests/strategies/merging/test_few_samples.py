@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.strategies.merging import merge as few_samples
-from device_runtime.strategies.merging.aggregator_half import CarriedState, Effect, RoundModel
+from device_runtime.strategies.merging.aggregator_half import CarriedState, KindResult, RoundModel
 from device_runtime.strategies.merging.merge import merge
 from device_runtime.strategies.merging.tensor_mean import TensorMean
 
@@ -63,7 +63,7 @@ def test_of_a_tensor_of_which_parts_came_the_best_known_element_counts():
 def test_mixed_rounds_alone_are_merged_so_and_remember_it(mixed, way, bundle):
     model = RoundModel(bundle.manifest, BASE, 3, 7)
     carried = CarriedState(memory={few_samples.DAMPING_MEMORY: after(100, 100)})
-    effects = {"full": Effect(mean=joined(40), num_examples=40)}
+    effects = {"full": KindResult(mean=joined(40), num_examples=40)}
     merged = merge(model, effects, carried=carried, mixed=mixed)
     np.testing.assert_allclose(merged.base["w"], 1.0 + 2.0 * way)
     assert merged.carried.memory[few_samples.DAMPING_MEMORY]["w"].tolist() == (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.errors import TensorError
-from device_runtime.strategies.merging.aggregator_half import CarriedState, Effect
+from device_runtime.strategies.merging.aggregator_half import CarriedState, KindResult
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.training.device_half import TrainedUpdate
 from device_runtime.strategies.training.tensor_update import Averaged
@@ -22,7 +22,7 @@ class Refining(Averaged):
     teach: object = None
 
     def finish(self, state, model):
-        return Effect(mean=state, num_examples=state.most, refine=self.refine, teach=self.teach)
+        return KindResult(mean=state, num_examples=state.most, refine=self.refine, teach=self.teach)
 
 
 def unable(base):

@@ -4,7 +4,7 @@ from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.strategies import registry
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.few_shot import FewShot
-from device_runtime.strategies.merging.aggregator_half import Effect
+from device_runtime.strategies.merging.aggregator_half import KindResult
 from device_runtime.strategies.merging.merge import merge, rebased_tensors
 from device_runtime.strategies.merging.tensor_mean import TensorMean
 from device_runtime.strategies.zeroth_order import ZerothOrder
@@ -17,7 +17,7 @@ def named(*effects):
 
 def effect(value, names, n, round_model):
     tensors = {name: np.full_like(round_model.weights[name], value) for name in names}
-    return Effect(mean=TensorMean().add(tensors, n), num_examples=n)
+    return KindResult(mean=TensorMean().add(tensors, n), num_examples=n)
 
 
 def test_each_tensor_is_averaged_over_those_who_trained_it(round_model):
@@ -82,7 +82,7 @@ def test_merging_does_not_depend_on_how_the_samples_were_divided_between_equal_u
 def test_the_most_preferred_kind_says_what_is_served(round_model):
     name = round_model.manifest.head.bias
     value = np.ones_like(round_model.weights[name])
-    merged = merge(round_model, named(Effect(served={name: value}), Effect(served={name: 2 * value})))
+    merged = merge(round_model, named(KindResult(served={name: value}), KindResult(served={name: 2 * value})))
     assert (merged.served[name] == 1).all()
 
 

@@ -51,8 +51,8 @@ def test_a_liar_alone_in_its_sort_is_held_to_three_times_the_median_length_of_th
 
 
 @pytest.mark.parametrize("rule", HOLDING)
-def test_liars_in_several_small_sorts_are_each_held(round_model, tmp_path, rule):
-    """Three sorts of one or two devices: five honest of length 1 or 2, two lies."""
+def test_liars_in_several_small_groups_are_each_bounded(round_model, tmp_path, rule):
+    """Three groups of one or two devices: five honest updates of length 1 or 2, two lies."""
     sent = [(f"a-{i}", moved(round_model, 1.0, seed=i)) for i in range(5)]
     for i, (level, kind, form) in enumerate((("head", "few-shot", ""), ("mid", "entropy-subset", "50%"))):
         sent.append((f"z-{i}", moved(round_model, 1e9, level, kind, 10 + i, form)))

@@ -10,7 +10,7 @@ from device_runtime.strategies.full import Full
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
 from device_runtime.strategies.robust import RULES, Robust, Screen
-from device_runtime.strategies.robust.ruling import FAR
+from device_runtime.strategies.robust.robust_rule import FAR
 from device_runtime.strategies.robust.scalars import BY_LENGTH
 from device_runtime.strategies.training.device_half import Late, TrainedUpdate
 from device_runtime.strategies.zeroth_order import ZerothOrder
@@ -121,7 +121,7 @@ def test_under_a_rule_a_liar_does_not_get_a_step_of_its_own_by_being_late(round_
     updates = [*[sent(1.0, 2.0, 10)] * 3, sent(1e9, 1e9, 10, LAST)]
     after, note = screened(round_model, rule, updates, tmp_path)
     assert [step.round for step in after.steps] == [3]
-    assert f"1 zeroth-order of round 2 too few for {rule} to tell who lies, and left out" in note
+    assert f"1 zeroth-order of round 2 too few for {rule} to detect false updates, rejected" in note
 
 
 @pytest.mark.parametrize("rule", sorted(BY_LENGTH))
@@ -170,4 +170,4 @@ def test_who_is_late_for_many_rounds_at_once_has_one_voice_in_what_is_usual(roun
 @pytest.mark.parametrize("rule", sorted(BY_LENGTH))
 def test_that_two_devices_do_not_tell_a_lie_is_noted(round_model, tmp_path, rule):
     _, note = screened(round_model, rule, [sent(3.0, 4.0, 10), sent(9.0, 9.0, 10, LAST)], tmp_path)
-    assert f"2 zeroth-order too few for {rule} to tell who lies" in note
+    assert f"2 zeroth-order too few for {rule} to detect false updates" in note

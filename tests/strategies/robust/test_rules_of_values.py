@@ -83,7 +83,7 @@ def test_a_stated_bound_holds_scalars_to_it(round_model, tmp_path):
 def test_with_a_stated_bound_a_device_alone_cannot_move_the_model_further(round_model, tmp_path):
     made, note = scalars(round_model, "value-clip", [((1e9, -1e9), 10)], tmp_path, clip=2.0)
     assert made == (2.0, -2.0)
-    assert "1 zeroth-order too few for value-clip to tell who lies" in note
+    assert "1 zeroth-order too few for value-clip to detect false updates" in note
 
 
 def test_samples_weigh_in_the_weighted_median_up_to_the_median_of_devices(round_model, tmp_path):

@@ -47,4 +47,4 @@ def test_devices_of_a_round_are_compared_with_each_other_and_few_late_ones_are_l
     made, note = merged(round_model, ZerothOrder(), rule, sent, tmp_path)
     assert made == [pytest.approx((1.0, 2.0))]
     of = f"of round {round_model.round - 1}"
-    assert f"2 zeroth-order {of} too few for {rule} to tell who lies, and left out" in note
+    assert f"2 zeroth-order {of} too few for {rule} to detect false updates, rejected" in note

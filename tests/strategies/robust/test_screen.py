@@ -94,7 +94,7 @@ def test_one_update_alone_is_merged_as_it_came_and_the_note_says_what_that_is_wo
     base, note = merged(round_model, rule, [("pi", update)], tmp_path)
     for name, value in update.tensors.items():
         np.testing.assert_array_equal(base[name], value)
-    assert note == f"1 full too few for {rule} to tell who lies"
+    assert note == f"1 full too few for {rule} to detect false updates"
 
 
 @pytest.mark.parametrize("rule", HOLDING)
@@ -121,11 +121,11 @@ def test_krum_with_fewer_than_2f_plus_3_updates_gives_way_to_the_median_and_says
 def test_krum_takes_one_update_unchanged_and_multi_krum_names_whom_it_left_out(round_model, tmp_path):
     sent = crowd(round_model, 7, 2)
     base, note = merged(round_model, "krum", sent, tmp_path, byzantine=2)
-    taken = note.removeprefix("krum took ").removesuffix(" (full) of 9")
+    taken = note.removeprefix("krum selected ").removesuffix(" (full) of 9")
     update = dict(sent)[taken]
     np.testing.assert_array_equal(base["head.weight"], update.tensors["head.weight"])
     _, note = merged(round_model, "multi-krum", sent, tmp_path, byzantine=2)
-    assert note == "multi-krum left out z-evil-0, z-evil-1 (full)"
+    assert note == "multi-krum rejected z-evil-0, z-evil-1 (full)"
 
 
 def test_a_group_that_krum_chose_from_weighs_as_before_beside_other_kinds(round_model, tmp_path):
@@ -293,7 +293,7 @@ def test_who_says_that_it_has_a_million_samples_of_a_class_does_not_own_it(round
 
 
 def test_what_is_not_the_models_own_goes_with_its_update_as_it_came(round_model, tmp_path):
-    """Full updates with a classifier or without are sorts of their own: nothing of other shapes is mixed."""
+    """Full updates with and without a classifier are separate groups, so that all shapes agree."""
     kind = registry.make("full+few-shot")
     full = near_base(round_model, 1).tensors
     heads = {n: round_model.weights[n] for n in ("head.weight", "head.bias")}
@@ -314,7 +314,7 @@ def test_an_update_that_is_not_finite_is_left_out(round_model, tmp_path):
     broken.tensors["head.bias"][3] = np.inf  # as after a late one was moved to this base
     sent = [*crowd(round_model, 3, 0), ("z", broken)]
     base, note = merged(round_model, "median", sent, tmp_path)
-    assert note == "z (full) is not finite and is left out"
+    assert note == "z (full) is not finite, rejected"
     assert furthest(round_model, base) < 1.2
 
 

@@ -88,7 +88,7 @@ def test_means_of_liars_are_left_out_and_the_note_says_whose(tmp_path, lie):
     liars = [(f"z-{i}", sums_of(*lie(*samples(20 + i)))) for i in range(2)]
     sent = honest() + liars
     found, notes = held(tmp_path, sent)
-    assert "means of z-0, z-1 (class statistics) left out, far from the others'" in notes[0]
+    assert "means of z-0, z-1 (class statistics) rejected, far from the others'" in notes[0]
     assert not any(one.sums.counts.any() for one in found[-2:])
     best = accuracy([one for _, one in honest()])
     assert accuracy([one for _, one in sent]) < best - 0.01
@@ -126,7 +126,7 @@ def test_a_scatter_that_is_far_larger_than_others_is_left_out_of_the_covariance(
     x, y = samples(20, 400)
     wide = sums_of(MIDDLES[y] + 4 * (x - MIDDLES[y]), y)
     found, notes = held(tmp_path, [*honest(), ("z", wide)])
-    assert notes == ["second moments of z (class statistics) left out"]
+    assert notes == ["second moments of z (class statistics) rejected"]
     assert found[-1].sums.counts.all()
     assert not found[-1].moments.any()
     assert not found[-1].moment_sums.counts.any()
@@ -155,13 +155,13 @@ def test_of_a_device_the_latest_counts_and_of_two_devices_nothing_does(tmp_path)
     assert [(found.sums.counts.sum(), late) for found, late in screen.held(40)] == [(40, None)] * 3
     found, notes = held(tmp_path, honest(2))
     assert found == []
-    assert notes == ["pi-0, pi-1 (class statistics) too few to tell who lies, and left out"]
+    assert notes == ["pi-0, pi-1 (class statistics) too few to detect false ones, rejected"]
 
 
 def test_second_moments_of_two_devices_do_not_count(tmp_path):
     without = [(f"b-{i}", sums_of(*samples(i, 20), moments=False)) for i in range(5)]
     found, notes = held(tmp_path, [*honest(2), *without])
-    assert notes == ["second moments of 2 devices too few to tell who lies, and left out"]
+    assert notes == ["second moments of 2 devices too few to detect false ones, rejected"]
     assert not any(one.moments.any() for one in found)
     assert all(one.sums.counts.all() for one in found)
 
@@ -196,7 +196,7 @@ def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, r
         merged, note = served(name)
         model.load(merged.served)
         accuracies[name] = (model.logits(digits.x).argmax(axis=1) == digits.y).mean()
-    assert "means of pi-6, pi-7, pi-8 (class statistics) left out" in note
+    assert "means of pi-6, pi-7, pi-8 (class statistics) rejected" in note
     assert accuracies["none"] < 0.5
     assert accuracies[rule] > 0.8
 

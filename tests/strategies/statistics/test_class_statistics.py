@@ -94,7 +94,7 @@ def test_large_features_do_not_overflow(model, digits):
     known = exact(1e3 * model.features(digits.x), digits.y)
     sent = class_statistics.encode(known, ClassStatistics())
     assert all(np.isfinite(value).all() for value in sent.values())
-    assert class_statistics.doubt(sent, 240, 1, SHAPE) == ""
+    assert class_statistics.rejection_reason(sent, 240, 1, SHAPE) == ""
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -107,7 +107,10 @@ def test_an_update_and_its_statistics_are_as_expected_believed_and_as_large_as_p
     tensors.check(made.tensors, kind_statistics.expected(strategy, model.manifest))
     update, found = class_statistics.split_statistics(made.tensors)
     assert update.keys() == strategy.train(model, digits, run()).tensors.keys()
-    assert kind_statistics.doubt_of(strategy.variants()[0], found, made.num_examples, model.manifest) == ""
+    assert (
+        kind_statistics.rejection_reason(strategy.variants()[0], found, made.num_examples, model.manifest)
+        == ""
+    )
     assert MOMENTS in found
     cost = kind_statistics.cost(strategy, workload(model.manifest, digits.class_counts(10)), PROFILE)
     assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)) + 120, rel=0.1)
@@ -137,19 +140,19 @@ def test_beside_scalars_the_mean_of_a_class_is_one_byte_a_feature_and_ten_more(m
 def test_rows_that_no_device_writes_are_refused(model, digits, run, change, why):
     strategy = kind("zeroth-order", samples=0)
     rows = kind_statistics.train(strategy, model, digits, run()).tensors[ROWS]
-    assert why in class_statistics.doubt({ROWS: np.ascontiguousarray(change(rows))}, 240, 2, SHAPE)
+    assert why in class_statistics.rejection_reason({ROWS: np.ascontiguousarray(change(rows))}, 240, 2, SHAPE)
 
 
 @pytest.mark.parametrize("numbers", ["int8", "float16"])
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0])
 def test_a_mean_that_is_no_number_is_refused(model, digits, run, numbers, scale):
     rows = kind_statistics.train(kind("few-shot", numbers=numbers), model, digits, run()).tensors[ROWS]
-    assert class_statistics.doubt({ROWS: rows}, 240, 2, SHAPE) == ""
+    assert class_statistics.rejection_reason({ROWS: rows}, 240, 2, SHAPE) == ""
     begin(rows)["scale"][3] = scale
-    assert "the mean of class 3 is" in class_statistics.doubt({ROWS: rows}, 240, 2, SHAPE)
+    assert "the mean of class 3 is" in class_statistics.rejection_reason({ROWS: rows}, 240, 2, SHAPE)
     begin(rows)["scale"][3] = 1
     rows[3, 10:] = 0xFF if numbers == "float16" else 1  # 0xFFFF is no number
-    assert bool(class_statistics.doubt({ROWS: rows}, 240, 2, SHAPE)) == (numbers == "float16")
+    assert bool(class_statistics.rejection_reason({ROWS: rows}, 240, 2, SHAPE)) == (numbers == "float16")
 
 
 def test_the_forward_pass_for_statistics_is_part_of_the_prediction(model, digits):
@@ -174,7 +177,7 @@ def test_classes_of_few_samples_are_in_no_part_of_it(model, digits):
     np.testing.assert_allclose(known.moments, f.T @ f)
     nothing = class_statistics.encode(exact(features, digits.y, 241), ClassStatistics(numbers="int8"))
     assert [len(nothing[name]) for name in (ROWS, MOMENTS, SPREAD)] == [0, 0, 0]
-    assert class_statistics.doubt(nothing, 240, 2, SHAPE) == ""
+    assert class_statistics.rejection_reason(nothing, 240, 2, SHAPE) == ""
 
 
 def test_a_device_that_trains_no_extractor_measures_no_more_samples_than_asked(model, digits, run):
@@ -202,7 +205,7 @@ def test_statistics_beside_an_entropy_subset_are_of_all_samples(model, digits, r
     assert made.num_examples == 120
     np.testing.assert_array_equal(counted(made), np.bincount(digits.y))
     found = class_statistics.split_statistics(made.tensors)[1]
-    why = kind_statistics.doubt_of(strategy.variants()[0], found, 118, model.manifest)
+    why = kind_statistics.rejection_reason(strategy.variants()[0], found, 118, model.manifest)
     assert why == "class counts sum to 240, the device has at most 236 samples"
 
 
@@ -243,7 +246,9 @@ def test_second_moments_of_few_samples_are_not_sent(model, digits, run):
         )
         assert [len(made.tensors[name]) for name in (ROWS, MOMENTS, SPREAD)] == [1, rows, rows]
         tensors.check(made.tensors, kind_statistics.expected(kind("class-means"), model.manifest))
-        assert kind_statistics.doubt_of(kind("class-means"), made.tensors, samples, model.manifest) == ""
+        assert (
+            kind_statistics.rejection_reason(kind("class-means"), made.tensors, samples, model.manifest) == ""
+        )
         assert class_statistics.decode(made.tensors, SHAPE).moment_sums.counts.sum() == samples * rows
 
 
@@ -300,7 +305,7 @@ def test_statistics_of_some_classes_are_those_of_their_samples(moments, model, d
         assert len(alone.tensors[class_statistics.MOMENTS]) == 1
         assert len(sent[class_statistics.MOMENTS]) == 0, "those of another round's classes may be subtracted"
     assert np.flatnonzero(counted(made)).tolist() == [2, 4, 9]
-    assert kind_statistics.doubt_of(kind("few-shot"), sent, len(data), model.manifest) == ""
+    assert kind_statistics.rejection_reason(kind("few-shot"), sent, len(data), model.manifest) == ""
 
 
 def test_the_prediction_counts_the_classes_that_are_sent(model):
@@ -321,9 +326,9 @@ def test_the_smallest_count_of_class_means_holds_for_their_statistics():
 
 
 def test_an_update_of_class_means_without_any_is_refused(model):
-    why = kind_statistics.doubt_of(kind("class-means"), {}, 240, model.manifest)
+    why = kind_statistics.rejection_reason(kind("class-means"), {}, 240, model.manifest)
     assert why == "class means came without class statistics"
-    assert kind_statistics.doubt_of(kind("few-shot"), {}, 240, model.manifest) == ""
+    assert kind_statistics.rejection_reason(kind("few-shot"), {}, 240, model.manifest) == ""
 
 
 def test_a_class_of_too_few_samples_for_the_statistics_makes_class_means_unfit(model):
@@ -384,14 +389,14 @@ def above_the_largest(sent):
         (squares_too_small, "the mean square of feature"),
         (impossible_product, "the moment of features 0 and 1 is"),
         (no_spread, "second moments in 1 rows, of 10 classes"),
-        (huge, "the largest second moment is 1e+09, at most 1e+08 is believed"),
+        (huge, "the largest second moment is 1e+09, at most 1e+08 is accepted"),
         (above_the_largest, "the largest second moment is"),
     ],
 )
 def test_statistics_that_no_samples_can_have_are_refused_with_the_reason(sent, lie, why):
-    assert class_statistics.doubt(sent, 240, 2, SHAPE) == ""
+    assert class_statistics.rejection_reason(sent, 240, 2, SHAPE) == ""
     lie(sent)
-    assert class_statistics.doubt(sent, 240, 2, SHAPE).startswith(why)
+    assert class_statistics.rejection_reason(sent, 240, 2, SHAPE).startswith(why)
 
 
 @pytest.fixture
@@ -409,7 +414,7 @@ def test_of_a_site_it_is_said_whose_second_moments_are_sent(of_a_site, bundle):
     specs = kind_statistics.accepted(strategy, bundle.manifest)
     wanted = [one for one in class_statistics.expected_of(sent, specs) if one.name.startswith("class-stat")]
     tensors.check(sent, wanted)
-    assert class_statistics.doubt(sent, 240, 2, SHAPE) == ""
+    assert class_statistics.rejection_reason(sent, 240, 2, SHAPE) == ""
     read = class_statistics.decode(sent, SHAPE)
     np.testing.assert_array_equal(read.moment_sums.counts, known.moment_sums.counts)
     np.testing.assert_array_equal(read.sums.counts, known.sums.counts)
@@ -433,7 +438,7 @@ def test_of_whose_second_moments_they_are_no_more_is_believed(of_a_site, changes
     _, sent = of_a_site
     for part, times in changes.items():
         begin(sent[MOMENT_ROWS])[part] *= np.array(times, ROW[part])
-    assert class_statistics.doubt(sent, 240, 2, SHAPE).startswith(why)
+    assert class_statistics.rejection_reason(sent, 240, 2, SHAPE).startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +447,10 @@ def test_of_whose_second_moments_they_are_no_more_is_believed(of_a_site, changes
 )
 def test_measured_samples_stand_for_all_of_the_device(name, samples, expected):
     strategy = kind(name, samples=25)
-    assert kind_statistics.per_measured(strategy, samples, 20) == expected
+    assert kind_statistics.samples_per_measured(strategy, samples, 20) == expected
     assert (
-        kind_statistics.per_measured(kind_statistics.with_class_statistics(strategy, None), samples, 20) == 1
+        kind_statistics.samples_per_measured(
+            kind_statistics.with_class_statistics(strategy, None), samples, 20
+        )
+        == 1
     )

@@ -118,7 +118,7 @@ def test_what_is_held_out_is_neither_trained_on_nor_in_the_statistics(name, mode
     assert {spec.name for spec in class_statistics.expected_of(made.tensors, accepted)} == set(made.tensors)
     found = class_statistics.split_statistics(made.tensors)[1]
     form = asked.variants()[0]
-    assert kind_statistics.doubt_of(form, found, made.num_examples, model.manifest) == ""
+    assert kind_statistics.rejection_reason(form, found, made.num_examples, model.manifest) == ""
     np.testing.assert_array_equal(class_statistics.decode(found, (10, 64)).right, right[0])
 
 
@@ -128,7 +128,7 @@ def test_without_a_head_in_closed_form_nothing_is_counted_and_as_much_is_held_ou
     assert made.tensors[RIGHT].shape == (0, 3)
     assert made.num_examples == 240 - 48
     found = class_statistics.split_statistics(made.tensors)[1]
-    assert kind_statistics.doubt_of(asked, found, made.num_examples, model.manifest) == ""
+    assert kind_statistics.rejection_reason(asked, found, made.num_examples, model.manifest) == ""
     assert not class_statistics.decode(found, (10, 64)).right.any()
     older = {name: value for name, value in found.items() if name != RIGHT}
     assert not class_statistics.decode(older, (10, 64)).right.any()
@@ -170,19 +170,19 @@ def test_the_prediction_is_of_training_on_the_rest_and_a_pass_of_what_is_held_ou
     [
         ([[21, 0, 0]], ""),
         ([], ""),
-        ([[22, 0, 0]], "22 samples are held out, expected 1 to 21 beside 80 others"),
-        ([[0, 0, 0]], "0 samples are held out, expected 1 to 21 beside 80 others"),
-        ([[20, 21, 3]], "21 and 3 of 20 held-out samples are right"),
-        ([[20, 3, 21]], "3 and 21 of 20 held-out samples are right"),
-        ([[20, -1, 3]], "-1 and 3 of 20 held-out samples are right"),
+        ([[22, 0, 0]], "22 samples are held out, expected 1 to 21 with 80 training samples"),
+        ([[0, 0, 0]], "0 samples are held out, expected 1 to 21 with 80 training samples"),
+        ([[20, 21, 3]], "21 and 3 of 20 held-out samples are counted as correct"),
+        ([[20, 3, 21]], "3 and 21 of 20 held-out samples are counted as correct"),
+        ([[20, -1, 3]], "-1 and 3 of 20 held-out samples are counted as correct"),
     ],
 )
 def test_counts_that_no_device_has_are_doubted(counts, why, model):
     counts = np.array(counts, np.int32).reshape(-1, 3)
-    assert held_out.doubt(counts, 0.2, 80) == why
+    assert held_out.rejection_reason(counts, 0.2, 80) == why
     known = Statistics.none(10, 64)
     sent = {**class_statistics.encode(known, ClassStatistics()), RIGHT: counts}
-    assert kind_statistics.doubt_of(kind("full", hold_out=0.2), sent, 80, model.manifest) == why
+    assert kind_statistics.rejection_reason(kind("full", hold_out=0.2), sent, 80, model.manifest) == why
 
 
 def test_the_trained_head_is_named_where_it_is_better_by_more_than_chance():

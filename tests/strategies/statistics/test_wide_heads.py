@@ -64,9 +64,9 @@ def test_updates_are_as_expected_believed_and_as_large_as_predicted(wide_model, 
         _, found = class_statistics.split_statistics(made.tensors)
         assert found[ROWS].shape == (10, 10 + 512 * (2 if numbers == "float16" else 1))
         assert found[MOMENTS].shape == (1, 512 * 513 // 2)
-        assert class_statistics.doubt(found, 240, 2, (10, 512)) == ""
+        assert class_statistics.rejection_reason(found, 240, 2, (10, 512)) == ""
         found[MOMENTS][:] = found[MOMENTS] / 2
-        assert "its class means alone make" in class_statistics.doubt(found, 240, 2, (10, 512))
+        assert "its class means alone make" in class_statistics.rejection_reason(found, 240, 2, (10, 512))
         cost = kind_statistics.cost(strategy, workload(wide_model.manifest, digits.class_counts(10)), PROFILE)
         assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)), rel=0.05)
 

@@ -46,7 +46,7 @@ def test_training_leaves_the_distributed_model_and_the_data_as_they_were(strateg
 def test_a_contribution_is_what_the_aggregator_expects(strategy, model, digits, run):
     sent = strategy.train(model, digits, run())
     tensors.check(sent.tensors, strategy.expected(model.manifest))
-    assert strategy.doubt(sent.tensors, sent.num_examples) == ""
+    assert strategy.rejection_reason(sent.tensors, sent.num_examples) == ""
 
 
 def test_the_predicted_upload_is_within_a_tenth_of_what_is_sent(strategy, model, digits, run):
@@ -76,7 +76,7 @@ def test_few_samples_and_absent_classes_are_enough_or_said_not_to_be(strategy, m
         return
     sent = strategy.train(model, data, run())
     tensors.check(sent.tensors, strategy.expected(model.manifest))  # which looks for what is not finite too
-    assert strategy.doubt(sent.tensors, sent.num_examples) == ""
+    assert strategy.rejection_reason(sent.tensors, sent.num_examples) == ""
 
 
 @pytest.mark.parametrize("name", [name for name in HERE if hasattr(registry.KINDS[name], "batch")])

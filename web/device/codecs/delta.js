@@ -1,8 +1,9 @@
 /**
- * Changes of the base in place of values, exactly: the distance of two float32 numbers in steps from one
- * representable number to the next of the same sign, whose high bytes are nearly all zero.
+ * Encodes the change of values from the base exactly. It is the difference of the bit patterns: for two numbers of
+ * the same sign, the number of representable float32 numbers between them. Its high bytes are nearly all zero. Part of
+ * strategies/codecs/codec.py.
  */
-import { split } from "./planes.js";
+import { splitPlanes } from "./planes.js";
 
 export const NAME = "delta";
 
@@ -13,7 +14,7 @@ export function write(values, base, shape) {
     const steps = (word - others[at]) | 0;
     return (steps << 1) ^ (steps >> 31);
   });
-  return { "": split(folded, shape) };
+  return { "": splitPlanes(folded, shape) };
 }
 
 const bitsOf = (values) => new Uint32Array(values.buffer, values.byteOffset, values.length);

@@ -1,9 +1,10 @@
-/** Numbers byte by byte: first all lowest bytes, last all highest, which are alike and pack well. */
+/** Splits numbers into byte planes. High bytes are alike, so they pack well. Part of strategies/codecs/codec.py. */
 
 /**
- * Of shape (bytes of a number, ...shape). @param {Uint16Array | Uint32Array} numbers @param {readonly number[]} shape
+ * The numbers as byte planes (bytes of a number, ...shape), the lowest bytes first.
+ * @param {Uint16Array | Uint32Array} numbers @param {readonly number[]} shape
  */
-export function split(numbers, shape) {
+export function splitPlanes(numbers, shape) {
   const { length, BYTES_PER_ELEMENT: width } = numbers;
   const data = new Uint8Array(width * length);
   for (let plane = 0; plane < width; plane += 1) {

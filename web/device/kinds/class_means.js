@@ -1,17 +1,18 @@
-/** FedNCM: sums of features by class, whose means make a classifier (strategies/class_means.py). */
+/** FedNCM: devices send sums of features by class, whose means make a classifier (strategies/class_means.py). */
 
-import { byClass } from "../class_sums.js";
+import { sumByClass } from "../class_sums.js";
 import { float32 } from "../flat.js";
 import { number, oneOf, truth, whole } from "../records.js";
 import { ENVELOPE_BYTES, forwardWork } from "../workload.js";
-import { Usual, pace } from "./kind.js";
+import { StrategyDefaults, pace } from "./kind.js";
 import { counts, positive } from "./settings.js";
 
 /**
- * One forward pass; per class, the sum of the features and the count. What is made of them is the aggregator's. In a
- * round that asks for class statistics they are these alone (class_statistics.js), and nothing is sent besides.
+ * Runs one forward pass, and sends the sum of features and the count of each class, of which the aggregator makes a
+ * classifier. In a round that asks for class statistics, a contribution is these statistics alone
+ * (class_statistics.js).
  */
-export class ClassMeans extends Usual {
+export class ClassMeans extends StrategyDefaults {
   static kind = "class-means";
   static fields = {
     head: [oneOf("normalised-means", "nearest-mean", "trained"), "normalised-means"],
@@ -55,7 +56,7 @@ export class ClassMeans extends Usual {
     await pace(run, { began, done: 1 });
     const { labels, head } = model.manifest;
     const at = { x: features, y: data.y };
-    const { counts: seen, sums } = byClass(at, head.features, labels.length, this.settings.smallest_count);
+    const { counts: seen, sums } = sumByClass(at, head.features, labels.length, this.settings.smallest_count);
     const all = new Float32Array(labels.length * head.features);
     for (const [label, sum] of sums) all.set(sum, label * head.features);
     const tensors = new Map([

@@ -1,4 +1,4 @@
-/** FedFT-EDS: fine-tune the upper part on the samples of highest entropy (strategies/entropy_subset.py). */
+/** FedFT-EDS: fine-tunes the upper part on the samples of highest entropy (strategies/entropy_subset.py). */
 
 import { Generator, rngOf } from "../randomness.js";
 import { listOf, number, oneOf, text, whole } from "../records.js";
@@ -9,8 +9,8 @@ import { MOST, positive } from "./settings.js";
 import { FIELDS, TensorUpdate } from "./tensor_update.js";
 
 /**
- * The upper part, on the share of local samples that the model is least sure of, or on as many that are drawn
- * in each round. `rho` is the temperature of the hardened softmax softmax(z / rho).
+ * Trains the upper part on the share of local samples that the model is least sure of; select="random" draws as many
+ * samples in each round instead. `rho` is the temperature of the hardened softmax softmax(z / rho).
  */
 export class EntropySubset extends TensorUpdate {
   static kind = "entropy-subset";
@@ -68,7 +68,7 @@ export class EntropySubset extends TensorUpdate {
   }
 
   /**
-   * Drawn at random from other bits than the order of training is.
+   * The samples to train on; a random draw uses other random bits than the order of training.
    * @param {import("./kind.js").DeviceModel} model
    * @param {import("./kind.js").LocalData} data
    * @param {import("./kind.js").Run} run
@@ -106,7 +106,7 @@ export class EntropySubset extends TensorUpdate {
     return Math.ceil(this.share * samples);
   }
 
-  /** Never: which samples it trains on is not said by their labels. */
+  /** Never: labels alone do not tell which samples it trains on. */
   trainsHead() {
     return false;
   }

@@ -5,17 +5,17 @@ import { Sgd } from "../optimizer.js";
 import { rngOf } from "../randomness.js";
 import { number, text, truth, whole } from "../records.js";
 import { forwardWork, headSpecs } from "../workload.js";
-import { Usual, everyOne, pace } from "./kind.js";
+import { StrategyDefaults, everyOne, pace } from "./kind.js";
 import { MOST, belowOne, counts, notNegative, positive } from "./settings.js";
 
 /** @typedef {import("./kind.js").Workload} Workload */
 /** @typedef {import("./kind.js").Run} Run */
 
 /**
- * Train the classifier alone: each epoch draws anew `shots` samples of each class here (thesis 002, equation
- * 4.1). `join_base` and `send_mean` are the aggregator's.
+ * Trains the classifier alone; each epoch draws `shots` new samples of each class (thesis 002, equation 4.1).
+ * `join_base` and `send_mean` are used by the aggregator only.
  */
-export class FewShot extends Usual {
+export class FewShot extends StrategyDefaults {
   static kind = "few-shot";
   static fields = {
     codec: [text, ""],
@@ -48,7 +48,7 @@ export class FewShot extends Usual {
   }
 
   /**
-   * Features once, for every sample; then forward and backward (twice as much) through the head.
+   * Work: features of every sample once, then forward and backward (twice as much) through the head.
    * @param {Workload} workload
    */
   work(workload) {
@@ -79,7 +79,7 @@ export class FewShot extends Usual {
   }
 
   /**
-   * The draws, against the clock: each batch is asked for when the one before it is done.
+   * `draws`, checked against the clock: the next batch is asked for when the one before it is done.
    * @param {Int32Array} y
    * @param {Run} run
    */
@@ -97,7 +97,7 @@ export class FewShot extends Usual {
   }
 
   /**
-   * Batches of indices: in each epoch `shots` of each class present (all, of a class with fewer).
+   * Batches of indices: each epoch has `shots` of each class, or all samples of a class with fewer.
    * @param {Int32Array} y @param {import("../randomness.js").Generator} rng @returns {Generator<Int32Array>}
    */
   *draws(y, rng) {
@@ -116,7 +116,7 @@ export class FewShot extends Usual {
   }
 }
 
-/** The indices of each class that is there, by class. @param {Int32Array} y @returns {Int32Array[]} */
+/** The indices of the samples of each class that has any. @param {Int32Array} y @returns {Int32Array[]} */
 function membersOf(y) {
   const present = [...new Set(y)].sort((a, b) => a - b);
   return present.map((label) => everyOne(y.length).filter((i) => y[i] === label));

@@ -5,9 +5,10 @@ import { counts } from "./settings.js";
 import { FIELDS, TensorUpdate } from "./tensor_update.js";
 
 /**
- * Every parameter, trained for `epochs` local epochs. `reduced_epochs` lets a device that cannot afford them
- * train that many, `graded` half of them, a quarter, .., at least that many. One whose clock says that it
- * cannot end all ends after the last whole epoch, if `least_epochs` or the fewest are done.
+ * Every parameter, trained for `epochs` local epochs. With `reduced_epochs` a device that cannot afford `epochs` trains
+ * that many; with `graded` it trains half of `epochs`, a quarter, .., at least `reduced_epochs` or one. A device that
+ * began all epochs and sees by its clock that they do not fit ends after the last whole epoch that does, if it has
+ * done `least_epochs` (0: the fewest).
  */
 export class Full extends TensorUpdate {
   static kind = "full";
@@ -30,13 +31,13 @@ export class Full extends TensorUpdate {
     return reduced === epochs ? `epochs=${epochs}` : "";
   }
 
-  /** The epochs after which it may end early; 0 where it may not. */
+  /** The epochs after which training may end early; 0 if it may not. */
   get least() {
     const least = this.settings.least_epochs || this.fewest;
     return least < this.settings.epochs ? least : 0;
   }
 
-  /** The fewest epochs that a device may train; 0 where it must train all. */
+  /** The fewest epochs that a device may choose to train; 0 if it must train all. */
   get fewest() {
     return this.settings.reduced_epochs || Number(this.settings.graded);
   }
@@ -50,7 +51,7 @@ export class Full extends TensorUpdate {
     return [...forms, this.#of(fewest)];
   }
 
-  /** With the epochs that were whole by then, if they are enough. @param {number} share @returns {any} */
+  /** The form with the epochs that were whole by then; null if too few. @param {number} share @returns {any} */
   stopped(share) {
     const done = Math.trunc(this.settings.epochs * share + 1e-9);
     return this.least > 0 && this.least <= done ? this.ended(done) : null;
@@ -67,7 +68,7 @@ export class Full extends TensorUpdate {
   }
 
   /**
-   * Where it may end early, a copy of the parameters besides.
+   * As for any tensor update, plus a copy of the parameters if training may end early.
    * @param {import("./kind.js").Workload} workload
    * @param {number} samples
    */

@@ -1,43 +1,43 @@
 /**
- * What every kind of update is on a device (strategies/kind.py): its settings, its forms, what it costs, and
- * what it makes of the local samples.
+ * The device's half of every kind of update: settings, forms, cost and training (strategies/kind.py and
+ * strategies/training/device_half.py).
  *
- * Prepared inputs x (n, *shape) and labels y (n,).
+ * Local samples: prepared inputs x (n, *shape) and labels y (n,).
  * @typedef {{x: Float32Array | Int32Array, y: Int32Array, shape?: number[]}} LocalData
  *
- * One device's work in one round. `seed` is the round's, shared by all; times are in seconds. `aside` is what
- * the aggregator sent beside the base. `clock` stands still while the work does; `lost` is how long it has,
- * of what there was until the deadline. `round` and `rare` are the offer's.
+ * The context of one device's work in one round; times are in seconds. `seed` is the round's, shared by all devices.
+ * `aside`: tensors that the aggregator sent beside the base. `clock` stands still while the work is paused; `lost`
+ * gives how long the work has been paused, out of the time until `deadline`. `round` and `rare` are the offer's.
  * @typedef {{seed: bigint, device: string, clock: () => number, deadline: number, progress?: (done: number)
  *   => void | Promise<void>, aside?: import("../flat.js").Tensors, lost?: () => number, round?: number,
  *   rare?: number[]}} Run
  *
- * What a device sends back. `trainLoss` is the mean over what it trained on; NaN where nothing was.
+ * The update that a device sends. `trainLoss` is the mean over the samples trained on; NaN if there was no training.
  * @typedef {{kind: string, form: string, tensors: import("../flat.js").Tensors, numExamples: number,
- *   trainLoss: number}} Contribution
+ *   trainLoss: number}} TrainedUpdate
  *
  * @typedef {import("../cost.js").Workload} Workload
  * @typedef {import("../engine.js").DeviceModel} DeviceModel
  */
 
-import { breathe } from "../cooperative.js";
+import { yieldToTasks } from "../cooperative.js";
 import { predict } from "../cost.js";
 import { OutOfTime } from "../errors.js";
 import { rngOf } from "../randomness.js";
 import { fixed, percent } from "../rounding.js";
 
 /**
- * Report `done`, the share of the work that is finished (0 to 1), that began at clock time `began`.
+ * Report the share `done` (0 to 1) of work that began at clock time `began`.
  *
- * Raises OutOfTime when the deadline has passed, or as soon as the rest is seen to miss it: a first tenth,
- * which may have been slow to start, must miss it by three times. Its `wholeS` is how long all that was
- * planned would have taken, of which the work is the share `of`.
+ * Raises OutOfTime when the deadline has passed, or as soon as the rest is projected to miss it. During the first
+ * tenth, which may have been slow to start, the projection is divided by three. This work is the share `of` of all
+ * that was planned; the error's `wholeS` is for all.
  * @param {Run} run
  * @param {{began: number, done: number, of?: number}} at
  */
 export async function pace(run, { began, done, of = 1 }) {
   await run.progress?.(done);
-  await breathe();
+  await yieldToTasks();
   const elapsed = run.clock() - began;
   const projected = elapsed / done / (done >= 0.1 ? 1 : 3);
   const whole = Math.max(elapsed, projected);
@@ -57,7 +57,7 @@ export function gathered({ x, y }, indices) {
 }
 
 /**
- * So many of the samples, drawn evenly by the run's randomness; all where there are no more.
+ * `most` of the samples, drawn evenly by the run's randomness; all if there are no more.
  * @param {LocalData} data @param {number} most @param {Run} run
  */
 export async function drawn(data, most, run) {
@@ -65,70 +65,70 @@ export async function drawn(data, most, run) {
   return most < samples ? gathered(data, (await rngOf(run)).permutation(samples).subarray(0, most)) : data;
 }
 
-/** From 0 to below `count`. @param {number} count */
+/** The whole numbers from 0 to below `count`. @param {number} count */
 export const everyOne = (count) => Int32Array.from({ length: count }, (_, i) => i);
 
-/** What most kinds do: one form, sensible for any data, no codec. */
-export class Usual {
-  /** @param {any} settings all of them, as they stand in an offer */
+/** Defaults for kinds: one form, of use for any data, no codec. */
+export class StrategyDefaults {
+  /** @param {any} settings all of them, as in an offer */
   constructor(settings) {
     this.settings = Object.freeze(settings);
   }
 
-  /** By which an offer names it. @returns {string} */
+  /** The name of the kind in offers. @returns {string} */
   get name() {
     return /** @type {any} */ (this.constructor).kind;
   }
 
-  /** Which of its forms this is, in a word; empty for a kind that has one. @returns {string} */
+  /** The name of this form among `variants`; empty for a kind that has only one. @returns {string} */
   get form() {
     return "";
   }
 
-  /** The word of the codec that its tensors are sent by. @returns {string} */
+  /** The codec that its tensors are sent by, as `named` in codecs.js takes it; empty for none. @returns {string} */
   get codec() {
     return this.settings.codec ?? "";
   }
 
-  /** The class statistics that go with its updates; null: there are none. */
+  /** The class statistics that are sent beside its updates; null: without. */
   get statistics() {
     return this.settings.statistics ?? null;
   }
 
-  /** Whether it back-propagates through the network: second moments of features go with its updates. */
+  /** Whether the device back-propagates through the network. */
   get trainsExtractor() {
     return false;
   }
 
-  /** Scalars along directions that are sent in a round; 0 for a kind that sends something else. @returns {number} */
+  /** How many zeroth-order scalars a contribution has; 0 for a kind that sends something else. @returns {number} */
   get scalars() {
     return 0;
   }
 
-  /** The member of the task's family that it trains; empty for the main model. */
+  /** The member of the task's family that this form trains; empty for the main model. */
   get member() {
     return "";
   }
 
-  /** The same with these settings in place. @param {any} changes @returns {any} */
+  /** The same kind with other values of these settings. @param {any} changes @returns {any} */
   with(changes) {
     return new /** @type {any} */ (this.constructor)({ ...this.settings, ...changes });
   }
 
-  /** The forms a device may choose from, the richest first. @returns {any[]} */
+  /** The forms that a device may choose from, the richest first. @returns {any[]} */
   variants() {
     return [this];
   }
 
   /**
-   * What it is worth when the clock stops it after this share of its work; null where nothing can be sent.
+   * The form that was done if the clock stops training after this share of its work; null if nothing can be sent.
    */
   stopped(/** @type {number} */ _share) {
     return null;
   }
 
   /**
-   * Why this kind makes no sense for the device's data; empty when it does.
+   * Why this kind is of no use for the device's data; empty if it is.
    * @param {Workload} workload
    * @returns {string}
    */
@@ -142,7 +142,7 @@ export class Usual {
   }
 
   /**
-   * Predicted, before anything runs.
+   * The predicted cost of an update on a device.
    * @param {Workload} workload
    * @param {import("../cost.js").Profile} profile
    */

@@ -1,17 +1,14 @@
-/** FedPEFT: a small tunable set and the head travel, all else stays on the device (strategies/peft.py). */
+/** FedPEFT: devices train and send only a small tunable set and the head (strategies/peft.py). */
 
 import { clip } from "../gradients.js";
 import { SoftmaxHead } from "../head.js";
-import { stepsOf } from "../local_training.js";
+import { planBatches } from "../local_training.js";
 import { listOf, number, text } from "../records.js";
 import { forwardWork } from "../workload.js";
 import { everyOne, pace } from "./kind.js";
 import { FIELDS, TensorUpdate } from "./tensor_update.js";
 
-/**
- * Of each set: those of paper 003, section IV-A; ours, as of bias and prompt, for those that it does not
- * name.
- */
+/** By tunable set: paper 003, section IV-A. It names none for the last three; they are as bias and prompt. */
 const LEARNING_RATES = new Map(
   Object.entries({
     head: 0.005,
@@ -25,9 +22,9 @@ const LEARNING_RATES = new Map(
 );
 
 /**
- * A parameter-efficient set with the head; `tunable` "head" is linear probing: where nothing is added to
- * cross-entropy each sample passes through the network once. `tunables`: one form for each, for devices to
- * choose from. lr: 0 is the paper's for the set.
+ * Trains a parameter-efficient set together with the head. `tunable` "head" is linear probing: with cross-entropy
+ * alone, each sample then passes through the network once, not once an epoch. `tunables` names several sets, one form
+ * for each, for devices to choose from. lr: 0 is the paper's for the set.
  */
 export class Peft extends TensorUpdate {
   static kind = "peft";
@@ -73,7 +70,8 @@ export class Peft extends TensorUpdate {
   }
 
   /**
-   * Of linear probing: features once; then forward and backward (twice as much) through the head.
+   * The work of training. Linear probing computes features once, then runs forward and backward (twice as much)
+   * through the head.
    * @param {import("./kind.js").Workload} workload
    */
   work(workload) {
@@ -103,7 +101,7 @@ export class Peft extends TensorUpdate {
   }
 
   /**
-   * The mean loss of the last epoch.
+   * Trains the head; returns the mean loss of the last epoch.
    * @param {SoftmaxHead} head
    * @param {Float32Array} features
    * @param {Int32Array} y
@@ -112,7 +110,7 @@ export class Peft extends TensorUpdate {
   async #probe(head, features, y, run) {
     const { epochs, batch: size, clip_norm: clipNorm } = this.settings;
     const plan = { sgd: this.sgd, epochs, batch: size, indices: everyOne(y.length), tunable: this.trained };
-    const { batches, before } = await stepsOf(plan, run);
+    const { batches, before } = await planBatches(plan, run);
     const [steps, began] = [this.sgd.start(head.params.vector), run.clock()];
     let total = 0;
     for (const [place, batch] of batches.entries()) {

@@ -1,9 +1,6 @@
-/**
- * Every kind of update that a browser trains, by its name; settings as they stand in an offer
- * (strategies/registry.py).
- */
+/** All kinds of update that a browser trains, by name, and how their settings are read (strategies/registry.py). */
 
-import { named } from "../codecs.js";
+import { codecNamed } from "../codecs.js";
 import { CodecError, KindError, UnknownGenerator } from "../errors.js";
 import { nullable, record } from "../records.js";
 import { ClassMeans } from "./class_means.js";
@@ -14,7 +11,7 @@ import { Peft } from "./peft.js";
 import { statistics as readStatistics } from "./settings.js";
 import { ZerothOrder } from "./zeroth_order.js";
 
-/** The richest first. */
+/** All kinds by name, the richest first. */
 const KINDS = new Map(
   [Full, Peft, EntropySubset, FewShot, ZerothOrder, ClassMeans].map((Kind) => [
     Kind.kind,
@@ -23,7 +20,7 @@ const KINDS = new Map(
 );
 
 /**
- * A kind by its name, with these settings over its defaults. Raises KindError.
+ * The kind of this name, with these settings in place of its defaults. Raises KindError.
  * @param {string} name @param {any} [settings] @returns {any}
  */
 export function make(name, settings = {}) {
@@ -45,7 +42,7 @@ export function make(name, settings = {}) {
   try {
     const beside = nullable(readStatistics)(statistics ?? null, `${name}.statistics`);
     const made = new Kind({ ...record(Kind.fields)(own, name), ...(beside && { statistics: beside }) });
-    named(made.codec);
+    codecNamed(made.codec);
     return made;
   } catch (error) {
     const expected =
@@ -56,13 +53,12 @@ export function make(name, settings = {}) {
 }
 
 /**
- * Those kinds of an offer that can be done here; a newer aggregator, or one with other devices, may offer
- * others. Raises KindError when there is none.
+ * The kinds of an offer that a browser supports; an aggregator may offer others. Raises KindError if there is none.
  * @param {{name: string, settings: any}[]} kinds
- * @param {(text: string) => void} [log] told of those passed over
+ * @param {(text: string) => void} [log] called for each kind passed over
  * @returns {any[]}
  */
-export function known(kinds, log = () => {}) {
+export function supportedKinds(kinds, log = () => {}) {
   const usable = [];
   const reasons = [];
   for (const { name, settings } of kinds) {

@@ -1,13 +1,12 @@
 /**
- * What hyperparameters may be (strategies/settings.py): they come over the wire, and are checked before
- * anything is done with them. The checks throw RangeError, naming the setting, its value and what was
- * expected.
+ * Checks the settings of kinds, which come over the wire, before they are used (strategies/settings.py). The checks
+ * throw RangeError, naming the setting, its value and what was expected.
  */
 
 import { TUNABLE_SETS } from "../manifest_schema.js";
 import { number, oneOf, record, truth, whole } from "../records.js";
 
-/** Epochs, samples of a batch, shots: more is a mistake, not a setting. */
+/** The largest whole number that settings take, such as epochs, batch size and shots: more is a mistake. */
 export const MOST = 1_000_000;
 
 /**
@@ -41,13 +40,13 @@ export function belowOne(settings, ...names) {
   all(settings, (value) => value >= 0 && value < 1, "at least 0 and less than 1", names);
 }
 
-/** One that bundles have. @param {string} name */
+/** A tunable set that bundles may have. @param {string} name */
 export function tunableSet(name) {
   if (TUNABLE_SETS.includes(name)) return;
   throw new RangeError(`there is no tunable set '${name}'; there are ${TUNABLE_SETS.join(", ")}`);
 }
 
-/** At most half of something. @type {import("../records.js").Reader} */
+/** A share from 0 to a half. @type {import("../records.js").Reader} */
 const uptoHalf = (value, where) => {
   const given = number(value, where);
   if (given >= 0 && given <= 0.5) return given;
@@ -67,7 +66,7 @@ export const statistics = record({
 });
 
 /**
- * A setting that is served at one value alone. @param {any} off that value @param {string} why
+ * A setting for which a browser supports one value only. @param {any} off that value @param {string} why
  * @returns {import("../records.js").Reader}
  */
 export const onlyOff = (off, why) => (value, where) => {

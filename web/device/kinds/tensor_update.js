@@ -1,10 +1,10 @@
-/** What kinds share whose updates are trained tensors (strategies/training/tensor_update.py). */
+/** Base class of kinds that train and send tensors (strategies/training/tensor_update.py). */
 
 import { train } from "../local_training.js";
 import { Sgd } from "../optimizer.js";
 import { number, oneOf, text, whole } from "../records.js";
-import { headSpecs, workOf } from "../workload.js";
-import { Usual, everyOne } from "./kind.js";
+import { headSpecs, workOfTraining } from "../workload.js";
+import { StrategyDefaults, everyOne } from "./kind.js";
 import { belowOne, counts, notNegative, onlyOff, positive, tunableSet } from "./settings.js";
 
 /** @typedef {import("./kind.js").Workload} Workload */
@@ -12,10 +12,10 @@ import { belowOne, counts, notNegative, onlyOff, positive, tunableSet } from "./
 /** @typedef {import("./kind.js").LocalData} LocalData */
 /** @typedef {import("./kind.js").Run} Run */
 
-/** Before the names of a few-shot learnt classifier's tensors among what was sent aside. */
+/** Prefix of the names of a few-shot trained classifier's tensors among those sent beside the base. */
 export const FEW_SHOT = "few-shot/";
 
-/** Settings of SGD on local samples, each with its default. `mu` is FedProx's, `mu_head` FSCProx's. */
+/** Settings of local SGD with their defaults. `mu`: weight of FedProx's term; `mu_head`: of FSCProx's. */
 export const FIELDS = {
   codec: [text, ""],
   epochs: [whole(), 10],
@@ -32,8 +32,8 @@ export const FIELDS = {
   dp: [onlyOff(null, "private training is not done in a browser"), null],
 };
 
-/** A tunable set, trained on local samples, all of them or some. */
-export class TensorUpdate extends Usual {
+/** Base of kinds that train a tunable set on all local samples, or some of them. */
+export class TensorUpdate extends StrategyDefaults {
   /** @param {any} settings Throws RangeError. */
   constructor(settings) {
     super(settings);
@@ -44,7 +44,7 @@ export class TensorUpdate extends Usual {
     tunableSet(this.trained);
   }
 
-  /** The tunable set. @returns {string} */
+  /** The tunable set that is trained. @returns {string} */
   get trained() {
     return "all";
   }
@@ -53,7 +53,7 @@ export class TensorUpdate extends Usual {
     return true;
   }
 
-  /** The learning rate. @returns {number} */
+  /** The learning rate of local training. @returns {number} */
   get rate() {
     return this.settings.lr;
   }
@@ -62,7 +62,7 @@ export class TensorUpdate extends Usual {
     return new Sgd(this.rate, this.settings.momentum, this.settings.weight_decay);
   }
 
-  /** Whether it minimises cross-entropy and nothing else, by gradients that may be clipped. */
+  /** Whether training minimises cross-entropy alone: no proximal term. Gradients may be clipped. */
   get isPlain() {
     return !this.settings.mu && !this.settings.mu_head;
   }
@@ -75,32 +75,32 @@ export class TensorUpdate extends Usual {
     return everyOne(data.y.length);
   }
 
-  /** The form that was done when training ended after so many epochs. @returns {TensorUpdate} */
+  /** The form that was done if training ended after so many epochs. @returns {TensorUpdate} */
   ended(/** @type {number} */ _epochs) {
     return this;
   }
 
-  /** On all local samples. @param {Workload} workload */
+  /** The work of training on all local samples. @param {Workload} workload */
   work(workload) {
     return this.workOn(workload, workload.samples);
   }
 
   /**
-   * Training on `samples`, after a forward pass over `scored`.
+   * The work of training on `samples`, after a forward pass over `scored`.
    * @param {Workload} workload
    * @param {number} samples
    */
   workOn(workload, samples, scored = 0) {
     const { epochs, batch } = this.settings;
     const trained = samples * epochs;
-    return workOf(workload, { tunable: this.trained, trained, scored, batch, codec: this.codec });
+    return workOfTraining(workload, { tunable: this.trained, trained, scored, batch, codec: this.codec });
   }
 
   /**
    * @param {DeviceModel} model
    * @param {LocalData} data
    * @param {Run} run
-   * @returns {Promise<import("./kind.js").Contribution>}
+   * @returns {Promise<import("./kind.js").TrainedUpdate>}
    */
   async train(model, data, run) {
     const plan = this.plan(model, run, await this.chosen(model, data, run));
@@ -113,7 +113,7 @@ export class TensorUpdate extends Usual {
    * @param {DeviceModel} model
    * @param {Run} run
    * @param {Int32Array} indices
-   * @returns {import("../local_training.js").Epochs}
+   * @returns {import("../local_training.js").TrainingPlan}
    */
   plan(model, run, indices) {
     const { epochs, batch, clip_norm: clipNorm } = this.settings;
@@ -135,7 +135,7 @@ export class TensorUpdate extends Usual {
   }
 
   /**
-   * Whether training is features once, then a softmax head.
+   * Whether `train` only computes features once and trains the classifier on them.
    * @param {import("../manifest.js").Manifest} manifest
    */
   trainsHead(manifest) {
@@ -145,19 +145,22 @@ export class TensorUpdate extends Usual {
     return isHead && !manifest.statistics(this.trained).length;
   }
 
-  /** What a contribution consists of. @param {import("../manifest.js").Manifest} manifest */
+  /** The tensors of a contribution. @param {import("../manifest.js").Manifest} manifest */
   expected(manifest) {
     return [...manifest.specs(this.trained), ...manifest.statistics(this.trained)];
   }
 }
 
-/** @param {import("../flat.js").Tensors} tensors @param {string[]} names those that are there */
+/**
+ * The tensors with these names, as far as they exist.
+ * @param {import("../flat.js").Tensors} tensors @param {string[]} names
+ */
 function some(tensors, names) {
   return new Map([...tensors].filter(([name]) => names.includes(name)));
 }
 
 /**
- * The few-shot learnt classifier among tensors, by the model's names.
+ * The few-shot trained classifier among tensors, by the model's own names; empty if there is none.
  * @param {import("../flat.js").Tensors} tensors
  */
 function fewShotHead(tensors) {

@@ -1,4 +1,4 @@
-/** FedMeZO: inference-only updates; a round's seed down, `num_z` scalars up (strategies/zeroth_order.py). */
+/** FedMeZO: devices only run inference; they get a seed and send `num_z` scalars (strategies/zeroth_order.py). */
 
 import { activationBytes } from "../cost.js";
 import { RADEMACHER, checkGenerator } from "../directions.js";
@@ -9,23 +9,23 @@ import { perturb } from "../replaying.js";
 import { general } from "../rounding.js";
 import { unit } from "../step_size.js";
 import { passes } from "../workload.js";
-import { Usual, gathered, pace } from "./kind.js";
+import { StrategyDefaults, gathered, pace } from "./kind.js";
 import { belowOne, counts, positive, tunableSet } from "./settings.js";
 
 /** @typedef {import("./kind.js").LocalData} LocalData */
 /** @typedef {import("./kind.js").Run} Run */
 
-/** A contribution of two scalars on the wire, topic and all. */
+/** Bytes on the wire of a contribution of two scalars, topic included. */
 const WIRE_BYTES = 190;
 const MOST_DIRECTIONS = 1024;
 
 /**
- * Projected gradients along `num_z` directions that devices of the round share; u is the unit of length
- * (`sizing`). `sides` = 2: g_p = (L(w + eps u z_p) - L(w - eps u z_p)) / (2 eps). `sides` = 1: (L(w + eps u
- * z_p) - L(w)) / eps. Each loss is the mean over the local data, or over the part `sampled` of it, drawn anew
- * for each round.
+ * Devices send projected gradients g_p along `num_z` directions z_p that all devices of the round share; u is the unit
+ * of length (`sizing`). sides = 2: g_p = (L(w + eps u z_p) - L(w - eps u z_p)) / (2 eps). sides = 1:
+ * g_p = (L(w + eps u z_p) - L(w)) / eps. Each loss is the mean over the local data, or over the share `sampled` of it,
+ * drawn anew for each round.
  */
-export class ZerothOrder extends Usual {
+export class ZerothOrder extends StrategyDefaults {
   static kind = "zeroth-order";
   static fields = {
     num_z: [whole(), 2],
@@ -58,14 +58,14 @@ export class ZerothOrder extends Usual {
     return this.settings.num_z;
   }
 
-  /** How often a device goes through its data, or through what is `sampled` of it. @returns {number} */
+  /** How many losses a device measures: passes over its data, or over the part that is `sampled`. @returns {number} */
   get losses() {
     const { sides, num_z: directions } = this.settings;
     return sides === 2 ? 2 * directions : directions + 1;
   }
 
   /**
-   * So many forward passes over a round's samples; the memory of inference and a copy of the set.
+   * Work: `losses` forward passes over the round's samples; memory of inference and a copy of the set.
    * @param {import("./kind.js").Workload} workload
    */
   work(workload) {
@@ -99,7 +99,7 @@ export class ZerothOrder extends Usual {
     return { kind: this.name, form: this.form, tensors, numExamples: data.y.length, trainLoss };
   }
 
-  /** What of the data this round is measured on. @param {LocalData} data @param {Run} run */
+  /** The samples on which this round's losses are measured. @param {LocalData} data @param {Run} run */
   async #drawn(data, run) {
     if (this.settings.sampled === 1) return data;
     const samples = data.y.length;
@@ -113,7 +113,7 @@ export class ZerothOrder extends Usual {
   }
 
   /**
-   * The losses, in order: there and back along each direction, or at the base and along each.
+   * The losses in order: forth and back along each direction, or at the base and then along each.
    * @param {import("./kind.js").DeviceModel} model @param {LocalData} data @param {Run} run
    */
   async *#measured(model, { x, y }, run) {

@@ -20,7 +20,7 @@ def _product(writer: Writer, node: fx.Node) -> str:
 
     ONNX can multiply tensors without folding. After folding, ONNX Runtime no longer sees that the batch size
     stays, which costs memory, and time at the start of a session. So both results are written; the one that
-    is not needed is left out later.
+    is not needed is removed later.
     """
     first, second = (value_of(writer, node, index) for index in (0, 1))
     given = node.args[0]

@@ -84,7 +84,7 @@ def _average_pool(writer: Writer, node: fx.Node) -> Any:
         for index, default in ((1, None), (2, []), (3, 0), (4, False), (5, True), (6, None))
     )
     if divisor is not None:
-        raise Unwritable("an average with a divisor of its own")
+        raise Unwritable("an average with a custom divisor")
     rank = rank_of(first_of(node)) - 2
     kernel, padding = (_per_axis(value, rank) for value in (kernel, padding))
     return writer.emit(

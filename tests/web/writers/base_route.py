@@ -1,4 +1,4 @@
-"""Ways to base models that Python finds, at random; and enrolments as it writes them."""
+"""Routes to random base models, as Python finds them, and the steps of a route."""
 
 import random
 import tempfile
@@ -56,10 +56,10 @@ def cases() -> list[dict[str, Any]]:
     made = []
     for _ in range(CASES):
         base = base_at(draw)
-        stand = None
+        state = None
         if draw.random() < 0.8:
             at = draw.choice((0, base.at, max(0, base.at - 1), max(0, base.at - 40), base.at + 1, 600))
-            stand = ReplayState(OTHER if draw.random() < 0.1 else LINE, at, {})
+            state = ReplayState(OTHER if draw.random() < 0.1 else LINE, at, {})
         here = [blob for blob in (*base.checkpoint, *base.log) if draw.random() < 0.4]
         made.append(
             {
@@ -72,9 +72,9 @@ def cases() -> list[dict[str, Any]]:
                     "tail": steps.count(base.tail),
                     "log": [[blob.sha, blob.size] for blob in base.log],
                 },
-                "stand": None if stand is None else {"line": stand.line, "at": stand.at},
+                "state": None if state is None else {"line": state.line, "at": state.at},
                 "here": [blob.sha for blob in here],
-                "way": told(find_route(base, stand, here.__contains__)),
+                "route": told(find_route(base, state, here.__contains__)),
             }
         )
     return made
@@ -88,7 +88,7 @@ def gone(blobs: Blobs, base: Base, found: BaseRoute) -> dict[str, Any]:
 
 
 def logged() -> list[dict[str, Any]]:
-    """The steps that a way has, from a log of 600 in two segments."""
+    """The steps of a route, from a log of 600 steps in two segments."""
     made = [step(number) for number in range(600)]
     segments = [steps.encode(made[:512], 5), steps.encode(made[512:], 5)]
     log = tuple(map(blob_of, segments))

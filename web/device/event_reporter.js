@@ -1,66 +1,66 @@
 import { rows, verdict } from "./explain.js";
 
 /**
- * What a device tells of what happens, as plain objects that may cross from one thread to another. Bytes,
- * seconds, joules; `round` counts from 1.
+ * The events that a device reports, as plain objects that can be sent to another thread. Bytes, seconds, joules;
+ * `round` counts from 1.
  *
  * @typedef {import("./explain.js").Row} Row
  * @typedef {{type: "log", level: "info" | "warning" | "error", text: string}} Log
  * @typedef {{type: "link", connected: boolean, reason: string}} Link
  *
- * A task that is known here: its bundle has come, and how fast it is was measured. `why`: this engine;
- * `forwardS` is for one sample.
+ * The task is known here: its bundle has come, and its speed was measured. `why`: why this engine; `forwardS` is for
+ * one sample.
  * @typedef {{type: "task", manifest: any, engine: string, why: string, cores: number, memoryBytes: number,
  *   forwardS: number, examples: number}} Task
  * @typedef {{type: "offer", task: string, run: string, round: number, deadlineS: number, remainingS: number,
  *   done: boolean}} Offer
  *
- * Of what a round needs so many bytes have come, of so many.
+ * `have` of the `size` bytes that a round needs have come.
  * @typedef {{type: "fetching", have: number, size: number}} Fetching
  *
- * What is tried now, of all that was thought of; `label` is empty where the device sits out. `reasons`: why
- * this and nothing richer. `cost` is predicted, and null where nothing is tried.
+ * The plan that is tried now, with all candidates; `label` is empty if the device sits out. `reasons`: why this and
+ * nothing richer. `cost` is predicted, and null if nothing is tried.
  * @typedef {{type: "plan", round: number, kind: string, label: string, cost: import("./cost.js").Cost | null,
  *   rows: Row[], straggler: boolean, verdict: string, reasons: string[]}} Plan
  *
- * So much is done, from 0 to 1, in so many seconds; `leftS` is an estimate.
+ * The share of the work that is done, from 0 to 1, and the seconds that it took; `leftS` is an estimate of the rest.
  * @typedef {{type: "progress", round: number, label: string, share: number, seconds: number,
  *   leftS: number}} Progress
  *
- * A contribution is made, and waits to be sent. `values`: numbers in it; `trainLoss` is NaN where nothing was
+ * A contribution is made, and waits to be sent. `values`: how many numbers it has; `trainLoss` is NaN if nothing was
  * trained.
  * @typedef {{type: "made", round: number, kind: string, form: string, label: string, bytesUp: number,
  *   values: number, seconds: number, energyJ: number, numExamples: number, trainLoss: number}} Made
  *
- * The work on a round is over, whatever came of it.
+ * The work on a round is over, with or without a contribution.
  * @typedef {{type: "ended", round: number}} Ended
  * @typedef {{type: "receipt", round: number, kind: string, status: string, reason: string}} Receipt
  *
- * The model after so many rounds, on samples that are kept out of training here.
+ * The result of the model after `round` rounds on the samples that are held out of training here.
  * @typedef {{type: "evaluated", round: number, right: number, count: number, loss: number}} Evaluated
  *
- * Bytes on the link since the device began, as they are on the wire.
+ * Bytes on the wire since the device began.
  * @typedef {{type: "traffic", up: number, down: number}} Traffic
  * @typedef {Log | Link | Task | Offer | Fetching | Plan | Progress | Made | Ended | Receipt | Evaluated |
- *   Traffic} Happening
+ *   Traffic} DeviceEvent
  */
 
-/** Seconds between words on how far work has come. */
+/** Seconds between reports of progress. */
 const PROGRESS_S = 0.2;
-/** And between words on what the link has carried. */
+/** Seconds between reports of traffic. */
 const TRAFFIC_S = 1;
 
-/** A round's work, told to `tell` as it goes; `clock` in seconds. */
-export class Telling {
+/** Reports a round's work to `tell` as it goes; `clock` in seconds. */
+export class EventReporter {
   #tell;
   #clock;
-  /** Of what is being tried. */
+  /** The attempt in progress. */
   #trying = { round: 0, label: "", computeS: 0, beganS: 0, saidS: 0 };
-  /** Of what a round needs, in bytes. */
+  /** The download in progress, in bytes; `of` names its round. */
   #fetching = { of: "", have: 0, size: 0 };
   #traffic = { said: 0, saidS: -Infinity };
 
-  /** @param {(event: Happening) => void} tell @param {() => number} clock */
+  /** @param {(event: DeviceEvent) => void} tell @param {() => number} clock */
   constructor(tell, clock) {
     this.#tell = tell;
     this.#clock = clock;
@@ -76,7 +76,7 @@ export class Telling {
     this.#tell({ type: "plan", round, kind, label, cost, straggler: straggler.straggler, ...why });
   }
 
-  /** So much is done, from 0 to 1. @param {number} share */
+  /** Report progress, from 0 to 1. @param {number} share */
   progressed(share) {
     const { round, label, computeS, beganS, saidS } = this.#trying;
     const now = this.#clock();
@@ -87,7 +87,7 @@ export class Telling {
     this.#tell({ type: "progress", round, label, share, seconds, leftS });
   }
 
-  /** @param {import("./in_process.js").Made} made with a message */
+  /** @param {import("./in_process.js").WorkResult} made with a message */
   made({ round, label, bytesUp, outcome }) {
     const { trainTimeS: seconds, energyJ, contribution } = outcome;
     const { kind, form, numExamples, trainLoss, tensors } = contribution;
@@ -102,7 +102,7 @@ export class Telling {
   }
 
   /**
-   * What a round still needs; said again whenever a blob is here. @param {string} of
+   * Note what a round still needs; called again whenever a blob has come. @param {string} of
    * @param {{size: number}[]} missing
    */
   missing(of, missing) {
@@ -125,7 +125,7 @@ export class Telling {
     this.#tell({ type: "receipt", round, kind, status, reason });
   }
 
-  /** What the link has carried, where that has changed. @param {{bytesUp: number, bytesDown: number}} link */
+  /** Report the bytes of the link, if they have changed. @param {{bytesUp: number, bytesDown: number}} link */
   traffic({ bytesUp: up, bytesDown: down }) {
     const now = this.#clock();
     const { said, saidS } = this.#traffic;
@@ -135,8 +135,8 @@ export class Telling {
   }
 
   /**
-   * The model after so many rounds. @param {number} round
-   * @param {any} found see judging.js; null: nothing was
+   * Report how well the model after `round` rounds does. @param {number} round
+   * @param {any} found see judging.js; null: it was not judged
    */
   judged(round, found) {
     if (found) this.#tell({ type: "evaluated", round, ...found });

@@ -5,7 +5,15 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from device_runtime.models.data import LocalSamples, Place, Selection, database, open_samples, single, table
+from device_runtime.models.data import (
+    LocalSamples,
+    SampleSource,
+    Selection,
+    database,
+    open_samples,
+    single,
+    table,
+)
 from device_runtime.models.data.local_data import Rows, is_held_out
 from device_runtime.models.errors import DataError
 
@@ -38,38 +46,38 @@ def reads(monkeypatch):
     return seen
 
 
-def shelf_of(folder, bundle, **keep):
-    shelf = LocalSamples(Place(folder.path), bundle.manifest, Selection(**keep))
-    shelf.refresh()
-    return shelf
+def samples_of(folder, bundle, **keep):
+    samples = LocalSamples(SampleSource(folder.path), bundle.manifest, Selection(**keep))
+    samples.refresh()
+    return samples
 
 
-def held(shelf):
+def held(samples):
     """Grey values by label, in any order."""
-    return sorted(zip(shelf.training.x[:, 0, 0, 0].tolist(), shelf.training.y.tolist(), strict=True))
+    return sorted(zip(samples.training.x[:, 0, 0, 0].tolist(), samples.training.y.tolist(), strict=True))
 
 
 def test_class_folders_however_deep_give_their_files_their_label(folder, bundle):
     folder.add("1/more/deep.png")
     folder.add("1/.hidden/no.png")
-    shelf = shelf_of(folder, bundle)
-    assert np.bincount(shelf.training.y).tolist() == [2, 3, 2]
-    assert shelf.forms == {"picture 8x8 grey 8 bits": 7}
+    samples = samples_of(folder, bundle)
+    assert np.bincount(samples.training.y).tolist() == [2, 3, 2]
+    assert samples.forms == {"picture 8x8 grey 8 bits": 7}
 
 
 def test_new_files_join_and_unchanged_ones_are_not_read_again(folder, bundle, reads):
-    shelf = shelf_of(folder, bundle)
+    samples = samples_of(folder, bundle)
     assert len(reads) == 6
     reads.clear()
-    assert not shelf.refresh()
+    assert not samples.refresh()
     folder.add("9/new.png")
-    assert shelf.refresh()
+    assert samples.refresh()
     assert reads == ["new.png"]
-    assert np.bincount(shelf.training.y).tolist() == [2, 2, 2, 0, 0, 0, 0, 0, 0, 1]
+    assert np.bincount(samples.training.y).tolist() == [2, 2, 2, 0, 0, 0, 0, 0, 0, 1]
 
 
 def test_after_any_changes_it_is_as_if_it_were_read_anew(folder, bundle):
-    shelf = shelf_of(folder, bundle, held_out=0.3)
+    samples = samples_of(folder, bundle, held_out=0.3)
     rng = np.random.default_rng(0)
     for step in range(30):
         name = f"{step % 3}/{rng.integers(12)}.png"
@@ -77,24 +85,24 @@ def test_after_any_changes_it_is_as_if_it_were_read_anew(folder, bundle):
             (folder.path / name).unlink(missing_ok=True)
         else:
             os.utime(folder.add(name, int(rng.integers(256))), ns=(step, step))
-        shelf.refresh()
-        anew = shelf_of(folder, bundle, held_out=0.3)
-        assert held(shelf) == held(anew)
-        assert (len(shelf.held), shelf.forms) == (len(anew.held), anew.forms)
+        samples.refresh()
+        anew = samples_of(folder, bundle, held_out=0.3)
+        assert held(samples) == held(anew)
+        assert (len(samples.held), samples.forms) == (len(anew.held), anew.forms)
 
 
 def test_a_half_written_file_is_read_when_it_is_whole(folder, bundle, reads):
     whole = folder.add("1/late.png").read_bytes()
     late = folder.path / "1" / "late.png"
     late.write_bytes(whole[:40])
-    shelf = shelf_of(folder, bundle)
-    assert (len(shelf.training), shelf.skipped[0].examples) == (6, ("1/late.png: PNG",))
+    samples = samples_of(folder, bundle)
+    assert (len(samples.training), samples.skipped[0].examples) == (6, ("1/late.png: PNG",))
     reads.clear()
-    shelf.refresh()
+    samples.refresh()
     assert reads == []  # it is as it was
     late.write_bytes(whole)
-    assert shelf.refresh()
-    assert (len(shelf.training), shelf.skipped) == (7, ())
+    assert samples.refresh()
+    assert (len(samples.training), samples.skipped) == (7, ())
 
 
 def test_a_file_that_changes_as_it_is_read_is_left_for_the_next_time(folder, bundle, monkeypatch):
@@ -107,15 +115,15 @@ def test_a_file_that_changes_as_it_is_read_is_left_for_the_next_time(folder, bun
         return data
 
     monkeypatch.setattr(single, "read_file", written_to)
-    shelf = shelf_of(folder, bundle)
-    assert len(shelf.training) == 5
-    assert "changed while it was read" in shelf.skipped[0].reason
-    assert shelf.refresh()
-    assert (len(shelf.training), shelf.skipped) == (6, ())
+    samples = samples_of(folder, bundle)
+    assert len(samples.training) == 5
+    assert "changed while it was read" in samples.skipped[0].reason
+    assert samples.refresh()
+    assert (len(samples.training), samples.skipped) == (6, ())
 
 
 def test_a_sample_is_held_out_whatever_comes_beside_it(folder, bundle):
-    few = shelf_of(folder, bundle, held_out=0.5)
+    few = samples_of(folder, bundle, held_out=0.5)
     kept = {x.tobytes() for x in few.held.x}
     trained = {x.tobytes() for x in few.training.x}
     assert 0 < len(kept) < 6
@@ -136,17 +144,17 @@ def test_about_the_share_is_held_out_and_another_seed_holds_out_others():
 
 def test_more_samples_than_there_is_memory_for_are_left_out_and_said(folder, bundle):
     room = 4 * (64 * 4 + 8)
-    shelf = shelf_of(folder, bundle, room_bytes=room)
-    assert (len(shelf.training), shelf.memory_bytes) == (4, room)
-    assert shelf.skipped[0].reason == "no memory for more samples"
+    samples = samples_of(folder, bundle, room_bytes=room)
+    assert (len(samples.training), samples.memory_bytes) == (4, room)
+    assert samples.skipped[0].reason == "no memory for more samples"
 
 
 def test_a_folder_that_is_emptied_has_no_samples(folder, bundle):
-    shelf = open_samples(folder.path, bundle.manifest)
+    samples = open_samples(folder.path, bundle.manifest)
     for file in folder.path.rglob("*.png"):
         file.unlink()
-    assert shelf.refresh()
-    assert (len(shelf.training), shelf.memory_bytes) == (0, 0)
+    assert samples.refresh()
+    assert (len(samples.training), samples.memory_bytes) == (0, 0)
 
 
 def test_growing_does_not_copy_what_is_there_each_time():
@@ -178,25 +186,25 @@ def test_dropped_rows_close_up():
 
 
 def test_files_that_go_together_move_the_others_once(folder, bundle, monkeypatch):
-    shelf = shelf_of(folder, bundle, held_out=0.5)
-    left = {x.tobytes() for x in shelf.training.x} | {x.tobytes() for x in shelf.held.x}
+    samples = samples_of(folder, bundle, held_out=0.5)
+    left = {x.tobytes() for x in samples.training.x} | {x.tobytes() for x in samples.held.x}
     moves, keep = [], Rows.keep
     monkeypatch.setattr(Rows, "keep", lambda rows, stays: moves.append(1) or keep(rows, stays))
     for number in (0, 2, 3, 5):
         (folder.path / f"{number % 3}" / f"{number}.png").unlink()
-    assert shelf.refresh()
-    now = {x.tobytes() for x in shelf.training.x} | {x.tobytes() for x in shelf.held.x}
+    assert samples.refresh()
+    now = {x.tobytes() for x in samples.training.x} | {x.tobytes() for x in samples.held.x}
     assert (len(moves), len(now), now < left) == (2, 2, True)
-    assert sorted([*shelf.training.y.tolist(), *shelf.held.y.tolist()]) == [1, 1]
+    assert sorted([*samples.training.y.tolist(), *samples.held.y.tolist()]) == [1, 1]
 
 
 def test_a_label_that_is_mended_in_a_list_counts_from_the_next_round_on(folder, bundle):
     (folder.path / "all.csv").write_text("file,label\n0/0.png,4\n")
-    shelf = shelf_of(folder, bundle)
-    assert shelf.training.class_counts(10)[4:6] == (1, 0)
+    samples = samples_of(folder, bundle)
+    assert samples.training.class_counts(10)[4:6] == (1, 0)
     (folder.path / "all.csv").write_text("file,label\n0/0.png,5\n")
-    assert shelf.refresh()
-    assert shelf.training.class_counts(10)[4:6] == (0, 1)
+    assert samples.refresh()
+    assert samples.training.class_counts(10)[4:6] == (0, 1)
 
 
 def test_a_table_that_a_logger_goes_on_writing_is_read_as_far_as_it_is(tmp_path, bundle, monkeypatch):
@@ -211,10 +219,10 @@ def test_a_table_that_a_logger_goes_on_writing_is_read_as_far_as_it_is(tmp_path,
 
     seen = []
     monkeypatch.setattr(table, "values_of", logged)
-    shelf = open_samples(tmp_path, bundle.manifest)
-    assert shelf.training.y.tolist()[:3] == [7, 7, 7]
-    shelf.refresh()
-    assert shelf.training.y.tolist() == [7] * 3 + [3] * 5
+    samples = open_samples(tmp_path, bundle.manifest)
+    assert samples.training.y.tolist()[:3] == [7, 7, 7]
+    samples.refresh()
+    assert samples.training.y.tolist() == [7] * 3 + [3] * 5
 
 
 def test_a_database_that_was_locked_is_read_when_it_is_not(tmp_path, bundle, monkeypatch):
@@ -223,41 +231,41 @@ def test_a_database_that_was_locked_is_read_when_it_is_not(tmp_path, bundle, mon
         other.execute("CREATE TABLE seen (pixels, digit)")
         other.execute("INSERT INTO seen VALUES (?, 7)", (bytes(64),))
         other.execute("BEGIN EXCLUSIVE")
-        shelf = LocalSamples(Place(tmp_path / "a.db", "SELECT * FROM seen"), bundle.manifest)
-        shelf.refresh()
-        assert "locked" in str(shelf.skipped[0])
+        samples = LocalSamples(SampleSource(tmp_path / "a.db", "SELECT * FROM seen"), bundle.manifest)
+        samples.refresh()
+        assert "locked" in str(samples.skipped[0])
         other.execute("ROLLBACK")
-        assert shelf.refresh()
-        assert (shelf.training.y.tolist(), shelf.skipped) == ([7], ())
+        assert samples.refresh()
+        assert (samples.training.y.tolist(), samples.skipped) == ([7], ())
 
 
 def test_what_had_no_room_is_read_when_there_is_room(folder, bundle):
-    shelf = shelf_of(folder, bundle, room_bytes=4 * (64 * 4 + 8))
+    samples = samples_of(folder, bundle, room_bytes=4 * (64 * 4 + 8))
     (folder.path / "0" / "0.png").unlink()
-    assert shelf.refresh()
-    assert (len(shelf.training), shelf.skipped[0].count) == (4, 1)
+    assert samples.refresh()
+    assert (len(samples.training), samples.skipped[0].count) == (4, 1)
 
 
 def test_many_files_to_come_ask_for_no_more_memory_than_samples_may_take(folder, bundle):
     for number in range(6, 300):
         folder.add(f"blank/{number}.png")
-    shelf = shelf_of(folder, bundle, room_bytes=10 * (64 * 4 + 8))
-    assert (len(shelf.training), shelf.training.x.base.shape[0]) == (6, 64)
+    samples = samples_of(folder, bundle, room_bytes=10 * (64 * 4 + 8))
+    assert (len(samples.training), samples.training.x.base.shape[0]) == (6, 64)
 
 
 def test_buffers_that_moved_are_to_be_asked_for_anew(folder, bundle):
-    shelf = shelf_of(folder, bundle)
+    samples = samples_of(folder, bundle)
     for number in range(6, 300):
         folder.add(f"blank/{number}.png")
-    assert shelf.refresh()
-    assert not shelf.refresh()
+    assert samples.refresh()
+    assert not samples.refresh()
 
 
 def test_files_of_a_class_that_is_not_of_the_task_are_not_read(folder, bundle, reads):
     folder.add("blank/9.png")
-    shelf = shelf_of(folder, bundle)
+    samples = samples_of(folder, bundle)
     assert "9.png" not in reads
-    assert shelf.skipped[0].examples == ("blank/9.png",)
+    assert samples.skipped[0].examples == ("blank/9.png",)
 
 
 def test_memory_that_is_not_there_for_a_file_leaves_out_that_file(folder, bundle, monkeypatch):
@@ -271,17 +279,17 @@ def test_memory_that_is_not_there_for_a_file_leaves_out_that_file(folder, bundle
 
     tries = []
     monkeypatch.setattr(single, "read_file", large)
-    shelf = shelf_of(folder, bundle)
-    assert (len(shelf.training), shelf.skipped[0].reason) == (5, "no memory to read it")
-    assert shelf.refresh()
-    assert len(shelf.training) == 6
+    samples = samples_of(folder, bundle)
+    assert (len(samples.training), samples.skipped[0].reason) == (5, "no memory to read it")
+    assert samples.refresh()
+    assert len(samples.training) == 6
 
 
 def test_a_few_held_out_samples_are_trained_on_unless_somebody_wishes_them_held_out(folder, bundle):
     for number in range(6, 60):
         folder.add(f"1/{number}.png", number * 4)
-    unasked = shelf_of(folder, bundle, held_out=None)
-    asked = shelf_of(folder, bundle, held_out=0.1)
+    unasked = samples_of(folder, bundle, held_out=None)
+    asked = samples_of(folder, bundle, held_out=0.1)
     assert 0 < len(asked.held) < 10
     assert (len(unasked.training), len(unasked.held)) == (60, 0)
     assert held(unasked) == sorted(

@@ -1,4 +1,4 @@
-"""Where a device's samples are, as `--data` names it; without numpy."""
+"""The source of a device's samples, as `--data` names it; without numpy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ SHAPES = "a folder of class folders, a .npz or .csv file, a folder of those, or 
 
 
 @dataclass(frozen=True)
-class Place:
+class SampleSource:
     """A file or a folder with samples.
 
-    query: for a SQLite file. labels: a label map, see `labels.LabelMap`. label_column: name or number (from
-    0) of a table's column of labels; empty: see `cells.label_column`. text_column: of texts; empty: see
-    `cells.text_column`. task_labels: names that stand for a label of the task, folded; empty if no task is
-    known.
+    query: for a SQLite file.
+    labels: a label map, see `labels.LabelMap`.
+    label_column: name or number (from 0) of a table's column of labels; empty: see `cells.label_column`.
+    text_column: of texts; empty: see `cells.text_column`.
+    task_labels: names that stand for a label of the task, folded; empty if no task is known.
     """
 
     path: Path
@@ -30,9 +31,9 @@ class Place:
     task_labels: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, given: Place | Path | str) -> Place:
+    def of(cls, given: SampleSource | Path | str) -> SampleSource:
         """`sqlite:FILE?SELECT ..`, or a path. Raises DataError for a database without a query."""
-        if isinstance(given, Place):
+        if isinstance(given, SampleSource):
             return given
         text = str(given)
         folder, scheme, rest = text.partition(SQLITE)
@@ -48,8 +49,8 @@ class Place:
             )
         return cls(path)
 
-    def check(self) -> Place:
-        """This place if it exists, which can be checked before the task is known. Raises DataError."""
+    def check(self) -> SampleSource:
+        """This source if it exists, which can be checked before the task is known. Raises DataError."""
         try:
             there = self.path.exists()
         except OSError as error:
@@ -58,8 +59,8 @@ class Place:
             raise DataError(f"no data at {self.path}: give {SHAPES}")
         return self
 
-    def absolute(self) -> Place:
-        """The same place with absolute paths."""
+    def absolute(self) -> SampleSource:
+        """The same source with absolute paths."""
         return replace(self, path=self.path.absolute(), labels=self.labels and self.labels.absolute())
 
     def __str__(self) -> str:

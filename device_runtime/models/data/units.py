@@ -1,4 +1,4 @@
-"""Units of local data (a file or database), the formats that read them, and what is left out and why."""
+"""Units of local data (a file or database), the formats that read them, and what is skipped and why."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.text.texts import Texts
 
-from .place import Place
+from .sample_source import SampleSource
 
-# What is left out of the local data, and why.
+# Files and samples that are skipped, and why.
 
 EXAMPLES = 3
-"""How many examples are named for each reason."""
+"""The number of examples that are named for each reason."""
 REASONS = 30
 OTHER = "other reasons"
 
 
 class Refused(Exception):
-    """Raised for a file or sample that is left out. reason: shared by similar ones. detail: of this one."""
+    """Raised for a file or sample that is skipped.
+
+    reason: the same for all that are skipped for this reason.
+    detail: of this file or sample.
+    """
 
     def __init__(self, reason: str, detail: object = "") -> None:
         self.reason, self.detail = reason, " ".join(str(detail).split())
@@ -37,7 +41,7 @@ class TemporarilyRefused(Refused):
 
 
 class Skip(NamedTuple):
-    """One sample or file that was left out; `where` names it, with details."""
+    """One sample or file that was skipped; `where` names it, with details."""
 
     reason: str
     where: str
@@ -49,7 +53,7 @@ class Skip(NamedTuple):
 
 @dataclass(frozen=True)
 class SkippedSamples:
-    """The number of samples or files left out for one reason, and the first few of them."""
+    """The number of samples or files skipped for one reason, and the first few of them."""
 
     reason: str
     count: int
@@ -66,7 +70,7 @@ class SkippedSamples:
 
 
 class SkippedTally:
-    """Counts what is left out by reason; beyond REASONS reasons, the rest count as OTHER."""
+    """Counts skipped samples and files by reason; beyond REASONS reasons, the rest count as OTHER."""
 
     def __init__(self) -> None:
         self._found: dict[str, SkippedSamples] = {}
@@ -94,8 +98,9 @@ TOO_LARGE = "too large for one sample"
 class RawSamples(NamedTuple):
     """Some samples as they were read.
 
-    x: (n, *input) raw, before `InputSpec.prepare`. labels: names, or class numbers int (n,), or None if the
-    unit has one label for all. form: how they were stored.
+    x: (n, *input) raw, before `InputSpec.prepare`.
+    labels: names, or class numbers int (n,), or None if the unit has one label for all.
+    form: how they were stored.
     """
 
     x: NDArray[Any]
@@ -105,14 +110,14 @@ class RawSamples(NamedTuple):
 
 @dataclass(frozen=True)
 class WantedSamples:
-    """What a reader needs to know: the task's input, and the place with its settings.
+    """What a reader needs to know: the task's input, and the source with its settings.
 
-    room_bytes: the most that all samples may take; None sets no limit. texts: turns texts into the input, if
-    the input is text.
+    room_bytes: the most that all samples may take; None sets no limit.
+    texts: turns texts into the input, if the input is text.
     """
 
     input: InputSpec
-    place: Place
+    source: SampleSource
     room_bytes: int | None = None
     texts: Texts | None = None
 
@@ -121,13 +126,15 @@ class WantedSamples:
 class SampleFormat:
     """One way to store samples.
 
-    read: gives the samples of a unit, or a Skip for one that is left out; raises Refused for the whole unit.
+    read: gives the samples of a unit, or a Skip for a sample that is skipped; raises Refused for the whole
+    unit.
     stored: gives the samples as they are stored, whatever the task, in one array (n, ..) or several; raises
-    Refused. grows: rows may be read while others are appended.
+    Refused.
+    grows: rows may be read while others are appended.
     """
 
     read: Callable[[Unit, WantedSamples], Iterator[RawSamples | Skip]]
-    stored: Callable[[Unit, Place], Iterator[NDArray[Any]]]
+    stored: Callable[[Unit, SampleSource], Iterator[NDArray[Any]]]
     grows: bool = False
 
 
@@ -135,14 +142,15 @@ class SampleFormat:
 class Unit:
     """A file or database that is read, and read again when it changes, as a whole.
 
-    name: unique in its place. stamp: size in bytes, and time of the last change in ns. label: of all its
-    samples, if their folder or a list gives it.
+    name: unique in its source.
+    stamp: size in bytes, and time of the last change in ns.
+    label: of all its samples, if their folder or a list gives it.
     """
 
     name: str
     path: Path
     stamp: tuple[int, int]
-    source: SampleFormat
+    sample_format: SampleFormat
     label: str | None = None
 
 

@@ -1,22 +1,19 @@
-/**
- * What a device works with in one round, and how it trains one form of an update with it; see Worker in
- * work.js.
- */
+/** What a device works with in one round, and how it trains one form of an update. Part of client/training/work.py. */
 
 import * as classStatistics from "./class_statistics.js";
 import { EngineError, OutOfMemory } from "./errors.js";
 import { check } from "./flat.js";
 
-/** Words by which engines and browsers say that no more memory is available. */
+/** Words with which engines and browsers report that no more memory is available. */
 const NO_MEMORY = /bad_alloc|allocat|out of memory|memory access out of bounds|array buffer/i;
 
 /**
  * @typedef {{name: string, model: any, data: any, workload: import("./cost.js").Workload, clock: () =>
  * number,
- *   host: import("./profile.js").Host, given: import("./task.js").Given,
+ *   host: import("./profile.js").Host, given: import("./task.js").RoundInputs,
  *   listener: import("./task.js").Listener}} Equipment
  */
-export class Bench {
+export class RealWorker {
   #equipment;
   #peakBytes = NaN;
   #done = 0;
@@ -29,7 +26,7 @@ export class Bench {
     this.clock = equipment.clock;
   }
 
-  /** The most memory that the process was seen to hold since `begin`; 0 where nobody says. */
+  /** The most memory that the process was seen to hold since `begin`; 0 if the host does not tell. */
   get peakBytes() {
     return Number.isNaN(this.#peakBytes) ? 0 : this.#peakBytes;
   }
@@ -59,7 +56,7 @@ export class Bench {
     }
   }
 
-  /** What others want of the model meanwhile asks nobody. @param {number} done */
+  /** Ask whether to go on. Runs of the model for others, made meanwhile, do not ask again. @param {number} done */
   async #ask(done) {
     if (this.#isAsking) return;
     this.#isAsking = true;
@@ -82,7 +79,7 @@ export class Bench {
   }
 }
 
-/** The form of this name that the clock has left of it, found to a hundredth of its work. */
+/** The form with this name that remained when the clock stopped it, to a hundredth of its work. */
 function ended(/** @type {any} */ strategy, /** @type {string} */ form) {
   if (form === strategy.form) return strategy;
   for (let n = 1; n < 100; n += 1) {
@@ -92,7 +89,7 @@ function ended(/** @type {any} */ strategy, /** @type {string} */ form) {
   return strategy;
 }
 
-/** The same error, or OutOfMemory where its words say so. @param {any} error */
+/** The same error, or OutOfMemory if its text says so. @param {any} error */
 function refined(error) {
   const mayBe = [RangeError, EngineError, WebAssembly.RuntimeError].some((one) => error instanceof one);
   if (!mayBe || !NO_MEMORY.test(String(error.message))) return error;

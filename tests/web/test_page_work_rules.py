@@ -66,7 +66,7 @@ def test_the_screen_is_kept_on_once_and_let_go_though_the_browser_took_its_time(
     page = one.joined()
     held = page.evaluate(
         """async () => {
-          const { Manners } = await import("./work_rules.js");
+          const { PageWorkRules } = await import("./work_rules.js");
           const held = new Set();
           const asked = [];
           navigator.wakeLock.request = () => new Promise((resolve) => asked.push(() => {
@@ -75,8 +75,8 @@ def test_the_screen_is_kept_on_once_and_let_go_though_the_browser_took_its_time(
             resolve(lock);
           }));
           const none = () => {};
-          const manners = new Manners({ pause: none, resume: none, battery: none, said: none });
-          const said = [manners.training(true), manners.training(true), manners.training(false)];
+          const rules = new PageWorkRules({ pause: none, resume: none, battery: none, said: none });
+          const said = [rules.training(true), rules.training(true), rules.training(false)];
           for (const give of asked) give();
           await Promise.all(said);
           return [asked.length, held.size];

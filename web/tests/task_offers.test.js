@@ -1,10 +1,10 @@
-/** Which task a device is in, and who it says hello to: aggregators that restart, and several tasks. */
+/** Tests of a device with aggregators that restart, and with several tasks. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ANOTHER_S } from "../device/attending.js";
-import { Elsewhere } from "../device/other_tasks.js";
 import { Offer, encode } from "../device/messages.js";
+import { OtherTasks } from "../device/other_tasks.js";
+import { ANOTHER_S } from "../device/task_offers.js";
 import * as topics from "../device/topics.js";
 import { World } from "./scripted.js";
 
@@ -13,12 +13,12 @@ const OVER = { done: true, kinds: [] };
 const hellos = (world) => world.of("hello").map((one) => one.task);
 const contributed = (world) => world.of("contribution").map((one) => [one.task, one.round]);
 
-/** All that it does at once. */
+/** Lets the device do all that is due. */
 async function settled(agent) {
   for (let step = 0; step < 30; step += 1) await agent.step(0.001);
 }
 
-/** A device that came while a round was open, and has contributed to it; nothing more is offered to its hellos. */
+/** A device that came while a round was open, and has contributed to it. Later hellos get no answer. */
 async function inOpenRound(world) {
   world.offer = world.round(1);
   const agent = await world.device();
@@ -28,17 +28,17 @@ async function inOpenRound(world) {
   return agent;
 }
 
-test("who came while a round was open says hello to an aggregator that is restarted in it, once", async () => {
+test("a device that came while a round was open says hello once if the aggregator restarts in it", async () => {
   const world = await World.made();
   const agent = await inOpenRound(world);
   const said = world.of("hello").length;
-  world.tellAll(world.round(1)); // the restarted one does not know who is here
+  world.tellAll(world.round(1)); // a restarted aggregator does not know which devices are here
   await settled(agent);
   assert.equal(world.of("hello").length, said + 1);
   assert.deepEqual(contributed(world), [["t", 1]]);
 });
 
-test("an aggregator that is restarted in a round is sent at once what it has not receipted", async () => {
+test("an aggregator that restarts in a round is sent contributions without a receipt at once", async () => {
   const world = await World.made();
   world.receipting = false;
   const agent = await inOpenRound(world);
@@ -48,7 +48,7 @@ test("an aggregator that is restarted in a round is sent at once what it has not
   assert.deepEqual(after, before);
 });
 
-test("a round that is new is no sign of a restart, and what is kept of one is none either", async () => {
+test("neither a new round nor a retained offer is taken for a restart", async () => {
   const world = await World.made();
   const agent = await inOpenRound(world);
   const said = world.of("hello").length;
@@ -60,7 +60,7 @@ test("a round that is new is no sign of a restart, and what is kept of one is no
   assert.deepEqual(contributed(world), [["t", 1], ["t", 2]]);
 });
 
-test("an aggregator that goes back to an older round of a new run is worked for again", async () => {
+test("a lower round number of a new run is worked on", async () => {
   const world = await World.made();
   const agent = await inOpenRound(world);
   for (const round of [2, 3]) {
@@ -72,7 +72,7 @@ test("an aggregator that goes back to an older round of a new run is worked for 
   assert.deepEqual(contributed(world).map(([, round]) => round), [1, 2, 3, 2]);
 });
 
-test("a device goes on to another task when its own is over, and not back for what is said again", async () => {
+test("a device goes on to another task when its own is done, and a repeated offer does not bring it back", async () => {
   const world = await World.made();
   const agent = await inOpenRound(world);
   world.tellAll(world.round(1, SPEECH));
@@ -91,7 +91,7 @@ test("a device goes on to another task when its own is over, and not back for wh
   assert.equal(hellos(world).at(-1), "speech");
 });
 
-test("a device whose hello two tasks answer is in the later one, and goes on to the other", async () => {
+test("a device whose hellos two tasks answer is in the later one, and then goes on to the other", async () => {
   const world = await World.made();
   const agent = await world.device();
   world.offer = null;
@@ -105,7 +105,7 @@ test("a device whose hello two tasks answer is in the later one, and goes on to 
   assert.deepEqual(contributed(world), [["t", 1], ["speech", 1]]);
 });
 
-test("a device does not go back to the task that is over, though it heard of that while it was in the other", async () => {
+test("a device does not return to a task that is over, though it heard of it while in another", async () => {
   const world = await World.made();
   const agent = await world.device();
   world.tellAll(world.round(1), true);
@@ -117,7 +117,7 @@ test("a device does not go back to the task that is over, though it heard of tha
   assert.deepEqual([contributed(world), hellos(world).at(-1)], [[["speech", 1]], "t"]);
 });
 
-test("a task that is over elsewhere is none to go to", async () => {
+test("a device does not go on to a task that is done", async () => {
   const world = await World.made();
   const agent = await inOpenRound(world);
   world.tellAll(world.round(1, SPEECH));
@@ -127,7 +127,7 @@ test("a task that is over elsewhere is none to go to", async () => {
   assert.equal(hellos(world).includes("speech"), false);
 });
 
-test("that a task was over before the device came is believed when no other has come in the meantime", async () => {
+test("a device accepts that its task was done before it came if no other task is offered in time", async () => {
   const world = await World.made();
   const agent = await world.device();
   world.tellAll(world.round(3, OVER), true);
@@ -138,14 +138,14 @@ test("that a task was over before the device came is believed when no other has 
   assert.equal(agent.finished, true);
 });
 
-test("where it may go is remembered of so many tasks, and given by name", () => {
-  const elsewhere = new Elsewhere();
-  assert.equal(elsewhere.take(), "");
-  for (let at = 0; at < 1000; at += 1) elsewhere.add(`t${at}`);
-  elsewhere.add("t990");
-  elsewhere.delete("t936");
+test("a limited number of other tasks is remembered, and taken in the order of names", () => {
+  const otherTasks = new OtherTasks();
+  assert.equal(otherTasks.take(), "");
+  for (let at = 0; at < 1000; at += 1) otherTasks.add(`t${at}`);
+  otherTasks.add("t990");
+  otherTasks.discard("t936");
   const names = [];
-  for (let next = elsewhere.take(); next; next = elsewhere.take()) names.push(next);
+  for (let next = otherTasks.take(); next; next = otherTasks.take()) names.push(next);
   const last = Array.from({ length: 63 }, (_, i) => `t${937 + i}`);
   assert.deepEqual(names, last);
 });

@@ -1,11 +1,11 @@
-"""Groups a round's updates into comparable sorts, and bounds sorts that are too small to compare.
+"""Groups a round's comparable updates, and bounds the updates of groups that are too small to compare.
 
-Nothing tells a false update from a true one in a sort of fewer than three devices (`settings.FEW`), but its
-length can be seen. Such an update is shortened to three times the median length of the round's updates of all
-sorts, one for each device (its latest), and to the length of the base. In a round of fewer than three devices
-only the base bounds it. Scalars of absolute size are held to those whose step is as long as the base;
-relative ones are bounded by `directions.step_size`. A class mean is held to three times the median length of
-all class means of the round.
+In a group of fewer than three devices (`settings.LEAST_DEVICES`) a false update cannot be told from a true
+one, but its length can be bounded. Such an update is shortened to three times the median length of the
+round's updates of all groups (one for each device, its latest), and to the length of the base. In a round of
+fewer than three devices only the base bounds it. Scalars of absolute size are bounded by those whose step is
+as long as the base, scalars of relative size by `directions.step_size`. A class mean is bounded by three
+times the median length of all class means of the round.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ FROM_ZERO = {ZerothOrder.name: frozenset({"g"}), ClassMeans.name: frozenset({by_
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """An update to be compared with others of the same `sort`, by its change from `start`."""
+class GroupedUpdate:
+    """An update to be compared with others of the same `group`, by its change from `start`."""
 
-    sort: Hashable
+    group: Hashable
     update: TrainedUpdate
     start: Start
 
 
-def sort_update(contribution: TrainedUpdate, member: str, base: Tensors) -> Sorted:
-    """A contribution with its sort: its kind, the member of the family, and the names and shapes of tensors.
+def group_update(contribution: TrainedUpdate, member: str, base: Tensors) -> GroupedUpdate:
+    """A contribution with its group: the kind, the member of the family, and the tensors' names and shapes.
 
-    For scalars, the round whose directions they are along too. `base` is the member's.
+    Scalars are also grouped by the round whose directions they are along. `base` is the member's.
     """
     kind = contribution.kind
     update = by_class.as_means(contribution) if kind == ClassMeans.name else contribution
     start = start_in(base, FEW_SHOT, FROM_ZERO.get(kind, frozenset()))
     along = contribution.late if kind == ZerothOrder.name else None
-    return Sorted((kind, member, along, signature(update.tensors, start)), update, start)
+    return GroupedUpdate((kind, member, along, signature(update.tensors, start)), update, start)
 
 
 MOST = 4
-"""Devices that a note names; of more it says how many."""
+"""The most devices that a note names; it gives the number of the others."""
 
 
 def device_list(devices: Sequence[str], kind: str) -> str:
-    """Devices for a note that people read: a few names, how many more, and the kind they sent."""
+    """Devices for a note: a few names, the number of the others, and the kind they sent."""
     more = f" and {len(devices) - MOST} more" if len(devices) > MOST else ""
     return f"{', '.join(devices[:MOST])}{more} ({kind})"
 
 
 def devices_of(rows: Sequence[SpooledUpdate]) -> str:
-    """The devices of these updates, as `named`."""
-    return device_list([row.device for row in rows], rows[0].told.kind)
+    """The devices of these updates, as in `device_list`."""
+    return device_list([row.device for row in rows], rows[0].metadata.kind)
 
 
 TIMES = 3.0
@@ -79,19 +79,19 @@ def length_of_base(base: Tensors) -> float:
     return max(LEAST, sqrt(sum(squares)))
 
 
-def usual_length(spools: Iterable[Spool]) -> float:
-    """The median length of changes of the base over the round's devices; infinite for fewer than FEW."""
+def median_length(spools: Iterable[Spool]) -> float:
+    """The median length of changes of the base over the round's devices; infinite if they are too few."""
     latest: dict[str, tuple[float, float]] = {}
     for spool in spools:
         for row, length in zip(spool.rows, norms(spool), strict=True):
-            made_for = inf if row.told.late is None else float(row.told.late.round)
+            made_for = inf if row.metadata.late is None else float(row.metadata.late.round)
             latest[row.device] = max(latest.get(row.device, (0.0, 0.0)), (made_for, float(length)))
     lengths = [length for _, length in latest.values()]
     return float(np.median(lengths)) if len(lengths) >= LEAST_DEVICES else inf
 
 
 def shorten(spool: Spool, bound: float) -> str:
-    """Shorten updates that are longer than `bound`. Returns a note for people, empty if there were none."""
+    """Shorten updates that are longer than `bound`. Returns a note, empty if there were none."""
     lengths, far = norms(spool), list[SpooledUpdate]()
     for row, length in zip(spool.rows, lengths, strict=True):
         if length > bound:
@@ -112,7 +112,7 @@ def scalar_bound(kind: ZerothOrder, base_length: float, values: int) -> float:
 
 
 def shorten_class_means(spool: Spool) -> str:
-    """Shorten the means of classes that fewer than FEW devices have. Returns a note, as `shorten`."""
+    """Shorten the means of classes that too few devices have. Returns a note, as `shorten`."""
     classes = by_class.classes(spool)
     lengths = [
         length_of(spool.values(row, within.start, within.stop)) for within, rows in classes for row in rows
@@ -132,5 +132,5 @@ def shorten_class_means(spool: Spool) -> str:
 
 
 def is_change(spool: Spool) -> bool:
-    """Whether the updates of this sort are changes of the base."""
-    return spool.rows[0].told.kind not in (ZerothOrder.name, ClassMeans.name)
+    """Whether the updates of this group are changes of the base."""
+    return spool.rows[0].metadata.kind not in (ZerothOrder.name, ClassMeans.name)

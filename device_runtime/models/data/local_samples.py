@@ -1,4 +1,4 @@
-"""Holds the samples of a place for a task; reads each file once, and again only when it has changed."""
+"""Holds the samples of a source for a task; reads each file once, and again only when it has changed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .bounded import memory_limit
 from .labels import LabelMap
 from .listing import listing
 from .local_data import LEAST_HELD_OUT, SHARE, LocalData, Rows, is_held_out
-from .place import Place
-from .source import (
+from .sample_source import SampleSource
+from .units import (
     RawSamples,
     Refused,
     Skip,
@@ -39,18 +39,19 @@ BLOCK = 256
 FULL = "no memory for more samples"
 NO_VALUES = (inf, -inf)
 BEYOND = 1.5
-"""Values beyond this multiple of the usual range are reported as wrongly scaled."""
+"""Values beyond this multiple of the task's range are reported as wrongly scaled."""
 NARROW = 1 / 50
-"""Values that span less than this share of the usual range are reported as wrongly scaled."""
+"""Values that span less than this share of the task's range are reported as wrongly scaled."""
 
 
 @dataclass(frozen=True)
 class Selection:
     """Which samples are held out, and how many are kept.
 
-    held_out: the share of samples held out of training, chosen by their content and `seed`; None for a tenth
-    if that is 10 samples or more, else none. room_bytes: the most that all prepared samples may take, half of
-    what the process may hold while it reads; None sets no limit.
+    held_out: the share of samples held out of training, chosen by their content and `seed`; None: a tenth if
+    that is 10 samples or more, else none.
+    room_bytes: the most that all prepared samples may take, half of what the process may hold while it reads;
+    None sets no limit.
     """
 
     held_out: float | None = 0.0
@@ -60,10 +61,13 @@ class Selection:
 
 @dataclass
 class _Known:
-    """A unit that was read. counts: its rows for training and held out. skipped: what was left out.
+    """A unit that was read.
 
-    forms: number of samples by format. full: nothing was kept, for lack of room. values: the least and the
-    largest raw value.
+    counts: its rows for training and held out.
+    skipped: the samples that were skipped, by reason.
+    forms: number of samples by format.
+    full: nothing was kept, for lack of room.
+    values: the least and the largest raw value.
     """
 
     stamp: tuple[int, int]
@@ -80,16 +84,20 @@ class _Known:
 
 
 class LocalSamples:
-    """The samples of a place; `refresh` reads new and changed files, `training` and `held` give them all."""
+    """The samples of a source; `refresh` reads new and changed files, `training` and `held` give them all."""
 
     def __init__(
-        self, place: Place, manifest: Manifest, keep: Selection | None = None, texts: Texts | None = None
+        self,
+        source: SampleSource,
+        manifest: Manifest,
+        keep: Selection | None = None,
+        texts: Texts | None = None,
     ) -> None:
         """Reads nothing yet; `texts` are the bundle's. Raises DataError for a label map that does not fit."""
-        self._labels = LabelMap.of(place, manifest.labels)
-        self.place = place = replace(place, task_labels=self._labels.names)
+        self._labels = LabelMap.of(source, manifest.labels)
+        self.source = source = replace(source, task_labels=self._labels.names)
         self.manifest, self._keep = manifest, keep or Selection()
-        self._wanted = WantedSamples(manifest.input, place, self._keep.room_bytes, texts)
+        self._wanted = WantedSamples(manifest.input, source, self._keep.room_bytes, texts)
         given = manifest.input
         self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
         self._known: dict[str, _Known] = {}  # in the order of their rows
@@ -108,7 +116,7 @@ class LocalSamples:
 
     @property
     def skipped(self) -> tuple[SkippedSamples, ...]:
-        """What is left out, by reason."""
+        """The files and samples that are skipped, by reason."""
         every = SkippedTally()
         for tally in (self._strays, *(known.skipped for known in self._known.values())):
             for one in tally:
@@ -130,7 +138,7 @@ class LocalSamples:
         return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
     @property
-    def doubt(self) -> str:
+    def scale_warning(self) -> str:
         """A warning if the values seem scaled differently from what the task expects, else empty."""
         usual = self.manifest.input.usual_range
         if usual is None or self.values is None:
@@ -157,7 +165,7 @@ class LocalSamples:
 
         Returns whether `training` and `held` must be read again.
         """
-        found = listing(self.place)
+        found = listing(self.source)
         self._strays = found.strays
         gone = {name for name, known in self._known.items() if not known.is_still(found.units.get(name))}
         if gone:  # units that had no room may fit now
@@ -186,12 +194,12 @@ class LocalSamples:
         try:
             if unit.label is not None:
                 self._labels.number(unit.label)  # refuses an unknown label before anything is read
-            for part in unit.source.read(unit, self._wanted):
+            for part in unit.sample_format.read(unit, self._wanted):
                 if isinstance(part, Skip):
                     known.skipped.add(part)
                 else:
                     self._keep_batch(part, unit, known)
-            if not unit.source.grows and _stamp(unit) != unit.stamp:
+            if not unit.sample_format.grows and _stamp(unit) != unit.stamp:
                 raise TemporarilyRefused("changed while it was read: it is read the next time")
         except (Refused, MemoryError) as error:
             why = error if isinstance(error, Refused) else TemporarilyRefused("no memory to read it", error)
@@ -228,7 +236,7 @@ class LocalSamples:
         known.forms[batch.form] += int((y >= 0).sum())
 
     def _numbers(self, batch: RawSamples, unit: Unit, known: _Known) -> NDArray[np.int64]:
-        """Class numbers (n,); -1 for a sample that is left out. Raises Refused."""
+        """Class numbers (n,); -1 for a sample that is skipped. Raises Refused."""
         if isinstance(batch.labels, np.ndarray):
             return self._checked(batch.labels)
         names = [unit.label or ""] * len(batch.x) if batch.labels is None else batch.labels

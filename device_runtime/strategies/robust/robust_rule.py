@@ -1,4 +1,4 @@
-"""Applies the robust rule of a task to a group: updates of one sort, compared with each other."""
+"""Applies the robust rule of a task to a group of comparable updates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from device_runtime.strategies.training.device_half import TrainedUpdate
 
 from . import by_class, krum
 from .coordinate_wise import bounds_in, median, trimmed_mean, weighted_median
+from .groups import FROM_ZERO, devices_of
 from .norm_clip import bound_of, clip_to_norm, norms
 from .settings import LEAST_DEVICES, Robust
-from .sorts import FROM_ZERO, devices_of
 from .spool import Spool, SpooledUpdate
 
 FAR = 3.0
@@ -27,7 +27,7 @@ Screened = Iterator[tuple[TrainedUpdate, float]]
 
 @dataclass(frozen=True)
 class UpdateGroup:
-    """Updates of one sort, and the weight of each; `samples`: those of the round's median device."""
+    """Comparable updates with a weight for each update; `samples`: those of the round's median device."""
 
     spool: Spool
     weights: Sequence[float]
@@ -35,40 +35,40 @@ class UpdateGroup:
 
     @property
     def kind(self) -> str:
-        return self.spool.rows[0].told.kind
+        return self.spool.rows[0].metadata.kind
 
     @property
     def rows(self) -> Iterator[tuple[SpooledUpdate, float]]:
         """Each update with its weight."""
         return zip(self.spool.rows, self.weights, strict=True)
 
-    def as_they_came(self) -> Screened:
-        """The updates with their own values, and the weights of this group."""
+    def unchanged(self) -> Screened:
+        """The updates with their values as sent, and the weights of this group."""
         for row, weight in self.rows:
             yield self.spool.update(row, self.spool.values(row)), weight
 
     def replaced(self, values: Vector) -> Screened:
-        """The updates with `values` in place of their own, for all of them."""
+        """The updates, all with these values, and the weights of this group."""
         for row, weight in self.rows:
             yield self.spool.update(row, values), weight
 
 
-class Ruling:
-    """The rule of a task; `note` is called with a text for people about what it left out or could not do."""
+class RobustRule:
+    """The rule of a task; `note` is called with a text about what it rejected or could not do."""
 
     def __init__(self, robust: Robust, note: Callable[[str], None]) -> None:
         self._robust, self._note = robust, note
 
-    def ruled(self, group: UpdateGroup) -> Screened:
-        """Every update after the rule, with its weight, in order; each is made when it is asked for."""
+    def apply(self, group: UpdateGroup) -> Screened:
+        """Yields every update after the rule, with its weight, in order."""
         rule, spool = self._robust.rule, group.spool
         if group.kind == ClassMeans.name:
             return self._class_means(group)
         if rule == "norm-clip":
             return self._clipped(group)
         if rule == "value-clip":
-            return self._held(group)
-        if rule in ("krum", "multi-krum") and spool.starts.size and self._stands(group):
+            return self._value_clipped(group)
+        if rule in ("krum", "multi-krum") and spool.starts.size and self._has_enough_for_krum(group):
             return self._selected(group)
         if rule == "weighted-median":
             return group.replaced(_middle(spool, partial(weighted_median, weights=list(group.weights))))
@@ -81,7 +81,7 @@ class Ruling:
         )
 
     def _class_means(self, group: UpdateGroup) -> Screened:
-        spool, most = group.spool, by_class.usual_counts(group.spool)
+        spool, most = group.spool, by_class.median_counts(group.spool)
         ruled = by_class.apply_rule(spool, self._robust, self._value_rule())
         for (row, values), weight in zip(ruled, group.weights, strict=True):
             yield by_class.as_sums(spool.update(row, values), most, group.samples), weight
@@ -98,7 +98,7 @@ class Ruling:
             values = clip_to_norm(spool.values(row), spool.starts, float(length), bound)
             yield spool.update(row, values), weight
 
-    def _held(self, group: UpdateGroup) -> Screened:
+    def _value_clipped(self, group: UpdateGroup) -> Screened:
         spool = group.spool
         bounds = bounds_in(spool, self._robust.clip, self._robust.clip_factor)
         far = []
@@ -109,7 +109,7 @@ class Ruling:
         if far:
             self._note(f"value-clip clipped {devices_of(far)}, far from the others")
 
-    def _stands(self, group: UpdateGroup) -> bool:
+    def _has_enough_for_krum(self, group: UpdateGroup) -> bool:
         """Whether there are enough updates for Krum; if not, the median replaces it, and there is a note."""
         liars, count = self._robust.byzantine or 0, len(group.spool)
         enough = krum.most_liars(count) >= liars
@@ -121,7 +121,7 @@ class Ruling:
         return enough
 
     def _selected(self, group: UpdateGroup) -> Screened:
-        """The updates that Krum selects; together they weigh as much as the whole group did."""
+        """The updates that Krum selects; their weights add up to those of the whole group."""
         spool, weights = group.spool, group.weights
         given, count = self._robust.byzantine, len(spool)
         liars = krum.most_liars(count) if given is None else given
@@ -130,9 +130,9 @@ class Ruling:
         more = sum(weights) / sum(weights[place] for place in places)
         kept = [spool.rows[place] for place in places]
         if many == 1:
-            self._note(f"krum took {devices_of(kept)} of {count}")
+            self._note(f"krum selected {devices_of(kept)} of {count}")
         elif liars:
-            self._note(f"multi-krum left out {devices_of([row for row in spool.rows if row not in kept])}")
+            self._note(f"multi-krum rejected {devices_of([row for row in spool.rows if row not in kept])}")
         for place in places:
             row = spool.rows[place]
             yield spool.update(row, spool.values(row)), weights[place] * more

@@ -1,4 +1,4 @@
-"""What devices hear on the topics of offers, and what Python makes of it; contributions in few bytes."""
+"""What devices hear on the topics of offers, and what Python makes of it; compact contributions."""
 
 from typing import Any
 
@@ -75,9 +75,9 @@ def plain(payload: bytes, topic: str = TOPIC, retained: bool = False, task: str 
 
 
 def said(number: int, by: Signer = SIGNER, own: bytes = OWN, topic: str = MINE, run: str = "r") -> bytes:
-    """A next round with the word for who draws such a key."""
+    """A compact offer with the MAC for a device that draws such a key."""
     payload = after(number)
-    return small.with_mac(payload, by.agree(session_mac.public_key(own)).word(topic, run, payload))
+    return small.with_mac(payload, by.agree(session_mac.public_key(own)).mac(topic, run, payload))
 
 
 def sealed(made: Offer, topic: str = TASK, by: Signer = SIGNER, issued: int = 7) -> bytes:
@@ -165,7 +165,7 @@ ENROLLED: dict[str, list[Heard]] = {
         plain(said(4, OTHER), MINE, task="t"),
         plain(said(4), MINE, task="t"),
     ],
-    "the word": [
+    "the MAC": [
         plain(sealed(offer()), TASK),
         plain(after(3)),
         plain(after(3), MINE, task="t"),
@@ -185,15 +185,15 @@ ENROLLED: dict[str, list[Heard]] = {
 
 
 def told(key: bytes, heard: list[Heard]) -> list[dict[str, Any]]:
-    following = OfferStream(Trust(key, lambda size: OWN[:size]))
+    offer_stream = OfferStream(Trust(key, lambda size: OWN[:size]))
     entries = []
     for topic, payload, retained, task in heard:
         entry: dict[str, Any] = {"topic": topic, "payload": payload, "retained": retained, "task": task}
         try:
-            entry["offer"] = encode(following.offer(topic, payload, retained, task))
+            entry["offer"] = encode(offer_stream.offer(topic, payload, retained, task))
         except MessageError as error:
             entry |= {"error": type(error).__name__, "text": str(error)}
-        entries.append(entry | {"over": following.over})
+        entries.append(entry | {"over": offer_stream.over})
     return entries
 
 
@@ -256,10 +256,10 @@ def says() -> dict[str, Any]:
         "sealed": signer.seal(topics.up("a", "hello"), hello),
         "short_topic": topics.up("a", "c"),
         "short": short,
-        "short_with_word": small.with_mac(short, agreed.word(topics.up("a", "c"), "r", short)),
+        "short_with_mac": small.with_mac(short, agreed.mac(topics.up("a", "c"), "r", short)),
         "receipt_topic": down("a", "receipt"),
         "receipt": receipt,
-        "receipt_with_word": receipt + agreed.word(down("a", "receipt"), "", receipt),
+        "receipt_with_mac": receipt + agreed.mac(down("a", "receipt"), "", receipt),
     }
 
 

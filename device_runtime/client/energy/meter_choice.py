@@ -26,7 +26,7 @@ An INA219 is not among them: to address it on a bus may disturb whatever else is
 """
 _WRONG = (MeterError, OSError, ValueError)
 """Errors at the first reading of a meter: its files may be gone, or have invalid content."""
-WISHES = (AUTO, *HERE, "ina219[:BUS,ADDRESS,OHM]", "command:...", "mqtt://...", MODELLED)
+METER_OPTIONS = (AUTO, *HERE, "ina219[:BUS,ADDRESS,OHM]", "command:...", "mqtt://...", MODELLED)
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class FoundMeter:
     meter: Meter | None
     passed: tuple[str, ...] = ()
 
-    def said(self, power: Power) -> str:
-        """For people: the source of energy figures, and their uncertainty."""
+    def description(self, power: Power) -> str:
+        """For people: what energy figures cover, or where they come from, and their uncertainty."""
         if self.meter is None:
             watts = f"{power.idle_w:g} W idle, {power.load_w:g} W under load"
             return f"from {watts} ({power.source}), ± {power.uncertainty:.0%}"
@@ -49,36 +49,41 @@ class FoundMeter:
         return MODELLED if self.meter is None else self.meter.about.source
 
 
-def find(wish: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Path = Path("/")) -> FoundMeter:
-    """The meter for a wish of `WISHES`; None for "auto" if there is none. Raises MeterError if it fails."""
-    if wish == AUTO:
+def find_meter(
+    option: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Path = Path("/")
+) -> FoundMeter:
+    """The meter for one of `METER_OPTIONS`, by default the best here, if there is one.
+
+    Raises MeterError if it fails.
+    """
+    if option == AUTO:
         return _best(clock, root)
     try:
-        return _asked(wish, clock, root)
+        return _named(option, clock, root)
     except _WRONG as error:
-        raise MeterError(f"--meter {_shown(wish)}: {error}") from None
+        raise MeterError(f"--meter {_shown(option)}: {error}") from None
 
 
-def needs_listening(wish: str) -> bool:
-    """Whether the meter of this wish must be listened to all the time.
+def needs_listening(option: str) -> bool:
+    """Whether the meter of this option must be listened to all the time.
 
-    Raises as `find` does, as far as can be told without listening.
+    Raises as `find_meter` does, as far as can be told without listening.
     """
-    if wish.partition(":")[0] not in ("mqtt", "mqtts"):
-        find(wish)
+    if option.partition(":")[0] not in ("mqtt", "mqtts"):
+        find_meter(option)
         return False
     from . import mqtt
 
-    mqtt.MeterTopic.of(wish)
+    mqtt.MeterTopic.of(option)
     return True
 
 
-def _asked(wish: str, clock: Callable[[], float], root: Path) -> FoundMeter:
-    kind, _, rest = wish.partition(":")
-    if wish == MODELLED:
+def _named(option: str, clock: Callable[[], float], root: Path) -> FoundMeter:
+    kind, _, rest = option.partition(":")
+    if option == MODELLED:
         return FoundMeter(None)
-    if wish in HERE:
-        return FoundMeter(HERE[wish](root, clock))
+    if option in HERE:
+        return FoundMeter(HERE[option](root, clock))
     if kind == "ina219":
         return FoundMeter(ina219.found(ina219.Wiring.of(rest), root, clock))
     if kind == "command":
@@ -86,8 +91,8 @@ def _asked(wish: str, clock: Callable[[], float], root: Path) -> FoundMeter:
     if kind in ("mqtt", "mqtts"):
         from . import mqtt  # loads an MQTT client only if needed
 
-        return FoundMeter(mqtt.found(wish, clock))
-    raise MeterError(f"expected one of {', '.join(WISHES)}")
+        return FoundMeter(mqtt.found(option, clock))
+    raise MeterError(f"expected one of {', '.join(METER_OPTIONS)}")
 
 
 def _best(clock: Callable[[], float], root: Path) -> FoundMeter:
@@ -102,7 +107,7 @@ def _best(clock: Callable[[], float], root: Path) -> FoundMeter:
     return FoundMeter(None, tuple(passed))
 
 
-def _shown(wish: str) -> str:
-    """The wish without a broker's password."""
-    scheme, mark, rest = wish.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else wish
+def _shown(option: str) -> str:
+    """The option without a broker's password."""
+    scheme, mark, rest = option.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else option

@@ -27,14 +27,14 @@ from device_runtime.simulation.clients import Clients
 from device_runtime.simulation.errors import ExecutorError
 
 from . import packing
-from .job import World
+from .job import ExecutorInputs
 from .packing import Layout, Reply, TrainedReply, WorkerOpened, read_reply
 from .processes_launch import LaunchOrder, launch
 from .processes_memory import SharedMemory
 from .processes_worker import BasePlace
 
 END_S = 5.0
-SHARED = ("board", "wave", "bases", "results", "memories")
+SHARED = ("queue", "batch", "bases", "results", "memories")
 
 
 @dataclass
@@ -62,23 +62,23 @@ class WorkerMessage:
 class WorkerPool:
     """The pool of workers by number, the memory that they share with this process, the clients' folder."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, inputs: ExecutorInputs) -> None:
         """Saves the clients, unless they are in files already. Raises EngineError for a missing engine."""
-        on_torch = engine_choice(world.bundle, world.engine.engine).name == "torch"
-        self._copied = on_torch and world.engine.device == "cpu"
-        saved = saved_in(world.clients)
+        on_torch = engine_choice(inputs.bundle, inputs.engine.engine).name == "torch"
+        self._copied = on_torch and inputs.engine.device == "cpu"
+        saved = saved_in(inputs.clients)
         self._made = saved is None
         self.folder = Path(tempfile.mkdtemp(prefix="device-runtime-")) if saved is None else saved
-        self.board, self.wave, self.bases, self.results, self.memories = (
+        self.queue, self.batch, self.bases, self.results, self.memories = (
             SharedMemory.make() for _ in range(5)
         )
-        self._world = world
+        self._inputs = inputs
         self._workers: dict[int, WorkerProcess] = {}
         self._selector = DefaultSelector()
         if self._made:
-            world.clients.save(self.folder)
+            inputs.clients.save(self.folder)
 
-    def hire(self, *numbers: int) -> None:
+    def start_workers(self, *numbers: int) -> None:
         """Starts workers with these numbers; each sends WorkerOpened when it is ready."""
         pipes = {number: Pipe() for number in numbers}
         orders = [self._order(number, theirs.fileno()) for number, (_, theirs) in pipes.items()]
@@ -90,20 +90,20 @@ class WorkerPool:
             self._selector.register(link, EVENT_READ, number)
 
     def _order(self, number: int, link: int) -> LaunchOrder:
-        world = self._world
+        inputs = self._inputs
         return LaunchOrder(
             number=number,
             link=link,
-            bundle=str(world.bundle.path.absolute()),
-            family={name: str(bundle.path.absolute()) for name, bundle in world.family.items()},
+            bundle=str(inputs.bundle.path.absolute()),
+            family={name: str(bundle.path.absolute()) for name, bundle in inputs.family.items()},
             clients=str(self.folder.absolute()),
             made=self._made,
-            engine=world.engine,
+            engine=inputs.engine,
             **{name: getattr(self, name).fd for name in SHARED},
         )
 
     def wake(self, workers: list[int]) -> None:
-        """Tells workers to look at the board; `listen` notices those that have died."""
+        """Tells workers to look at the queue; `listen` notices those that have died."""
         for number in workers:
             with suppress(OSError):
                 self._workers[number].link.send_bytes(b"")
@@ -112,7 +112,7 @@ class WorkerPool:
         """Waits for at least one message and returns those that are there."""
         return [self._hear(key.data) for key, _ in self._selector.select()]
 
-    def dismiss(self, number: int) -> str:
+    def remove_worker(self, number: int) -> str:
         """Removes a worker that has died, and returns how it ended."""
         worker = self._workers.pop(number)
         self._selector.unregister(worker.link)
@@ -197,7 +197,7 @@ def _wait(worker: WorkerProcess) -> None:
 
 @dataclass(frozen=True)
 class BaseContent:
-    """The tensors of a base model, or those sent beside one, and the layout that they must have."""
+    """The tensors of a base model, or those sent with it, and the layout that they must have."""
 
     tensors: Tensors
     layout: Layout

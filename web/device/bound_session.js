@@ -1,13 +1,13 @@
-/** A session whose trainable inputs are slices of one vector: a change in place is seen by the next run. */
+/** A session whose trainable inputs are slices of one vector; the next run sees a change in place. */
 
 import { EngineError } from "./errors.js";
 
 /** @typedef {import("./engine.js").DeviceModel} DeviceModel */
 
-export class Bound {
+export class BoundSession {
   /**
-   * @param {DeviceModel} model @param {import("./sessions.js").Loaded} loaded
-   * @param {import("./flat.js").Flat} params its own
+   * @param {DeviceModel} model @param {import("./sessions.js").LoadedGraph} loaded
+   * @param {import("./flat.js").Flat} params this session's own parameters
    */
   constructor(model, loaded, params) {
     this.model = model;
@@ -16,7 +16,7 @@ export class Bound {
     this.fed = this.tensors(params);
   }
 
-  /** The library's tensors on the views of a flat vector. @param {import("./flat.js").Flat} flat */
+  /** Tensors of the library that share the memory of a flat vector. @param {import("./flat.js").Flat} flat */
   tensors(flat) {
     const { Tensor } = this.model.runtime.ort;
     const made = [...flat.views].map(([name, { shape, data }]) => [name, new Tensor("float32", data, shape)]);
@@ -24,7 +24,7 @@ export class Bound {
   }
 
   /**
-   * The samples, run by run: where each begins and ends, and what it is fed. Raises EngineError.
+   * The runs of these samples: where each begins and ends, and its inputs. Raises EngineError.
    * @param {import("./engine.js").Inputs} x @param {Int32Array} y
    * @returns {Generator<{start: number, end: number, feeds: Record<string, any>}>}
    */
