@@ -236,5 +236,5 @@ def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task
 def test_where_nothing_compares_the_two_heads_the_log_says_so(bench, make_task, caplog, settings):
     caplog.set_level(logging.INFO)
     bench(make_task(FULL, FEW_SHOT, **{"head": "closed-form", **settings}))
-    said = "give eval_data, or statistics.hold_out, by which devices do" in caplog.text
+    said = "set eval_data or statistics.hold_out" in caplog.text
     assert said is (settings == {})
