@@ -68,7 +68,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if quick and HEAVY.search(collection_path.read_text()) else None
 
 
-LONGEST = ("test_node.py", "test_end_to_end.py", "test_simulate.py", "test_subprocess.py", "test_agent.py")
+LONGEST = (
+    "test_node.py",
+    "test_demo.py",
+    "test_browsers.py",
+    "test_end_to_end.py",
+    "test_simulate.py",
+    "test_subprocess.py",
+    "test_agent.py",
+)
 """Test files that take minutes. They begin first, so that no worker is left with one at the end."""
 
 

@@ -119,6 +119,7 @@ def test_a_second_process_of_the_same_device_is_refused(broker, tmp_path):
         assert first.poll() is None
 
 
+@pytest.mark.slow
 def test_leaving_stops_the_device_and_leaves_nothing_of_it(broker, tmp_path):
     with serve(broker, tmp_path, 50) as service, join(broker, tmp_path) as device:
         eventually(lambda: len(counted(tmp_path)) >= 2)

@@ -183,6 +183,7 @@ def test_explain_as_json_holds_the_same_decision():
     assert all(row["cost"]["energy_j"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_memory_cap_makes_a_straggler_and_is_named():
     task = ("explain", "--deadline", "60", "--samples", "100")
     rows = json.loads(run(*task, "--format", "json").stdout)

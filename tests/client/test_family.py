@@ -70,6 +70,7 @@ def test_a_base_without_a_checkpoint_is_ignored(stage, offer, of, caplog):
     assert [(c.round, c.form) for c in stage.contributions] == [(2, "another")]
 
 
+@pytest.mark.slow
 def test_what_a_base_has_of_the_bundle_is_looked_for_once(stage, offer, another, monkeypatch):
     """It takes reading and hashing the whole model: not at each look while the rest is fetched."""
     looks, given = [], type(another).weights

@@ -35,12 +35,19 @@ class Notes:
         self.lines.append(repr(asdict(line)))
 
 
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+CASES = [
+    pytest.param(task, id=name, marks=[] if name == "synchronous" else [pytest.mark.slow])
+    for name, task in TASKS.items()
+]
+
+
+@pytest.mark.parametrize("task", CASES)
 def test_a_run_goes_on_from_any_round_with_the_same_bytes(task, tmp_path):
     over = {"devices": 6, "slow": 20.0, "data": {"samples_per_client": 30}, "task": task}
     goes_on_with_the_same_bytes(prepare(scenario.load("boards", over), 3), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_of_late_crashed_and_returning_devices_goes_on_with_the_same_bytes(tmp_path):
     trouble = {"crash": 0.2, "drop": 0.4, "away_s": 70.0, "away_sigma": 1.0}
     groups = {"all": {"profile": "pi-5", "share": 1.0, "failures": trouble, "battery": {"wh": 1e-3}}}
@@ -52,6 +59,7 @@ def test_a_run_of_late_crashed_and_returning_devices_goes_on_with_the_same_bytes
     assert not all("'staleness': 0.0," in line for line in whole.lines)
 
 
+@pytest.mark.slow
 def test_a_run_in_which_devices_hold_samples_out_goes_on_with_the_same_bytes(tmp_path):
     """The head in closed form lies beside the base, and the counts with the pool."""
     kinds = [{"name": "full", "settings": {"epochs": 1, "batch": 16}}, {"name": "few-shot"}]
@@ -60,6 +68,7 @@ def test_a_run_in_which_devices_hold_samples_out_goes_on_with_the_same_bytes(tmp
     goes_on_with_the_same_bytes(prepare(scenario.load("uniform", over), 3), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "task"),
     [

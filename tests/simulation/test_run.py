@@ -124,6 +124,7 @@ def test_a_buffered_run_closes_rounds_by_their_number_and_keeps_devices_busy():
         assert busy <= 5
 
 
+@pytest.mark.slow
 def test_a_cohort_asks_so_many_devices_each_round_and_not_always_the_same():
     _, notes = play(fleet=SETTLED, task={"rounds": 4, "devices_per_round": 3})
     by_round = [{a.device for a in notes.asks if a.round == number} for number in (1, 2, 3, 4)]

@@ -11,6 +11,8 @@ from .props import BANDS, FAST_HZ, FRAMES, nearest, record
 from .seen import CONTRAST, HIDE
 from .serving_pages import Pages
 
+pytestmark = pytest.mark.slow
+
 SCALE, MEAN, STD = 1 / 255, 0.305, 0.376
 """Of the scripted device's words, but for the scale of colours: the same."""
 REFUSING = (*FLAGS, "--use-fake-ui-for-media-stream=deny")

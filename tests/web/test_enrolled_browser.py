@@ -133,6 +133,7 @@ def test_a_phone_joins_by_a_one_time_link_over_tls_and_takes_part(house, phone, 
     assert one.wrong == []
 
 
+@pytest.mark.slow
 def test_a_page_that_is_opened_again_is_the_same_device_and_needs_no_link(house, phone):
     with house.mosquitto(), house.serve("--rounds", "2", "--kinds", "few-shot"):
         one = phone(house.link())

@@ -11,6 +11,8 @@ from device_runtime.models.bundles import tensors
 
 from .hostile import HONEST, Siege, besieged, repacked
 
+pytestmark = pytest.mark.slow
+
 NAME = sorted(HONEST.weights())[0]
 
 

@@ -17,6 +17,8 @@ from .hostile import FILES, MANIFEST, Siege, besieged, repacked
 onnx = pytest.importorskip("onnx", reason="needs pip install 'device-runtime[torch]'")
 from onnx import TensorProto, helper
 
+pytestmark = pytest.mark.slow
+
 FORWARD = "forward.onnx"
 RENAMED = {"toString" if name == "loss.mid" else name: one for name, one in MANIFEST["graphs"].items()}
 

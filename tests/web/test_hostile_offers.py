@@ -9,6 +9,8 @@ from device_runtime.broker.wire.messages import Contribution, Kind, Member
 
 from .hostile import DEVICE, ISSUED, Siege, altered, besieged
 
+pytestmark = pytest.mark.slow
+
 TOPIC = topics.down(DEVICE, "task")
 
 

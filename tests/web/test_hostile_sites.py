@@ -11,6 +11,8 @@ import pytest
 from .conftest import OPEN, Visit
 from .serving_pages import Pages
 
+pytestmark = pytest.mark.slow
+
 SECRET = "the-secret-of-a-link-0123456789"
 HERE = Path(__file__).parent
 TRIED = (HERE / "policy_tried.js").read_text()

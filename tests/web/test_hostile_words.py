@@ -9,6 +9,8 @@ from device_runtime.broker.wire.messages import Contribution
 
 from .hostile import MANIFEST, Siege, besieged, repacked
 
+pytestmark = pytest.mark.slow
+
 LABELS = (
     "<img src=x onerror=alert(1)>",
     "<script>self.owned = 1</script>",

@@ -5,6 +5,8 @@ import pytest
 
 from .seen import ONE, SEVEN, keep, stored
 
+pytestmark = pytest.mark.slow
+
 FAILING = """() => {
   const remove = IDBObjectStore.prototype.delete;
   let times = 0;

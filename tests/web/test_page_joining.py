@@ -1,8 +1,12 @@
 """Who joins by the page, in a real Chromium on a scripted device: forms, links, and leaving."""
 
+import pytest
+
 from device_runtime.broker.security.enrolment import Enrolment
 
 from .seen import SEVEN, keep
+
+pytestmark = pytest.mark.slow
 
 
 def test_nothing_is_said_of_a_connection_before_somebody_joins(visit):

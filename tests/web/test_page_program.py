@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_device_that_is_not_connected_for_long_says_since_when(visit):
     one = visit("unreached")

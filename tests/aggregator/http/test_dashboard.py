@@ -145,6 +145,7 @@ def test_the_dashboard_shows_fleet_rounds_charts_and_refusals(visit, board, tmp_
     assert page.evaluate("sessionStorage.length") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_the_dashboard_fits_a_phone_and_a_desk_in_light_and_dark(visit, width, scheme, tmp_path):
@@ -168,6 +169,7 @@ def test_the_dashboard_fits_a_phone_and_a_desk_in_light_and_dark(visit, width, s
     assert one.wrong == []
 
 
+@pytest.mark.slow
 def test_without_the_service_the_page_says_so(visit, board):
     one = visit()
     page = one.entered().page
@@ -177,6 +179,7 @@ def test_without_the_service_the_page_says_so(visit, board):
     assert "pi-full" in page.inner_text("#fleet-table")
 
 
+@pytest.mark.slow
 def test_a_token_that_is_taken_no_more_ends_all_that_it_showed(browser, serve):
     service = serve(TASK)
     context = browser.new_context()

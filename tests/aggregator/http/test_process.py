@@ -16,6 +16,7 @@ from device_runtime.aggregator.serving.exit_codes import Exit
 TASK = 'bundle = "digits-wrn-10-1"\n'
 
 
+@pytest.mark.slow
 def test_each_failure_leaves_with_its_own_number_and_names_the_key(started):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

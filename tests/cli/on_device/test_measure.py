@@ -10,6 +10,7 @@ from device_runtime.cli import main
 from device_runtime.client.selection import measurement as trials
 
 
+@pytest.mark.slow
 def test_every_kind_is_measured_beside_its_prediction(capsys, tmp_path):
     files = tmp_path / "kinds.csv", tmp_path / "kinds.png"
     arguments = ("--kinds", "few-shot,class-means", "--repeats", "2", "--samples", "50")

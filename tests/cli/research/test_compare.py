@@ -4,12 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from device_runtime.cli import main
 
 WORDS = "--devices 3 --rounds 1 --deadline 600 --probes 0 --compare kinds=fedavg,few-shot"
 SIMULATE = ["simulate", *WORDS.split()]
 
 
+@pytest.mark.slow
 def test_folders_of_simulations_are_shown_side_by_side(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*SIMULATE, "--run-dir", "here"]) == 0

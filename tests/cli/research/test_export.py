@@ -156,6 +156,7 @@ def test_feature_maps_of_other_places_are_left_to_the_graphs():
     assert spec.outputs == {"low": "conv1"}
 
 
+@pytest.mark.slow
 def test_a_bundle_without_set_all_is_written_and_its_sets_are_counted(tmp_path, capsys):
     """The head of this network: 64 weights for each of 2 labels, and 2 biases."""
     pytest.importorskip("onnx")

@@ -84,6 +84,7 @@ def test_a_path_to_no_number_is_named(path):
         in_message(DUAL, path)
 
 
+@pytest.mark.slow
 @given(payload=st.binary(max_size=60), path=st.text(max_size=12))
 def test_any_message_is_a_quantity_or_a_meter_error(payload, path):
     try:

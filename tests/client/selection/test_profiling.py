@@ -52,6 +52,7 @@ def measured(**limits: str) -> Speed:
     return speed
 
 
+@pytest.mark.slow
 def test_every_training_graph_is_measured_and_the_loss_and_a_step_of_the_classifier(manifest):
     speed = measured()
     assert set(speed.seconds) == set(speed.opening) == set(manifest.graphs)

@@ -62,6 +62,7 @@ def test_every_tunable_set_of_linear_is_the_head(tmp_path):
     assert manifest.head.features == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module, shape", [(mlp(12, 4, 2, 3), (3, 2, 2)), (cnn(2, 7, 3), (2, 7, 7))])
 def test_level_mid_leaves_the_first_layer_alone(module, shape, tmp_path):
     manifest = exported(module, shape, tmp_path).manifest

@@ -232,6 +232,7 @@ def test_the_engine_needs_neither_onnxruntime_nor_torch_s_tracer():
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_gradients_of_large_layers_and_pooled_maps_are_those_of_the_plain_module(tmp_path):
     """`cnn` of 12x12 images has a linear layer of 131,072 values, whose gradient is written in place."""
     torch.manual_seed(0)

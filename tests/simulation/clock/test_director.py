@@ -167,6 +167,7 @@ TWO_SPEEDS = {
 ONE_EPOCH = [{"name": "full", "settings": {"epochs": 1}}]
 
 
+@pytest.mark.slow
 def test_a_round_that_waits_for_the_fast_closes_before_the_slow_and_counts_them_in_the_next():
     """Slow devices compute twelve times as long."""
     task = {"rounds": 30, "kinds": ONE_EPOCH, "round_deadline_s": 10.0, "max_staleness": 1000}

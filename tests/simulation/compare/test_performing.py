@@ -56,11 +56,13 @@ def test_a_run_is_read_back_with_its_asks_and_probes(whole):
     assert run.probes[0].heat[0].kind == "full"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(whole, tmp_path):
     perform(SMALL, NAME, tmp_path, HOW, NullWatch())
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "EVERY_S", 0.0)
     with pytest.raises(KeyboardInterrupt):

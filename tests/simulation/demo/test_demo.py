@@ -245,6 +245,7 @@ def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monk
         assert stop.wait(600)
 
 
+@pytest.mark.slow
 def test_devices_in_javascript_stand_behind_the_eight_and_are_marked_in_the_table(capsys, tmp_path):
     fleet = with_javascript(2)
     assert fleet[:8] == FLEET

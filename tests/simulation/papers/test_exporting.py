@@ -49,6 +49,7 @@ def test_a_damaged_bundle_is_exported_again():
     assert Bundle.open(path).weights()
 
 
+@pytest.mark.slow
 def test_weights_come_from_the_data_folder_and_are_part_of_its_key(tmp_path):
     with pytest.raises(DataSetError, match=r"no dots\.npz without a data folder"):
         made(weights="dots.npz")

@@ -155,6 +155,7 @@ def test_a_link_that_is_lost_while_an_update_is_on_its_way_delays_it_only(
     assert same(finished, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_link_that_is_lost_while_a_device_computes_changes_nothing(undisturbed, mixed, members):
     """Its link says that it is back; it sends what it has when it has computed, once."""
     came_s, record = counted(undisturbed, "jetson")
@@ -166,6 +167,7 @@ def test_a_link_that_is_lost_while_a_device_computes_changes_nothing(undisturbed
     assert same(finished, undisturbed)
 
 
+@pytest.mark.slow
 def test_of_a_cohort_only_those_who_are_asked_take_part(mixed, members):
     task = msgspec.structs.replace(
         mixed, devices_per_round=2, min_contributions=1, round_deadline_s=5.0, wait_for="all"

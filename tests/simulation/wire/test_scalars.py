@@ -124,6 +124,7 @@ def test_what_is_said_twice_or_to_an_aggregator_that_falls_changes_no_bit(fleet,
     assert set(ends.values()) == {digest(undisturbed.weights)}
 
 
+@pytest.mark.slow
 def test_a_scale_of_features_that_class_means_set_is_in_the_base_that_scalars_begin_with(
     fleet, caught_up, tmp_path
 ):

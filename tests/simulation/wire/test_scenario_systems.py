@@ -44,6 +44,7 @@ def test_they_agree_on_what_is_kept_on_either_side(name, tmp_path, exported):
     assert [line.participants for line in noted.lines] == [BOARDS] * 3
 
 
+@pytest.mark.slow
 def test_they_agree_on_what_is_sent_beside_the_base(tmp_path, exported):
     """The full updates of round 3 are held near the few-shot classifier of round 2, which is sent with the
     base: 10 classes of 32 features.
