@@ -68,20 +68,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if quick and HEAVY.search(collection_path.read_text()) else None
 
 
-LONGEST = (
-    "test_node.py",
-    "test_demo.py",
-    "test_browsers.py",
-    "test_end_to_end.py",
-    "test_simulate.py",
-    "test_subprocess.py",
-    "test_agent.py",
+LONGEST = re.compile(
+    r"test_(node|demo|browsers|simulate|subprocess|agent|install|serve|messages|zeroth_order_rounds|\w*end_to_end)\.py"
 )
-"""Test files that take minutes. They begin first, so that no worker is left with one at the end."""
+"""Test files that take long or wait a lot. They begin first, so that none is left alone at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: not LONGEST.fullmatch(item.path.name))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -39,21 +39,21 @@ class BaseRoute:
     needed: tuple[Blob, ...]
 
 
-def find_route(base: Base, stand: ReplayState | None, here: Callable[[Blob], bool]) -> BaseRoute | None:
-    """The route to a base that fetches fewer bytes, from the replay state `stand` or from the checkpoint.
+def find_route(base: Base, state: ReplayState | None, here: Callable[[Blob], bool]) -> BaseRoute | None:
+    """The route to a base that fetches fewer bytes, from the replay state or from the checkpoint.
 
     None if the base names no route, or if the whole offer may name a shorter one. Blobs that are `here` need
     not be fetched. If there is a choice, replay is limited to MOST_REPLAYED.
     """
     segments = _segments(base, base.steps)
     anew = None if segments is None else BaseRoute(None, base.steps, (*base.checkpoint, *segments))
-    if stand is None or stand.line != base.line or not stand.at <= base.at:
+    if state is None or state.line != base.line or not state.at <= base.at:
         return anew
-    lacking = base.at - stand.at
+    lacking = base.at - state.at
     segments = _segments(base, lacking)
     if segments is None:
         return anew if base.whole or (anew and not _lacking(anew, here)) else None
-    on = BaseRoute(stand, lacking, segments)
+    on = BaseRoute(state, lacking, segments)
     if anew is None:
         return on
     elements = sum(part.size for part in base.checkpoint) // 4
@@ -63,19 +63,19 @@ def find_route(base: Base, stand: ReplayState | None, here: Callable[[Blob], boo
     return on if _lacking(on, here) <= _lacking(anew, here) else anew
 
 
-def steps_of(way: BaseRoute, base: Base, blobs: Blobs) -> tuple[Step, ...]:
+def steps_of(route: BaseRoute, base: Base, blobs: Blobs) -> tuple[Step, ...]:
     """The steps of a route. Raises BlobError, UnusableBase for a log that is damaged or not of this base."""
     try:
         tail = step_log.unpack(base.tail)
-        if way.steps <= len(tail):
-            return tail[len(tail) - way.steps :]
-        named = [blob for blob in way.needed if blob in base.log]
+        if route.steps <= len(tail):
+            return tail[len(tail) - route.steps :]
+        named = [blob for blob in route.needed if blob in base.log]
         logged = tuple(step for blob in named for step in step_log.decode(blobs.get(blob)))
     except MessageError as error:
         raise UnusableBase(f"the log of the base is damaged: {error}") from None
-    if len(logged) < way.steps:
-        raise UnusableBase(f"the log of the base has {len(logged)} steps, {way.steps} are needed")
-    return logged[len(logged) - way.steps :]
+    if len(logged) < route.steps:
+        raise UnusableBase(f"the log of the base has {len(logged)} steps, {route.steps} are needed")
+    return logged[len(logged) - route.steps :]
 
 
 def _segments(base: Base, lacking: int) -> tuple[Blob, ...] | None:
@@ -98,6 +98,6 @@ def _in_tail(base: Base) -> int:
         raise UnusableBase(f"the last steps of the base are damaged: {error}") from None
 
 
-def _lacking(way: BaseRoute, here: Callable[[Blob], bool]) -> int:
+def _lacking(route: BaseRoute, here: Callable[[Blob], bool]) -> int:
     """Bytes to fetch."""
-    return sum(blob.size for blob in way.needed if not here(blob))
+    return sum(blob.size for blob in route.needed if not here(blob))
