@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait for processes and brokers more than they compute: twice as many at a time as CI has cores.
-WORKERS ?= 4
+# Tests wait for processes and brokers more than they compute. A worker takes up to 1 GB of memory.
+WORKERS ?= 6
 # Modules are compiled when they are first imported, not all 18,000 at once.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
@@ -55,11 +55,11 @@ demo: $(VENV)/.demo
 
 check: lint
 	@echo "== running the quick tests"
-	@$(BIN)/python -m pytest -m "not slow" --quick -n auto --dist loadfile
+	@$(BIN)/python -m pytest -m "not slow" --quick -n auto --dist loadfile --no-loadscope-reorder
 
 test: lint web
 	@echo "== running the tests"
-	@$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	@echo "== lint (ruff), types (mypy strict), layers (import-linter)"
@@ -70,7 +70,7 @@ lint: $(VENV)/.dev
 
 slow: $(VENV)/.dev web
 	@echo "== running the slow tests"
-	@$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info web/node_modules web/vendor
