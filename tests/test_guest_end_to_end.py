@@ -87,6 +87,7 @@ def cpu_s(process):
     return times.user + times.system
 
 
+@pytest.mark.slow
 def test_a_device_is_paused_by_a_signal_or_a_command_stays_connected_and_goes_on(broker, tmp_path):
     log = tmp_path / "pi.log"
     with serve(broker, tmp_path, 3) as service, join(broker, tmp_path, *SLOW) as device:

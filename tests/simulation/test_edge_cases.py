@@ -16,7 +16,7 @@ from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies import registry
 
 KINDS = tuple(registry.KINDS)
-SLOW = ("representatives", "attention-transfer", "prototypes")
+SLOW_KINDS = ("representatives", "attention-transfer", "prototypes")
 TAUGHT = ("attention-transfer", "prototypes", "representatives", "width-slice")
 BUNDLES = dict.fromkeys(TAUGHT, "taught")
 FAMILIES = {"attention-transfer": "small", "prototypes": "small", "width-slice": "half"}
@@ -215,7 +215,7 @@ def test_private_steps_of_one_sample_or_of_none_are_taken(kind, play):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k in SLOW else []) for k in KINDS]
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k in SLOW_KINDS else []) for k in KINDS]
 )
 def test_one_client_alone_is_a_fleet(kind, play):
     ran = play(Case((kind,), (tuple(range(40)),)))

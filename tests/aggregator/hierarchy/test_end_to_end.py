@@ -39,6 +39,7 @@ def join(launched, digits_in, tmp_path):
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
 def test_two_sites_and_a_direct_device_learn_while_an_edge_is_killed_in_a_round(
     launched, edge, join, digits_in, lines, eventually, tmp_path

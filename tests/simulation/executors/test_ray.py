@@ -21,6 +21,8 @@ from device_runtime.strategies.zeroth_order import ZerothOrder
 
 from .conftest import jobs_of, same
 
+pytestmark = pytest.mark.slow
+
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
@@ -32,7 +34,6 @@ def executor(inputs):
     made.close()
 
 
-@pytest.mark.slow
 @with_ray
 def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases, every_kind, plainly):
     assert executor.name == "ray (2)"
