@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Tests wait for processes and brokers more than they compute. A worker takes up to 1 GB of memory.
-WORKERS ?= 6
+WORKERS ?= 4
 # Modules are compiled when they are first imported, not all 18,000 at once.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
