@@ -6,9 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests wait for processes and brokers more than they compute. A worker takes up to 1 GB of memory.
 WORKERS ?= 4
-# Modules are compiled when they are first imported, not all 18,000 at once.
+# pip compiles no modules: there are 18,000. Those that are imported are compiled then, and kept.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
+# A file's tests run one after another in one process, and files begin in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test lint slow web clean
@@ -55,11 +57,11 @@ demo: $(VENV)/.demo
 
 check: lint
 	@echo "== running the quick tests"
-	@$(BIN)/python -m pytest -m "not slow" --quick -n auto --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -m "not slow" --quick -n auto
 
 test: lint web
 	@echo "== running the tests"
-	@$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -m "not slow" -n $(WORKERS)
 
 lint: $(VENV)/.dev
 	@echo "== lint (ruff), types (mypy strict), layers (import-linter)"
@@ -70,7 +72,7 @@ lint: $(VENV)/.dev
 
 slow: $(VENV)/.dev web
 	@echo "== running the slow tests"
-	@$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -m slow -n $(WORKERS)
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info web/node_modules web/vendor

@@ -52,8 +52,9 @@ def rss_mb(statement: str) -> float:
 
 
 def joined(folder: Path) -> tuple[float, float, float]:
-    """Of a real device: seconds from start to joined, megabytes then, with the process that works, and later,
-    when it is idle.
+    """Start a real device; returns seconds until it has joined, and megabytes then and when it is idle.
+
+    The first megabytes are with its worker process.
     """
     data = folder / "samples.npz"
     rng = np.random.default_rng(0)

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -339,26 +338,28 @@ def digits(bundle: Bundle) -> LocalData:
     return LocalData(x, raw.target[:240].astype(np.int64))
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder, or a file, that the first who asks for it makes, of all that test at the same time."""
-    shared = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    made, making = shared / "made" / name, shared / f"making-{os.getpid()}" / name
-    for path in (made, making):
-        path.parent.mkdir(exist_ok=True)
-    with (shared / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            make(making)
-            making.rename(made)
-    return made
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
-    """`once(name, make)` is `made_once` in the folder of this test run."""
-    return partial(made_once, tmp_path_factory)
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """`once(name, make)`: a folder or file that the first of all test processes makes, and the others use."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    def made_once(name: str, make: Callable[[Path], object]) -> Path:
+        made, making = shared / "made" / name, shared / f"making-{os.getpid()}" / name
+        for path in (made, making):
+            path.parent.mkdir(exist_ok=True)
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                make(making)
+                making.rename(made)
+        return made
+
+    return made_once
 
 
 @dataclass(frozen=True)
@@ -369,7 +370,7 @@ class Exported:
     family, a transformer. `generic` are samples that are nobody's own.
     """
 
-    factory: pytest.TempPathFactory
+    once: Once
 
     @property
     def tuned(self) -> str:
@@ -402,7 +403,7 @@ class Exported:
             with path.open("wb") as file:
                 np.savez(file, x=raw.images[-120:].astype(np.uint8), y=raw.target[-120:])
 
-        return str(made_once(self.factory, "generic.npz", make))
+        return str(self.once("generic.npz", make))
 
     def _cnn(
         self, name: str, width: float, sets: Words, objectives: Words = ("train",), features: Words = ()
@@ -440,13 +441,13 @@ class Exported:
             torch.manual_seed(0)
             export(networks.build(network, settings), spec, folder)
 
-        return str(made_once(self.factory, name or network, make))
+        return str(self.once(name or network, make))
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(once: Once) -> Exported:
     pytest.importorskip("torch")
-    return Exported(tmp_path_factory)
+    return Exported(once)
 
 
 @pytest.fixture(scope="session")
@@ -468,7 +469,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def text_bundle(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Bundle:
+def text_bundle(once: Once, reviews: Path) -> Bundle:
     """A tiny RoBERTa with a tokenizer of its own that answers with words of these reviews."""
     for library in ("torch", "transformers"):
         pytest.importorskip(library)
@@ -482,7 +483,7 @@ def text_bundle(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Bund
     def make(folder: Path) -> None:
         assert main([*words, "--out", str(folder)]) == 0
 
-    return Bundle.open(made_once(tmp_path_factory, "reviews", make))
+    return Bundle.open(once("reviews", make))
 
 
 @pytest.fixture(scope="module")

@@ -131,8 +131,9 @@ def _import_ms(programs: Path, statement: str) -> float:
 
 @dataclass(frozen=True)
 class Idle:
-    """Seconds from start to joined, megabytes then, and a while after: of the processor so far, and megabytes
-    held; all with children.
+    """What a client takes, with its children: until it has joined, and while it is idle some time later.
+
+    processor_s: seconds of the processor from the start until it was idle.
     """
 
     seconds: float

@@ -36,8 +36,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Done:
-    """`log`: what the device said; `sent`: the aggregator's line on its update, empty where none was counted;
-    `peak_bytes`: the most that its process held; `served`: the model that came of it.
+    """A device's part in a run.
+
+    log: the output of the device. sent: the aggregator's line on its update, empty if none counted.
+    peak_bytes: the most memory that its process held. served: the model that the run served.
     """
 
     log: str
@@ -120,8 +122,9 @@ def _started(
 
 
 def _ended(device: subprocess.Popen[bytes], until: float, pointless: Callable[[], bool]) -> int:
-    """Wait for it, no longer than makes sense; the most bytes that it and its children held, as the system
-    counts (Linux): of one process its own peak, of several what was seen of them together.
+    """Wait for the end of a process; returns the most bytes that it and its children held (Linux).
+
+    Of one process the system knows the peak; of several, the largest sum that was seen is returned.
     """
     peak = 0
     while device.poll() is None and time.monotonic() < until and not pointless():

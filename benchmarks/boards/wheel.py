@@ -29,8 +29,9 @@ def environment(
     python: str | Path = sys.executable,
     then: Sequence[Sequence[str]] = (),
 ) -> Path:
-    """A virtual environment of that Python with what pip installs by these words, unless it is there, and
-    then does by the words of `then`. Gives its folder of programs.
+    """Make a virtual environment, unless it is there; returns its folder of programs.
+
+    pip installs `install`, and is then called with each list of arguments in `then`.
     """
     if not (folder / "installed").exists():
         if str(python) == sys.executable:

@@ -157,8 +157,11 @@ class Samples:
 
 
 def write(name: str, users: int, rounds: int, folder: Path) -> None:
-    """The files of a work, unless they are there: x, y, batches (rounds, users, n), weights; and what
-    `simulation.clients` maps: order and offsets. `rounds` of a checked job; 0 for others."""
+    """Write the files of a work, unless they are there.
+
+    They are x, y, batches (rounds, users, n), weights, and the order and offsets that the simulator maps.
+    rounds: those of a checked job; 0 for others.
+    """
     if (folder / "weights.npz").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)

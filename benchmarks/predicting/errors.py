@@ -27,8 +27,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Errors:
-    """|predicted - measured| / measured, medians over runs: of the time in the first round and in the last,
-    and of the peak memory in both.
+    """|predicted - measured| / measured of time and peak memory, as medians over runs.
+
+    first: in the first round. then: in the last round.
     """
 
     first_s: float

@@ -51,8 +51,11 @@ POINTS = 20
 
 @dataclass(frozen=True)
 class Cell:
-    """One run; `alpha` of the Dirichlet partition, 0 for equal shares, `share` of the clients in a round,
-    `samples` of the training samples (0: all)."""
+    """The settings of a run.
+
+    alpha: that of the Dirichlet partition; 0 for equal shares. share: of the clients that take part in a
+    round. samples: the number of training samples; 0 for all.
+    """
 
     data: str
     subset: str

@@ -46,8 +46,9 @@ class Subject:
 
 
 def subject(data: str, subset: str, folder: Path, size: int = 32) -> Subject:
-    """Of "cifar10" or "speech"; `subset` "head" or "scaled-head" (on features), or of the whole network at
-    this `size`.
+    """The network and samples of "cifar10" or "speech".
+
+    subset: "head" or "scaled-head" on features; anything else: the whole network, on images of this `size`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if subset not in ("head", "scaled-head"):

@@ -35,8 +35,10 @@ MOST_BLOBS = 8
 
 @dataclass
 class _Known:
-    """A device: its task, whether it is online, its presence message until it has a task, and the task of
-    each blob that is fetched from it, by hash.
+    """A device that the router knows.
+
+    held: its presence message, until it has a task. blobs: the task of each blob that is fetched from it, by
+    hash.
     """
 
     task: str = ""

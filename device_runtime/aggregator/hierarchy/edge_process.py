@@ -86,8 +86,9 @@ class SiteProcess:
         self.site_manager.leave()
 
     def _report_samples(self) -> None:
-        """Send a hello when the samples change: the aggregator above waits for a site only while it has
-        enough devices.
+        """Send a hello when the samples change.
+
+        The aggregator above waits for a site only while the site has enough devices.
         """
         devices, now = self.site_manager.site_devices, self._clock()
         samples = devices.samples if devices.count >= self._rules.min_devices else 0

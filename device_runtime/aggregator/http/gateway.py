@@ -46,8 +46,8 @@ class NoConnect(Exception):
 class Gateway:
     """Relays between pages and the broker."""
 
-    def __init__(self, doorway: BrowserAccess) -> None:
-        self._doorway = doorway
+    def __init__(self, browser_access: BrowserAccess) -> None:
+        self._browser_access = browser_access
         self._open: Counter[str] = Counter()
 
     async def pass_on(self, page: WebSocket) -> None:
@@ -73,13 +73,13 @@ class Gateway:
             self._open += Counter()  # drops counts of 0
 
     def _welcome(self, page: WebSocket) -> bool:
-        origin, address = page.headers.get("origin"), urlsplit(self._doorway.address).netloc
+        origin, address = page.headers.get("origin"), urlsplit(self._browser_access.address).netloc
         if origin is not None and urlsplit(origin).netloc not in (page.headers.get("host"), address or None):
             return False
-        return self._doorway.site is not None or (from_this_machine(page) and by_local_name(page))
+        return self._browser_access.site is not None or (from_this_machine(page) and by_local_name(page))
 
     async def _pass_on(self, page: WebSocket) -> None:
-        url = self._doorway.reached
+        url = self._browser_access.reached
         tls = url.tls.context() if url.secure else None
         try:
             opening = asyncio.open_connection(url.host, url.port, ssl=tls)

@@ -61,19 +61,19 @@ class Invitations:
 
 
 class InvitationRoutes:
-    """The routes of one-time links. Without a doorway there is no join page.
+    """The routes of one-time links. Without a browser_access there is no join page.
 
     `listens` gives the address of the HTTP server, `clock` seconds since 1970.
     """
 
     def __init__(
         self,
-        doorway: BrowserAccess | None,
+        browser_access: BrowserAccess | None,
         guard: TokenGuard,
         listens: Callable[[], str],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._doorway, self._guard = doorway, guard
+        self._browser_access, self._guard = browser_access, guard
         self._listens, self._clock = listens, clock
         no_token: dict[int | str, dict[str, Any]] = {401: {"description": "The token is missing or wrong"}}
         refused: dict[int | str, dict[str, Any]] = {
@@ -98,25 +98,25 @@ class InvitationRoutes:
     @property
     def page(self) -> str:
         """The address of the join page."""
-        return self._doorway.page(self._listens()) if self._doorway else ""
+        return self._browser_access.page(self._listens()) if self._browser_access else ""
 
     def listed(self) -> Invitations:
-        doorway = self._doorway
-        if doorway is None:
+        browser_access = self._browser_access
+        if browser_access is None:
             return Invitations()
-        if doorway.site is None:
+        if browser_access.site is None:
             return Invitations(self.page, open=True, qr=rows_of(self.page))
         now = self._clock()
         try:
-            known = links.read_links(doorway.site).recent(now)
+            known = links.read_links(browser_access.site).recent(now)
         except BrokerError as error:
             raise HTTPException(503, str(error)) from None
-        makes = doorway.writable and not self._guard.open
+        makes = browser_access.writable and not self._guard.open
         return Invitations(self.page, makes=makes, links=[_invitation(link, now) for link in known])
 
     def make(self, device: Device = "", minutes: Minutes = None) -> NewLink:
-        site, doorway = self._site(), self._doorway
-        lasts_s = 60 * minutes if minutes else doorway.link_s if doorway else 0
+        site, browser_access = self._site(), self._browser_access
+        lasts_s = 60 * minutes if minutes else browser_access.link_s if browser_access else 0
         now = self._clock()
         try:
             link, secret = links.make(site, now, lasts_s, device)
@@ -142,13 +142,13 @@ class InvitationRoutes:
         """The folder of the links. Raises HTTPException 403 if no link can be made here."""
         if self._guard.open:
             raise HTTPException(403, "links need a token: set http.token_file")
-        if self._doorway is None or self._doorway.site is None:
+        if self._browser_access is None or self._browser_access.site is None:
             raise HTTPException(
                 403, "this aggregator enrols no devices: start with serve --web --enrolment DIR"
             )
-        if not self._doorway.writable:
-            raise HTTPException(403, f"{self._doorway.site.folder} is incomplete or not writable")
-        return self._doorway.site
+        if not self._browser_access.writable:
+            raise HTTPException(403, f"{self._browser_access.site.folder} is incomplete or not writable")
+        return self._browser_access.site
 
 
 def rows_of(text: str) -> list[str]:

@@ -70,12 +70,12 @@ class JoinRoutes:
 
     def __init__(
         self,
-        doorway: BrowserAccess,
+        browser_access: BrowserAccess,
         pages: JoinFiles,
         hosted: list[ServedTask],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._doorway, self._pages = doorway, pages
+        self._browser_access, self._pages = browser_access, pages
         self._hosted, self._clock = hosted, clock
         self._flood = RateLimit(BURST, RATE, ADDRESSES)
         self.router = router = APIRouter(include_in_schema=False)
@@ -84,8 +84,8 @@ class JoinRoutes:
         router.add_api_route("/join/config.json", self.config, methods=reads)
         router.add_api_route("/join/enrol", self.enrol, methods=["POST"])
         router.add_api_route("/join/{path:path}", self.file, methods=reads)
-        if doorway.passes_on:
-            router.add_api_websocket_route(f"/join/{gateway.PATH}", Gateway(doorway).pass_on)
+        if browser_access.passes_on:
+            router.add_api_websocket_route(f"/join/{gateway.PATH}", Gateway(browser_access).pass_on)
 
     def file(self, path: str, request: Request) -> Response:
         return self._pages.answer(path, request.headers)
@@ -97,23 +97,23 @@ class JoinRoutes:
         connects to `broker`. If the broker is open to this machine only, requests that do not name this
         machine by a local name are refused: a page of another site must learn nothing (DNS rebinding).
         """
-        doorway = self._doorway
-        if doorway.passes_on and doorway.site is None and not by_local_name(request):
+        browser_access = self._browser_access
+        if browser_access.passes_on and browser_access.site is None and not by_local_name(request):
             raise HTTPException(403, "open to this machine only: use the host name localhost")
         return {
             "version": 1,
             "protocol": VERSION,
-            "enrolment": "link" if doorway.site else "open",
-            "broker": {"url": doorway.broker, "user": "", "password": ""},
-            "gateway": gateway.PATH if doorway.passes_on else "",
-            "key": doorway.site.signer.public.hex() if doorway.site else "",
+            "enrolment": "link" if browser_access.site else "open",
+            "broker": {"url": browser_access.broker, "user": "", "password": ""},
+            "gateway": gateway.PATH if browser_access.passes_on else "",
+            "key": browser_access.site.signer.public.hex() if browser_access.site else "",
             "tasks": [_joinable(one) for one in self._hosted],
         }
 
     async def enrol(self, request: Request) -> dict[str, str]:
         """Exchange a one-time link for a credential, as a token."""
-        site = self._doorway.site
-        if site is None or not self._doorway.writable:
+        site = self._browser_access.site
+        if site is None or not self._browser_access.writable:
             raise HTTPException(404, "this aggregator enrols no devices by links")
         if not self._flood.lets(caller_address(request), self._clock()):
             raise HTTPException(
@@ -142,7 +142,7 @@ class JoinRoutes:
 
     def _wait_until_known(self, enrolment: Enrolment) -> None:
         """Wait until Mosquitto accepts the device: it reads changed passwords only after a moment."""
-        url = replace(self._doorway.reached, user=enrolment.name, password=enrolment.password)
+        url = replace(self._browser_access.reached, user=enrolment.name, password=enrolment.password)
         end = time.monotonic() + KNOWN_WITHIN_S
         while time.monotonic() < end:
             link = Link(url, f"{enrolment.client_id}-new", queue.SimpleQueue(), LinkOptions())

@@ -50,9 +50,12 @@ class HttpServer:
     """
 
     def __init__(
-        self, settings: HttpSection, hosted: list[ServedTask], doorway: BrowserAccess | None = None
+        self, settings: HttpSection, hosted: list[ServedTask], browser_access: BrowserAccess | None = None
     ) -> None:
-        """`doorway`: how browsers join, if they may; then raises MissingExtra if there is no join page."""
+        """`browser_access`: how browsers join; None if they may not.
+
+        Raises MissingExtra if browsers may join and the join page is not installed.
+        """
         self._settings = settings
         self._hosted = {one.task.name: one for one in hosted}
         self._metrics = ProcessMetrics()
@@ -60,9 +63,9 @@ class HttpServer:
         token, self._token_file = token_for(settings, hosted[0].folder)
         guard = TokenGuard(token)
         self._api = TaskRoutes(hosted, guard, self._metrics)
-        routers = [self._api.router, InvitationRoutes(doorway, guard, lambda: self.url).router]
-        if doorway:
-            routers.append(JoinRoutes(doorway, JoinFiles.of(doorway.broker), hosted).router)
+        routers = [self._api.router, InvitationRoutes(browser_access, guard, lambda: self.url).router]
+        if browser_access:
+            routers.append(JoinRoutes(browser_access, JoinFiles.of(browser_access.broker), hosted).router)
         self._socket = _listen(settings)
         app = _app(routers, guard, lambda: health_of(hosted, settings))
         config = uvicorn.Config(

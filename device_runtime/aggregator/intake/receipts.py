@@ -18,8 +18,10 @@ from .reception import Reception
 log = logging.getLogger(__name__)
 
 RECEIPT_S = 5.0
-"""Seconds after which a compact contribution gets its receipt, unless the next round opens first, which says
-the same. Devices send again after 10 seconds."""
+"""Seconds after which a compact contribution gets its receipt.
+
+If the next round opens before that, its offer is the receipt. Devices send again after 10 seconds.
+"""
 
 
 class Receipts:

@@ -23,7 +23,7 @@ Publish = Callable[[str, bytes, bool], object]
 """`Link.publish`: topic, payload, and whether it is retained."""
 
 LOOK_S = 0.2
-"""Seconds that the main thread waits at most, for a message or for a thread to end, before it looks again.
+"""The most seconds that the main thread waits for a message, or for a thread to end, at a time.
 
 A longer wait would delay the end: a signal that comes just before the wait begins, or to another thread, does
 not interrupt it.

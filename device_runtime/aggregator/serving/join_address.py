@@ -128,26 +128,26 @@ class Reader:
     terminal: bool
 
 
-def join_text(doorway: BrowserAccess, listens: str, reader: Reader | None) -> str:
+def join_text(browser_access: BrowserAccess, listens: str, reader: Reader | None) -> str:
     """The text that says how browsers join; `listens`: the address of HTTP.
 
     Without a reader the text is for a log, and contains no link. Where links can be made here, the addresses
     of page and broker are stored for links made later. Raises LinkError, SiteError.
     """
-    page = doorway.page(listens)
+    page = browser_access.page(listens)
     lines = [f"browsers join at {page}"]
-    if doorway.site is None:
+    if browser_access.site is None:
         lines += _drawn(page, reader)
-    elif not doorway.writable:
+    elif not browser_access.writable:
         lines.append(f"  with a token of `device-runtime device add NAME`, as {page}#TOKEN")
     else:
-        links.store_addresses(doorway.site, page, doorway.broker)
+        links.store_addresses(browser_access.site, page, browser_access.broker)
         if reader is None:
             lines[0] += ", by one-time links that the dashboard makes"
         else:
-            _, secret = links.make(doorway.site, reader.now, doorway.link_s)
+            _, secret = links.make(browser_access.site, reader.now, browser_access.link_s)
             address = links.address(page, secret)
-            lines.append(f"  one of them, in the next {doorway.link_s / 60:g} minutes, by {address}")
+            lines.append(f"  one of them, in the next {browser_access.link_s / 60:g} minutes, by {address}")
             lines += _drawn(address, reader)
     parts = urlsplit(page)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):

@@ -57,8 +57,10 @@ class Process:
     """The service with these settings. `quiet`: prints only the tables at the end."""
 
     def __init__(self, server: ServerConfig, tasks: Sequence[Task], quiet: bool = False) -> None:
-        """Raises ConfigError for two tasks of one name, several tasks in the run folder of a single one, or a
-        task that needs more devices than `max_devices`.
+        """Raises ConfigError for tasks that cannot be served together.
+
+        That is two tasks of one name, several tasks in the run folder of a single one, or a task that needs
+        more devices than `max_devices`.
         """
         names = [task.name for task in tasks]
         if len(set(names)) < len(names):

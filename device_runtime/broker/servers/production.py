@@ -42,9 +42,9 @@ SERVER_DAYS = 825
 AUTOSAVE_S = 60
 """Seconds between saves of retained messages; aggregators publish them again if they are lost."""
 KEEPALIVE_S = 300
-"""Seconds. The broker refuses a client with a longer keep-alive (MQTT 3.1.1) or gives it this one (MQTT 5).
+"""The longest keep-alive of a client, in seconds; this project's clients use 30.
 
-Our own clients use 30 seconds.
+The broker refuses a client with a longer one (MQTT 3.1.1), or gives it this one (MQTT 5).
 """
 BEGUN = ".begun"
 """A file that exists while a folder is being made: until it is gone, the keys beside it are in no use."""

@@ -88,8 +88,10 @@ class Hello(Message, frozen=True, array_like=True, kw_only=True):
     task: str = ""
     """The task to join; empty: any."""
     key: Annotated[bytes, Meta(max_length=32)] = b""
-    """The public key of this process of the device for MACs (see `session_mac`); empty if the device does not
-    know the aggregator's key."""
+    """The public key of this process for MACs (see `session_mac`).
+
+    Empty if the device does not know the aggregator's key.
+    """
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):

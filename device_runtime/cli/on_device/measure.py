@@ -1,4 +1,4 @@
-"""`device-runtime measure`: measures each kind of update on this device, and compares with the prediction."""
+"""`device-runtime measure`: measures each kind of update on this device, and shows what was predicted."""
 
 from __future__ import annotations
 

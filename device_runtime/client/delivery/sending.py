@@ -18,9 +18,10 @@ from .outbox import Outbox
 log = logging.getLogger(__name__)
 
 RESEND_S = 10.0
-"""Seconds without a receipt after which a contribution is sent again, doubled each time up to MAX_RESEND_S.
+"""Seconds without a receipt after which a contribution is sent again.
 
-Time in which messages are on their way to the broker does not count.
+They double each time, up to MAX_RESEND_S. Time in which messages are on their way to the broker does not
+count.
 """
 MAX_RESEND_S = 60.0
 

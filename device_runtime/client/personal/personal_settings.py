@@ -10,7 +10,7 @@ class PersonalModelSettings:
     """The owner's settings for the device's own model.
 
     `keep`: keep the served model after each round. `held_out`: the share of samples that are not trained on,
-    but on which the model is evaluated; None: the usual one (`data.Selection`). `head`: train an own head,
+    but on which the model is evaluated; None: the default (`data.Selection`). `head`: train an own head,
     and use it where it is better on the held-out samples.
     """
 

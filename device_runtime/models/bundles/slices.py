@@ -111,8 +111,10 @@ def _check_inputs(main: Manifest, member: Manifest) -> None:
 
 
 def _check_flattened(wide: TensorSpec, takes: tuple[int, int], before: tuple[int, int]) -> None:
-    """Accepts a linear layer on flattened channels with as many positions in both models, or a layer after a
-    concatenation whose other part is as wide in both. Nothing else takes a multiple of `before`.
+    """Check a layer whose input is not as wide as the layer before. Raises TensorError.
+
+    It may be a linear layer on flattened channels with as many positions in both models, or a layer after a
+    concatenation whose other part is as wide in both.
     """
     if takes[0] - before[0] == takes[1] - before[1]:
         return

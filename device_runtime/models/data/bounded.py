@@ -12,8 +12,9 @@ import psutil
 
 STATUS = Path("/proc/self/status")
 SLACK = 16 << 20
-"""Bytes that a process may always allocate beyond the limit, because not all that is allocated is used: an
-engine allocates powers of two, up to 1.6 times what it then holds.
+"""Bytes that a process may always allocate beyond the limit.
+
+Not all that is allocated is used: an engine allocates powers of two, up to 1.6 times what it then holds.
 """
 
 

@@ -93,8 +93,9 @@ class Rows:
 
 WORDS = 1 << 64
 SHARE, LEAST_HELD_OUT = 0.1, 10
-"""The default share of samples held out, and the least number of them: fewer say little about a model, and
-are missed in training.
+"""The default share of samples held out, and the least number of them.
+
+Fewer would say little about a model, and would be missed in training all the same.
 """
 
 

@@ -210,7 +210,7 @@ class ProgressWriter:
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._clock = out, clock
-        self._round, self._trained, self._told = 1, 0, clock()
+        self._round, self._trained, self._reported = 1, 0, clock()
 
     def asked(self, ask: AskRecord) -> None:
         """Ignored: there are too many."""
@@ -218,7 +218,7 @@ class ProgressWriter:
     def trained(self, job: TrainingJob, made: TrainedUpdate) -> None:
         self._round = max(self._round, job.round)  # a resumed run does not begin with round 1
         self._trained += 1
-        if self._clock() - self._told >= WORKING_EVERY_S:
+        if self._clock() - self._reported >= WORKING_EVERY_S:
             self._tell(UpdatesTrained(self._round, self._trained))
 
     def closed(self, line: SimulatedRound) -> None:
@@ -231,5 +231,5 @@ class ProgressWriter:
         self._tell(RunFailed(why))
 
     def _tell(self, message: Message) -> None:
-        self._told = self._clock()
+        self._reported = self._clock()
         print(msgspec.json.encode(message).decode(), file=self._out, flush=True)

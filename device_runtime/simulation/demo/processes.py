@@ -26,8 +26,10 @@ WEB = content("web")
 RUNS = WEB / "node" / "run.js"
 NEEDED = (WEB / "vendor" / "ort" / "ort-wasm-simd-threaded.wasm", WEB / "node_modules" / "mqtt")
 FLAGS = ("--liftoff-only",)
-"""WASM is compiled once, quickly: starting takes half the memory and a fraction of the processor time, and
-training steps take longer."""
+"""WASM is compiled once and not optimised.
+
+Starting takes half the memory and a fraction of the processor time; training steps take longer.
+"""
 STOP_S = 5.0
 """Seconds that a device has to end by itself."""
 

@@ -22,7 +22,7 @@ STATISTICS = (".running_mean", ".running_var")
 
 Name = Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 
-USUAL_LR: Mapping[Name, float] = {
+DEFAULT_LR: Mapping[Name, float] = {
     "fedavg": 1.0,
     "fedavgm": 1.0,
     "fedadagrad": 0.03,
@@ -44,7 +44,7 @@ class ServerOptimizer:
     The others: m = beta1 m + (1 - beta1) delta, w += lr m / (sqrt(v) + tau), where v starts at tau^2, without
     bias correction; fedadam: v = beta2 v + (1 - beta2) delta^2, fedyogi: v -= (1 - beta2) delta^2
     sign(v - delta^2), fedadagrad: v += delta^2, without betas.
-    lr: None: the default in USUAL_LR. Defaults: Reddi et al., appendix D.1; momentum: Hsu et al., section
+    lr: None: the default in DEFAULT_LR. Defaults: Reddi et al., appendix D.1; momentum: Hsu et al., section
     4.3. Raises ValueError for lr or tau of 0 or less, betas and momentum outside [0, 1), another name.
     """
 
@@ -63,7 +63,7 @@ class ServerOptimizer:
     momentum: Annotated[float, Setting("Momentum of fedavgm.", 0.5, at_least=0, less_than=1)] = 0.9
 
     def __post_init__(self) -> None:
-        if self.name not in USUAL_LR:
+        if self.name not in DEFAULT_LR:
             known = ", ".join(get_args(Name))
             raise ValueError(f"no server optimiser is called {self.name!r}; there are {known}")
         ranges.check(self)
@@ -71,7 +71,7 @@ class ServerOptimizer:
     @property
     def rate(self) -> float:
         """The learning rate that applies."""
-        return USUAL_LR[self.name] if self.lr is None else self.lr
+        return DEFAULT_LR[self.name] if self.lr is None else self.lr
 
     @property
     def moments(self) -> tuple[str, ...]:

@@ -383,8 +383,8 @@ def test_without_a_credential_nobody_else_reaches_a_broker_of_this_machine():
         def __init__(self, host):
             self.client = type("Client", (), {"host": host})
 
-    def lets(doorway, host):
-        return gateway.Gateway(doorway)._welcome(Asking(host))
+    def lets(browser_access, host):
+        return gateway.Gateway(browser_access)._welcome(Asking(host))
 
     alone = open_to(1)
     assert lets(alone, "127.0.0.1")

@@ -8,7 +8,7 @@ import pytest
 
 from device_runtime.aggregator.errors import ConfigError
 from device_runtime.aggregator.serving import config, join_address
-from device_runtime.aggregator.serving import join_address as doorway
+from device_runtime.aggregator.serving import join_address as browser_access
 from device_runtime.aggregator.serving.join_address import Reader
 from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
@@ -41,7 +41,7 @@ def settings(*words):
 
 
 def opened(*words, reached=HERE):
-    return doorway.browser_access(settings(*words), reached)
+    return browser_access.browser_access(settings(*words), reached)
 
 
 def test_nobody_comes_in_unless_it_is_asked_for():
@@ -83,7 +83,7 @@ def test_a_broker_of_one_s_own_and_an_address_in_front_are_named_in_the_file(tmp
         f'[broker]\nenrolment = "{enrolment()}"'
     )
     server = config.load(file, {})
-    door = doorway.browser_access(server, SECURE)
+    door = browser_access.browser_access(server, SECURE)
     assert (door.broker, door.passes_on) == ("wss://fl.example.org:443/mqtt", False)
     assert (door.page("http://127.0.0.1:8080"), door.link_s) == ("https://fl.example.org/join/", 3600)
 
@@ -140,7 +140,7 @@ def test_what_no_browser_would_speak_to_is_refused(tmp_path, web, said):
     file = tmp_path / "server.toml"
     file.write_text(f"[web]\n{web}\n")
     with pytest.raises(ConfigError) as caught:
-        doorway.browser_access(config.load(file, {}), HERE)
+        browser_access.browser_access(config.load(file, {}), HERE)
     assert said in str(caught.value)
 
 
@@ -148,7 +148,7 @@ def test_a_page_over_https_speaks_to_no_broker_in_the_clear(tmp_path):
     file = tmp_path / "server.toml"
     file.write_text('[web]\naddress = "https://f.org"\nbroker = "ws://f.org/m"\n[broker]\ninsecure = true\n')
     with pytest.raises(ConfigError, match="may speak to wss:// only"):
-        doorway.browser_access(config.load(file, {}), HERE)
+        browser_access.browser_access(config.load(file, {}), HERE)
 
 
 def test_where_we_reach_the_broker_over_web_sockets_so_do_pages():
