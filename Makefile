@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait for processes and brokers more than they compute. A worker takes up to 1 GB of memory.
-WORKERS ?= 4
+# Some tests wait for processes and brokers, and leave a core to others. A worker takes up to 1 GB of memory.
+WORKERS ?= 3
 # pip compiles no modules: there are 18,000. Those that are imported are compiled then, and kept.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint slow web clean
+.PHONY: help demo check test lint compiled slow web clean
 
 help:
 	@echo "make demo   eight device processes, a real MQTT broker, real handwritten digits: about two minutes"
@@ -59,7 +59,8 @@ check: lint
 	@echo "== running the quick tests"
 	@$(PYTEST) -m "not slow" --quick -n auto
 
-test: lint web
+test:
+	@$(MAKE) --no-print-directory -j2 lint compiled web
 	@echo "== running the tests"
 	@$(PYTEST) -m "not slow" -n $(WORKERS)
 
@@ -70,7 +71,11 @@ lint: $(VENV)/.dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-slow: $(VENV)/.dev web
+# Otherwise each worker would compile all tests and the libraries that they import. Errors are shown by the tests.
+compiled: $(VENV)/.dev
+	@$(PYTEST) --collect-only -qq > /dev/null || true
+
+slow: compiled web
 	@echo "== running the slow tests"
 	@$(PYTEST) -m slow -n $(WORKERS)
 

@@ -31,6 +31,7 @@ def join(broker, launched, digits_in, tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_no_weights_travel_and_a_device_that_missed_rounds_replays_them(
     broker, launched, join, lines, eventually, tmp_path
 ):

@@ -210,11 +210,12 @@ def test_a_memory_cap_makes_a_straggler_and_is_named():
         (["serve", "--bundle", "nothing", "--broker", "mqtt://127.0.0.1:1"], "nothing"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path):
-    ended = run(*arguments, cwd=tmp_path)
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    [line] = ended.stderr.splitlines()
+def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    [line] = said.err.splitlines()
     assert line.startswith("device-runtime: ")
     assert message in line
 

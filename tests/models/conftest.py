@@ -18,12 +18,3 @@ def copied(digits: Bundle, tmp_path: Path) -> Path:
     for file in digits.path.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from device_runtime.simulation.run import prepare, simulate
 from device_runtime.strategies import registry
 
 KINDS = tuple(registry.KINDS)
-SLOW_KINDS = ("representatives", "attention-transfer", "prototypes")
+SLOW_KINDS = ("representatives", "attention-transfer", "prototypes", "width-slice")
 TAUGHT = ("attention-transfer", "prototypes", "representatives", "width-slice")
 BUNDLES = dict.fromkeys(TAUGHT, "taught")
 FAMILIES = {"attention-transfer": "small", "prototypes": "small", "width-slice": "half"}

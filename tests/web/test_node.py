@@ -10,21 +10,26 @@ import pytest
 
 WEB = Path(__file__).parents[2] / "web"
 LONGEST_S = 1800
+TRAINING = ("duty", "pausing", "task_offers")
+"""Tests that train for most of their time."""
 
 
-def test_the_modules_of_the_browser_pass_their_own_tests() -> None:
+@pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_modules_of_the_browser_pass_their_own_tests(training: bool) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
     if not (WEB / "vendor" / "msgpack" / "index.mjs").exists():
         pytest.skip("web/vendor is missing: npm ci && npm run vendor in web/")
+    files = sorted((WEB / "tests").glob("*.test.js"))
+    tests = [str(file) for file in files if (file.name.removesuffix(".test.js") in TRAINING) == training]
     ran = subprocess.run(
         [
             node,
             "--test",
             "--test-concurrency=4",
             "--test-reporter=spec",
-            *sorted(map(str, (WEB / "tests").glob("*.test.js"))),
+            *tests,
         ],
         cwd=WEB,
         env=os.environ | {"PYTHONPATH": str(WEB.parent), "NO_COLOR": "1"},

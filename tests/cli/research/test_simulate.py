@@ -204,10 +204,10 @@ def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
         (["digits", "--executor", "plain", "--address", "ray://here"], "--address is for --executor ray"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path):
-    ended = run(tmp_path, *arguments)
-    assert ended.returncode == 2
-    [line] = ended.stderr.splitlines()
+def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", *arguments]) == 2
+    [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("device-runtime: ")
     assert message in line
     assert not list(tmp_path.iterdir())

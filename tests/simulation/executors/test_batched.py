@@ -131,6 +131,7 @@ def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in
     assert [result.kind for result in found] == [job.strategy.name for job in mixed]
 
 
+@pytest.mark.slow
 def test_smaller_models_and_what_takes_more_than_the_base_go_to_the_fallback(kept):
     watched = Watched(kept.inputs)
     found = results(Batched(kept.inputs, watched), kept.bases, kept.jobs)
