@@ -26,6 +26,7 @@ help:
 $(BIN)/python:
 	@echo "== making a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip # that of Python 3.11 takes a minute to choose what the tests need, this one 25 s
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
 	@echo "== installing device-runtime with what the demo needs (no torch)"

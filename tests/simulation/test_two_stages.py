@@ -42,7 +42,13 @@ def changed(served):
     return {name for name, value in served.items() if not np.array_equal(value, before[name])}
 
 
-@pytest.mark.parametrize("policy", ["fedncm+ft", "fedncm+ft+fedadam", "fedncm+ft+fedprox"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "fedncm+ft",
+        *(pytest.param(f"fedncm+ft+{more}", marks=pytest.mark.slow) for more in ("fedadam", "fedprox")),
+    ],
+)
 def test_fedncm_sets_the_head_in_one_round_and_the_next_trains_everything(policy):
     one, first = play("fedncm", 1)
     assert changed(one) == {"head.weight"}  # the bias is 0 as it was

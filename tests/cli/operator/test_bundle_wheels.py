@@ -66,12 +66,14 @@ def bundled(ours, tmp_path):
     return of
 
 
+@pytest.mark.slow
 def test_conditions_are_judged_for_the_device_at_any_depth_and_not_for_this_machine(bundled):
     where = ("--platform", "linux-aarch64", "--python", "3.12")
     engine = "engine-cp312-cp312-manylinux_2_28_aarch64"
     assert bundled(*where) == {"device_runtime", engine, "helper", "arm_only"}
 
 
+@pytest.mark.slow
 def test_an_older_python_gets_what_only_it_needs(bundled):
     where = ("--platform", "macos-arm64", "--python", "3.10")
     engine = "engine-cp310-cp310-macosx_14_0_arm64"
@@ -84,6 +86,7 @@ def test_an_extra_that_names_another_brings_its_wheels(bundled):
     assert bundled(*where) == {"device_runtime", engine, "helper", "pictures"}
 
 
+@pytest.mark.slow
 def test_what_is_pinned_is_taken_instead_of_the_newest(bundled, wheel):
     wheel("helper", version="2.0")
     where = ("--platform", "linux-x86_64", "--python", "3.12")
@@ -145,6 +148,7 @@ def names(out):
     return sorted(path.name for path in out.glob("device_runtime-*.whl"))
 
 
+@pytest.mark.slow
 def test_without_a_wheel_the_index_s_of_the_installed_version_is_taken(ours, installed, wheel, tmp_path):
     wheel("device_runtime", version="2.0")
     installed()
@@ -167,6 +171,7 @@ def test_without_a_wheel_one_is_made_of_the_folder_that_it_was_installed_from(wh
     assert names(out) == ["device_runtime-1.0+here-py3-none-any.whl"]
 
 
+@pytest.mark.slow
 def test_without_a_wheel_a_folder_that_is_gone_is_not_missed(ours, installed, tmp_path):
     installed((tmp_path / "gone").as_uri())
     out = tmp_path / "wheels"

@@ -95,6 +95,7 @@ def test_operator_is_written_and_computes_what_torch_computes(name, monkeypatch)
     assert check_parity(subject, graph) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_is_not_known_is_written_by_torchs_exporter_and_that_is_said(caplog):
     caplog.set_level(logging.INFO)
     subject = subject_of(torch.atan)

@@ -37,6 +37,7 @@ def test_a_bundle_is_exported_once_for_the_samples_and_kept(cache, monkeypatch):
     assert made() == path
 
 
+@pytest.mark.slow
 def test_other_words_are_another_bundle(cache):
     assert made() != made(export=f"{LINEAR} --seed 1")
     assert len(list(cache.iterdir())) == 2

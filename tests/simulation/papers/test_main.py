@@ -46,6 +46,7 @@ def table(monkeypatch, tmp_path):
     return only
 
 
+@pytest.mark.slow
 def test_a_table_is_run_shown_and_written_and_then_is_not_run_again(table, capsys, monkeypatch):
     words = ["paper:002-t9.9", "--run-dir", "here"]
     assert papers.main([*words, "--write", "results.md"]) == 0

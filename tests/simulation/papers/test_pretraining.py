@@ -49,6 +49,7 @@ def test_it_is_done_once(monkeypatch):
     assert pretraining.weights(FIRST, SHARED, NOWHERE) == path
 
 
+@pytest.mark.slow
 def test_other_settings_are_other_weights():
     other = Pretrain(bundle="plain", data="digits", rounds=1)
     first = pretraining.weights(FIRST, SHARED, NOWHERE)

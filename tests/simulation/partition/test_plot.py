@@ -28,6 +28,7 @@ def test_the_same_partition_is_the_same_picture(tmp_path):
     assert pictures[0] == pictures[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "labels"), [(8, 10), (8, 100), (60, 10)])
 def test_each_group_of_the_fleet_has_a_colour_of_its_own(tmp_path, devices, labels):
     y = np.arange(600) % labels

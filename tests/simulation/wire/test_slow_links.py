@@ -64,6 +64,7 @@ def test_an_update_does_not_come_late_because_of_the_words_about_it(one_member, 
         assert all(why.startswith("full needs") for why in reasons)
 
 
+@pytest.mark.slow
 def test_a_device_whose_link_fails_for_a_moment_while_it_computes_is_waited_for(mixed, members):
     """The broker has spoken its will; it is here again long before it has computed: its link says so."""
     pair = [member for member in members if member.name in ("phone-a", "jetson")]
