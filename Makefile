@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Some tests wait for processes and brokers, and leave a core to others. A worker takes up to 1 GB of memory.
-WORKERS ?= 3
+WORKERS ?= 4
 # pip compiles no modules: there are 18,000. Those that are imported are compiled then, and kept.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,7 +76,11 @@ lint: $(VENV)/.dev
 compiled: $(VENV)/.dev
 	@$(PYTEST) --collect-only -qq > /dev/null || true
 
-slow: compiled web
+$(VENV)/.slow: $(VENV)/.dev
+	@$(PIP) -e '.[ray]'
+	@touch $@
+
+slow: $(VENV)/.slow compiled web
 	@echo "== running the slow tests"
 	@$(PYTEST) -m slow -n $(WORKERS)
 

@@ -74,6 +74,7 @@ def play():
     return played
 
 
+@pytest.mark.slow
 def test_the_classes_of_stragglers_are_recognised_with_the_head_in_closed_form_alone(play):
     without, _ = play()
     with_it, served = play(head="closed-form", statistics={"numbers": "int8"})

@@ -242,6 +242,7 @@ def test_an_edge_that_comes_back_when_time_is_nearly_over_forwards_what_its_site
     assert h.counted == [(1, "site", "full", 30)]
 
 
+@pytest.mark.slow
 def test_killed_between_merging_and_sending_it_forwards_the_same_once(levels, bundle):
     h = levels("full", rounds=2)
     h.go().join("a")

@@ -200,6 +200,7 @@ def test_a_run_goes_back_to_an_earlier_model_when_asked_over_http(serve, fleet, 
     assert service.get("/api/v1/tasks/digits/rollback?round=1").status == 405
 
 
+@pytest.mark.slow
 def test_where_no_token_is_asked_for_nobody_goes_back(serve, fleet):
     service = serve(TASK, "open = true")
     fleet("full")
@@ -208,6 +209,7 @@ def test_where_no_token_is_asked_for_nobody_goes_back(serve, fleet):
     assert (refused.status, "needs a token" in refused.json["detail"]) == (403, True)
 
 
+@pytest.mark.slow
 def test_open_to_this_machine_means_this_machine_by_its_own_name(serve):
     service = serve(TASK, "open = true")
     assert service.get("/api/v1/tasks", token=None).status == 200
@@ -216,6 +218,7 @@ def test_open_to_this_machine_means_this_machine_by_its_own_name(serve):
         assert service.get("/api/v1/tasks", token=None, Host=name).status in (400, 403), name
 
 
+@pytest.mark.slow
 def test_without_a_token_file_one_is_made_that_only_its_owner_reads(serve):
     service = serve(TASK, "")
     path = service.folder / "run" / "http-token"
