@@ -36,11 +36,11 @@ def command(program):
 
 @pytest.fixture
 def build(tmp_path, command, launched, digits_in, lines):
-    """Set up a house; `web`: who is enrolled to connect over WebSockets."""
-    return lambda web=(): House(tmp_path, (command, launched, digits_in, lines), web)
+    """Set up an enrolment; `web`: who is enrolled to connect over WebSockets."""
+    return lambda web=(): Enrolled(tmp_path, (command, launched, digits_in, lines), web)
 
 
-class House:
+class Enrolled:
     """The folder of a broker, Mosquitto on it, and the folders of devices."""
 
     def __init__(self, folder, tools, web):
@@ -92,39 +92,39 @@ class House:
 def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_not(
     build, command, eventually, tmp_path
 ):
-    house = build()
-    with house.mosquitto() as broker:
-        eventually(house.running)
+    enrolled = build()
+    with enrolled.mosquitto() as broker:
+        eventually(enrolled.running)
         for name in ("pi-1", "pi-2", "pi-3"):
-            house.enrol(name)
-        revoked = command("device", "revoke", "pi-3", "--dir", house.site)
+            enrolled.enrol(name)
+        revoked = command("device", "revoke", "pi-3", "--dir", enrolled.site)
         assert "has been told" in revoked.stderr
         kept = Enrolment.load(tmp_path / "pi-1")
-        with house.join("pi-1", "--until-done") as one, house.join("pi-2", "--until-done") as two:
-            eventually(lambda: "connected" in house.said("pi-1") and "connected" in house.said("pi-2"))
+        with enrolled.join("pi-1", "--until-done") as one, enrolled.join("pi-2", "--until-done") as two:
+            eventually(lambda: "connected" in enrolled.said("pi-1") and "connected" in enrolled.said("pi-2"))
 
             # An offer of somebody else who may speak to all, by the broker's own word, is not acted on.
             forger = Link(
-                BrokerFolder(house.site).for_aggregator, "forger", queue.SimpleQueue(), LinkOptions()
+                BrokerFolder(enrolled.site).for_aggregator, "forger", queue.SimpleQueue(), LinkOptions()
             )
             forger.connect()
             forged = _offer(b"forged")
             for payload in (Signer(bytes(32)).seal(topics.down("pi-1", "task"), forged, 1), b"\x93\x03"):
                 forger.publish(topics.down("pi-1", "task"), payload)
-            eventually(lambda: house.said("pi-1").count("refused: it is not signed") == 2)
+            eventually(lambda: enrolled.said("pi-1").count("refused: it is not signed") == 2)
             forger.close()
 
-            with house.join("pi-3") as out:
+            with enrolled.join("pi-3") as out:
                 assert out.wait(PATIENCE_S) == 2
-            assert "refused user 'pi-3'" in house.said("pi-3")
+            assert "refused user 'pi-3'" in enrolled.said("pi-3")
 
-            with house.serve(2) as service:
-                assert service.wait(PATIENCE_S) == 0, house.said("serve")
+            with enrolled.serve(2) as service:
+                assert service.wait(PATIENCE_S) == 0, enrolled.said("serve")
             assert (one.wait(PATIENCE_S), two.wait(PATIENCE_S)) == (0, 0)
-        assert {(c["round"], c["device"]) for c in house.contributions()} == {
+        assert {(c["round"], c["device"]) for c in enrolled.contributions()} == {
             (number, name) for number in (1, 2) for name in ("pi-1", "pi-2")
         }
-        assert kept.password not in house.said("pi-1") + house.said("serve")
+        assert kept.password not in enrolled.said("pi-1") + enrolled.said("serve")
 
         examined = command("doctor", "--state", tmp_path / "pi-1", "--format", "json")
         assert examined.returncode == 0, examined.stdout
@@ -150,42 +150,42 @@ def test_devices_over_web_sockets_and_one_over_tcp_go_on_where_mosquitto_was_kil
     build, command, eventually, tmp_path
 ):
     names, rounds = ("pi-1", "pi-2", "pi-3"), 5
-    house = build(names[:2])
+    enrolled = build(names[:2])
     with ExitStack() as stack:
-        with house.mosquitto() as broker:
-            eventually(lambda: house.running() or broker.poll() is not None)
-            if "Websockets support not available" in house.said("mosquitto"):
+        with enrolled.mosquitto() as broker:
+            eventually(lambda: enrolled.running() or broker.poll() is not None)
+            if "Websockets support not available" in enrolled.said("mosquitto"):
                 pytest.skip("this mosquitto was built without WebSockets")
             for name in names:
-                house.enrol(name)
-            devices = [stack.enter_context(house.join(name, "--until-done")) for name in names]
-            service = stack.enter_context(house.serve(rounds, "--min-contributions", len(names)))
-            eventually(lambda: len(house.contributions()) >= len(names))
+                enrolled.enrol(name)
+            devices = [stack.enter_context(enrolled.join(name, "--until-done")) for name in names]
+            service = stack.enter_context(enrolled.serve(rounds, "--min-contributions", len(names)))
+            eventually(lambda: len(enrolled.contributions()) >= len(names))
             broker.kill()
-        stack.enter_context(house.mosquitto())
-        assert service.wait(PATIENCE_S) == 0, house.said("serve")
+        stack.enter_context(enrolled.mosquitto())
+        assert service.wait(PATIENCE_S) == 0, enrolled.said("serve")
         assert [device.wait(PATIENCE_S) for device in devices] == [0] * len(names)
         urls = {name: Enrolment.load(tmp_path / name).url for name in names}
         assert [url.partition("://")[0] for url in urls.values()] == ["wss", "wss", "mqtts"]
-        assert all(f"connected to {url} again" in house.said(name) for name, url in urls.items())
+        assert all(f"connected to {url} again" in enrolled.said(name) for name, url in urls.items())
         examined = command("doctor", "--state", tmp_path / "pi-1", "--format", "json")
         found = {one["what"]: one["state"] for one in json.loads(examined.stdout)}
         assert {found[what] for what in ("broker", "tls", "credentials", "access list", "offer")} == {"ok"}
-    counted = Counter((one["round"], one["device"]) for one in house.contributions())
+    counted = Counter((one["round"], one["device"]) for one in enrolled.contributions())
     assert counted == Counter((number, name) for number in range(1, rounds + 1) for name in names)
 
 
 @pytest.mark.slow
 def test_an_aggregator_with_another_key_gets_no_update(build, eventually):
-    house = build()
-    with house.mosquitto():
-        eventually(house.running)
-        house.enrol("pi-1")
-        (house.site / "aggregator.key").unlink()  # it is made anew, on first need
-        with house.join("pi-1") as device, house.serve(1, "--min-devices", "1"):
-            eventually(lambda: "refused: it is not signed by the aggregator" in house.said("pi-1"))
+    enrolled = build()
+    with enrolled.mosquitto():
+        eventually(enrolled.running)
+        enrolled.enrol("pi-1")
+        (enrolled.site / "aggregator.key").unlink()  # it is made anew, on first need
+        with enrolled.join("pi-1") as device, enrolled.serve(1, "--min-devices", "1"):
+            eventually(lambda: "refused: it is not signed by the aggregator" in enrolled.said("pi-1"))
             assert device.poll() is None
-        assert not house.contributions()
+        assert not enrolled.contributions()
 
 
 def _offer(content):

@@ -136,7 +136,7 @@ class Aggregator:
             yield index, content[index * BLOCK : min((index + 1) * BLOCK, get.blob.size)]
 
 
-class Siege:
+class AttackedPage:
     """A page that is a device, enrolled with the aggregator's key, and the aggregator."""
 
     def __init__(self, visit: Visit, aggregator: Aggregator) -> None:
@@ -228,7 +228,7 @@ class Siege:
 
 
 @contextmanager
-def besieged(chromium: Any, folder: Path, **config: Any) -> Iterator[Siege]:
+def attacked_page(chromium: Any, folder: Path, **config: Any) -> Iterator[AttackedPage]:
     """A page of 360 pixels that has joined, with samples; `config` stands over what its server tells it.
 
     The broker is amqtt: Mosquitto as Debian builds it sends a few KiB at a time over WebSockets.
@@ -250,10 +250,10 @@ def besieged(chromium: Any, folder: Path, **config: Any) -> Iterator[Siege]:
     try:
         visit.context.add_init_script(NOTED)
         visit.open()
-        siege = Siege(visit, aggregator)
-        siege.join(samples)
-        yield siege
-        siege.sound()
+        attacked = AttackedPage(visit, aggregator)
+        attacked.join(samples)
+        yield attacked
+        attacked.sound()
     finally:
         visit.context.close()
         pages.shutdown()

@@ -12,7 +12,7 @@ from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Contribution
 from device_runtime.models.bundles.archive import pack_files
 
-from .hostile import FILES, MANIFEST, Siege, besieged, repacked
+from .hostile import FILES, MANIFEST, AttackedPage, attacked_page, repacked
 
 onnx = pytest.importorskip("onnx", reason="needs pip install 'device-runtime[torch]'")
 from onnx import TensorProto, helper
@@ -24,8 +24,8 @@ RENAMED = {"toString" if name == "loss.mid" else name: one for name, one in MANI
 
 
 @pytest.fixture(scope="module")
-def siege(chromium, tmp_path_factory):
-    with besieged(chromium, tmp_path_factory.mktemp("siege")) as one:
+def attacked(chromium, tmp_path_factory):
+    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as one:
         one.honest_round()
         yield one
 
@@ -58,13 +58,15 @@ def twice():
     return out.getvalue()
 
 
-def test_a_bundle_that_is_not_what_it_is_named_by_is_refused(siege: Siege):
+def test_a_bundle_that_is_not_what_it_is_named_by_is_refused(attacked: AttackedPage):
     packed = repacked(producer="another")
     damaged = bytes([packed[0] ^ 1]) + packed[1:]
-    siege.attack(siege.offered(bundle=siege.aggregator.hold(packed, damaged)))
-    siege.refused(r"what came as blob [0-9a-f]{12} has another hash: discarded, fetch it anew")
-    siege.until(lambda: [one for one in siege.noted() if "what came as it had another hash twice" in one])
-    siege.honest_round()
+    attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(packed, damaged)))
+    attacked.refused(r"what came as blob [0-9a-f]{12} has another hash: discarded, fetch it anew")
+    attacked.until(
+        lambda: [one for one in attacked.noted() if "what came as it had another hash twice" in one]
+    )
+    attacked.honest_round()
 
 
 @pytest.mark.parametrize(
@@ -88,9 +90,9 @@ def test_a_bundle_that_is_not_what_it_is_named_by_is_refused(siege: Siege):
     ],
     ids=["rubbish", "packed", "bomb", "twice", "path", "many", "none", "deep", "damaged"],
 )
-def test_a_zip_that_is_no_bundle_is_refused(siege: Siege, made, words):
-    siege.attack(siege.offered(bundle=siege.aggregator.hold(made())))
-    siege.refused(words)
+def test_a_zip_that_is_no_bundle_is_refused(attacked: AttackedPage, made, words):
+    attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(made())))
+    attacked.refused(words)
 
 
 LIES = {
@@ -112,19 +114,19 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_manifest_that_lies_is_refused(siege: Siege, lie):
+def test_a_manifest_that_lies_is_refused(attacked: AttackedPage, lie):
     stated, words = LIES[lie]
     packed = pack_files(FILES | {"manifest.json": json.dumps(MANIFEST | stated | {"seal": ""}).encode()})
-    siege.attack(siege.offered(bundle=siege.aggregator.hold(packed)))
-    siege.refused(words)
+    attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(packed)))
+    attacked.refused(words)
 
 
-def test_a_bundle_without_a_graph_that_it_states_is_refused(siege: Siege):
+def test_a_bundle_without_a_graph_that_it_states_is_refused(attacked: AttackedPage):
     stated = MANIFEST | told(graphs__forward__file="nowhere.onnx") | {"seal": ""}
     packed = pack_files(FILES | {"manifest.json": json.dumps(stated).encode()})
-    siege.attack(siege.offered(bundle=siege.aggregator.hold(packed)))
-    siege.refused(r"nowhere.onnx of bundle .* is missing")
-    siege.honest_round()
+    attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(packed)))
+    attacked.refused(r"nowhere.onnx of bundle .* is missing")
+    attacked.honest_round()
 
 
 def model(nodes, width=10, initialisers=(), opset=17):
@@ -230,23 +232,23 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("which", GRAPHS)
-def test_a_graph_that_is_garbage_or_would_not_end_is_refused(siege: Siege, which):
+def test_a_graph_that_is_garbage_or_would_not_end_is_refused(attacked: AttackedPage, which):
     forward, words = GRAPHS[which]
-    siege.attack(siege.offered(bundle=siege.aggregator.hold(bundled(forward()))))
-    siege.refused(words)
-    siege.honest_round()
+    attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(bundled(forward()))))
+    attacked.refused(words)
+    attacked.honest_round()
 
 
-def test_of_a_graph_that_gives_no_numbers_nothing_is_sent(siege: Siege):
-    siege.attack(siege.offered(bundle=siege.aggregator.hold(bundled(no_numbers()))))
-    siege.until(
+def test_of_a_graph_that_gives_no_numbers_nothing_is_sent(attacked: AttackedPage):
+    attacked.attack(attacked.offered(bundle=attacked.aggregator.hold(bundled(no_numbers()))))
+    attacked.until(
         lambda: [
             one
-            for one in siege.noted()
+            for one in attacked.noted()
             if "sitting out: class-means given up: sums has 640 non-finite" in one
         ]
     )
-    assert "class-means given up: sums has" in siege.page.inner_text("#does")
-    assert siege.aggregator.of(Contribution) == []
-    siege.aggregator.offer = None
-    siege.honest_round()
+    assert "class-means given up: sums has" in attacked.page.inner_text("#does")
+    assert attacked.aggregator.of(Contribution) == []
+    attacked.aggregator.offer = None
+    attacked.honest_round()

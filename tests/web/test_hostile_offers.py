@@ -7,7 +7,7 @@ from device_runtime.broker.security.signing import Signer
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire.messages import Contribution, Kind, Member
 
-from .hostile import DEVICE, ISSUED, Siege, altered, besieged
+from .hostile import DEVICE, ISSUED, AttackedPage, altered, attacked_page
 
 pytestmark = pytest.mark.slow
 
@@ -15,51 +15,51 @@ TOPIC = topics.down(DEVICE, "task")
 
 
 @pytest.fixture(scope="module")
-def siege(chromium, tmp_path_factory):
-    with besieged(chromium, tmp_path_factory.mktemp("siege")) as one:
+def attacked(chromium, tmp_path_factory):
+    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as one:
         yield one
 
 
-def test_an_offer_that_is_not_signed_is_refused(siege: Siege):
-    siege.begin()
-    siege.aggregator.say("task", messages.encode(siege.offered()))
-    siege.refused(r"offer on fl/v1/d/phone/dn/task refused: it is not signed")
-    siege.honest_round()
+def test_an_offer_that_is_not_signed_is_refused(attacked: AttackedPage):
+    attacked.begin()
+    attacked.aggregator.say("task", messages.encode(attacked.offered()))
+    attacked.refused(r"offer on fl/v1/d/phone/dn/task refused: it is not signed")
+    attacked.honest_round()
 
 
-def test_an_offer_that_another_has_signed_is_refused(siege: Siege):
-    siege.attack(siege.offered(), Signer(bytes(32)))
-    siege.refused(r"refused: it is not signed by the aggregator that this device is enrolled with")
-    siege.honest_round()
+def test_an_offer_that_another_has_signed_is_refused(attacked: AttackedPage):
+    attacked.attack(attacked.offered(), Signer(bytes(32)))
+    attacked.refused(r"refused: it is not signed by the aggregator that this device is enrolled with")
+    attacked.honest_round()
 
 
-def test_an_offer_that_was_changed_under_its_signature_is_refused(siege: Siege):
-    siege.begin()
-    sealed = siege.aggregator.signer.seal(TOPIC, siege.offered(), ISSUED)
-    siege.aggregator.say("task", altered(sealed, deadline_s=3600.0))
-    siege.refused(r"refused: it is not signed by the aggregator")
+def test_an_offer_that_was_changed_under_its_signature_is_refused(attacked: AttackedPage):
+    attacked.begin()
+    sealed = attacked.aggregator.signer.seal(TOPIC, attacked.offered(), ISSUED)
+    attacked.aggregator.say("task", altered(sealed, deadline_s=3600.0))
+    attacked.refused(r"refused: it is not signed by the aggregator")
 
 
-def test_an_offer_to_another_device_is_none_to_this_one(siege: Siege):
-    siege.begin()
-    siege.aggregator.say(
-        "task", siege.aggregator.signer.seal(topics.down("other", "task"), siege.offered(), ISSUED)
+def test_an_offer_to_another_device_is_none_to_this_one(attacked: AttackedPage):
+    attacked.begin()
+    attacked.aggregator.say(
+        "task", attacked.aggregator.signer.seal(topics.down("other", "task"), attacked.offered(), ISSUED)
     )
-    siege.refused(r"refused: it is not signed by the aggregator")
+    attacked.refused(r"refused: it is not signed by the aggregator")
 
 
-def test_an_offer_of_an_earlier_round_that_somebody_kept_is_refused(siege: Siege):
-    made = siege.honest_round()
-    first = msgspec.structs.replace(siege.offered(), run=made.run)
+def test_an_offer_of_an_earlier_round_that_somebody_kept_is_refused(attacked: AttackedPage):
+    made = attacked.honest_round()
+    first = msgspec.structs.replace(attacked.offered(), run=made.run)
     later = msgspec.structs.replace(first, round=7)
-    siege.aggregator.tell(later)
-    sent = siege.until(
-        lambda: [one for one in siege.aggregator.of(Contribution, made.run) if one.round == 7]
+    attacked.aggregator.tell(later)
+    sent = attacked.until(
+        lambda: [one for one in attacked.aggregator.of(Contribution, made.run) if one.round == 7]
     )[0]
-    siege.aggregator.receipt(sent)
-    siege.page.get_by_text("Round 7: received, and counted").wait_for()
-    siege.attack(msgspec.structs.replace(first, round=2))
-    siege.refused(r"offer of round 2 refused: round 7 of this run was offered before")
+    attacked.aggregator.receipt(sent)
+    attacked.page.get_by_text("Round 7: received, and counted").wait_for()
+    attacked.attack(msgspec.structs.replace(first, round=2))
+    attacked.refused(r"offer of round 2 refused: round 7 of this run was offered before")
 
 
 @pytest.mark.parametrize(
@@ -76,31 +76,31 @@ def test_an_offer_of_an_earlier_round_that_somebody_kept_is_refused(siege: Siege
     ],
     ids=lambda given: "" if isinstance(given, str) else next(iter(given)),
 )
-def test_an_offer_that_makes_no_sense_is_refused(siege: Siege, fields, words):
-    siege.attack(siege.offered(**fields))
-    siege.refused(words)
+def test_an_offer_that_makes_no_sense_is_refused(attacked: AttackedPage, fields, words):
+    attacked.attack(attacked.offered(**fields))
+    attacked.refused(words)
 
 
-def test_an_offer_without_a_base_or_with_a_blob_of_gigabytes_is_refused(siege: Siege):
-    siege.attack(siege.offered(base=msgspec.structs.replace(siege.base, checkpoint=())))
-    siege.refused(r"a base has no checkpoint")
-    siege.attack(siege.offered(bundle=messages.Blob(bytes(32), 2**40 - 1)))
-    siege.refused(r"1099511627775 bytes are to be fetched at one time: at most 2147483648 are")
-    siege.attack(siege.offered(bundle=messages.Blob(bytes(32), 2**30 + 1)))
-    siege.refused(r"blob 000000000000 of 1073741825 bytes: at most 1073741824 are kept here")
-    siege.attack(siege.offered(bundle=messages.Blob(bytes(32), 0)))
-    siege.refused(r"what came as blob 000000000000 has another hash: discarded")
-    siege.honest_round()
+def test_an_offer_without_a_base_or_with_a_blob_of_gigabytes_is_refused(attacked: AttackedPage):
+    attacked.attack(attacked.offered(base=msgspec.structs.replace(attacked.base, checkpoint=())))
+    attacked.refused(r"a base has no checkpoint")
+    attacked.attack(attacked.offered(bundle=messages.Blob(bytes(32), 2**40 - 1)))
+    attacked.refused(r"1099511627775 bytes are to be fetched at one time: at most 2147483648 are")
+    attacked.attack(attacked.offered(bundle=messages.Blob(bytes(32), 2**30 + 1)))
+    attacked.refused(r"blob 000000000000 of 1073741825 bytes: at most 1073741824 are kept here")
+    attacked.attack(attacked.offered(bundle=messages.Blob(bytes(32), 0)))
+    attacked.refused(r"what came as blob 000000000000 has another hash: discarded")
+    attacked.honest_round()
 
 
-def test_a_family_with_a_member_twice_is_refused(siege: Siege):
-    member = Member("small", siege.bundle, siege.base)
-    siege.attack(siege.offered(family=(member, member)))
-    siege.refused(r"family")
+def test_a_family_with_a_member_twice_is_refused(attacked: AttackedPage):
+    member = Member("small", attacked.bundle, attacked.base)
+    attacked.attack(attacked.offered(family=(member, member)))
+    attacked.refused(r"family")
 
 
-def test_rubbish_on_every_topic_of_the_device_is_dropped(siege: Siege):
-    siege.begin()
+def test_rubbish_on_every_topic_of_the_device_is_dropped(attacked: AttackedPage):
+    attacked.begin()
     for leaf in ("task", "n", "receipt", "get", "block/00/0", "what/is/this", f"block/{'0' * 64}/7"):
         for rubbish in (
             b"",
@@ -110,6 +110,6 @@ def test_rubbish_on_every_topic_of_the_device_is_dropped(siege: Siege):
             b"\x99" + bytes(20),
             b"\x54\x01abcd",
         ):
-            siege.aggregator.say(leaf, rubbish)
-    siege.refused(r"ignored: ")
-    siege.honest_round()
+            attacked.aggregator.say(leaf, rubbish)
+    attacked.refused(r"ignored: ")
+    attacked.honest_round()

@@ -7,7 +7,7 @@ import pytest
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Contribution
 
-from .hostile import MANIFEST, Siege, besieged, repacked
+from .hostile import MANIFEST, AttackedPage, attacked_page, repacked
 
 pytestmark = pytest.mark.slow
 
@@ -31,88 +31,90 @@ SHOWN = "document.querySelectorAll('#labels .word')[0]?.textContent"
 
 
 @pytest.fixture(scope="module")
-def siege(chromium, tmp_path_factory):
-    with besieged(chromium, tmp_path_factory.mktemp("siege")) as one:
+def attacked(chromium, tmp_path_factory):
+    with attacked_page(chromium, tmp_path_factory.mktemp("attacked")) as one:
         one.page.on("dialog", lambda dialog: pytest.fail(f"a dialog: {dialog.message}"))
         one.honest_round()
         yield one
 
 
-def stays_as_it_is(siege: Siege):
+def stays_as_it_is(attacked: AttackedPage):
     """Nothing is wider than the page, no element was made, no script has run."""
-    assert siege.page.locator(ELEMENTS).count() == 0
-    assert siege.page.evaluate("self.owned") is None
-    assert siege.page.evaluate(WIDE) == []
-    assert siege.page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert attacked.page.locator(ELEMENTS).count() == 0
+    assert attacked.page.evaluate("self.owned") is None
+    assert attacked.page.evaluate(WIDE) == []
+    assert attacked.page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_labels_with_markup_of_any_length_are_shown_as_they_are(siege: Siege):
-    siege.begin()
-    offer = siege.offered(bundle=siege.aggregator.hold(repacked(labels=list(LABELS))))
-    siege.aggregator.tell(offer)
-    siege.until(lambda: siege.page.evaluate(SHOWN) == LABELS[0])
-    assert siege.page.locator("#labels .word").all_inner_texts() == list(LABELS)
+def test_labels_with_markup_of_any_length_are_shown_as_they_are(attacked: AttackedPage):
+    attacked.begin()
+    offer = attacked.offered(bundle=attacked.aggregator.hold(repacked(labels=list(LABELS))))
+    attacked.aggregator.tell(offer)
+    attacked.until(lambda: attacked.page.evaluate(SHOWN) == LABELS[0])
+    assert attacked.page.locator("#labels .word").all_inner_texts() == list(LABELS)
     for label in LABELS[:4]:
-        siege.visit.draw([[(0.5, 0.1), (0.5, 0.9)]])
-        siege.page.locator("#labels button").nth(LABELS.index(label)).click()
-        siege.page.get_by_text(f"Kept as “{label}”").wait_for()
-    assert siege.page.locator("#folders h3").count() >= 4
-    stays_as_it_is(siege)
-    siege.page.click("#clear")
-    siege.page.get_by_role("button", name="Keep").click()
-    siege.aggregator.offer = None
+        attacked.visit.draw([[(0.5, 0.1), (0.5, 0.9)]])
+        attacked.page.locator("#labels button").nth(LABELS.index(label)).click()
+        attacked.page.get_by_text(f"Kept as “{label}”").wait_for()
+    assert attacked.page.locator("#folders h3").count() >= 4
+    stays_as_it_is(attacked)
+    attacked.page.click("#clear")
+    attacked.page.get_by_role("button", name="Keep").click()
+    attacked.aggregator.offer = None
 
 
-def test_a_name_of_a_task_that_is_no_name_is_refused(siege: Siege):
+def test_a_name_of_a_task_that_is_no_name_is_refused(attacked: AttackedPage):
     for task in ("<script>self.owned = 1</script>", "W" * 100_000, "\u202edigits", "../digits", ""):
-        siege.attack(siege.offered(task=task))
-        assert task[:200] in siege.refused(r"ignored: offer of round 1 of '")
-        stays_as_it_is(siege)
+        attacked.attack(attacked.offered(task=task))
+        assert task[:200] in attacked.refused(r"ignored: offer of round 1 of '")
+        stays_as_it_is(attacked)
 
 
-def test_a_refusal_of_any_length_is_one_line_of_text(siege: Siege):
-    siege.begin()
-    offer = siege.offered()
-    siege.aggregator.tell(offer)
-    made = siege.until(lambda: siege.aggregator.of(Contribution, offer.run))[0]
-    siege.aggregator.receipt(made, "refused", "<img src=x onerror=alert(1)>\n" + "W" * 100_000)
+def test_a_refusal_of_any_length_is_one_line_of_text(attacked: AttackedPage):
+    attacked.begin()
+    offer = attacked.offered()
+    attacked.aggregator.tell(offer)
+    made = attacked.until(lambda: attacked.aggregator.of(Contribution, offer.run))[0]
+    attacked.aggregator.receipt(made, "refused", "<img src=x onerror=alert(1)>\n" + "W" * 100_000)
     said = r"Round 1: refused: <img src=x onerror=alert\(1\)> W+"
-    siege.until(lambda: re.search(said, siege.page.inner_text("#state")))
-    assert len(siege.page.inner_text("#state")) < 400
-    stays_as_it_is(siege)
-    siege.honest_round()
+    attacked.until(lambda: re.search(said, attacked.page.inner_text("#state")))
+    assert len(attacked.page.inner_text("#state")) < 400
+    stays_as_it_is(attacked)
+    attacked.honest_round()
 
 
-def test_a_long_word_in_a_notice_is_broken(siege: Siege):
-    siege.begin()
-    siege.aggregator.say("W" * 2000, b"")
-    siege.attack(siege.offered(bundle=siege.aggregator.hold(repacked(name="W" * 5000, labels=["x"]))))
-    siege.refused(r"manifest of bundle WWW")
-    stays_as_it_is(siege)
+def test_a_long_word_in_a_notice_is_broken(attacked: AttackedPage):
+    attacked.begin()
+    attacked.aggregator.say("W" * 2000, b"")
+    attacked.attack(
+        attacked.offered(bundle=attacked.aggregator.hold(repacked(name="W" * 5000, labels=["x"])))
+    )
+    attacked.refused(r"manifest of bundle WWW")
+    stays_as_it_is(attacked)
 
 
-def test_a_flood_of_messages_keeps_nobody_from_an_honest_round(siege: Siege):
-    siege.begin()
+def test_a_flood_of_messages_keeps_nobody_from_an_honest_round(attacked: AttackedPage):
+    attacked.begin()
     for number in range(3000):
-        siege.aggregator.say("task", number.to_bytes(4, "big") * 20)
+        attacked.aggregator.say("task", number.to_bytes(4, "big") * 20)
     for _ in range(100):
-        siege.aggregator.say("receipt", b"\x95" * 200_000)
-        siege.aggregator.link.publish(topics.offer("digits"), b"\x9f" * 200_000)
-    siege.refused(r"ignored: ")
-    siege.honest_round()
+        attacked.aggregator.say("receipt", b"\x95" * 200_000)
+        attacked.aggregator.link.publish(topics.offer("digits"), b"\x9f" * 200_000)
+    attacked.refused(r"ignored: ")
+    attacked.honest_round()
 
 
-def test_offers_of_ever_other_tasks_and_runs_keep_nobody_from_an_honest_round(siege: Siege):
-    siege.begin()
+def test_offers_of_ever_other_tasks_and_runs_keep_nobody_from_an_honest_round(attacked: AttackedPage):
+    attacked.begin()
     for number in range(300):
-        offer = siege.offered(task=f"task-{number}", round=0)
-        siege.aggregator.link.publish(
-            topics.offer(offer.task), siege.aggregator.signer.seal(topics.offer(offer.task), offer, 1)
+        offer = attacked.offered(task=f"task-{number}", round=0)
+        attacked.aggregator.link.publish(
+            topics.offer(offer.task), attacked.aggregator.signer.seal(topics.offer(offer.task), offer, 1)
         )
-    siege.honest_round()
+    attacked.honest_round()
 
 
-def test_the_labels_before_are_shown_again(siege: Siege):
-    siege.honest_round()
-    siege.until(lambda: siege.page.evaluate(SHOWN) == MANIFEST["labels"][0])
-    assert siege.page.locator("#labels .word").all_inner_texts() == MANIFEST["labels"]
+def test_the_labels_before_are_shown_again(attacked: AttackedPage):
+    attacked.honest_round()
+    attacked.until(lambda: attacked.page.evaluate(SHOWN) == MANIFEST["labels"][0])
+    assert attacked.page.locator("#labels .word").all_inner_texts() == MANIFEST["labels"]

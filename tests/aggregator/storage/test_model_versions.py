@@ -241,7 +241,7 @@ for to in range(1, 301):
 """
 
 
-def test_several_who_ask_at_one_time_are_all_heard_and_the_last_is_heeded(tmp_path):
+def test_several_who_ask_at_one_time_are_all_heard_and_the_last_is_followed(tmp_path):
     asking = [subprocess.Popen([sys.executable, "-c", ASKER, str(tmp_path)]) for _ in range(3)]
     while any(one.poll() is None for one in asking):
         assert rollback_request.requested_round(tmp_path) in (None, *range(1, 301))
@@ -359,11 +359,11 @@ def test_a_registry_that_keeps_all_keeps_all(bench, make_task, update_of):
     assert ModelVersions(b.store, 0).served() == 12
 
 
-def test_what_is_asked_for_while_another_wish_is_heeded_is_heeded_next(bench, make_task, monkeypatch):
-    b, heeded = bench(make_task("class-means")), []
+def test_what_is_asked_for_while_another_request_is_followed_comes_next(bench, make_task, monkeypatch):
+    b, followed = bench(make_task("class-means")), []
 
     def go_back(conductor, to):
-        heeded.append(to)
+        followed.append(to)
         if to == 1:
             rollback_request.request_rollback(b.folder, 2)
 
@@ -371,7 +371,7 @@ def test_what_is_asked_for_while_another_wish_is_heeded_is_heeded_next(bench, ma
     rollback_request.request_rollback(b.folder, 1)
     for _ in range(3):
         b.service.tick()
-    assert heeded == [1, 2]
+    assert followed == [1, 2]
 
 
 @pytest.fixture
