@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.broker.wire.durable_files import replace_file
 
 log = logging.getLogger(__name__)
 

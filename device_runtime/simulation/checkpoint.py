@@ -6,7 +6,6 @@ replays its finished rounds without training, in milliseconds a round, and then 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError
@@ -79,13 +79,8 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
     content = {CONTENTS: np.frombuffer(msgspec.msgpack.encode(contents), np.uint8)}
     for number, tensors_of in enumerate(owners.values()):
         content |= {f"{number}/{name}": value for name, value in tensors_of.items()}
-    beside = folder / f".{FILE}"
     try:
-        with beside.open("wb") as file:
-            file.write(tensors.encode(content))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(folder / FILE)
+        replace_file(folder / FILE, tensors.encode(content))
     except OSError as error:
         raise SimulationError(f"cannot write {folder / FILE}: {error.strerror or error}") from None
 

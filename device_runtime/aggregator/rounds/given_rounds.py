@@ -8,8 +8,8 @@ import msgspec
 
 from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.storage.store import CarriedBlobs
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.broker.wire.messages import Base, Step
-from device_runtime.broker.wire.partial_blob import replace_file
 
 FILE = "outside.msg"
 """File in the run folder: the round that was given last."""

@@ -23,8 +23,8 @@ from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.listener import RoundClosed
 from device_runtime.broker.wire.blobs import BlobRoom
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.broker.wire.messages import Base, Blob, Member, Offer
-from device_runtime.broker.wire.partial_blob import replace_file
 from device_runtime.broker.wire.step_log import SEGMENT, TAIL
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from device_runtime.aggregator.errors import RunFolderError
-from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.broker.wire.durable_files import replace_file
 
 FILE = "rollback"
 """File in the run folder: the number of the round whose model is to be served."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.aggregator.errors import RunFolderError
-from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.broker.wire.durable_files import replace_file
 
 VERSION = 5
 """Version of the tables and their contents."""

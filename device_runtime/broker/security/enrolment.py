@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import os
 import secrets
 import ssl
 from dataclasses import replace
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.broker.errors import BrokerError, UrlError
-from device_runtime.broker.wire.partial_blob import move_into_place
+from device_runtime.broker.wire.durable_files import move_into_place, write_synced
 from device_runtime.broker.wire.topics import check_device
 from device_runtime.broker.wire.url import BrokerUrl
 
@@ -116,10 +115,7 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
         beside = folder / f".{FILE}.{secrets.token_hex(4)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(self) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+            write_synced(beside, msgspec.json.encode(self) + b"\n", new=0o600)
             move_into_place(beside, folder / FILE)
         except OSError as error:
             beside.unlink(missing_ok=True)

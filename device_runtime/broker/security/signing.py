@@ -17,6 +17,7 @@ from nacl.signing import SigningKey, VerifyKey
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import session_mac
+from device_runtime.broker.wire.durable_files import sync_folder, write_synced
 from device_runtime.broker.wire.messages import (
     FromDevice,
     MessageError,
@@ -26,7 +27,6 @@ from device_runtime.broker.wire.messages import (
     decode,
     encode,
 )
-from device_runtime.broker.wire.partial_blob import sync_folder
 from device_runtime.broker.wire.session_mac import SessionKey
 
 KEY_BYTES = 32
@@ -208,10 +208,7 @@ def _write_key(path: Path, secret: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secret.hex() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(beside, f"{secret.hex()}\n".encode(), new=0o600)
         with suppress(FileExistsError):  # another process was first: its key is used
             os.link(beside, path)
         sync_folder(path.parent)

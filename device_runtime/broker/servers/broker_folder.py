@@ -20,8 +20,8 @@ import msgspec
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import KEY_BYTES, Signer
+from device_runtime.broker.wire.durable_files import move_into_place, write_synced
 from device_runtime.broker.wire.messages import Succession
-from device_runtime.broker.wire.partial_blob import move_into_place
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 
 FORMAT = 1
@@ -171,10 +171,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     """Write a whole file or nothing, durably, keeping the owner of an earlier one. Raises SiteError."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(beside, text.encode(), new=mode)
         with suppress(FileNotFoundError):
             before = path.stat()
             if os.geteuid() == 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.broker.security import authority
-from device_runtime.broker.wire.partial_blob import sync_folder
+from device_runtime.broker.wire.durable_files import sync_folder
 
 from .broker_folder import (
     ACCESS,

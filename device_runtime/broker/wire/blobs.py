@@ -7,7 +7,6 @@ and, in `partial/`, the blobs that are being fetched.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import threading
 import weakref
@@ -19,17 +18,9 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BlobError, NoRoom
 
+from .durable_files import move_into_place, write_synced
 from .messages import Blob
-from .partial_blob import (
-    BLOCK,
-    Partial,
-    blob_error,
-    block_count,
-    block_length,
-    disk_errors,
-    move_into_place,
-    sync_folder,
-)
+from .partial_blob import BLOCK, Partial, blob_error, block_count, block_length, disk_errors
 
 __all__ = [
     "BLOCK",
@@ -40,7 +31,6 @@ __all__ = [
     "blob_of",
     "block_count",
     "block_length",
-    "sync_folder",
 ]
 
 MAX_BYTES = 4 * 1024**3
@@ -104,10 +94,7 @@ class Blobs:
                 return blob
             with disk_errors("write", temporary):
                 try:
-                    with temporary.open("wb") as file:
-                        file.write(data)
-                        file.flush()
-                        os.fsync(file.fileno())
+                    write_synced(temporary, data)
                     move_into_place(temporary, self.path(blob.sha))
                 finally:
                     temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Files of blobs that are being fetched; and durable replacement of files.
+"""Files of blobs that are being fetched.
 
 One preallocated file holds the bytes received so far, and behind them a map with one byte per block, 1 where
 the block has arrived. Blocks are not synced one by one: after a power cut the map may be ahead of the data,
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BlobError, BlockError
 
+from .durable_files import move_into_place, reserve, write_at
 from .messages import Blob
 
 BLOCK = 64 * 1024
@@ -157,53 +158,6 @@ class Partial:
             raise BlobError(
                 f"what came as blob {self.blob.hex[:12]} has another hash: discarded, fetch it anew"
             )
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file's content durably: after a crash the file has the old content or the new one.
-
-    Raises OSError.
-    """
-    beside = path.with_name(f".{path.name}")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    move_into_place(beside, path)
-
-
-def move_into_place(temporary: Path, target: Path) -> None:
-    """Move a complete, synced file into its place, durably. Raises OSError."""
-    temporary.replace(target)
-    sync_folder(target.parent)
-
-
-def reserve(path: Path, size: int) -> None:
-    """Allocate the space now, where the platform can, so that a full disk shows before the download.
-
-    Raises OSError.
-    """
-    with path.open("wb") as file:
-        if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
-        file.truncate(size)
-
-
-def write_at(file: FileIO, offset: int, data: bytes) -> None:
-    """Overwrite a part of a file. Raises OSError."""
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(file.fileno(), left, offset)
-        left, offset = left[written:], offset + written
 
 
 def blob_error(verb: str, path: Path, error: OSError) -> BlobError:

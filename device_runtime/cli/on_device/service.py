@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.cli.options import memory_bytes
 from device_runtime.client.connection.connecting import Connection
 from device_runtime.client.errors import InstallError

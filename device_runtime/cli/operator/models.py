@@ -17,7 +17,7 @@ from device_runtime.aggregator.storage import rollback_request
 from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.views.console_log import number, percent, size
-from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.broker.wire.durable_files import replace_file
 
 if TYPE_CHECKING:
     from device_runtime.aggregator.storage.model_versions import Version

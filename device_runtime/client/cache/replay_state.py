@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.broker.wire.messages import Base
-from device_runtime.broker.wire.partial_blob import replace_file
 from device_runtime.models.bundles import tensors
 from device_runtime.models.errors import TensorError
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import shutil
 from pathlib import Path
 
-from device_runtime.broker.wire.partial_blob import move_into_place, sync_folder
+from device_runtime.broker.wire.durable_files import replace_file, sync_folder
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import TensorError
@@ -50,12 +49,7 @@ class StrategyStateStore:
             folder.mkdir(parents=True)
             for made in (folder.parent, self._folder, self._folder.parent):
                 sync_folder(made)
-        beside = folder / "put.tmp"
-        with beside.open("wb") as file:
-            file.write(tensors.encode(kept))
-            file.flush()
-            os.fsync(file.fileno())
-        move_into_place(beside, _path(folder, number))
+        replace_file(_path(folder, number), tensors.encode(kept))
         for old in _rounds(folder)[:-2]:
             _path(folder, old).unlink(missing_ok=True)
 

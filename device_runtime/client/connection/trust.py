@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from device_runtime.broker.wire import compact_round
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.broker.wire.messages import MessageError, Offer, Receipt, decode, offer_in
-from device_runtime.broker.wire.partial_blob import replace_file
 
 if TYPE_CHECKING:
     from device_runtime.broker.security.signing import Verifier

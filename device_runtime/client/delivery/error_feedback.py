@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.broker.wire.partial_blob import disk_errors, replace_file, sync_folder
+from device_runtime.broker.wire.durable_files import replace_file, sync_folder
+from device_runtime.broker.wire.partial_blob import disk_errors
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import TensorError

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from device_runtime.broker.wire.blobs import sync_folder
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.broker.wire.messages import Contribution, MessageError, Receipt, decode, encode
 
 log = logging.getLogger(__name__)
@@ -52,13 +51,7 @@ class Outbox:
     def add(self, message: Contribution) -> None:
         """Keep it until it is receipted; durable when this returns. Raises OSError."""
         path = self._folder / f"{message.seq:08d}.msg"
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.write(encode(message))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(self._folder)
+        replace_file(path, encode(message))
         self._waiting[message.seq] = (path, message)
         self._last_seq = max(self._last_seq, message.seq)
 

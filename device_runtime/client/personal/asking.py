@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import single
 from device_runtime.models.data.cells import TextCell

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from device_runtime.broker.wire.durable_files import replace_file, sync_folder
 from device_runtime.broker.wire.messages import Offer
-from device_runtime.broker.wire.partial_blob import replace_file, sync_folder
 from device_runtime.client.errors import DeviceError
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_runtime.broker.wire.partial_blob import move_into_place
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.models import data as local_data
 from device_runtime.models.errors import DataError
 from device_runtime.strategies.kind import AnyStrategy
@@ -241,9 +240,4 @@ def _cut(joined: bytes) -> frozenset[Sample]:
 
 def _write(path: Path, groups: tuple[SampleGroup, ...]) -> None:
     lines = tuple(_Line(b"".join(sorted(group.samples)), group.ledger.events) for group in groups)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.encode(_File(FORMAT, lines)))
-        file.flush()
-        os.fsync(file.fileno())
-    move_into_place(temporary, path)
+    replace_file(path, msgspec.json.encode(_File(FORMAT, lines)))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.broker.wire.partial_blob import replace_file
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.client.errors import PolicyError
 from device_runtime.client.traffic import TrafficLog
 

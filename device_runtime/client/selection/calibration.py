@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.client.training.work import FADE, WorkOutcome, corrected
 from device_runtime.profiles import DeviceProfile, Speed
 
@@ -83,10 +84,8 @@ class Measurements:
     def put(self, key: str, corrections: Corrections) -> None:
         """Keep corrections. If the disk fails, they last until the process ends."""
         self._known[key] = corrections
-        temporary = self._path.with_suffix(".tmp")
         try:
-            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self._known)))
-            temporary.replace(self._path)
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(self._known)))
         except OSError as error:
             log.warning("what was measured cannot be kept: %s", error)
 

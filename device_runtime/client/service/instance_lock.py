@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from device_runtime.broker.wire.durable_files import sync_folder
 from device_runtime.broker.wire.link import Link
-from device_runtime.broker.wire.partial_blob import sync_folder
 from device_runtime.client.agent import Agent
 from device_runtime.client.errors import InUse
 from device_runtime.client.policy import work_gate

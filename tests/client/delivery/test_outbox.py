@@ -56,7 +56,7 @@ def test_a_file_cut_short_is_dropped_with_a_warning(tmp_path, caplog):
 
 
 def test_a_half_written_file_is_not_taken_for_a_contribution(tmp_path):
-    (tmp_path / "00000009.tmp").write_bytes(b"half")
+    (tmp_path / ".00000009.msg.new").write_bytes(b"half")
     assert len(Outbox(tmp_path)) == 0
 
 

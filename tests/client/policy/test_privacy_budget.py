@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def test_a_crash_while_writing_leaves_what_was_there_and_training_does_not_begin
     def fails(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(*((privacy_budget.os, "fsync") if at == "fsync" else (Path, "replace")), fails)
+    monkeypatch.setattr(*((os, "fsync") if at == "fsync" else (Path, "replace")), fails)
     crashed = budget(path, A)
     with pytest.raises(OSError, match="No space"):
         crashed.spend(ONE, LIMIT)
@@ -157,8 +158,8 @@ def test_a_crash_while_writing_leaves_what_was_there_and_training_does_not_begin
 
 def test_the_file_is_whole_on_disk_before_it_takes_its_place(path, monkeypatch):
     order = []
-    sync, replace = privacy_budget.os.fsync, Path.replace
-    monkeypatch.setattr(privacy_budget.os, "fsync", lambda handle: (order.append("sync"), sync(handle)))
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("sync"), sync(handle)))
     monkeypatch.setattr(Path, "replace", lambda old, new: (order.append("replace"), replace(old, new)))
     budget(path, A).spend(ONE, LIMIT)
     assert order == ["sync", "replace", "sync"]  # the file; its name; the folder
