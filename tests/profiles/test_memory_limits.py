@@ -41,7 +41,7 @@ profile = task._as_it_is_now()
 task.watcher.limit_bytes = profile.memory.limit_bytes
 kinds = (Full(epochs=1), ClassMeans())
 with guarded(task.watcher, lambda: None):
-    outcome = perform(task._equipment, profile, Assignment(kinds, 1, time.monotonic() + 600))
+    outcome = perform(task._worker, profile, Assignment(kinds, 1, time.monotonic() + 600))
 chosen = outcome.plan.chosen
 print(json.dumps([total, chosen and chosen.kind, outcome.peak_memory_bytes, list(outcome.reasons)]))
 """

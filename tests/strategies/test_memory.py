@@ -22,7 +22,7 @@ folder, kind, settings = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))
 task = DeviceTask(Settings("a", folder / "a.npz", folder), {"": bundle}, time.monotonic, LinkSpeed())
 kinds = (registry.make(kind, settings),)
-outcome = perform(task._equipment, task.profile, Assignment(kinds, 1, time.monotonic() + 600))
+outcome = perform(task._worker, task.profile, Assignment(kinds, 1, time.monotonic() + 600))
 print(json.dumps([outcome.plan.chosen.cost.peak_memory_bytes, outcome.peak_memory_bytes]))
 """
 

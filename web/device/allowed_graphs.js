@@ -146,7 +146,7 @@ export const ALLOWED = {
    "FastGelu", "FastGeluGrad", "FusedMatMul", "GatherElementsGrad", "GatherGrad", "GatherNDGrad", "Gelu",
    "GeluGrad", "InvertibleLayerNormalizationGrad", "LayerNormalizationGrad", "LeakyReluGrad",
    "LogSoftmaxGrad", "LogSoftmaxGrad_13", "MaxPoolGrad", "QuickGelu", "QuickGeluGrad", "ReduceSumTraining",
-   "ReluGrad", "ResizeGrad", "SigmoidGrad", "SimplifiedLayerNormalizationGrad", "SinGrad", "SliceGrad",
+   "ReluGrad", "ResizeGrad", "Scale", "SigmoidGrad", "SimplifiedLayerNormalizationGrad", "SinGrad", "SliceGrad",
    "SoftmaxCrossEntropyLossGrad", "SoftmaxCrossEntropyLossInternal", "SoftmaxCrossEntropyLossInternalGrad",
    "SoftmaxGrad", "SoftmaxGrad_13", "SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad",
    "SplitTraining", "TanhGrad"
