@@ -183,10 +183,15 @@ for name in sys.argv[1:]:
         assert not left.code
     print("\f")
 """
-    said = subprocess.check_output(
-        [bare, "-c", program, *COMMANDS], text=True, cwd=bare.parent, env=bare_environment()
+    shown = subprocess.run(
+        [bare, "-c", program, *COMMANDS],
+        cwd=bare.parent,
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
     )
-    return dict(zip(COMMANDS, said.split("\f\n"), strict=False))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    return dict(zip(COMMANDS, shown.stdout.split("\f\n")[:-1], strict=True))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -56,7 +56,7 @@ class Gateway:
         A page of another site is refused. Where the broker is open, so is a page on another machine, and one
         that does not name this machine by a local name (DNS rebinding).
         """
-        if not self._welcome(page) or PROTOCOL not in page.scope["subprotocols"]:
+        if not self._may_connect(page) or PROTOCOL not in page.scope["subprotocols"]:
             await page.close(NOT_HERE)
             return
         caller = caller_address(page)
@@ -72,7 +72,7 @@ class Gateway:
             self._open[caller] -= 1
             self._open += Counter()  # drops counts of 0
 
-    def _welcome(self, page: WebSocket) -> bool:
+    def _may_connect(self, page: WebSocket) -> bool:
         origin, address = page.headers.get("origin"), urlsplit(self._browser_access.address).netloc
         if origin is not None and urlsplit(origin).netloc not in (page.headers.get("host"), address or None):
             return False

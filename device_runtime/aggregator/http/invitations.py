@@ -61,7 +61,7 @@ class Invitations:
 
 
 class InvitationRoutes:
-    """The routes of one-time links. Without a browser_access there is no join page.
+    """The routes of one-time links. Without browser access there is no join page.
 
     `listens` gives the address of the HTTP server, `clock` seconds since 1970.
     """

@@ -127,9 +127,9 @@ class Contributions:
             last = (rows[-1]["kind"], rows[-1]["device"], rows[-1]["round"])
 
     def since(self, number: int, first: int) -> dict[str, float]:
-        """The rounds since each device with a late contribution in round `number` last counted.
+        """How many rounds ago each device with a late contribution in round `number` last counted.
 
-        They are divided by its contributions in this round. Rounds before `first` are not looked at.
+        These are divided by its contributions in this round. Rounds before `first` are not looked at.
         """
         rows = self._db.rows(_SINCE, number, number, first, number, number)
         return {row["device"]: (number - (row["before"] or first - 1)) / row["updates"] for row in rows}

@@ -115,7 +115,7 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
         beside = folder / f".{FILE}.{secrets.token_hex(4)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_synced(beside, msgspec.json.encode(self) + b"\n", new=0o600)
+            write_synced(beside, msgspec.json.encode(self) + b"\n", new_mode=0o600)
             move_into_place(beside, folder / FILE)
         except OSError as error:
             beside.unlink(missing_ok=True)

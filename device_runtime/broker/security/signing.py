@@ -208,7 +208,7 @@ def _write_key(path: Path, secret: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        write_synced(beside, f"{secret.hex()}\n".encode(), new=0o600)
+        write_synced(beside, f"{secret.hex()}\n".encode(), new_mode=0o600)
         with suppress(FileExistsError):  # another process was first: its key is used
             os.link(beside, path)
         sync_folder(path.parent)

@@ -171,7 +171,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
     """Write a whole file or nothing, durably, keeping the owner of an earlier one. Raises SiteError."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        write_synced(beside, text.encode(), new=mode)
+        write_synced(beside, text.encode(), new_mode=mode)
         with suppress(FileNotFoundError):
             before = path.stat()
             if os.geteuid() == 0:

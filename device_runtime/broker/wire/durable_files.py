@@ -6,7 +6,6 @@ All functions raise OSError.
 from __future__ import annotations
 
 import os
-from io import FileIO
 from pathlib import Path
 
 
@@ -17,9 +16,12 @@ def replace_file(path: Path, content: bytes) -> None:
     move_into_place(beside, path)
 
 
-def write_synced(path: Path, content: bytes, new: int | None = None) -> None:
-    """Write a file to the disk, not its name. `new`: permissions of a file that must not be there yet."""
-    exists, mode = (os.O_TRUNC, 0o666) if new is None else (os.O_EXCL, new)
+def write_synced(path: Path, content: bytes, new_mode: int | None = None) -> None:
+    """Write a file, and wait until its content is on the disk. `sync_folder` does that for its name.
+
+    new_mode: the permissions of a new file; then no file of that name may be there.
+    """
+    exists, mode = (os.O_TRUNC, 0o666) if new_mode is None else (os.O_EXCL, new_mode)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | exists, mode), "wb") as file:
         file.write(content)
         file.flush()
@@ -39,19 +41,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def reserve(path: Path, size: int) -> None:
-    """Allocate the space now, where the platform can, so that a full disk shows before the download."""
-    with path.open("wb") as file:
-        if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
-        file.truncate(size)
-
-
-def write_at(file: FileIO, offset: int, data: bytes) -> None:
-    """Overwrite a part of a file."""
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(file.fileno(), left, offset)
-        left, offset = left[written:], offset + written

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from device_runtime.broker.errors import BlobError, BlockError
 
-from .durable_files import move_into_place, reserve, write_at
+from .durable_files import move_into_place
 from .messages import Blob
 
 BLOCK = 64 * 1024
@@ -158,6 +158,25 @@ class Partial:
             raise BlobError(
                 f"what came as blob {self.blob.hex[:12]} has another hash: discarded, fetch it anew"
             )
+
+
+def reserve(path: Path, size: int) -> None:
+    """Allocate the space now, where the platform can, so that a full disk shows before the download.
+
+    Raises OSError.
+    """
+    with path.open("wb") as file:
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        file.truncate(size)
+
+
+def write_at(file: FileIO, offset: int, data: bytes) -> None:
+    """Overwrite a part of a file. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file.fileno(), left, offset)
+        left, offset = left[written:], offset + written
 
 
 def blob_error(verb: str, path: Path, error: OSError) -> BlobError:

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 RESEND_S = 10.0
 """Seconds without a receipt after which a contribution is sent again.
 
-They double each time, up to MAX_RESEND_S. Time in which messages are on their way to the broker does not
-count.
+The seconds double each time, up to MAX_RESEND_S. Time in which messages are on their way to the broker does
+not count.
 """
 MAX_RESEND_S = 60.0
 

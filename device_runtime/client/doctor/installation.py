@@ -37,7 +37,7 @@ State = Literal["ok", "missing", "problem"]
 OLDEST_PYTHON, OLDEST_NUMPY = (3, 10), (1, 26)
 BATCH = 32
 COPIES = 4
-"""The most files of a bundle's size on disk: the bundle, its checkpoint, a base, an unsent update."""
+"""How many files of a bundle's size may be on disk: bundle, checkpoint, base, and an unsent update."""
 
 EXTRAS = {
     "aggregator": (("amqtt", "rich", "rpds"), "`serve`, and a broker where Mosquitto is not installed"),

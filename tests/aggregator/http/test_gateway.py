@@ -384,7 +384,7 @@ def test_without_a_credential_nobody_else_reaches_a_broker_of_this_machine():
             self.client = type("Client", (), {"host": host})
 
     def lets(browser_access, host):
-        return gateway.Gateway(browser_access)._welcome(Asking(host))
+        return gateway.Gateway(browser_access)._may_connect(Asking(host))
 
     alone = open_to(1)
     assert lets(alone, "127.0.0.1")

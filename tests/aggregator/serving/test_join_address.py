@@ -8,7 +8,6 @@ import pytest
 
 from device_runtime.aggregator.errors import ConfigError
 from device_runtime.aggregator.serving import config, join_address
-from device_runtime.aggregator.serving import join_address as browser_access
 from device_runtime.aggregator.serving.join_address import Reader
 from device_runtime.broker.security import one_time_links as link_book
 from device_runtime.broker.security import one_time_links as links
@@ -41,7 +40,7 @@ def settings(*words):
 
 
 def opened(*words, reached=HERE):
-    return browser_access.browser_access(settings(*words), reached)
+    return join_address.browser_access(settings(*words), reached)
 
 
 def test_nobody_comes_in_unless_it_is_asked_for():
@@ -52,10 +51,10 @@ def test_nobody_comes_in_unless_it_is_asked_for():
 def test_web_alone_is_for_browsers_of_this_machine():
     server = settings("--web")
     assert (server.http.host, server.http.port) == ("127.0.0.1", 8080)
-    door = opened("--web")
-    assert (door.reached, door.passes_on) == (HERE, True)
-    assert door.page("http://127.0.0.1:8080") == "http://127.0.0.1:8080/join/"
-    assert (door.site, door.writable) == (None, False)
+    access = opened("--web")
+    assert (access.reached, access.passes_on) == (HERE, True)
+    assert access.page("http://127.0.0.1:8080") == "http://127.0.0.1:8080/join/"
+    assert (access.site, access.writable) == (None, False)
 
 
 def test_an_enrolment_brings_broker_certificate_and_the_right_to_make_links(enrolment):
@@ -63,16 +62,16 @@ def test_an_enrolment_brings_broker_certificate_and_the_right_to_make_links(enro
     words = ("--web", "--enrolment", folder, "--http", "192.0.2.7:8443")
     http = settings(*words).http
     assert (http.cert, http.key) == (folder / "server.pem", folder / "server.key")
-    door = opened(*words, reached=SECURE)
-    assert (door.passes_on, door.writable) == (True, True)
-    assert door.page("https://192.0.2.7:8443") == "https://192.0.2.7:8443/join/"
+    access = opened(*words, reached=SECURE)
+    assert (access.passes_on, access.writable) == (True, True)
+    assert access.page("https://192.0.2.7:8443") == "https://192.0.2.7:8443/join/"
     assert settings("--enrolment", folder).http is None
 
 
 def test_where_http_listens_everywhere_the_page_is_at_the_host_that_devices_know(enrolment):
     folder = enrolment(8884, "fl.example.org", "192.0.2.7")
-    door = opened("--web", "--enrolment", folder, "--http", "0.0.0.0:8443", reached=SECURE)
-    assert door.page("https://0.0.0.0:8443") == "https://fl.example.org:8443/join/"
+    access = opened("--web", "--enrolment", folder, "--http", "0.0.0.0:8443", reached=SECURE)
+    assert access.page("https://0.0.0.0:8443") == "https://fl.example.org:8443/join/"
 
 
 def test_a_broker_of_one_s_own_and_an_address_in_front_are_named_in_the_file(tmp_path, enrolment):
@@ -83,9 +82,9 @@ def test_a_broker_of_one_s_own_and_an_address_in_front_are_named_in_the_file(tmp
         f'[broker]\nenrolment = "{enrolment()}"'
     )
     server = config.load(file, {})
-    door = browser_access.browser_access(server, SECURE)
-    assert (door.broker, door.passes_on) == ("wss://fl.example.org:443/mqtt", False)
-    assert (door.page("http://127.0.0.1:8080"), door.link_s) == ("https://fl.example.org/join/", 3600)
+    access = join_address.browser_access(server, SECURE)
+    assert (access.broker, access.passes_on) == ("wss://fl.example.org:443/mqtt", False)
+    assert (access.page("http://127.0.0.1:8080"), access.link_s) == ("https://fl.example.org/join/", 3600)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_what_no_browser_would_speak_to_is_refused(tmp_path, web, said):
     file = tmp_path / "server.toml"
     file.write_text(f"[web]\n{web}\n")
     with pytest.raises(ConfigError) as caught:
-        browser_access.browser_access(config.load(file, {}), HERE)
+        join_address.browser_access(config.load(file, {}), HERE)
     assert said in str(caught.value)
 
 
@@ -148,38 +147,38 @@ def test_a_page_over_https_speaks_to_no_broker_in_the_clear(tmp_path):
     file = tmp_path / "server.toml"
     file.write_text('[web]\naddress = "https://f.org"\nbroker = "ws://f.org/m"\n[broker]\ninsecure = true\n')
     with pytest.raises(ConfigError, match="may speak to wss:// only"):
-        browser_access.browser_access(config.load(file, {}), HERE)
+        join_address.browser_access(config.load(file, {}), HERE)
 
 
 def test_where_we_reach_the_broker_over_web_sockets_so_do_pages():
-    door = opened("--web", reached=BrokerUrl("127.0.0.1", 9001, path="/mqtt"))
-    assert (door.broker, door.passes_on) == ("ws://127.0.0.1:9001/mqtt", False)
+    access = opened("--web", reached=BrokerUrl("127.0.0.1", 9001, path="/mqtt"))
+    assert (access.broker, access.passes_on) == ("ws://127.0.0.1:9001/mqtt", False)
 
 
 def test_an_enrolment_needs_no_web_sockets_of_the_broker(enrolment):
-    door = opened("--web", "--enrolment", enrolment(0), "--http", "192.0.2.7:8443", reached=SECURE)
-    join_address.join_text(door, "https://192.0.2.7:8443", None)
-    _, secret = links.make(door.site, NOW.timestamp(), 900)
-    given = links.use(door.site, links.LinkRequest(secret, "c" * 43), NOW.timestamp())
+    access = opened("--web", "--enrolment", enrolment(0), "--http", "192.0.2.7:8443", reached=SECURE)
+    join_address.join_text(access, "https://192.0.2.7:8443", None)
+    _, secret = links.make(access.site, NOW.timestamp(), 900)
+    given = links.use(access.site, links.LinkRequest(secret, "c" * 43), NOW.timestamp())
     assert given.url == "mqtts://192.0.2.7:8883"
 
 
 def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
     folder = enrolment()
-    door = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
+    access = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
     listens = "https://192.0.2.7:8443"
-    logged = join_address.join_text(door, listens, None)
+    logged = join_address.join_text(access, listens, None)
     assert logged == f"browsers join at {listens}/join/, by one-time links that the dashboard makes"
-    assert link_book.read_links(door.site).links == ()
-    assert link_book.read_links(door.site).page == f"{listens}/join/"
-    lines = join_address.join_text(door, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()
+    assert link_book.read_links(access.site).links == ()
+    assert link_book.read_links(access.site).page == f"{listens}/join/"
+    lines = join_address.join_text(access, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()
     address = lines[1].rpartition(" ")[2]
     assert address.startswith(f"{listens}/join/#link=")
     assert lines[1].startswith("  one of them, in the next 15 minutes, by")
     assert len(lines) > 15  # the QR code
-    [link] = link_book.read_links(door.site).links
+    [link] = link_book.read_links(access.site).links
     assert link.ends - link.made == 900
-    plain = join_address.join_text(door, listens, Reader(NOW.timestamp(), terminal=False))
+    plain = join_address.join_text(access, listens, Reader(NOW.timestamp(), terminal=False))
     assert len(plain.splitlines()) == 2
 
 
@@ -189,8 +188,8 @@ def test_an_open_broker_needs_no_link_and_without_the_folder_s_files_none_is_mad
     )
     folder = enrolment()
     (folder / "passwords").unlink()
-    door = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
-    said = join_address.join_text(door, "https://192.0.2.7:8443", Reader(0, True))
+    access = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
+    said = join_address.join_text(access, "https://192.0.2.7:8443", Reader(0, True))
     assert "device add NAME`, as https://192.0.2.7:8443/join/#TOKEN" in said
 
 
